@@ -1,10 +1,9 @@
-"""Hooks for all tests: a time limit for each, and an error instead of skips where `make test` lacks a package."""
+"""Hooks for all tests: a time limit for each, and a summary of what was skipped."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import sys
 import threading
 import traceback
@@ -21,22 +20,6 @@ SLOW_TIME_LIMIT_S = 580
 """The same for tests marked `slow` or `gpu`; just below faulthandler_timeout, which ends the process."""
 REPEAT_S = 20
 """Seconds after which an expired limit is raised again: the test's own cleanup may wait, too."""
-
-NEEDED = (
-    "twofold._core",
-    "torch",
-    "transformers",
-    "fastapi",
-    "sqlalchemy",
-    "streamlit",
-    "locust",
-    "openai",
-    "anthropic",
-    "jsonschema",
-    "tiktoken",
-    "sentencepiece",
-    "compressed_tensors",
-)
 
 
 class TimeLimitError(BaseException):
@@ -104,12 +87,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     from tests.kernels import kernel_levels
 
     terminalreporter.write_line(kernel_levels.summary(kernels.levels(), kernel_levels.runnable()))
-
-
-def pytest_sessionstart() -> None:
-    """Tests skip what is missing, so that parts run alone; under TWOFOLD_TESTS_NEED_ALL=1 that is an error."""
-    if os.environ.get("TWOFOLD_TESTS_NEED_ALL") != "1":
-        return
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.exit(f"not installed or not built: {', '.join(missing)}; run `make build`", returncode=4)

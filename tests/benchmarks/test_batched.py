@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("gguf")
-
 from benchmarks.peers import batched
 from benchmarks.peers.gguf_model import write_model
 from benchmarks.peers.shapes import FULL_SHAPES

@@ -6,15 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from twofold.models.model_files import open_model_files
 
-gguf = pytest.importorskip("gguf")
-
-from benchmarks.peers import gguf_model, hf_model  # noqa: E402
-from benchmarks.peers.random_blocks import FORMATS, GGUF_FORMATS, random_rows  # noqa: E402
-from benchmarks.peers.shapes import FULL_SHAPES, DeltaShape, LatentShape  # noqa: E402
+from benchmarks.peers import gguf_model, hf_model
+from benchmarks.peers.random_blocks import FORMATS, GGUF_FORMATS, random_rows
+from benchmarks.peers.shapes import FULL_SHAPES, DeltaShape, LatentShape
 
 TINY = FULL_SHAPES["tiny"]
 
@@ -110,7 +109,8 @@ def test_shapes_have_as_many_weights_as_the_models_cards_say(name: str) -> None:
 
 
 def test_the_directory_for_transformers_holds_the_same_weights(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
+    from safetensors import torch as safetensors
+
     path = tmp_path / "m.gguf"
     gguf_model.write_model(path, TINY, "bf16", 5)
     hf_model.write_directory(path, TINY, tmp_path / "dir")

@@ -85,7 +85,6 @@ def test_balanced_routing_gives_every_expert_as_many_tokens() -> None:
 
 @pytest.mark.parametrize("way", ["q4_0", "int4", "bf16"])
 def test_a_real_layer_answers_orders(way: str) -> None:
-    pytest.importorskip("twofold._core")
     ours = LayerSpec("layer_worker.py", way)
     with running([ours], TINY, 1, 32) as (processes, missing):
         assert missing == {}

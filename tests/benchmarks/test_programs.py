@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("gguf")
-
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import kt_kernel, long_context
 from benchmarks.peers.report import BEGIN, DOCS, END

@@ -7,7 +7,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pytest
 from twofold.experts.profiles import load_profile
 from twofold.tools.lab.shapes import SHAPES
 from twofold.tools.lab.trace import Trace, make_trace
@@ -61,7 +60,6 @@ def test_strategies_differ_as_they_must_and_all_that_is_written_says_so(tmp_path
         (row.strategy, row.decode_tokens_per_s) for row in rows
     ]
     assert f"| payback | {speed['payback', 0.0]:.1f} | {speed['payback', 0.4]:.1f} |" in markdown(rows)
-    pytest.importorskip("plotly")
     write_figure(rows, tmp_path / "placement.html")
     assert "gpt-oss-20b on rtx4090-pcie4 (emulated)" in (tmp_path / "placement.html").read_text()
 

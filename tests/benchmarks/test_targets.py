@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("gguf")
-
 from benchmarks.peers.layers import Timing
 from benchmarks.peers.shapes import FULL_SHAPES
 from benchmarks.targets import engine_checks, file_checks, layer_checks

@@ -9,10 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-pytest.importorskip("fastapi")
-
 from twofold.tools.cli.main import main
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model

@@ -15,9 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 import twofold
 from twofold.api.config import EngineConfig
 from twofold.models.model_files import open_model_files
@@ -243,7 +240,6 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave(tiny, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_bench_measures_and_compares(tiny, capsys):
-    pytest.importorskip("transformers")
     flags = ("--prompt-tokens", "16", "--new-tokens", "8", "--repeats", "2", *EMULATED)
     assert main(["bench", tiny, "--json", *flags]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -356,7 +352,6 @@ def test_doctor_says_what_to_change_when_the_model_does_not_fit(tiny, capsys, mo
 )
 def test_doctor_reports_instead_of_failing(capsys, flags, name):
     if name == "accelerator":
-        pytest.importorskip("twofold._core")
         from twofold.device.finding import find_device
 
         if find_device()[0] is not None:

@@ -7,9 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from twofold.blocks import ops
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.models.sizing import dense_stretches

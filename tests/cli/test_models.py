@@ -7,9 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from twofold.models.registry import ARCHITECTURES
 from twofold.tools.cli.main import main
 

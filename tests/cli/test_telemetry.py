@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from twofold.tools.cli.main import main
 
-pytest.importorskip("sqlalchemy")
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -32,7 +32,6 @@ def fake() -> ModuleType:
 @pytest.fixture
 def simt(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The fake device in the place of `twofold._cuda`: dense layers, too, run the project's kernels, not torch."""
-    pytest.importorskip("torch")
     import twofold
 
     from tests.device.fake_device import FakeDevice

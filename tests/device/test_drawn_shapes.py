@@ -5,22 +5,19 @@ from __future__ import annotations
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
-import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from twofold._core import device as launches
+from twofold.blocks import ops
+from twofold.blocks.device_step import HeadShape, KvLayer, gated
+from twofold.blocks.router import Router
+from twofold.device.experts import pack_expert
+from twofold.device.kernels import TorchKernels
+from twofold.weights.weight_format import FORMATS
 
-torch = pytest.importorskip("torch")
-
-from twofold._core import device as launches  # noqa: E402
-from twofold.blocks import ops  # noqa: E402
-from twofold.blocks.device_step import HeadShape, KvLayer, gated  # noqa: E402
-from twofold.blocks.router import Router  # noqa: E402
-from twofold.device.experts import pack_expert  # noqa: E402
-from twofold.device.kernels import TorchKernels  # noqa: E402
-from twofold.weights.weight_format import FORMATS  # noqa: E402
-
-from tests.device.fake_device import FakeDevice  # noqa: E402
-from tests.device.test_rounding import matrix, on_device  # noqa: E402
+from tests.device.fake_device import FakeDevice
+from tests.device.test_rounding import matrix, on_device
 
 drawn = settings(
     max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate],

@@ -14,23 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from twofold.api.config import EngineConfig
+from twofold.api.errors import CapacityError, ConfigError, KernelError
+from twofold.api.types import Chunk, SamplingParams
+from twofold.blocks import ops
+from twofold.device.model import DeviceModel
+from twofold.engine import Engine
+from twofold.engine.packing import pack_directory
+from twofold.models.bundled import bundled_model_path
+from twofold.models.model_files import open_model_files
+from twofold.tools.cli.doctor.machine_checks import check_device_memory
+from twofold.tools.cli.main import main
 
-torch = pytest.importorskip("torch")
-
-from twofold.api.config import EngineConfig  # noqa: E402
-from twofold.api.errors import CapacityError, ConfigError, KernelError  # noqa: E402
-from twofold.api.types import Chunk, SamplingParams  # noqa: E402
-from twofold.blocks import ops  # noqa: E402
-from twofold.device.model import DeviceModel  # noqa: E402
-from twofold.engine import Engine  # noqa: E402
-from twofold.engine.packing import pack_directory  # noqa: E402
-from twofold.models.bundled import bundled_model_path  # noqa: E402
-from twofold.models.model_files import open_model_files  # noqa: E402
-from twofold.tools.cli.doctor.machine_checks import check_device_memory  # noqa: E402
-from twofold.tools.cli.main import main  # noqa: E402
-
-from tests.device.runner_runs import found_device  # noqa: E402
-from tests.tiny_models.writing import TinyModel, write_tiny_model  # noqa: E402
+from tests.device.runner_runs import found_device
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=3, num_experts=10)
 ROOM = 2 << 30
@@ -169,7 +167,6 @@ def test_memory_that_ends_within_a_step_fails_its_request_and_no_other(
 def test_every_token_upload_and_eviction_of_requests_is_in_the_database(
     cuda: None, tiny: Path, tmp_path: Path, prompts: int
 ) -> None:
-    pytest.importorskip("sqlalchemy")
     from twofold.telemetry.writer import open_sink
 
     url = f"sqlite:///{tmp_path / 'telemetry.db'}"
@@ -235,7 +232,6 @@ def number_of_evictions(path: Path) -> int:
 
 
 def test_the_server_answers_from_the_device(cuda: None, tiny: Path) -> None:
-    pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient
     from twofold.api.config import ServerConfig
     from twofold.server.app import create_app

@@ -6,10 +6,6 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch")
-
 from twofold.api.config import EngineConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine

@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from twofold import _core
+from twofold._core import device as launches
+from twofold.api.errors import KernelError
+from twofold.blocks import ops
+from twofold.device.experts import make_host_store, pack_expert
+from twofold.weights.weight_format import WeightMatrix
 
-torch = pytest.importorskip("torch")
-
-from twofold import _core  # noqa: E402
-from twofold._core import device as launches  # noqa: E402
-from twofold.api.errors import KernelError  # noqa: E402
-from twofold.blocks import ops  # noqa: E402
-from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
-from twofold.weights.weight_format import WeightMatrix  # noqa: E402
-
-from tests.repository.test_native_stubs import PACKAGE, exported, stubbed  # noqa: E402
+from tests.repository.test_native_stubs import PACKAGE, exported, stubbed
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 3, 64, 96, 5
 UNPLACED = len(_core.Placement.__members__)

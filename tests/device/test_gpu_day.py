@@ -11,9 +11,6 @@ from types import ModuleType
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("twofold._core")
-
 from tests.device.test_gpu_rehearsal import STAND_IN
 from tests.gpu import day
 

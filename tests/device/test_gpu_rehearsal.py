@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.device.fake_device import FakeDevice
 
 ROOT = Path(__file__).resolve().parents[2]

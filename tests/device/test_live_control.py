@@ -6,18 +6,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from twofold.api.config import EngineConfig
+from twofold.api.errors import CapacityError, ConfigError
+from twofold.api.types import Chunk, GenerationRequest, Resize, SamplingParams
+from twofold.device.model import DeviceModel
+from twofold.engine import Engine
 
-torch = pytest.importorskip("torch")
-
-from twofold.api.config import EngineConfig  # noqa: E402
-from twofold.api.errors import CapacityError, ConfigError  # noqa: E402
-from twofold.api.types import Chunk, GenerationRequest, Resize, SamplingParams  # noqa: E402
-from twofold.device.model import DeviceModel  # noqa: E402
-from twofold.engine import Engine  # noqa: E402
-
-from tests.device.runner_runs import found_device  # noqa: E402
-from tests.tiny_models.qwen3_next import TinyQwen3Next  # noqa: E402
-from tests.tiny_models.writing import TinyModel, write_tiny_model  # noqa: E402
+from tests.device.runner_runs import found_device
+from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=3, num_experts=10)
 ROOM = 2 << 30

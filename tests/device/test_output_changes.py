@@ -8,16 +8,14 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+from twofold.blocks.device_step import Favour
+from twofold.blocks.router import Router
+from twofold.device.kernels import TorchKernels
+from twofold.device.runner import DeviceRunner
 
-torch = pytest.importorskip("torch")
-
-from twofold.blocks.device_step import Favour  # noqa: E402
-from twofold.blocks.router import Router  # noqa: E402
-from twofold.device.kernels import TorchKernels  # noqa: E402
-from twofold.device.runner import DeviceRunner  # noqa: E402
-
-from tests.device.runner_runs import F32, make_cpu_runner, make_runner, scripted  # noqa: E402
-from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model, write_weights  # noqa: E402
+from tests.device.runner_runs import F32, make_cpu_runner, make_runner, scripted
+from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model, write_weights
 
 TINY = TinyModel(
     dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=4, mlp_only_layers=(1,), num_experts=10, top_k=4

@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from twofold import _core
+from twofold.api.errors import ConfigError, KernelError
+from twofold.blocks import ops
+from twofold.device.placed_layers import DECODE_TOKENS, PlacedLayers
+from twofold.device.transfers import Parcel
+from twofold.experts.slot_plan import MoeShape
+from twofold.weights.weight_format import WeightMatrix
 
-torch = pytest.importorskip("torch")
-
-from twofold import _core  # noqa: E402
-from twofold.api.errors import ConfigError, KernelError  # noqa: E402
-from twofold.blocks import ops  # noqa: E402
-from twofold.device.placed_layers import DECODE_TOKENS, PlacedLayers  # noqa: E402
-from twofold.device.transfers import Parcel  # noqa: E402
-from twofold.experts.slot_plan import MoeShape  # noqa: E402
-from twofold.weights.weight_format import WeightMatrix  # noqa: E402
-
-from tests.device.fake_device import FakeDevice  # noqa: E402
+from tests.device.fake_device import FakeDevice
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 3, 8, 2, 64, 96
 MANY = 40

@@ -7,19 +7,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
+from twofold.device.runner import DeviceRunner
+from twofold.engine import Engine
+from twofold.engine.prefix import cache as prefix_cache
 
-torch = pytest.importorskip("torch")
-
-from twofold.api.config import EngineConfig  # noqa: E402
-from twofold.api.types import Chunk, GenerationRequest, SamplingParams  # noqa: E402
-from twofold.device.runner import DeviceRunner  # noqa: E402
-from twofold.engine import Engine  # noqa: E402
-from twofold.engine.prefix import cache as prefix_cache  # noqa: E402
-
-from tests.device.runner_runs import found_device  # noqa: E402
-from tests.device.test_simt_engine import MODELS  # noqa: E402
-from tests.engine.model_runs import random_prompt  # noqa: E402
-from tests.tiny_models.writing import write_tiny_model  # noqa: E402
+from tests.device.runner_runs import found_device
+from tests.device.test_simt_engine import MODELS
+from tests.engine.model_runs import random_prompt
+from tests.tiny_models.writing import write_tiny_model
 
 CHUNK = 24
 FIRST = tuple(random_prompt(CHUNK + 5, 1))

@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from twofold import _core
+from twofold import _testing as testing
+from twofold._core import device as launches
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from twofold import _core  # noqa: E402
-from twofold import _testing as testing  # noqa: E402
-from twofold._core import device as launches  # noqa: E402
-
-from tests.device.layer_sums import FIGURES  # noqa: E402
+from tests.device.layer_sums import FIGURES
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 16, 32, 10, 3
 HIT, CPU, READ = (int(_core.Placement.__members__[name].value) for name in ("HIT", "CPU", "FETCHED"))

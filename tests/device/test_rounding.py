@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from twofold import _core
+from twofold._core import device as launches
+from twofold._testing import kernels
+from twofold.blocks import ops
+from twofold.device.experts import make_host_store, pack_expert
+from twofold.device.layouts import Grouping, by_expert
+from twofold.weights.weight_format import FORMATS as LAYOUTS
+from twofold.weights.weight_format import WeightMatrix
 
-torch = pytest.importorskip("torch")
-
-from twofold import _core  # noqa: E402
-from twofold._core import device as launches  # noqa: E402
-from twofold._testing import kernels  # noqa: E402
-from twofold.blocks import ops  # noqa: E402
-from twofold.device.experts import make_host_store, pack_expert  # noqa: E402
-from twofold.device.layouts import Grouping, by_expert  # noqa: E402
-from twofold.weights.weight_format import FORMATS as LAYOUTS  # noqa: E402
-from twofold.weights.weight_format import WeightMatrix  # noqa: E402
-
-from tests.device.layer_sums import alone, cpu_beside_device, expert_limit  # noqa: E402
-from tests.kernels.kernel_levels import chosen  # noqa: E402
+from tests.device.layer_sums import alone, cpu_beside_device, expert_limit
+from tests.kernels.kernel_levels import chosen
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

@@ -20,10 +20,6 @@ import pytest
 
 from tests.e2e.waiting import wait_until
 
-pytest.importorskip("twofold._core", reason="the native module is not built")
-pytest.importorskip("fastapi")
-pytest.importorskip("streamlit")
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "run_stack.py"
 START_TIMEOUT_S = 120.0

@@ -7,23 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from twofold.api.errors import ModelLoadError
+from twofold.blocks import ops
+from twofold.blocks.device_step import DeviceBatch, gated
+from twofold.blocks.router import Router
+from twofold.device.decode_inputs import DecodeRow
+from twofold.device.graphs import DecodeGraphs
+from twofold.device.kernels import TorchKernels
+from twofold.device.model import DeviceModel
+from twofold.models.model_files import open_model_files
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("twofold._core")
-
-from twofold.api.errors import ModelLoadError  # noqa: E402
-from twofold.blocks import ops  # noqa: E402
-from twofold.blocks.device_step import DeviceBatch, gated  # noqa: E402
-from twofold.blocks.router import Router  # noqa: E402
-from twofold.device.decode_inputs import DecodeRow  # noqa: E402
-from twofold.device.graphs import DecodeGraphs  # noqa: E402
-from twofold.device.kernels import TorchKernels  # noqa: E402
-from twofold.device.model import DeviceModel  # noqa: E402
-from twofold.models.model_files import open_model_files  # noqa: E402
-
-from tests.device.fake_device import FakeDevice, FakeQueue  # noqa: E402
-from tests.engine.model_runs import load, random_prompt  # noqa: E402
-from tests.tiny_models.writing import TinyModel, write_tiny_model  # noqa: E402
+from tests.device.fake_device import FakeDevice, FakeQueue
+from tests.engine.model_runs import load, random_prompt
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 CPU = torch.device("cpu")
 PAGE = 8

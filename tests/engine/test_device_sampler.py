@@ -6,17 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from twofold.api.types import Draw, SamplingParams
+from twofold.blocks import ops
+from twofold.device.sampler import CANDIDATES, ON_HOST, DeviceSampler
+from twofold.step.sampler import Sampler, pick_undecided, sample
 
-torch = pytest.importorskip("torch")
-
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from twofold.api.types import Draw, SamplingParams  # noqa: E402
-from twofold.blocks import ops  # noqa: E402
-from twofold.device.sampler import CANDIDATES, ON_HOST, DeviceSampler  # noqa: E402
-from twofold.step.sampler import Sampler, pick_undecided, sample  # noqa: E402
-
-from tests.device.fake_device import FakeDevice  # noqa: E402
+from tests.device.fake_device import FakeDevice
 
 POOL = ops.ThreadPool(1)
 WARM = SamplingParams(temperature=0.8, seed=0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
@@ -27,7 +28,6 @@ from tests.models.transformers_runs import one_torch_thread, reference, referenc
 from tests.tiny_models.families import TinyGlm4Moe
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
-torch = pytest.importorskip("torch")
 __all__ = ["one_torch_thread"]
 
 TOP_K, PROMPT, LENGTH = 5, 7, 19

@@ -170,7 +170,8 @@ def test_plain_formats_round_as_numpy_does(pool: ops.ThreadPool, format: str, dt
 
 
 def test_bfloat16_rounds_to_nearest_even(pool: ops.ThreadPool) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     x = (
         np.random.default_rng(2)
         .integers(0, 2**32, (1, 4096), dtype=np.uint64)
@@ -190,7 +191,8 @@ def test_rows_do_not_depend_on_the_number_of_threads() -> None:
 
 
 def test_fp8_is_read(pool: ops.ThreadPool) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     raw = np.arange(256, dtype=np.uint8)[None].repeat(130, 0)
     scales = np.float32([[0.5, 2.0], [3.0, 0.25]])
     plain = torch.from_numpy(raw).view(torch.float8_e4m3fn).to(torch.float32).numpy()

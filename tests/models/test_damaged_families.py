@@ -10,8 +10,6 @@ from twofold.tools.cli.main import main
 
 from tests.models.fuzz_families import MODELS, NAMES, fuzz
 
-NEEDS_TORCH = ("compressed-tensors", "compressed-tensors, float8", "gptq", "awq")
-
 
 def test_every_family_is_in_the_table() -> None:
     assert set(MODELS) == {family.module for family in FAMILIES}
@@ -22,8 +20,6 @@ def test_every_family_is_in_the_table() -> None:
 def test_damaged_files_are_read_or_refused_in_one_line(
     tmp_path: Path, name: str, inputs: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if name in NEEDS_TORCH:
-        pytest.importorskip("compressed_tensors")
     outcomes = fuzz(name, inputs, 0, tmp_path)
     assert not outcomes.faults
     assert outcomes.counts["read"] >= inputs // 20
@@ -34,8 +30,6 @@ def test_damaged_files_are_read_or_refused_in_one_line(
 def test_the_command_refuses_in_one_line_with_exit_code_2(
     tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if name in NEEDS_TORCH:
-        pytest.importorskip("compressed_tensors")
     said: dict[str, str] = {}
 
     def command(path: Path, text: str) -> None:

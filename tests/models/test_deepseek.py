@@ -19,8 +19,6 @@ from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import write_tiny_model
 from tests.weights.fp8_models import write_both
 
-pytest.importorskip("twofold._core")
-
 PROMPT = random_prompt(40)
 
 

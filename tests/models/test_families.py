@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from twofold.api.config import EngineConfig
@@ -42,10 +44,6 @@ from tests.models.transformers_runs import one_torch_thread, reference, referenc
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.qwen3_next import TinyQwen35Moe
 from tests.tiny_models.writing import TinyModel, write_tiny_model
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("twofold._core")
 
 __all__ = ["one_torch_thread"]  # a fixture
 

@@ -90,9 +90,9 @@ def test_mxfp4_from_a_directory_is_read_exactly(tmp_path: Path) -> None:
 
 
 def test_transformers_reads_the_same_values_of_mxfp4() -> None:
+    import torch
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    torch = pytest.importorskip("torch")
     rng = np.random.default_rng(4)
     blocks = rng.integers(0, 256, (2, 6, 3, 16), np.uint8)
     scales = rng.integers(100, 150, (2, 6, 3), np.uint8)

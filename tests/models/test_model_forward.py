@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from twofold.models import read_config
 from twofold.models.bundled import bundled_model_path
 from twofold.text.tokenizer import Tokenizer
@@ -18,10 +20,6 @@ from tests.engine.model_runs import load, random_prompt, rounds_activations
 from tests.models.transformers_runs import one_torch_thread, reference, reference_greedy, reference_logits
 from tests.tiny_models.deepseek import CASES as DEEPSEEK
 from tests.tiny_models.writing import TinyModel, write_tiny_model
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("twofold._core")
 
 __all__ = ["one_torch_thread"]  # a fixture
 

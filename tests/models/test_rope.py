@@ -45,8 +45,8 @@ CASES: list[tuple[RopeConfig, dict[str, Any]]] = [
 
 
 def reference(rope: RopeConfig, parameters: dict[str, Any], length: int | None = None) -> tuple[Any, float]:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = transformers.Qwen3MoeConfig(

@@ -116,8 +116,8 @@ def held_by(thing: Any, kind: type) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense_weights_on_a_device_are_those_that_the_device_model_holds(tmp_path: Path, dtype: Any) -> None:
-    torch = pytest.importorskip("torch")
-    ops = pytest.importorskip("twofold.blocks.ops")
+    import torch
+    from twofold.blocks import ops as ops
     from twofold.device.kernels import TorchKernels
     from twofold.device.model import DeviceModel
 

@@ -132,8 +132,9 @@ def test_rows_that_do_not_fill_blocks(target: str, columns: int, format: str) ->
 
 
 def test_an_fp8_checkpoint_is_a_source(tmp_path: Path, pool: ops.ThreadPool) -> None:
-    torch = pytest.importorskip("torch")
-    safetensors = pytest.importorskip("safetensors.torch")
+    import torch
+    from safetensors import torch as safetensors
+
     source = write_tiny_model(tmp_path / "source", FP8)
     tensors = {}
     for name, values in tiny_weights(FP8).items():
@@ -347,7 +348,8 @@ def test_a_narrow_kv_cache_costs_more_the_fewer_bits_it_has(source: Path, pool: 
 
 
 def test_figures_are_those_of_their_definitions(source: Path, pool: ops.ThreadPool, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     files, other = open_model_files(source), quantise(source, tmp_path, "q4_0", pool)
     ids = [[5, 9, 200, 17, 44, 3, 80], [7, 8, 9]]
     found = compare(files, other, ids, pool)

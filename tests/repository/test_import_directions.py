@@ -272,7 +272,6 @@ print("imported")
 
 def test_the_engine_imports_without_any_extra() -> None:
     """`import twofold.engine` needs torch, tokenizers, numpy, safetensors and jinja2, and none of the extras."""
-    pytest.importorskip("twofold._core", reason="the native module is not built")
     refused = {name for name in ONLY_IN if name != "torch"}
     modules = [
         "twofold",

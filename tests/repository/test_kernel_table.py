@@ -193,7 +193,6 @@ def test_conflicts_and_sectors_are_those_of_the_table() -> None:
 
 
 def test_estimates_are_a_roofline_beside_the_bound() -> None:
-    pytest.importorskip("torch")
     from benchmarks.gpu.estimate import Work, estimate, lines, work_of
     from benchmarks.gpu.models import Shape
 

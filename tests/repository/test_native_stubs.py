@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from twofold import _core
 
 PACKAGE = Path(__file__).resolve().parents[2] / "engine/twofold"
-_core = pytest.importorskip("twofold._core", reason="the native module is not built")
 
 
 def submodules(module: ModuleType, below: str = "") -> dict[str, ModuleType]:

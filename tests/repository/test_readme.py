@@ -25,7 +25,6 @@ def doc_tables() -> ModuleType:
 
 
 def test_tables_made_from_the_code_are_those_of_the_code(doc_tables: ModuleType) -> None:
-    pytest.importorskip("pydantic")
     for marked in doc_tables.TABLES:
         text = marked.document.read_text(encoding="utf-8")
         assert marked.replaced(text) == text, "run scripts/doc_tables.py --write"

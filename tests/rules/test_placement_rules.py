@@ -166,7 +166,8 @@ def test_every_family_has_rules_that_say_what_is_done_anyway(family: str, tmp_pa
 
 
 def test_levels_are_those_of_the_kernels() -> None:
-    kernels = pytest.importorskip("twofold._testing").kernels
+    from twofold._testing import kernels
+
     assert ("auto", *kernels.levels()) == LEVELS
 
 

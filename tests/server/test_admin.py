@@ -15,9 +15,6 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.api.errors import ConfigError
 from twofold.engine import Engine

@@ -248,7 +248,6 @@ def test_the_bundled_model_launches_no_agent(agents, here, capsys):
 
 @pytest.mark.slow
 def test_its_own_server_lives_as_long_as_the_agent(agents, home, model):
-    pytest.importorskip("twofold._core", reason="the native module is not built")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -14,9 +14,6 @@ import numpy as np
 import openai
 import pytest
 from live_server import HTTP, serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.api.types import RequestRecord, SamplingParams
 from twofold.engine import Engine

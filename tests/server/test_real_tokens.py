@@ -9,9 +9,6 @@ from typing import Any
 import openai
 import pytest
 from live_server import serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path

@@ -10,14 +10,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from live_server import HTTP, serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-pytest.importorskip("schemathesis")
-
-import schemathesis
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.schemas import APIOperation

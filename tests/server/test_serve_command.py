@@ -10,11 +10,6 @@ import sys
 from pathlib import Path
 
 import openai
-import pytest
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-pytest.importorskip("sqlalchemy")
-
 import twofold
 
 from tests.tiny_models.writing import write_tiny_model

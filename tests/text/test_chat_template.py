@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold.api.errors import RequestError
@@ -90,7 +91,7 @@ CONVERSATION = [
 
 def pair(directory: Path, template: str) -> tuple[Tokenizer, Any]:
     write_tiny_tokenizer(directory, chat_template=template)
-    reference = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
+    reference = transformers.AutoTokenizer.from_pretrained(directory)
     return Tokenizer.load(directory), reference
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
+import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from twofold.api.errors import ModelLoadError
@@ -18,10 +20,6 @@ from twofold.server.bridge.kept_tokens import KeptTokens
 from twofold.text.tokenizer import Tokenizer
 from twofold.text.tokenizer.pieces import character_of_byte
 from twofold.weights.gguf_file import GgufFile
-
-tiktoken = pytest.importorskip("tiktoken")
-sentencepiece = pytest.importorskip("sentencepiece")
-pytest.importorskip("transformers")
 
 ROOT = Path(__file__).resolve().parents[2]
 MANY = pytest.mark.parametrize("num_texts", [300, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold.api.errors import ModelLoadError, RequestError
@@ -30,7 +31,7 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def reference(directory: Path) -> Any:
-    return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
+    return transformers.AutoTokenizer.from_pretrained(directory)
 
 
 def edit_config(directory: Path, **changes: Any) -> None:

@@ -111,7 +111,7 @@ def test_packing_refuses_rows_of_an_embedding_that_no_matrix_is_packed_from(tmp_
 
 @pytest.mark.parametrize("part", ["table", "vocabulary"])
 def test_a_copy_for_a_device_is_checked(tmp_path: Path, part: str) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
     from twofold.device.model import TorchWeights
 
     directory = write_tiny_model(tmp_path, FAMILIES["qwen3"])

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.models.model_files import open_model_files
@@ -19,10 +21,6 @@ from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import tiny_config, tiny_weights, write_tiny_model
 from tests.weights.test_schemes import MODEL as LARGER
 from tests.weights.test_schemes import modelopt_fp8, modelopt_nvfp4
-
-torch = pytest.importorskip("torch")
-gguf = pytest.importorskip("gguf")
-from safetensors.torch import save_file  # noqa: E402
 
 MODEL = replace(LARGER, hidden_size=64, moe_intermediate_size=64, num_heads=2, num_experts=4, vocab_size=267)
 

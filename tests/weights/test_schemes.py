@@ -10,6 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import dequantize
+from safetensors.torch import save_file
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.models.model_files import open_model_files
@@ -17,14 +23,6 @@ from twofold.tools.cli.main import main
 
 from tests.engine.model_runs import load, random_prompt
 from tests.tiny_models.writing import TinyModel, tiny_config, tiny_weights, write_tiny_model
-
-torch = pytest.importorskip("torch")
-compressed = pytest.importorskip("compressed_tensors")
-from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8  # noqa: E402
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32  # noqa: E402
-from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
-from compressed_tensors.quantization.lifecycle.forward import dequantize  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
 
 MODEL = TinyModel(
     hidden_size=128, moe_intermediate_size=256, num_heads=4, num_kv_heads=2, head_dim=32, num_layers=2

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
@@ -14,8 +15,6 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import CapacityError
 from twofold.server.app import create_app
 from twofold.text.tokenizer import ToolForm
-
-anthropic = pytest.importorskip("anthropic", reason="Anthropic's client is not installed")
 
 TALE: list[Any] = [{"role": "user", "content": "once upon a time"}]
 TOOL: dict[str, Any] = {

@@ -195,7 +195,7 @@ def test_every_dialect_reports_the_length_of_a_prompt_that_is_far_too_long(engin
 
 
 def test_a_refused_prompt_is_counted_in_pieces_as_the_whole_is(monkeypatch):
-    bundled = pytest.importorskip("twofold.models.bundled")
+    from twofold.models import bundled as bundled
     from twofold.text.tokenizer import Tokenizer
     from twofold.text.tokenizer.literal_text import PromptText
 
@@ -216,7 +216,7 @@ def test_a_refused_prompt_is_counted_in_pieces_as_the_whole_is(monkeypatch):
 
 def test_tokenising_lets_other_threads_run():
     """`encode` of the tokenizers package keeps the GIL for all of it, its batch call does not."""
-    bundled = pytest.importorskip("twofold.models.bundled")
+    from twofold.models import bundled as bundled
     from twofold.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.open(bundled.bundled_model_path())

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import ollama
 import pytest
 from fake_engine import FakeEngine, WordTokenizer, fake_logprob
 from live_server import HTTP, serving
@@ -17,8 +18,6 @@ from twofold.api.types import SamplingParams
 from twofold.server.app import create_app
 from twofold.server.ollama.formats import text_of
 from twofold.server.openai.prompts import Prompt, continuing
-
-ollama = pytest.importorskip("ollama", reason="the Ollama client is not installed")
 
 MODEL = "fake-tales"
 TALE = [{"role": "user", "content": "once upon a time"}]

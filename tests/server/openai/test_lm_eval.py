@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("twofold._core", reason="the native module is not built")
 pytest.importorskip("lm_eval", reason="the extra `clients` is not installed")
 
 from live_server import serving

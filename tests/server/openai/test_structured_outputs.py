@@ -10,9 +10,6 @@ from typing import Any
 import openai
 import pytest
 from live_server import HTTP, serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path

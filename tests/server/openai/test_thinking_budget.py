@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from tool_model import QUESTION, TOOLS, started
 from twofold.api.config import ServerConfig
 from twofold.engine import Engine

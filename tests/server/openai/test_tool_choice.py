@@ -9,9 +9,6 @@ from typing import Any
 import openai
 import pytest
 from live_server import HTTP, serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from tool_model import QUESTION, TOOLS, WARM, started
 from twofold.api.config import ServerConfig
 from twofold.engine import Engine

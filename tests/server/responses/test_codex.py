@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 from live_server import HTTP, serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path
