@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from twofold._testing import kernels
 from twofold.api.errors import ConfigError
@@ -48,3 +50,26 @@ def summary(levels: list[str], runnable: list[str]) -> str:
     missing = [level for level in levels if level not in runnable and level not in emulated]
     line = f"kernel levels not tested on this CPU: {', '.join(missing) or 'none'}"
     return line + (f"; emulated only: {', '.join(emulated)}" if emulated else "")
+
+
+def over(name: str, values: Iterable[object]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test for every value of one argument, within one case: thousands of cases that take microseconds cost more
+    than what they test. A failure names the value."""
+    every = list(values)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**given: object) -> None:
+            for value in every:
+                try:
+                    test(**given, **{name: value})
+                except Exception as error:
+                    error.add_note(f"{name} = {value!r}")
+                    raise
+
+        signature = inspect.signature(test)
+        others = [parameter for parameter in signature.parameters.values() if parameter.name != name]
+        run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

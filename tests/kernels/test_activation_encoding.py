@@ -8,6 +8,8 @@ from kernel_reference import ACTIVATIONS, F32, silu, to_bf16_bits
 from packed_reference import encode_q8, encode_q8_token, padded, split_q8, split_q8_token
 from twofold._testing import kernels
 
+from tests.kernels.kernel_levels import over
+
 LEVELS = kernels.supported_levels()
 COLUMNS = [1, 31, 32, 33, 64, 100, 256, 300, 768]
 
@@ -32,7 +34,7 @@ def parts_of(columns: int) -> list[int]:
     return [*range(32, columns, 64), columns]
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
+@over("columns", COLUMNS)
 def test_q8_rounds_to_nearest_even_of_amax_over_127(level: str, columns: int) -> None:
     x = activations(columns)
     for parts in (None, parts_of(columns)):
@@ -41,7 +43,7 @@ def test_q8_rounds_to_nearest_even_of_amax_over_127(level: str, columns: int) ->
             assert np.array_equal(got, expected)
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
+@over("columns", COLUMNS)
 def test_q8_token_rounds_a_row_by_one_scale(level: str, columns: int) -> None:
     x = activations(columns)
     x[5, 0], x[6, -1] = np.nan, np.inf
@@ -63,7 +65,7 @@ def test_a_run_with_no_number_in_it_becomes_nan_and_spares_its_neighbours(level:
     assert np.array_equal(sums, expected_sums)
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
+@over("columns", COLUMNS)
 def test_floats_are_followed_by_zeros(level: str, columns: int) -> None:
     x = activations(columns)
     x[6, 0] = np.nan
@@ -79,7 +81,7 @@ def test_floats_are_followed_by_zeros(level: str, columns: int) -> None:
         assert not bf16[:, columns:].any()
 
 
-@pytest.mark.parametrize("n", [1, 7, 16, 32, 45])
+@over("n", [1, 7, 16, 32, 45])
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 def test_gate_and_up_become_one(level: str, n: int, activation: str) -> None:
     rng = np.random.default_rng(n)

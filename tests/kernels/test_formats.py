@@ -9,6 +9,8 @@ from packed_reference import BLOCKS, FORMATS, GGUF_FORMATS, Rows, fitting_column
 from twofold._testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 
+from tests.kernels.kernel_levels import over
+
 
 def test_pythons_table_is_what_the_headers_say() -> None:
     assert format_table.TABLE.read_text(encoding="utf-8") == format_table.text(), "run format_table.py"
@@ -54,8 +56,8 @@ def test_every_code_of_small_floats_is_widened_exactly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-@pytest.mark.parametrize("num_rows", [1, 31, 32, 33, 130])
-@pytest.mark.parametrize("columns", [1, 64, 129, 512])
+@over("num_rows", [1, 31, 32, 33, 130])
+@over("columns", [1, 64, 129, 512])
 def test_a_panel_holds_the_rows_that_were_packed(name: str, num_rows: int, columns: int) -> None:
     rows = random_rows(np.random.default_rng(num_rows), name, num_rows, fitting_columns(name, columns))
     packed = rows.packed()

@@ -12,7 +12,7 @@ from kernel_reference import F32
 from packed_reference import BLOCKS, Rows, filled, fitting_columns, random_rows, scale_bytes
 from twofold._testing import kernels
 
-from tests.kernels.kernel_levels import own_kernels
+from tests.kernels.kernel_levels import over, own_kernels
 
 LEVELS = kernels.supported_levels()
 CASES = pytest.mark.parametrize(("level", "name"), own_kernels(LEVELS[1:], BLOCKS))
@@ -39,7 +39,7 @@ def assert_same_bits(a: F32, b: F32) -> None:
 
 
 @CASES
-@pytest.mark.parametrize("tokens", [*range(1, 14), 25, 33, 48, 49, 97])
+@over("tokens", [*range(1, 14), 25, 33, 48, 49, 97])
 def test_any_number_of_tokens(level: str, name: str, tokens: int) -> None:
     rng = np.random.default_rng(tokens)
     num_rows = [1, 33, 70, 97][tokens % 4]
@@ -49,7 +49,7 @@ def test_any_number_of_tokens(level: str, name: str, tokens: int) -> None:
 
 
 @CASES
-@pytest.mark.parametrize("columns", [1, 33, 65, 129, 257, 480, 801, 1300])
+@over("columns", [1, 33, 65, 129, 257, 480, 801, 1300])
 def test_any_number_of_columns(level: str, name: str, columns: int) -> None:
     rng = np.random.default_rng(columns)
     x = activations(rng, 8, fitting_columns(name, columns))

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from twofold._testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 
+from tests.kernels.kernel_levels import over
+
 LEVELS = kernels.supported_levels()
 DTYPES = ["float32", "bfloat16", "int8", "fp8"]
 # Reduction lengths around the vector widths, with and without a rest.
@@ -35,7 +37,7 @@ def test_some_level_is_better_than_scalar_where_the_cpu_is() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", LENGTHS)
+@over("length", LENGTHS)
 def test_products_match_float64(level: str, dtype: str, length: int) -> None:
     rng = np.random.default_rng(length)
     for num_rows, num_tokens in zip(ROWS, reversed(TOKENS[: len(ROWS)]), strict=True):
@@ -47,7 +49,7 @@ def test_products_match_float64(level: str, dtype: str, length: int) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [17, 64, 100])
+@over("length", [17, 64, 100])
 def test_an_element_depends_on_its_own_row_and_column_only(level: str, dtype: str, length: int) -> None:
     rng = np.random.default_rng(5)
     x = rng.standard_normal((TOKENS[-1], length)).astype(np.float32)
@@ -63,7 +65,7 @@ def test_an_element_depends_on_its_own_row_and_column_only(level: str, dtype: st
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", [4097, 8200, 16385, 40_003])
+@over("length", [4097, 8200, 16385, 40_003])
 def test_rows_too_long_to_pack_change_no_bit(level: str, dtype: str, length: int) -> None:
     """Tiles shrink as rows grow, down to a single row that is read where it is."""
     rng = np.random.default_rng(length)
@@ -86,7 +88,7 @@ def test_nothing_to_do_leaves_everything_alone(level: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 7, 16, 24, 64, 100, 128])
+@over("width", [1, 7, 16, 24, 64, 100, 128])
 def test_weighted_sum(level: str, dtype: str, width: int) -> None:
     rng = np.random.default_rng(width)
     for num_rows in (1, 3, 4, 11):
@@ -104,7 +106,7 @@ def test_weighted_sum(level: str, dtype: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("n", [1, 5, 16, 63, 64, 100, 256, 1000])
+@over("n", [1, 5, 16, 63, 64, 100, 256, 1000])
 def test_row_kernels(level: str, n: int) -> None:
     rng = np.random.default_rng(n)
     x, w = rng.standard_normal(n).astype(np.float32), rng.uniform(0.5, 2, n).astype(np.float32)
@@ -127,7 +129,7 @@ def test_row_kernels(level: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("half", [1, 4, 8, 12, 16, 20, 64])
+@over("half", [1, 4, 8, 12, 16, 20, 64])
 def test_rope_turns_pairs_and_leaves_the_rest(level: str, half: int) -> None:
     rng = np.random.default_rng(half)
     v = rng.standard_normal(2 * half + 3).astype(np.float32)
@@ -162,7 +164,7 @@ def test_bf16_rounds_to_nearest_even_and_keeps_nan(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("n", [1, 16, 37, 128])
+@over("n", [1, 16, 37, 128])
 def test_rows_of_a_cache_are_rounded_to_nearest_even(level: str, n: int) -> None:
     import torch
 

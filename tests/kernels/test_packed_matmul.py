@@ -8,7 +8,7 @@ from kernel_reference import F32
 from packed_reference import BLOCKS, FORMATS, Rows, decoded, filled, fitting_columns, random_rows
 from twofold._testing import kernels
 
-from tests.kernels.kernel_levels import own_kernels, runnable
+from tests.kernels.kernel_levels import over, own_kernels, runnable
 
 # Rows of activations, rows of weights, columns (rounded up to the format's blocks).
 SHAPES = [
@@ -52,7 +52,7 @@ def case(name: str, shape: tuple[int, int, int]) -> tuple[F32, Rows]:
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@over("shape", SHAPES)
 def test_products_match_float64(level: str, name: str, shape: tuple[int, int, int]) -> None:
     x, rows = case(name, shape)
     kind = kernels.format_kernel(level, name)[0]

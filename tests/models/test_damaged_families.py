@@ -15,7 +15,7 @@ def test_every_family_is_in_the_table() -> None:
     assert set(MODELS) == {family.module for family in FAMILIES}
 
 
-@pytest.mark.parametrize("inputs", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inputs", [60, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_files_are_read_or_refused_in_one_line(
     tmp_path: Path, name: str, inputs: int, capfd: pytest.CaptureFixture[str]
