@@ -185,7 +185,7 @@ def test_the_table_in_the_repository_knows_how_each_kernel_is_launched() -> None
 def test_conflicts_and_sectors_are_those_of_the_table() -> None:
     if not check_cuda.TRAFFIC.exists():
         pytest.skip("the native test programs are not built beside these sources")
-    done = subprocess.run([check_cuda.TRAFFIC], capture_output=True, text=True, check=True, timeout=900)
+    done = subprocess.run([check_cuda.TRAFFIC], capture_output=True, text=True, check=True, timeout=570)
     kept, _ = kernel_table.from_markdown(check_cuda.TABLE.read_text(encoding="utf-8"))
     launches = kernel_table.parse_launches(done.stdout)
     now = {name: dataclasses.replace(row, launch=launches[name]) for name, row in kept.items()}

@@ -17,7 +17,7 @@ BUILD = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev"
 PROGRAM = "simt_kernels"
 EVERY_KERNEL = "every_kernel_of_the_sources_is_executed"
 """The case that runs the others."""
-_LIMIT_S = 900
+_LIMIT_S = 570
 
 
 @functools.cache

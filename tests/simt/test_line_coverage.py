@@ -29,7 +29,7 @@ def test_the_cases_execute_the_lines_of_the_kernels(tmp_path: Path) -> None:
     program = tmp_path / "counted"
     link(objects, program, "--coverage")
     done = subprocess.run(
-        [program, *cases(program)], capture_output=True, text=True, check=False, timeout=1800
+        [program, *cases(program)], capture_output=True, text=True, check=False, timeout=570
     )
     assert done.returncode == 0, done.stderr[-2000:]
     counts: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))

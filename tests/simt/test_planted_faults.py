@@ -159,7 +159,7 @@ def test_a_planted_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=900,
+        timeout=570,
     )
     assert done.returncode != 0, "nothing was noticed"
     assert re.search(fault.says, done.stderr), done.stderr[-2000:]
