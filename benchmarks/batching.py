@@ -26,9 +26,8 @@ from twofold.models.bundled import bundled_model_path
 from twofold.telemetry.sink import NullSink
 
 from benchmarks.peers import machine
-from benchmarks.peers.report import machine_line, write_section
+from benchmarks.peers.report import DOCS, machine_line, write_section
 
-DOCS: Final = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 PROGRAM: Final = "benchmarks.batching"
 SECTION, MAKER = "batching", f"python -m {PROGRAM} --write-docs"
 PROMPT_TOKENS: Final = 16

@@ -67,8 +67,8 @@ def aliases() -> str:
 
 TABLES = (
     MarkedTable("settings", ROOT / "README.md", settings),
-    MarkedTable("aliases", ROOT / "docs" / "migration.md", aliases),
-    MarkedTable("fields", ROOT / "docs" / "serving.md", request_fields),
+    MarkedTable("aliases", ROOT / "docs" / "guides" / "migrate.md", aliases),
+    MarkedTable("fields", ROOT / "docs" / "guides" / "serving.md", request_fields),
 )
 
 

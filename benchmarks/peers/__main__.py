@@ -94,12 +94,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--report", type=Path, metavar="FILE", help="also write everything, samples included, as JSON"
     )
     parser.add_argument(
-        "--markdown", action="store_true", help="print the table as docs/performance.md has it"
+        "--markdown", action="store_true", help="print the table as docs/explanation/performance.md has it"
     )
     parser.add_argument(
         "--from-report", type=Path, metavar="FILE", help="measure nothing; show what --report wrote"
     )
-    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into the performance page")
     args = parser.parse_args(arguments)
     for name in ("rounds", "repeats", "prompt_tokens", "new_tokens", "threads", "layers"):
         if getattr(args, name) < 1:

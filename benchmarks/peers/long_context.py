@@ -104,7 +104,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--llama-python", default=sys.executable, metavar="PATH")
     parser.add_argument("--twofold-python", default=sys.executable, metavar="PATH")
     parser.add_argument("--json", action="store_true", help="print all samples as JSON")
-    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into the performance page")
     args = parser.parse_args(arguments)
     for name in ("rounds", "new_tokens", "threads", "layers"):
         if getattr(args, name) < 1:

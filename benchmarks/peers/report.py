@@ -1,4 +1,4 @@
-"""Results of a comparison with other engines: as text, as a file, and as Markdown inside docs/performance.md."""
+"""Results of a comparison with other engines: text, file, and Markdown in docs/explanation/performance.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from benchmarks.peers.ceilings import bounds
 from benchmarks.peers.rounds import OURS, Series, rows
 
-DOCS: Final = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "performance.md"
 BEGIN: Final = "<!-- {name}: made by {maker} -->"
 END: Final = "<!-- end of {name} -->"
 

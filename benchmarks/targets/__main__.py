@@ -101,7 +101,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--from-report", type=Path, metavar="FILE", help="measure nothing; show what --report wrote"
     )
-    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into the performance page")
     args = parser.parse_args(arguments)
     if args.from_report is None and args.cache is None:
         parser.error("--cache DIR is needed: where the random models are written")

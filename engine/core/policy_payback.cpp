@@ -8,7 +8,7 @@
 //   D(s) = E[ u ? 1 + min(max(D(s'), 0), r) : max(D(s'), 0) ] - c
 // Admit e in place of v if D(e) - D(v) > r; the victim is the resident with the least D. Discounting plain
 // future uses instead (D = E[u + gamma V(s')]) ranks victims as well, but overrates the gain of buying now
-// over buying later and uploads too much; docs/scheduling.md has both in figures.
+// over buying later and uploads too much; docs/explanation/scheduling.md has both in figures.
 //
 // s: age since the last use, usage since the request began, fast usage (about 24 events), long-run usage,
 // request just begun or not. D is a table over buckets of s, shared by all layers, learned online by TD(0) from

@@ -8,7 +8,7 @@ namespace twofold {
 namespace {
 
 // An upload slows the CPU's experts only while there are any: between a third and two thirds of decode on the
-// machines described, and simulated speed is flat around it (docs/scheduling.md).
+// machines described, and simulated speed is flat around it (docs/explanation/scheduling.md).
 constexpr double kCpuBusyShare = 0.5;
 
 }  // namespace

@@ -21,7 +21,7 @@ from twofold.tools.cli.model_options import engine_config
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "migrate.md").read_text(encoding="utf-8")
 CONFIGS = (EngineConfig, ServerConfig, TelemetryConfig)
 GIVEN = {
     "--schedule-policy": "fcfs", "-ctk": "q8_0", "-fa": "on", "--kt-expert-placement-strategy": "uniform",

@@ -106,7 +106,7 @@ def test_every_check_and_measurement_has_a_file_to_open_and_a_command() -> None:
         assert each.names
         for name in each.names:
             path = day.file_of(name)
-            assert path != "docs/gpu-status.md", name
+            assert path != "docs/explanation/gpu-status.md", name
             assert (ROOT / path).exists(), path
             assert name in each.repeat.format(name=name)
     assert sum(each.share for each in day.parts()) == pytest.approx(1.0)

@@ -63,6 +63,8 @@ OPEN: Final = (
     ("a layer's experts on the CPU*", "engine/runtime/device/mailbox_experts.cpp"),
 )
 """First file to read, by name pattern of a check or measurement."""
+STATUS_PAGE = "docs/explanation/gpu-status.md"
+"""The page that lists what has run on which GPU."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Told:
 
 def file_of(name: str) -> str:
     """First file to read when this check or measurement fails."""
-    return next((path for pattern, path in OPEN if fnmatch.fnmatch(name, pattern)), "docs/gpu-status.md")
+    return next((path for pattern, path in OPEN if fnmatch.fnmatch(name, pattern)), STATUS_PAGE)
 
 
 def parts() -> list[Part]:
@@ -291,7 +293,7 @@ def write(told: Sequence[Told], folder: Path) -> None:
         ]
     if not findings:
         lines.append(
-            "Nothing: every check passed and every figure holds. Write device and commit into docs/gpu-status.md."
+            f"Nothing: every check passed and every figure holds. Write device and commit into {STATUS_PAGE}."
         )
     for name, text in (
         ("gpu-day.json", json.dumps(report, indent=1, default=str)),

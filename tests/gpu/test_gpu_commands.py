@@ -64,7 +64,7 @@ def test_what_is_to_be_sanitized_exists() -> None:
 
 
 def test_every_check_is_in_the_status_page() -> None:
-    page = (ROOT / "docs/gpu-status.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/explanation/gpu-status.md").read_text(encoding="utf-8")
     for command in ("make test-gpu", "make sanitize-gpu", "make bench-gpu", "make check-cuda"):
         assert command in page
     # A figure in that page needs a commit beside it.

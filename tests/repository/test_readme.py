@@ -54,7 +54,7 @@ def test_commands_that_the_readme_names_exist() -> None:
 
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "models/twofold-tales/README.md")),
-    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
 ]
 
 

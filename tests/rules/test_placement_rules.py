@@ -193,7 +193,7 @@ def test_explain_says_where_each_rule_stands(
 
 
 def test_the_page_shows_rules_that_are_read() -> None:
-    page = (ROOT / "docs/placement-rules.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/placement-rules.md").read_text(encoding="utf-8")
     examples = re.findall(r"```yaml\n(.*?)```", page, re.S)
     assert [len(rules_of(example)) for example in examples] == [4, 1]
     for word in (*CLASSES, *LEVELS[-1:]):

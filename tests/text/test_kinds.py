@@ -51,7 +51,7 @@ def ranks() -> dict[bytes, int]:
     """Ranks of a byte-level vocabulary, bytes first, trained on the project's own pages and the scraps."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pages = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))]
+    pages = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/**/*.md"))]
     alphabet = list(character_of_byte().values())
     trained.train_from_iterator(
         [*pages, *SCRAPS * 5],
@@ -166,7 +166,7 @@ def test_tiktoken_files_give_tiktokens_ids(tmp_path: Path, ranks: dict[bytes, in
 @MANY
 def test_sentencepiece_files_give_sentencepieces_ids(tmp_path: Path, num_texts: int) -> None:
     corpus = tmp_path / "corpus.txt"
-    lines = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md")))
+    lines = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/**/*.md")))
     corpus.write_text(lines + "\n".join(control_free(list(SCRAPS))), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
         input=str(corpus),
@@ -194,7 +194,7 @@ def test_gemmas_ids_from_a_gguf_file(tmp_path: Path, num_texts: int) -> None:
 
     trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     trained.normalizer = tokenizers.normalizers.Replace(" ", "▁")
-    pages = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))]
+    pages = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/**/*.md"))]
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trained.train_from_iterator(
         [word for page in pages for word in page.split("\n")],

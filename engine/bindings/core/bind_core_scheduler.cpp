@@ -1,5 +1,5 @@
 // The layer scheduler's shared configuration, and the scheduler itself with its prefetcher, as played by the
-// simulation in docs/prefetch.md. Exports only.
+// simulation in docs/explanation/prefetch.md. Exports only.
 #include <pybind11/stl.h>
 
 #include "array_view.h"

@@ -82,18 +82,18 @@ class PlacementConfig(Checked):
     optimize_config: str | None = setting(
         None,
         "YAML file of placement rules: device, format and threads of each module's experts "
-        "(docs/placement-rules.md); shipped = the rules shipped for the model's family",
+        "(docs/guides/placement-rules.md); shipped = the rules shipped for the model's family",
     )
     num_deferred_experts: str = setting(
         "0",
         "defer up to N of each token's lowest-weighted CPU experts to the next MoE layer, so that CPU and GPU overlap "
         "(decode only, two experts stay immediate); changes outputs; 0 = off, auto = fewest that keep the CPU busy "
-        "(docs/deferral.md)",
+        "(docs/explanation/deferral.md)",
     )
     cache_prior: float = setting(
         0.0,
         "prefer resident experts: in decode, an expert in VRAM replaces one whose score is at most its own / (1 - N); "
-        "changes outputs; 0.0 = off, up to 0.9 (docs/deferral.md)",
+        "changes outputs; 0.0 = off, up to 0.9 (docs/explanation/deferral.md)",
         low=0.0,
         high=0.9,
     )

@@ -1,7 +1,7 @@
 """Routed experts on a CUDA device with a fixed placement: resident experts run there, all others on the CPU.
 
 For measurements and GPU tests; no expert is uploaded. Decode steps are those of `TableLayers`; `server` is the CPU
-side. docs/gpu-status.md lists which GPUs this has run on.
+side. docs/explanation/gpu-status.md lists which GPUs this has run on.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each layer's routing is copied to the host and the executor assigns its experts (`MoeExecutor.begin_layer`). Then both
 sides work at once. The device computes the experts in slots, then fetched ones as soon as their uploads finish, with
 grouped GEMM where there are many tokens; the CPU computes the rest. `combine` joins them. The host is at most one
-layer ahead of the device. docs/gpu-status.md lists which GPUs this has run on.
+layer ahead of the device. docs/explanation/gpu-status.md lists which GPUs this has run on.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Resident experts run from their slots. Misses go through the mailbox to the CPU pool (the host side is `TableStep`,
 native), or are read from host memory where the cost model predicts that to be faster. There is no host synchronisation,
-so that a graph can hold the step. docs/gpu-status.md lists which GPUs this has run on.
+so that a graph can hold the step. docs/explanation/gpu-status.md lists which GPUs this has run on.
 """
 
 from __future__ import annotations

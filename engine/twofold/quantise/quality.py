@@ -34,7 +34,7 @@ _VERDICTS: Final = (
     (math.inf, "bad: far from the source, expect misspelt words; take a format with more bits"),
 )
 """Quality levels by mean KL divergence in nats, rounded: the bundled model's 8-, 6- and 5-bit formats stay below the
-first, its 4-bit ones below the second (docs/quantisation.md)."""
+first, its 4-bit ones below the second (docs/guides/quantise.md)."""
 
 
 @dataclass(frozen=True)

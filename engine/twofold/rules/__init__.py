@@ -1,1 +1,1 @@
-"""Placement rules for modules of a model: device, format and number of threads (docs/placement-rules.md)."""
+"""Placement rules for modules of a model: device, format and number of threads (docs/guides/placement-rules.md)."""

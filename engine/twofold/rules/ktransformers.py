@@ -30,7 +30,7 @@ def translated(rule: dict[str, Any], where: str) -> tuple[dict[str, Any], list[s
         raise ConfigError(
             f"{where}: replace asks for {named} and no kwargs; operators are not chosen by class here: say "
             "device, format "
-            "or threads of the modules instead (docs/placement-rules.md)"
+            "or threads of the modules instead (docs/guides/placement-rules.md)"
         )
     _known(kwargs, _KWARGS, where, "replace: kwargs")
     made: dict[str, Any] = {"match": rule.get("match")}

@@ -5,7 +5,7 @@
 // K is cut into parts of 256 columns. A part of a panel is unpacked once into tiles of signed bytes and its
 // scales into floats; then groups of up to 32 tokens pass over it. The integer sums of some runs (32 columns)
 // leave their tiles through the first-level cache and are scaled there, because only memory connects tiles
-// and vectors. That, not the products, is where the time goes: kernels/bench/LOG.md.
+// and vectors. That, not the products, is where the time goes: docs/notebook/kernels.md.
 #pragma once
 #include "amx/tiles.h"
 #include "avx512/vnni_vector.h"

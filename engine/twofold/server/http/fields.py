@@ -1,6 +1,6 @@
 """Table of every request field in OpenAI's and vLLM's schemas, with its status: done, refused or harmless.
 
-Single source: schemas refuse fields by it (`refusing`), docs/serving.md is generated from it, and a test walks it.
+Single source: schemas refuse fields by it (`refusing`), docs/guides/serving.md is generated from it, and a test walks it.
 Names from other servers (SGLang, llama.cpp, Ollama, transformers) are listed where ignoring them would change the
 answer. Unlisted fields are ignored, because clients send many.
 """
@@ -349,7 +349,7 @@ def _refuse_if_asked(field: RequestField) -> Callable[[Any], None]:
 
 
 def markdown() -> str:
-    """The table as printed in docs/serving.md."""
+    """The table as printed in docs/guides/serving.md."""
     lines = ["| field | at | done |", "|---|---|---|", *_lines("done")]
     lines += ["", "| refused | at | unless | because |", "|---|---|---|---|", *_lines("refused")]
     lines += ["", "| harmless, ignored | because |", "|---|---|", *_lines("harmless")]

@@ -1,7 +1,7 @@
 """Aliases for flags of KTransformers, SGLang, llama.cpp and ik_llama.cpp, in one table.
 
 An alias acts as our flag, does nothing, or is refused; each prints one line that names our flag. Aliases are not in
---help; docs/migration.md lists them, and a test compares. Flags may be written with underscores (`main`).
+--help; docs/guides/migrate.md lists them, and a test compares. Flags may be written with underscores (`main`).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rules",
         metavar="FILE",
-        help="YAML file that says which blocks, layers and tensors get which format (docs/quantisation.md)",
+        help="YAML file that says which blocks, layers and tensors get which format (docs/guides/quantise.md)",
     )
     parser.add_argument(
         "--text",
@@ -86,7 +86,7 @@ def _rules(args: argparse.Namespace) -> Rules:
     from twofold.quantise.rules import Rules, read_rules
 
     if (args.format is None) == (args.rules is None):
-        raise ConfigError("either --format or --rules is needed, and not both; see docs/quantisation.md")
+        raise ConfigError("either --format or --rules is needed, and not both; see docs/guides/quantise.md")
     if args.rules is not None:
         return read_rules(Path(args.rules).expanduser())
     if args.format not in TARGETS:

@@ -1,7 +1,7 @@
 """`twofold lab prefetch`: decode speed with and without prefetch, by the virtual clock of emulated machines.
 
 First the engine with a model; then its scheduler alone with experts of Qwen3-30B-A3B's size, on synthetic routing.
-Measures no GPU (docs/prefetch.md). If a placement changes any token, it raises an error.
+Measures no GPU (docs/explanation/prefetch.md). If a placement changes any token, it raises an error.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="D",
-        help="experts that each token may defer (system twofold; docs/deferral.md; default: 0)",
+        help="experts that each token may defer (system twofold; docs/explanation/deferral.md; default: 0)",
     )
     parser.add_argument(
         "--policy",
