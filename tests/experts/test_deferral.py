@@ -1,6 +1,6 @@
 """Expert deferral: against its definition in transformers and numpy, and what it may not depend on.
 
-docs/explanation/deferral.md says what is deferred. Without an accelerator all experts are the CPU's, so rows alone decide.
+What is deferred: docs/explanation/deferral.md. Without an accelerator all experts are the CPU's, so rows alone decide.
 """
 
 from __future__ import annotations

@@ -38,11 +38,32 @@ def test_nothing_unfinished() -> None:
     assert found == {}
 
 
+def headings(path: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    prose = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    links = [
-        (name, target)
-        for name in tracked("*.md")
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
-        if "://" not in target and not target.startswith("mailto:")
-    ]
-    assert [link for link in links if not ((ROOT / link[0]).parent / link[1]).exists()] == []
+    broken = []
+    for name in tracked("*.md"):
+        page = ROOT / name
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            file = page.parent / target if target else page
+            if not file.exists() or (anchor and anchor not in headings(file)):
+                broken.append((name, target, anchor))
+    assert broken == []
+
+
+def test_documents_that_sources_name_exist() -> None:
+    named = re.compile(r"(?<![\w./])docs/[\w/-]+\.md")
+    missing = {
+        (name, page)
+        for name in tracked("*.py", "*.h", "*.cpp", "*.cu", "*.cuh", "*.yaml", "*.toml", "*.sh", "Makefile")
+        for page in named.findall((ROOT / name).read_text(encoding="utf-8"))
+        if not (ROOT / page).is_file()
+    }
+    assert missing == set()

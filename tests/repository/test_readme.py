@@ -1,38 +1,13 @@
-"""The README tells the truth: its settings are the configuration's, its make targets and files exist."""
+"""The README and the other documents tell the truth: make targets, commands, scripts and programs exist."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def doc_tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("doc_tables", ROOT / "scripts" / "doc_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_tables_made_from_the_code_are_those_of_the_code(doc_tables: ModuleType) -> None:
-    for marked in doc_tables.TABLES:
-        text = marked.document.read_text(encoding="utf-8")
-        assert marked.replaced(text) == text, "run scripts/doc_tables.py --write"
-
-
-def test_the_table_names_every_setting_once(doc_tables: ModuleType) -> None:
-    names = re.findall(r"`(TWOFOLD_[A-Z_]+)`", doc_tables.settings())
-    assert len(names) == len(set(names)) > 15
 
 
 def test_make_targets_that_documents_name_exist() -> None:
@@ -69,7 +44,7 @@ def test_packages_of_the_python_examples_are_installed_in_the_readme() -> None:
 
 
 def test_the_quick_start_begins_with_a_clone() -> None:
-    commands = README.split("## Quick start", 1)[1].split("```")[1].split("\n")
+    commands = README.split("## Install and run", 1)[1].split("```")[1].split("\n")
     assert commands.index("git clone <repository URL> twofold && cd twofold") < commands.index("make run")
 
 
@@ -90,7 +65,7 @@ def test_programs_that_documents_name_exist() -> None:
         match
         for path in DOCUMENTS
         for match in re.findall(
-            r"python3? -m ((?:benchmarks|tests)[a-z_.]*)", path.read_text(encoding="utf-8")
+            r"python3? -m ((?:benchmarks|scripts|tests)[a-z_.]*)", path.read_text(encoding="utf-8")
         )
     }
     assert {"benchmarks.peers", "benchmarks.targets", "benchmarks.serving"} <= named

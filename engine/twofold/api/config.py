@@ -1,4 +1,4 @@
-"""The settings: source of the command-line flags, environment names (`TWOFOLD_<FIELD>`) and the README's table.
+"""The settings: source of the command-line flags, environment names (`TWOFOLD_<FIELD>`) and the reference page.
 
 A test compares them. Settings of expert placement are in `placement_config.py`.
 """

@@ -1,14 +1,13 @@
 """Table of every request field in OpenAI's and vLLM's schemas, with its status: done, refused or harmless.
 
-Single source: schemas refuse fields by it (`refusing`), docs/guides/serving.md is generated from it, and a test walks it.
+Single source: schemas refuse fields by it (`refusing`), the reference page is generated from it, and a test walks it.
 Names from other servers (SGLang, llama.cpp, Ollama, transformers) are listed where ignoring them would change the
 answer. Unlisted fields are ignored, because clients send many.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -346,31 +345,3 @@ def _refuse_if_asked(field: RequestField) -> Callable[[Any], None]:
             raise ValueError(f"not supported: {field.note}")
 
     return check
-
-
-def markdown() -> str:
-    """The table as printed in docs/guides/serving.md."""
-    lines = ["| field | at | done |", "|---|---|---|", *_lines("done")]
-    lines += ["", "| refused | at | unless | because |", "|---|---|---|---|", *_lines("refused")]
-    lines += ["", "| harmless, ignored | because |", "|---|---|", *_lines("harmless")]
-    return "\n".join(lines)
-
-
-def _lines(state: State) -> Iterable[str]:
-    """One row per note; fields with the same note and endpoints share it."""
-    where: dict[tuple[str, str, str], list[str]] = {}
-    for field in FIELDS:
-        if field.state == state:
-            unless = ", ".join(f"`{json.dumps(value)}`" for value in field.harmless)
-            where.setdefault((field.name, field.note, unless), []).append(field.endpoint)
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for (name, note, unless), endpoints in where.items():
-        at = "both" if len(endpoints) == len(ENDPOINTS) else endpoints[0]
-        rows.setdefault((at, note, unless), []).append(f"`{name}`")
-    for (at, note, unless), names in rows.items():
-        cells = [", ".join(names), at, unless, note]
-        if state == "done":
-            del cells[2]
-        elif state == "harmless":
-            del cells[1:3]
-        yield f"| {' | '.join(cells)} |"

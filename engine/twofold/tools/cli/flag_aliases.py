@@ -1,14 +1,13 @@
 """Aliases for flags of KTransformers, SGLang, llama.cpp and ik_llama.cpp, in one table.
 
 An alias acts as our flag, does nothing, or is refused; each prints one line that names our flag. Aliases are not in
---help; docs/guides/migrate.md lists them, and a test compares. Flags may be written with underscores (`main`).
+--help; docs/reference/flags-of-other-engines.md lists them. Flags may be written with underscores (`main`).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -335,24 +334,6 @@ class _AliasAction(argparse.Action):
 
 def _told(given: Any) -> str:
     return repr(" ".join(given) if isinstance(given, list) else given)[:200]
-
-
-def markdown() -> str:
-    """All aliases as a Markdown table."""
-    rows = ["| of | flag | here |", "|---|---|---|"]
-    for engine, aliases in (
-        ("KTransformers", KTRANSFORMERS),
-        ("KTransformers' main.py", (*KTRANSFORMERS_MODEL, *KTRANSFORMERS_SERVER)),
-        ("KTransformers' local_chat.py", GENERATION),
-        ("SGLang", SGLANG),
-        ("llama.cpp, ik_llama.cpp", LLAMA_CPP),
-        ("servers", OTHER_SERVERS),
-    ):
-        for alias in aliases:
-            names = ", ".join(f"`{name}`" for name in alias.names)
-            note = re.sub(r"(?<!`)(?<![\w-])(--[a-z][a-z-]*[a-z]|-ctk)(?![\w`])", r"`\1`", alias.note)
-            rows.append(f"| {engine} | {names} | {note} |")
-    return "\n".join(rows)
 
 
 def missing_targets(aliases: Sequence[Alias], *classes: type[Any]) -> Iterator[tuple[str, str]]:
