@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.check_words import hits, long_sentences
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -67,3 +69,11 @@ def test_documents_that_sources_name_exist() -> None:
         if not (ROOT / page).is_file()
     }
     assert missing == set()
+
+
+def test_long_sentences_and_private_idiom_are_found() -> None:
+    words = "word " * 30
+    page = f"# {words * 2}\n- {words}\n- {words}\n\n```\n{words * 2}\n```\n| {words} | {words}; {words} |\n"
+    assert list(long_sentences(page)) == []
+    assert list(long_sentences(f"{page}\nSo {words}end. Next one.")) == [f"So {words}end."]
+    assert [number for number, _ in hits(["a step", "before " + "who" + "ever asks"])] == [2]
