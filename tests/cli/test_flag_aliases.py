@@ -1,4 +1,4 @@
-"""Other engines' flags on our command line, and the page that tells of them: each is tried, each command is parsed."""
+"""Other engines' flags on our command line: each is tried."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import functools
 import logging
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.flag_aliases import ENGINE, SERVER, Alias, cpu_moe_ratio, gguf_model, missing_targets
-from twofold.tools.cli.main import COMMANDS, build_parser, main
+from twofold.tools.cli.main import build_parser, main
 from twofold.tools.cli.model_options import engine_config
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "guides" / "migrate.md").read_text(encoding="utf-8")
 CONFIGS = (EngineConfig, ServerConfig, TelemetryConfig)
 GIVEN = {
     "--schedule-policy": "fcfs", "-ctk": "q8_0", "-fa": "on", "--kt-expert-placement-strategy": "uniform",
@@ -206,17 +203,3 @@ def test_a_note_is_logged_once_and_help_stays_short(
         for name in alias.names
         if re.search(rf"{name}\b[^-]", shown) and name.startswith("--kt")
     ]
-
-
-def commands_of_the_page() -> list[list[str]]:
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("twofold ")]
-    return [shlex.split(line, comments=True)[1:] for line in lines]
-
-
-@pytest.mark.parametrize("words", commands_of_the_page(), ids=" ".join)
-def test_commands_of_the_page_can_be_given(words: list[str]) -> None:
-    command = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
-    args = parser_of(command).parse_args([command, *words[len(command.split()) :]])
-    for cls in CONFIGS:
-        from_namespace(cls, args, {})
