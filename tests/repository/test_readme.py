@@ -76,3 +76,13 @@ def test_programs_that_documents_name_exist() -> None:
         if not place.with_suffix(".py").is_file() and not (place / "__main__.py").is_file()
     ]
     assert missing == []
+
+
+def test_files_that_documents_name_exist() -> None:
+    """Paths in README, CONTRIBUTING and guides; NAME and FAMILY stand for what a reader chooses."""
+    path = re.compile(r"`((?:engine|kernels|tests|dashboard|docs|scripts|benchmarks|loadtest)/[\w./-]+)`")
+    pages = [page for page in DOCUMENTS if page.parent.name == "guides" or page.parent == ROOT]
+    named = {(page.name, name) for page in pages for name in path.findall(page.read_text(encoding="utf-8"))}
+    chosen = re.compile("NAME|FAMILY")
+    missing = [each for each in named if not chosen.search(each[1]) and not (ROOT / each[1]).exists()]
+    assert sorted(missing) == []

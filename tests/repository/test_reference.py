@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("twofold._core")
-for package in ("fastapi", "sqlalchemy"):
-    pytest.importorskip(package)
-
-from scripts.reference.__main__ import FOLDER, PAGES, page  # noqa: E402
+from scripts.reference.__main__ import FOLDER, PAGES, page
 
 DOCS = FOLDER.parent
 

@@ -13,10 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 from live_server import HTTP, serving
-
-pytest.importorskip("twofold._core", reason="the native module is not built")
-pytest.importorskip("llguidance")
-
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
 from twofold.server.app import create_app
