@@ -26,7 +26,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.telemetry.sink import NullSink
 
 from benchmarks.peers import machine
-from benchmarks.peers.report import DOCS, machine_line, write_section
+from benchmarks.peers.report import NOTEBOOK, machine_line, write_section
 
 PROGRAM: Final = "benchmarks.batching"
 SECTION, MAKER = "batching", f"python -m {PROGRAM} --write-docs"
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--json", type=Path, metavar="FILE", help="every round's figures")
-    parser.add_argument("--write-docs", action="store_true", help=f"write the table into {DOCS.name}")
+    parser.add_argument("--write-docs", action="store_true", help=f"write the table into {NOTEBOOK.name}")
     args = parser.parse_args()
     about = machine.describe()
     streams = [int(n) for n in args.streams.split(",")]
@@ -182,7 +182,7 @@ def main() -> int:
         line = machine_line(
             {"date": machine.today(), "machine": about, "command": machine.command_line(PROGRAM)}
         )
-        write_section(DOCS, SECTION, MAKER, f"{line}\n\n{rows}")
+        write_section(NOTEBOOK, SECTION, MAKER, f"{line}\n\n{rows}")
     return 0
 
 

@@ -24,7 +24,7 @@ from benchmarks.peers import machine
 from benchmarks.peers.engines import PeerError
 from benchmarks.peers.gguf_model import file_name, write_model
 from benchmarks.peers.layers import LayerProcess
-from benchmarks.peers.report import DOCS, machine_line, write_section
+from benchmarks.peers.report import NOTEBOOK, machine_line, write_section
 from benchmarks.peers.rounds import quartiles
 from benchmarks.peers.shapes import FULL_SHAPES
 
@@ -217,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = measure(args)
         report = {"date": machine.today(), "command": machine.command_line(PROGRAM), "machine": described}
         if args.write_docs:
-            write_section(DOCS, SECTION, MAKER, f"{machine_line(report)}\n\n{table(rows)}")
+            write_section(NOTEBOOK, SECTION, MAKER, f"{machine_line(report)}\n\n{table(rows)}")
     except (PeerError, OSError, ValueError) as error:
         say(f"{PROGRAM}: {error}")
         return 2

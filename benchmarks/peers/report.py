@@ -11,7 +11,9 @@ from typing import Any, Final
 from benchmarks.peers.ceilings import bounds
 from benchmarks.peers.rounds import OURS, Series, rows
 
-DOCS: Final = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "performance.md"
+_PAGES: Final = Path(__file__).resolve().parents[2] / "docs"
+DOCS: Final = _PAGES / "explanation" / "performance.md"
+NOTEBOOK: Final = _PAGES / "notebook" / "performance.md"
 BEGIN: Final = "<!-- {name}: made by {maker} -->"
 END: Final = "<!-- end of {name} -->"
 

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from benchmarks import batching
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import kt_kernel, long_context
-from benchmarks.peers.report import BEGIN, DOCS, END
+from benchmarks.peers.report import BEGIN, DOCS, END, NOTEBOOK
 from benchmarks.targets import __main__ as targets
 from benchmarks.targets.lines import Line
 
@@ -103,9 +104,12 @@ def test_one_run_of_the_targets_with_players(tmp_path, fake_python, capsys) -> N
     assert "short" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("program", [peers, kt_kernel, targets])
-def test_the_section_that_a_program_writes_is_in_the_documents(program) -> None:
-    text = DOCS.read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("program", "page"),
+    [(peers, DOCS), (kt_kernel, DOCS), (targets, DOCS), (batching, NOTEBOOK), (long_context, NOTEBOOK)],
+)
+def test_the_section_that_a_program_writes_is_in_the_documents(program, page) -> None:
+    text = page.read_text(encoding="utf-8")
     assert BEGIN.format(name=program.SECTION, maker=program.MAKER) in text
     assert END.format(name=program.SECTION) in text
 
