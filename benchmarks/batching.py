@@ -23,7 +23,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.types import GenerationRequest, SamplingParams, StepParts, StepRecord
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path
-from twofold.telemetry.sink import NullSink
+from twofold.telemetry.sink import TelemetrySink
 
 from benchmarks.peers import machine
 from benchmarks.peers.report import NOTEBOOK, machine_line, write_section
@@ -38,7 +38,7 @@ SAMPLINGS: Final = {
 }
 
 
-class StepList(NullSink):
+class StepList(TelemetrySink):
     """Keeps the records of steps, and nothing else."""
 
     def __init__(self) -> None:

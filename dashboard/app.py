@@ -19,12 +19,7 @@ from dashboard import frame  # noqa: E402
 st.set_page_config(page_title="Twofold", page_icon=str(Path(__file__).with_name("icon.svg")), layout="wide")
 page = st.navigation(
     [
-        st.Page(
-            "pages_overview.py",
-            title="Overview",
-            icon=":material/monitoring:",
-            default=True,
-        ),
+        st.Page("pages_overview.py", title="Overview", icon=":material/monitoring:", default=True),
         st.Page(
             "pages_placement.py", title="Expert placement", icon=":material/grid_on:", url_path="placement"
         ),

@@ -30,11 +30,11 @@ def sentences(
 def _duration(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
     took_us = float(tokens.step_us[chosen])
     if np.isnan(took_us):
-        return "The duration of its step was not recorded (a lost event)."
+        return "The duration of its step was not recorded (lost event)."
     median_us = float(np.nanmedian(tokens.step_us))
     ratio = took_us / median_us if median_us > 0 else 1.0
     compared = (
-        "as long as usual for this request" if 0.9 <= ratio <= 1.1 else f"{ratio:.1f} × this request's median"
+        "close to this request's median" if 0.9 <= ratio <= 1.1 else f"{ratio:.1f} × this request's median"
     )
     clock = " on the emulated clock" if emulated else ""
     return f"Its step took **{formats.microseconds(took_us)}**{clock}, {compared} ({formats.microseconds(median_us)})."
@@ -54,46 +54,46 @@ def _misses(tokens: queries.RequestTokens, chosen: int) -> str:
     hits, cpu, fetched = (int(value) for value in counts[chosen])
     missed = counts[:, queries.Placement.CPU] + counts[:, queries.Placement.FETCHED]
     return (
-        f"Of its {hits + cpu + fetched} routed experts **{cpu + fetched} were not on the GPU** "
-        f"(median of this request: {int(np.median(missed))}): {cpu} ran on the CPU, {fetched} were fetched first."
+        f"**{cpu + fetched} of its {hits + cpu + fetched} routed experts were not on the GPU** "
+        f"(median of this request: {int(np.median(missed))}): {cpu} ran on the CPU, {fetched} were fetched."
     )
 
 
 def _layer(tokens: queries.RequestTokens, chosen: int) -> str:
     times = tokens.layer_us[chosen]
     if np.isnan(times).all():
-        return "Times of its experts were not recorded."
+        return "The times of its experts were not recorded."
     layer = int(np.nanargmax(times))
     share = float(times[layer] / np.nansum(times)) if np.nansum(times) > 0 else 0.0
     usual = float(np.nanmedian(tokens.layer_us[:, layer]))
     waited_for = (
-        "the CPU" if tokens.cpu_us[chosen, layer] > tokens.gpu_us[chosen, layer] else "the GPU and its link"
+        "the CPU" if tokens.cpu_us[chosen, layer] > tokens.gpu_us[chosen, layer] else "the GPU or PCIe"
     )
     return (
         f"The experts of layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, "
         f"{share:.0%} of {formats.microseconds(float(np.nansum(times)))} in all layers "
-        f"(its median: {formats.microseconds(usual)}); it waited for {waited_for}."
+        f"(its median: {formats.microseconds(usual)}); the layer waited for {waited_for}."
     )
 
 
 def _link(uploads: Sequence[queries.Upload]) -> str:
     if not uploads:
-        return "Nothing was copied over PCIe during its step."
+        return "No expert was copied over PCIe during its step."
     num_experts = "1 expert" if len(uploads) == 1 else f"{len(uploads)} experts"
     total = sum(upload.size_bytes for upload in uploads)
     copying_us = sum(upload.end_us - upload.begin_us for upload in uploads)
     waits_us = max(upload.begin_us - upload.queued_us for upload in uploads)
     demand = sum(upload.reason is queries.UploadReason.DEMAND for upload in uploads)
     return (
-        f"During its step {num_experts} ({formats.size(total)}) crossed PCIe in "
-        f"{formats.microseconds(copying_us)}, {demand} of them because they were needed at once; "
+        f"Uploads during its step: {num_experts} ({formats.size(total)}) over PCIe in "
+        f"{formats.microseconds(copying_us)}, {demand} on demand; "
         f"the longest wait for the link was {formats.microseconds(waits_us)}."
     )
 
 
 def _prediction(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
     if emulated:
-        return "Predicted against measured: n/a, because emulated time is the cost model's prediction."
+        return "No comparison with the cost model: emulated time is its prediction."
     took_us = float(np.nansum(tokens.layer_us[chosen]))
     predicted_us = float(np.nansum(tokens.predicted_us[chosen]))
     if predicted_us <= 0:
@@ -104,7 +104,7 @@ def _prediction(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -
     )
 
 
-_WORDS = {
+_PART_NAMES = {
     "schedule": "scheduling",
     "embed": "embedding",
     "attention": "attention",
@@ -123,16 +123,14 @@ _WORDS = {
 }
 
 
-def where_it_went(times: queries.StepTimes | None, queue_s: float | None) -> str:
+def step_time_bars(times: queries.StepTimes | None, queue_s: float | None) -> str:
     """HTML: the parts of a token's step as bars that sum to it, by the wall clock and, if any, the emulated clock.
 
     Args:
         queue_s: queue time of its request; None where this is not its first step.
     """
     if times is None:
-        return (
-            "<p>The parts of its step were not recorded (a lost event, or the database reached its size).</p>"
-        )
+        return "<p>The parts of its step are not stored (lost event, or deleted at the database's size limit).</p>"
     waited = (
         ""
         if queue_s is None
@@ -154,7 +152,7 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
         share = us / whole_us if whole_us > 0 else 0.0
         bar = f'<div style="height:0.6em;width:{share:.1%};background:currentColor;opacity:0.35"></div>'
         rows.append(
-            f'<tr><td class="tf-experts">{_WORDS[name]}</td><td class="tf-experts" style="width:45%">{bar}</td>'
+            f'<tr><td class="tf-experts">{_PART_NAMES[name]}</td><td class="tf-experts" style="width:45%">{bar}</td>'
             f"<td>{us:,.0f}</td><td>{share:.1%}</td></tr>"
         )
     return (

@@ -31,8 +31,8 @@ F64 = npt.NDArray[np.float64]
 
 MAX_POINTS: Final = 5000
 PLACEMENT_NAMES = {
-    queries.Placement.HIT: "on GPU, was there (hit)",
-    queries.Placement.FETCHED: "on GPU, fetched for it",
+    queries.Placement.HIT: "on GPU (cache hit)",
+    queries.Placement.FETCHED: "on GPU, fetched on demand",
     queries.Placement.CPU: "on CPU",
 }
 SHORT_NAMES = {
@@ -66,15 +66,17 @@ def _moments(at_s: F64) -> list[datetime]:
     return [datetime.fromtimestamp(at) for at in at_s.tolist()]
 
 
-def _over_time(figure: go.Figure, at_s: F64) -> go.Figure:
-    """A time axis with the time of day on each tick and no date."""
+def _over_time(figure: go.Figure, at_s: F64, *, height: int = 230, legend: bool = True) -> go.Figure:
+    """The layout of a time series: values from 0, the time of day on each tick and no date."""
     spread_s = float(at_s[-1] - at_s[0]) if len(at_s) else 0.0
-    return figure.update_xaxes(tickformat="%H:%M:%S" if spread_s < 900 else "%H:%M", nticks=7)
+    figure.update_layout(hovermode="x unified")
+    figure.update_xaxes(tickformat="%H:%M:%S" if spread_s < 900 else "%H:%M", nticks=7)
+    if figure.layout.yaxis.range is None:
+        figure.update_yaxes(rangemode="tozero")
+    return layout(figure, height=height, legend=legend)
 
 
-def area(
-    at_s: F64, values: F64, *, name: str, unit: str, color: str = QUANTITY, height: int = 230
-) -> go.Figure:
+def area(at_s: F64, values: F64, *, name: str, unit: str) -> go.Figure:
     """One quantity over time, each value for its whole bucket; NaN leaves a gap."""
     figure = go.Figure()
     # The fill is a separate trace: Plotly would fill straight across a gap of the line.
@@ -84,7 +86,7 @@ def area(
         mode="lines",
         line={"width": 0, "shape": "hv"},
         fill="tozeroy",
-        fillcolor=faint(color, 0.16),
+        fillcolor=faint(QUANTITY, 0.16),
         hoverinfo="skip",
     )
     figure.add_scatter(
@@ -92,15 +94,13 @@ def area(
         y=values,
         name=name,
         mode="lines" if np.count_nonzero(~np.isnan(values)) > 2 else "lines+markers",
-        line={"color": color, "width": 2, "shape": "hv"},
+        line={"color": QUANTITY, "width": 2, "shape": "hv"},
         hovertemplate="%{y:,.1f} " + unit + "<extra></extra>",
     )
-    figure.update_layout(hovermode="x unified")
-    figure.update_yaxes(rangemode="tozero")
-    return _over_time(layout(figure, height=height), at_s)
+    return _over_time(figure, at_s, legend=False)
 
 
-def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.Figure:
+def shares(at_s: F64, values: F64, *, bucket_s: float) -> go.Figure:
     """Placement of routed experts over time: `values` [3, buckets] by Placement, stacked to 100 %; NaN leaves a gap."""
     figure = go.Figure()
     for placement in STACK_ORDER:
@@ -113,12 +113,12 @@ def shares(at_s: F64, values: F64, *, bucket_s: float, height: int = 230) -> go.
             marker={"color": faint(PLACEMENT_COLORS[placement], 0.8), "line": {"width": 0}},
             hovertemplate="%{y:.1f} %",
         )
-    figure.update_layout(hovermode="x unified", barmode="stack", bargap=0)
+    figure.update_layout(barmode="stack", bargap=0)
     figure.update_yaxes(range=[0, 100], dtick=25)
-    return _over_time(layout(figure, height=height, legend=True), at_s)
+    return _over_time(figure, at_s)
 
 
-def queue(at_s: F64, running: F64, waiting: F64, *, height: int = 230) -> go.Figure:
+def queue(at_s: F64, running: F64, waiting: F64) -> go.Figure:
     """Running and waiting requests over time."""
     figure = go.Figure()
     for name, values, dash in (("running", running, "solid"), ("waiting", waiting, "dot")):
@@ -132,15 +132,13 @@ def queue(at_s: F64, running: F64, waiting: F64, *, height: int = 230) -> go.Fig
             fillcolor=faint(QUANTITY, 0.16),
             hovertemplate="%{y:.1f}",
         )
-    figure.update_layout(hovermode="x unified")
-    figure.update_yaxes(rangemode="tozero")
     top = float(max(np.max(running, initial=0.0), np.max(waiting, initial=0.0)))
     if top < 4:
         figure.update_yaxes(range=[0, 4], dtick=1)
-    return _over_time(layout(figure, height=height, legend=True), at_s)
+    return _over_time(figure, at_s)
 
 
-def share_bar(counts: dict[queries.Placement, int], *, height: int = 64) -> go.Figure:
+def share_bar(counts: dict[queries.Placement, int]) -> go.Figure:
     """Expert uses by placement as one bar of 100 %."""
     total = max(1, sum(counts.values()))
     figure = go.Figure()
@@ -159,7 +157,7 @@ def share_bar(counts: dict[queries.Placement, int], *, height: int = 64) -> go.F
             hovertemplate=f"{PLACEMENT_NAMES[placement]}: {counts[placement]:,} uses, {share:.1f} %<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.1)
-    figure = layout(figure, height=height)
+    figure = layout(figure, height=64)
     figure.update_xaxes(visible=False, range=[0, 100])
     figure.update_yaxes(visible=False)
     figure.update_layout(margin={"l": 0, "r": 0, "t": 4, "b": 4})
@@ -229,7 +227,7 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
     return figure
 
 
-def percentiles(series: queries.PercentileSeries, *, height: int = 260) -> go.Figure:
+def percentiles(series: queries.PercentileSeries) -> go.Figure:
     """p50, p95 and p99 over time, milliseconds."""
     figure = go.Figure()
     known = ~np.isnan(series.p50)
@@ -248,9 +246,7 @@ def percentiles(series: queries.PercentileSeries, *, height: int = 260) -> go.Fi
             marker={"size": 5, "color": QUANTITY},
             hovertemplate="%{y:,.1f} ms",
         )
-    figure.update_layout(hovermode="x unified")
-    figure.update_yaxes(rangemode="tozero")
-    return _over_time(layout(figure, height=height, legend=True), series.at_s)
+    return _over_time(figure, series.at_s, height=260)
 
 
 def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> go.Figure:
@@ -277,6 +273,4 @@ def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.
             marker={"color": FAILED, "symbol": "x", "size": 10},
             hovertemplate="failed",
         )
-    figure.update_yaxes(rangemode="tozero")
-    figure.update_layout(hovermode="x unified")
-    return _over_time(layout(figure, height=200, legend=True), finished_s)
+    return _over_time(figure, finished_s, height=200)

@@ -36,7 +36,7 @@ def token_times(
     )
     figure.update_layout(bargap=0.15)
     figure = layout(figure, height=230)
-    figure.update_xaxes(title="position in the text (prompt first)", showgrid=False)
+    figure.update_xaxes(title="token position (prompt first)", showgrid=False)
     figure.update_yaxes(title=unit, rangemode="tozero")
     if len(position):
         figure.add_annotation(
@@ -77,7 +77,7 @@ def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.ND
     )
     figure = layout(figure, height=26 * max(4, misses.shape[1]) + 70 if misses.shape[1] <= 12 else 420)
     figure.update_yaxes(title="MoE layer", autorange="reversed", showgrid=False)
-    figure.update_xaxes(title="position in the text (prompt first)", showgrid=False)
+    figure.update_xaxes(title="token position (prompt first)", showgrid=False)
     return figure
 
 

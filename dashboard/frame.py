@@ -23,7 +23,7 @@ from twofold.telemetry import queries
 from dashboard import figures, formats, palette
 
 REFRESH_S: Final = 2.0
-LOOK_AGAIN_S: Final = 10.0
+POLL_S: Final = 10.0
 """Seconds between checks for a first or newer run; only the file's time stamp is read until it changes."""
 WINDOWS: Final[dict[str, int | None]] = {
     "Last minute": 60,
@@ -33,7 +33,7 @@ WINDOWS: Final[dict[str, int | None]] = {
     "Whole run": None,
 }
 NEWEST: Final = -1
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 _STYLE: Final = f"<style>{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
 
@@ -49,24 +49,21 @@ class View:
     state: tuple[object, ...]
     """Cache key: changes with the file, or every REFRESH_S while the run is live."""
 
-    def ask(self, query: Callable[..., _Answer], *arguments: object, **named: object) -> _Answer:
+    def query(self, query: Callable[..., _Result], *arguments: object, **named: object) -> _Result:
         """`query(db, run, *arguments, **named)`, cached for all viewers."""
-        key = (self.db.path, self.run.run_id, self.state, query.__name__, arguments, tuple(named.items()))
-        answer: _Answer = _shared(key, lambda: query(self.db, self.run, *arguments, **named))
-        return answer
+        key = (query.__name__, arguments, *named.items())
+        return self._cached(key, lambda: query(self.db, self.run, *arguments, **named))
 
     def overview(self) -> queries.Overview:
-        key = (self.db.path, self.run.run_id, self.state, "overview", self.span)
-        answer: queries.Overview = _shared(key, lambda: self._history().overview(self.span))
-        return answer
+        return self._cached(("overview", self.span), lambda: self._history().overview(self.span))
 
     def placements(self) -> tuple[queries.PlacementGrid, queries.Window]:
         """The placement grid, and the window it covers."""
-        key = (self.db.path, self.run.run_id, self.state, "placements", self.span)
-        answer: tuple[queries.PlacementGrid, queries.Window] = _shared(
-            key, lambda: self._history().placements(self.span)
-        )
-        return answer
+        return self._cached(("placements", self.span), lambda: self._history().placements(self.span))
+
+    def _cached(self, key: tuple[object, ...], compute: Callable[[], _Result]) -> _Result:
+        result: _Result = _shared((self.db.path, self.run.run_id, self.state, *key), compute)
+        return result
 
     def of(self, run: queries.Run) -> View:
         """A view of another whole run of the database."""
@@ -83,11 +80,11 @@ class View:
 
 
 @st.cache_data(max_entries=200, ttl=3600, show_spinner=False)
-def _shared(key: tuple[object, ...], _ask: Callable[[], Any]) -> Any:
-    return _ask()
+def _shared(key: tuple[object, ...], _compute: Callable[[], Any]) -> Any:
+    return _compute()
 
 
-@st.cache_resource(max_entries=8, show_spinner="Adding up the run; this is done once …")
+@st.cache_resource(max_entries=8, show_spinner="Reading the whole run, once …")
 def _history(
     path: str, inode: int, run_id: int, _db: queries.Database, _run: queries.Run
 ) -> queries.RunHistory:
@@ -95,13 +92,13 @@ def _history(
     return queries.RunHistory(_db, _run)
 
 
-def _stamp(path: str) -> tuple[object, ...]:
+def _file_stamp(path: str) -> tuple[object, ...]:
     """Inode, modification time and size of the database file and its write-ahead log."""
     stamps: list[object] = []
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(OSError):
-            found = os.stat(name)
-            stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+            status = os.stat(name)
+            stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
     return tuple(stamps)
 
 
@@ -115,26 +112,24 @@ def open_database() -> queries.Database | None:
     """The database; None, with the reason on the page, when it cannot be read."""
     url = database_url()
     if not url:
-        _explain(
-            "No telemetry database chosen",
-            "This dashboard shows what a Twofold server recorded. Give it the database:",
+        _show_hint(
+            "No telemetry database given",
+            "This dashboard shows the telemetry of a Twofold server. Name its database:",
             "TWOFOLD_TELEMETRY_URL=sqlite:///twofold.db streamlit run dashboard/app.py",
         )
         return None
     try:
         return queries.open_database(url)
     except ConfigError as error:
-        _explain(
-            "Nothing recorded here yet"
-            if "does not exist" in str(error)
-            else "This database cannot be shown",
+        _show_hint(
+            "No telemetry recorded yet" if "does not exist" in str(error) else "This database cannot be read",
             f"{error}",
             f"twofold serve --telemetry-url {url}",
         )
         return None
 
 
-def _explain(title: str, text: str, command: str) -> None:
+def _show_hint(title: str, text: str, command: str) -> None:
     st.subheader(title)
     st.info(text, icon=":material/database:")
     st.markdown("Start the server and the dashboard together with `make run`, or by hand:")
@@ -152,7 +147,9 @@ def sidebar() -> None:
                 runs = queries.runs(db)
         names = {NEWEST: "Newest run"} | {run.run_id: _run_name(run) for run in runs}
         st.selectbox("Run", list(names), format_func=names.__getitem__, key="run")
-        st.selectbox("Window", list(WINDOWS), index=1, key="window", help="Part of the run to show.")
+        st.selectbox(
+            "Window", list(WINDOWS), index=1, key="window", help="The part of the run that the page shows."
+        )
         st.toggle(
             "Refresh live",
             value=True,
@@ -187,9 +184,9 @@ def view() -> View | None:
         st.warning(str(error), icon=":material/database_off:")
         return None
     if not runs:
-        _explain(
+        _show_hint(
             "No run recorded yet",
-            f"{db.path} is ready, but no server has written to it.",
+            f"{db.path} is empty: no server has written to it.",
             f"twofold serve --telemetry-url {database_url()}",
         )
         return None
@@ -199,7 +196,7 @@ def view() -> View | None:
 
 def _view_of(db: queries.Database, run: queries.Run, last_s: int | None) -> View:
     if not run.is_live():
-        return View(db, run, queries.window(run, last_s), False, _stamp(db.path))
+        return View(db, run, queries.window(run, last_s), False, _file_stamp(db.path))
     # All viewers within the same two seconds get the same moment, hence the same cached results.
     now_s = time.time() // REFRESH_S * REFRESH_S
     return View(db, run, queries.window(run, last_s, now_s=now_s), True, (now_s,))
@@ -224,7 +221,7 @@ def live_page(
     shown = _probe(subject)
     every = None
     if wanted and shown is None:
-        every = LOOK_AGAIN_S  # until there is something to show
+        every = POLL_S  # until there is something to show
     elif wanted and refresh and shown is not None and shown.live:
         every = REFRESH_S
 
@@ -264,11 +261,11 @@ def _newest_run_id(db: queries.Database) -> int:
 
 def _await_newer_run(path: str, newest: int) -> None:
     """Show a run that begins after the newest has ended; reads only file stamps until the file changes."""
-    seen = [_stamp(path)]
+    seen = [_file_stamp(path)]
 
-    @st.fragment(run_every=LOOK_AGAIN_S)
+    @st.fragment(run_every=POLL_S)
     def wait() -> None:
-        stamp = _stamp(path)
+        stamp = _file_stamp(path)
         if stamp == seen[0]:
             return
         seen[0] = stamp
@@ -284,8 +281,8 @@ def header(current: View) -> None:
     run = current.run
     if run.emulated:
         st.warning(
-            f"**Emulated.** This machine emulates the GPU: `{run.accelerator}`. Experts really move, stay and are "
-            "evicted, and the answers are real, but the CPU computes them. GPU and PCIe times are predicted by a cost "
+            f"**Emulated.** This machine emulates the GPU: `{run.accelerator}`. Uploads, evictions and answers are "
+            "real, but the CPU computes them. GPU and PCIe times are predicted by a cost "
             "model on a virtual clock, not measured.",
             icon=":material/science:",
         )
@@ -295,9 +292,9 @@ def header(current: View) -> None:
         how = "ended" if run.finished_s else "interrupted"
         last_s = run.finished_s or run.last_seen_s
         pill = f'<span class="tf-pill tf-ended">{how} {formats.moment(last_s, with_date=True)}</span>'
-    lost = sum(entry.num_events for entry in current.ask(queries.dropped))
+    lost = sum(entry.num_events for entry in current.query(queries.dropped))
     if lost:
-        pill += f' <span class="tf-pill tf-lost">{lost:,} events lost, figures are too low</span>'
+        pill += f' <span class="tf-pill tf-lost">{lost:,} events lost: figures are too low</span>'
     slots = f"{run.num_slots:,} of {run.num_layers * run.num_experts:,} experts fit on the GPU"
     if not run.num_slots:
         slots = "every expert runs on the CPU"

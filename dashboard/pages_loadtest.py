@@ -20,7 +20,7 @@ def load_samples(db: queries.Database, run: queries.Run, loadtest_id: str) -> qu
 
 def subject(view: frame.View) -> frame.View | None:
     """The run that the test was made against, which may differ from the sidebar's run."""
-    tests = view.ask(load_tests)
+    tests = view.query(load_tests)
     run_id = _chosen(view, tests).run_id if tests else view.run.run_id
     if run_id == view.run.run_id:
         return view
@@ -41,7 +41,7 @@ def _chosen(view: frame.View, tests: list[queries.LoadTest]) -> queries.LoadTest
 
 
 def body(view: frame.View) -> None:
-    tests = view.ask(load_tests)
+    tests = view.query(load_tests)
     if not tests:
         st.info(
             "No load test has been run against this server yet. Start one and watch it here:",
@@ -63,7 +63,24 @@ def body(view: frame.View) -> None:
             "The run of this test was not recorded, so it is unknown whether GPU times were emulated.",
             icon=":material/help:",
         )
-    samples = view.ask(load_samples, chosen)
+    samples = view.query(load_samples, chosen)
+    _summary(test)
+    _latencies(samples)
+    with frame.card(st, "loadtest-1"):
+        st.markdown("**Users**")
+        frame.chart(figures.users(samples.finished_s, samples.num_users, samples.ok), key="users")
+    if samples.errors:
+        names, counts = np.unique(samples.errors, return_counts=True)
+        st.markdown("**Failures**")
+        order = np.argsort(-counts)
+        st.table({"failure": [str(names[i]) for i in order], "times": [int(counts[i]) for i in order]})
+    if view.run.emulated and test.run_id == view.run.run_id:
+        st.caption(
+            "These times are real: wall-clock times of this machine, whose CPU computes what the emulated GPU would."
+        )
+
+
+def _summary(test: queries.LoadTest) -> None:
     seconds = max(test.end_s - test.begin_s, 1e-3)
     users, answered, failed, speed = st.container(key="figures").columns(4)
     users.metric("Users", f"{test.max_users:,}", border=True)
@@ -75,6 +92,9 @@ def body(view: frame.View) -> None:
         help="Answer tokens received, by the users' wall clock.",
         border=True,
     )
+
+
+def _latencies(samples: queries.LoadSamples) -> None:
     left, right = st.columns(2)
     for column, name, long_name, values in (
         (left, "TTFT", "Time to first token (TTFT), ms", samples.ttft_ms),
@@ -84,23 +104,7 @@ def body(view: frame.View) -> None:
             st.markdown(f"**{long_name}**")
             _percentiles(values)
             series = queries.percentile_series(samples.finished_s, values, max_buckets=20)
-            frame.chart(
-                figures.percentiles(series),
-                key=name,
-            )
-    with frame.card(st, "loadtest-1"):
-        st.markdown("**Users**")
-        frame.chart(figures.users(samples.finished_s, samples.num_users, samples.ok), key="users")
-    if samples.errors:
-        names, counts = np.unique(samples.errors, return_counts=True)
-        st.markdown("**Failures**")
-        order = np.argsort(-counts)
-        st.table({"failure": [str(names[i]) for i in order], "times": [int(counts[i]) for i in order]})
-    if view.run.emulated and test.run_id == view.run.run_id:
-        st.caption(
-            "These times are real: wall-clock times of this machine, which computes on its CPU what the emulated "
-            "GPU would."
-        )
+            frame.chart(figures.percentiles(series), key=name)
 
 
 def _percentiles(values: np.ndarray) -> None:
@@ -116,7 +120,7 @@ def _name(test: queries.LoadTest) -> str:
 
 frame.live_page(
     "Load test",
-    "Users who chat at the same time: how long until the first token, how long for each further one?",
+    "Latencies of concurrent chat users: time to first token (TTFT) and time per output token (TPOT).",
     body,
     subject=subject,
 )

@@ -10,11 +10,11 @@ from dashboard import figures, formats, frame
 
 def body(view: frame.View) -> None:
     overview = view.overview()
-    requests = view.ask(queries.request_counts)
+    requests = view.query(queries.request_counts)
     _figures(view, overview, requests)
-    changes = view.ask(queries.control_events)
+    changes = view.query(queries.control_events)
     if changes:
-        st.caption("Changed while it ran: " + "; ".join(map(_change, changes[:4])) + ".")
+        st.caption("Changes during the run: " + "; ".join(map(_change, changes[:4])) + ".")
     left, right = st.columns(2)
     with frame.card(left, "overview-1"):
         st.markdown(f"**Decode speed, tokens/s{view.emulated}**")
@@ -24,7 +24,7 @@ def body(view: frame.View) -> None:
     with frame.card(right, "overview-2"):
         st.markdown("**Placement of routed experts, %**")
         frame.chart(figures.shares(overview.at_s, overview.shares, bucket_s=overview.bucket_s), key="shares")
-        st.caption("Green is what an expert cache is for: the expert was on the GPU when a token needed it.")
+        st.caption("Green: cache hits. The expert was already on the GPU when a token needed it.")
     left, right = st.columns(2)
     with frame.card(left, "overview-3"):
         st.markdown(f"**Experts copied over PCIe, GB/s{view.emulated}**")
@@ -37,17 +37,17 @@ def body(view: frame.View) -> None:
     with frame.card(right, "overview-4"):
         st.markdown("**Concurrent requests**")
         frame.chart(figures.queue(overview.at_s, overview.num_running, overview.num_waiting), key="queue")
-        st.caption("Mean over the engine's steps in each moment; nothing while idle.")
+        st.caption("Mean over the engine's steps in each time bucket; 0 while idle.")
 
 
 def _figures(view: frame.View, overview: queries.Overview, requests: queries.RequestCounts) -> None:
     totals = overview.totals
-    tokens = overview.num_decode_tokens + overview.num_prefill_tokens
+    tokens = overview.steps.num_decode_tokens + overview.steps.num_prefill_tokens
     speed, hit_rate, pcie, running, answered = st.container(key="figures").columns(5)
     speed.metric(
         f"Decode tokens/s{view.emulated}",
-        formats.rate(overview.mean_decode_tokens_per_clock_s),
-        help="Tokens of answers per second of steps that only decode, all requests together.",
+        formats.rate(overview.steps.decode_tokens_per_clock_s),
+        help="Answer tokens per second of decode-only steps, all requests together.",
         border=True,
     )
     hit_rate.metric(
@@ -72,7 +72,7 @@ def _figures(view: frame.View, overview: queries.Overview, requests: queries.Req
     answered.metric(
         "Answered / requests",
         f"{requests.finished:,} / {requests.total:,}",
-        help=f"Whole run; {requests.failed:,} failed, {requests.cancelled:,} cancelled.",
+        help=f"Whole run: {requests.failed:,} failed, {requests.cancelled:,} cancelled.",
         border=True,
     )
 
@@ -85,10 +85,10 @@ def _change(event: queries.ControlEvent) -> str:
 def _speed_caption(view: frame.View, overview: queries.Overview) -> str:
     wall_s = view.span.end_s - view.span.begin_s
     text = (
-        f"{overview.num_decode_tokens:,} answer tokens and {overview.num_prefill_tokens:,} prompt tokens "
+        f"{overview.steps.num_decode_tokens:,} answer tokens and {overview.steps.num_prefill_tokens:,} prompt tokens "
         f"in {formats.duration(wall_s)}."
     )
-    wall = overview.mean_decode_tokens_per_wall_s
+    wall = overview.steps.decode_tokens_per_wall_s
     if view.run.clock == "virtual" and wall is not None:
         text += f" By the wall clock this machine decodes {formats.rate(wall)} tokens/s."
     return text
@@ -97,6 +97,6 @@ def _speed_caption(view: frame.View, overview: queries.Overview) -> str:
 frame.live_page(
     "Live overview",
     "Every expert of the model is in host memory, some are on the GPU too. For each layer and step the engine decides "
-    "which experts the GPU runs, which the CPU runs, and which are worth copying. This is how that goes.",
+    "which experts the GPU runs, which the CPU runs, and which are worth an upload.",
     body,
 )

@@ -47,13 +47,13 @@ def body(view: frame.View) -> None:
         frame.chart(figures.placement_grid(grid, colour_by=MODES[mode]), key="grid")
         st.caption(
             "One square is one expert of one layer; hover over it for its counts. "
-            "The bars on the right sum up each layer."
+            "The bars on the right show the shares of each layer."
         )
     placement_sweep.card()
 
 
 frame.live_page(
     "Expert placement",
-    "Each token is routed to a few experts in every MoE layer. Where did they run?",
+    "Each token is routed to a few experts in every MoE layer: on which device did they run?",
     body,
 )

@@ -13,10 +13,10 @@ ANY = "anything"
 
 
 def body(view: frame.View) -> None:
-    reasons = view.ask(queries.finish_reasons)
+    reasons = view.query(queries.finish_reasons)
     if not reasons:
         st.info(
-            "This run has answered no request yet. Send one, then come back.",
+            "This run has no requests yet. Send one.",
             icon=":material/hourglass_empty:",
         )
         return
@@ -26,21 +26,21 @@ def body(view: frame.View) -> None:
         return
     number = request.number
     _figures(view, request)
-    # From the position of the step that sampled the answer's first token.
-    tokens = view.ask(queries.request_tokens, number, first_position=request.prompt_tokens - 1)
+    # From the last prompt token on: its step samples the first answer token.
+    tokens = view.query(queries.request_tokens, number, first_position=request.prompt_tokens - 1)
     if not len(tokens.position):
-        tokens = view.ask(queries.request_tokens, number)
+        tokens = view.query(queries.request_tokens, number)
     if not len(tokens.position):
         st.info(
-            "No placements are stored for this request: none were recorded yet, or they were deleted when the "
-            "database reached its size limit.",
+            "No placements are stored for this request: not recorded yet, or deleted when the database reached its "
+            "size limit.",
             icon=":material/hourglass_empty:",
         )
         return
     misses = tokens.num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]].sum(
         axis=(1, 2)
     )
-    # The first one includes the prefill, which is why it is slow.
+    # Not the first one: its step includes the prefill.
     first = min(1, len(tokens.position) - 1)
     slowest = first + int(np.argmax(np.nan_to_num(tokens.step_us[first:])))
     positions = tokens.position.tolist()
@@ -73,13 +73,13 @@ def _choose(view: frame.View, reasons: list[str]) -> queries.Request | None:
     """Select a request by number or id, by finish reason, and by page, so that every request is reachable."""
     searched, ended, paged = st.columns([3, 2, 2])
     search = searched.text_input(
-        "Search", placeholder="a number, or a part of the request's id", key=f"search-{view.run.run_id}"
+        "Search", placeholder="number or part of the request id", key=f"search-{view.run.run_id}"
     )
     chosen_reason = ended.selectbox("Ended by", [ANY, *reasons], key=f"ended-{view.run.run_id}")
     like: dict[str, str] = {"search": search}
     if chosen_reason != ANY:
         like["ended_by"] = chosen_reason
-    found = view.ask(queries.num_requests, **like)
+    found = view.query(queries.num_requests, **like)
     num_pages = max(1, -(-found // PAGE_SIZE))
     page = paged.number_input(
         f"Page of {num_pages:,} ({found:,} requests)",
@@ -87,7 +87,7 @@ def _choose(view: frame.View, reasons: list[str]) -> queries.Request | None:
         max_value=num_pages,
         key=f"page-{view.run.run_id}-{search}-{chosen_reason}",
     )
-    requests = view.ask(queries.requests, **like, limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE)
+    requests = view.query(queries.requests, **like, limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE)
     if not requests:
         return None
     by_number = {request.number: request for request in requests}
@@ -119,14 +119,14 @@ def _figures(view: frame.View, request: queries.Request) -> None:
 
 def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTokens, chosen: int) -> None:
     step = int(tokens.step[chosen])
-    uploads = view.ask(queries.uploads, first_step=step, last_step=step)
+    uploads = view.query(queries.uploads, first_step=step, last_step=step)
     with frame.card(st, "requests-3"):
         st.markdown(f"**Why the token at position {int(tokens.position[chosen])} took this long**")
         reasons = explanation.sentences(tokens, chosen, uploads, emulated=view.run.emulated)
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
-        times = view.ask(queries.step_times, step)
+        times = view.query(queries.step_times, step)
         first = int(tokens.position[chosen]) < request.prompt_tokens
-        parts = explanation.where_it_went(times, request.queue_s if first else None)
+        parts = explanation.step_time_bars(times, request.queue_s if first else None)
         st.html(f'<div class="tf-wide">{parts}</div>')
         left, right = st.columns([3, 2])
         with left:
@@ -160,7 +160,8 @@ def _name(request: queries.Request) -> str:
 
 frame.live_page(
     "Requests",
-    "Pick a request: every bar is one token of its answer. The slowest one is explained below; move to any other.",
+    "Select a request: each bar is one token of its answer. The slowest token is explained below; the slider selects "
+    "another.",
     body,
     refresh=False,
 )

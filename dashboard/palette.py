@@ -13,7 +13,7 @@ from twofold.telemetry.queries import Placement, UploadReason
 
 HIT: Final = "#009e73"
 FETCHED: Final = "#e69f00"
-"""Fetched because a token needed it at once: the expert, and its upload."""
+"""Fetched on demand: the expert, and its upload."""
 CPU: Final = "#0072b2"
 PREFETCH: Final = "#cc79a7"
 ADMISSION: Final = "#56b4e9"

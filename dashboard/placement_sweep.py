@@ -15,7 +15,7 @@ import streamlit as st
 from dashboard import figures, frame
 
 VARIABLE: Final = "TWOFOLD_PLACEMENT_SWEEP"
-_MOST_ROWS: Final = 10_000
+_MAX_ROWS: Final = 10_000
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 Lines = dict[str, list[tuple[float, float]]]
@@ -32,10 +32,10 @@ def read_sweep(path: Path) -> dict[str, Lines]:
                 point = float(row["ratio"]), float(row["decode_tokens_per_s"])
             except (KeyError, TypeError, ValueError):
                 raise ValueError(
-                    f"row {number + 1} is none of benchmarks.sweep_placement's: {str(row)[:200]}"
+                    f"row {number + 1} is not from benchmarks.sweep_placement: {str(row)[:200]}"
                 ) from None
-            if number >= _MOST_ROWS or not all(map(math.isfinite, point)):
-                raise ValueError(f"row {number + 1}: at most {_MOST_ROWS} rows of finite numbers are shown")
+            if number >= _MAX_ROWS or not all(map(math.isfinite, point)):
+                raise ValueError(f"row {number + 1}: at most {_MAX_ROWS} rows of finite numbers are shown")
             found.setdefault(where, {}).setdefault(strategy, []).append(point)
     if not found:
         raise ValueError("it holds no rows")

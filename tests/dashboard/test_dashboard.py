@@ -17,6 +17,7 @@ from dashboard import palette
 from dashboard.placement_sweep import read_sweep
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, _Running, run_info, synthetic_history
 from tests.e2e.waiting import wait_until
+from tests.telemetry import table_queries
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
 PAGES = ["pages_overview.py", "pages_placement.py", "pages_requests.py", "pages_loadtest.py"]
@@ -75,17 +76,17 @@ def test_overview_shows_what_the_queries_say(
 ) -> None:
     path, made = emulated
     app = show(monkeypatch, path)
-    overview = queries.overview(*answers(path))
+    overview = table_queries.overview(*answers(path))
     shown = metrics(app)
     assert shown["Hit rate"] == f"{made.num_hits / (made.num_hits + made.num_cpu + made.num_fetched):.1%}"
-    assert shown["Decode tokens/s (emulated)"] == f"{overview.mean_decode_tokens_per_clock_s:,.0f}"
+    assert shown["Decode tokens/s (emulated)"] == f"{overview.steps.decode_tokens_per_clock_s:,.0f}"
     expected = made.num_uploads * made.info.expert_bytes / (made.virtual_us / 1e6)
     assert shown["PCIe traffic (emulated)"] == f"{expected / 1e9:.2f} GB/s"
     assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
     assert f"{made.decode_tokens:,} answer tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
     assert f"{made.num_uploads:,} uploads" in texts(app)
     by_wall = queries.step_totals(*answers(path)[:2]).decode_tokens_per_wall_s
-    assert by_wall == pytest.approx(overview.mean_decode_tokens_per_wall_s)
+    assert by_wall == pytest.approx(overview.steps.decode_tokens_per_wall_s)
     assert f"By the wall clock this machine decodes {by_wall:.1f} tokens/s." in texts(app)
 
 
@@ -97,7 +98,7 @@ def test_placement_shows_a_sweep_that_is_named(
     head = "model,profile,strategy,ratio,decode_tokens_per_s\n"
     for text, message in (
         ("", "no rows"),
-        (head + "a,b,c,x,1\n", "row 1 is none"),
+        (head + "a,b,c,x,1\n", "row 1 is not from"),
         (head + "a,b,c,0,nan\n", "finite"),
     ):
         sweep.write_text(text)
@@ -156,8 +157,8 @@ def test_a_request_is_explained_by_its_own_rows(
     text = texts(app)
     assert f"**Why the token at position {tokens.position[slowest]} took this long**" in text
     _, cpu, fetched = tokens.num_by_placement[slowest].sum(axis=0).tolist()
-    assert f"**{cpu + fetched} were not on the GPU**" in text
-    assert f"{cpu} ran on the CPU, {fetched} were fetched first" in text
+    assert f"**{cpu + fetched} of its " in text
+    assert f"{cpu} ran on the CPU, {fetched} were fetched" in text
     for expert in tokens.experts[slowest].ravel().tolist():
         assert f"{expert} <small>" in text
     other = int(tokens.position[0] if slowest else tokens.position[1])

@@ -93,24 +93,25 @@ def test_the_explanation_names_what_was_unusual() -> None:
     )
     assert "**800 µs** on the emulated clock, 4.0 × this request's median (200 µs)" in text
     assert "**39 other tokens** (usually 0) — a prompt was prefilled" in text
-    assert "**3 were not on the GPU** (median of this request: 0): 2 ran on the CPU, 1 were fetched" in text
+    assert "**3 of its 4 routed experts were not on the GPU** (median of this request: 0)" in text
+    assert "2 ran on the CPU, 1 were fetched" in text
     assert (
         "The experts of layer **0** took longest: 700 µs, 92% of 760 µs in all layers (its median: 100 µs); "
-        "it waited for the CPU" in text
+        "the layer waited for the CPU" in text
     )
-    assert "1 expert (2.0 MB) crossed PCIe in 55 µs, 1 of them because" in text
+    assert "1 expert (2.0 MB) over PCIe in 55 µs, 1 on demand" in text
     assert "the longest wait for the link was 30 µs" in text
-    assert "Predicted against measured: n/a" in text
+    assert "No comparison with the cost model" in text
     assert "380 µs" not in text
 
 
 def test_the_explanation_of_an_ordinary_token_invents_nothing() -> None:
     text = "\n".join(explanation.sentences(tokens([200.0, 800.0, 200.0], [1, 1, 1]), 0, [], emulated=False))
-    assert "as long as usual" in text
+    assert "close to this request's median" in text
     assert "emulated" not in text
     assert "It was the only token of the step." in text
-    assert "**0 were not on the GPU**" in text
-    assert "Nothing was copied over PCIe" in text
+    assert "**0 of its 4 routed experts were not on the GPU**" in text
+    assert "No expert was copied over PCIe" in text
     assert "predicted 75 µs for its experts; they took 150 µs (+100%)" in text
 
 
@@ -131,7 +132,7 @@ def test_the_layer_table_shows_every_routed_expert() -> None:
 def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
     parts = {"schedule": 10.0, "attention": 30.0, "experts_cpu": 50.0, "router": 0.0, "rest": 10.0}
     times = queries.StepTimes(100.0, parts, 0.0, {})
-    shown = explanation.where_it_went(times, None)
+    shown = explanation.step_time_bars(times, None)
     assert re.findall(r"<td>([\d.]+)%?</td><td>([\d.]+)%</td>", shown) == [
         ("50", "50.0"),
         ("30", "30.0"),
@@ -143,7 +144,7 @@ def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
     assert "routers" not in shown, "what took no time has no row"
     assert "emulated" not in shown
     assert "queue" not in shown
-    both = explanation.where_it_went(
+    both = explanation.step_time_bars(
         queries.StepTimes(100.0, parts, 8.0, {"dense": 2.0, "link": 6.0}), queue_s=0.25
     )
     assert "the step on the emulated clock" in both
@@ -151,11 +152,11 @@ def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
         "the wall clock of this machine, which emulates the GPU"
     )
     assert "waited 250 ms in the queue" in both
-    assert "not recorded" in explanation.where_it_went(None, None)
+    assert "not stored" in explanation.step_time_bars(None, None)
 
 
 def test_every_part_that_is_stored_has_words() -> None:
-    assert set(explanation._WORDS) == {*STEP_PARTS, *EMULATED_PARTS, "rest"}
+    assert set(explanation._PART_NAMES) == {*STEP_PARTS, *EMULATED_PARTS, "rest"}
 
 
 def upload(reason: queries.UploadReason, begin_us: float, end_us: float) -> queries.Upload:

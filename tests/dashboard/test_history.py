@@ -12,6 +12,7 @@ from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, hour_of_a_large_model, run_info
 from tests.e2e.waiting import wait_until
+from tests.telemetry import table_queries
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,16 @@ def test_sums_are_those_of_the_tables(recorded: str, last_s: int | None) -> None
         assert covered.begin_s <= span.begin_s
         assert covered.begin_s > span.begin_s - 60
         assert grid.total.sum() > 0
-        np.testing.assert_array_equal(grid.uses, queries.placement_grid(db, run, covered).uses)
-        kept, asked = history.overview(span, max_buckets=70), queries.overview(db, run, span, max_buckets=70)
+        np.testing.assert_array_equal(grid.uses, table_queries.placement_grid(db, run, covered).uses)
+        kept, asked = (
+            history.overview(span, max_buckets=70),
+            table_queries.overview(db, run, span, max_buckets=70),
+        )
         for name, value in asked.__dict__.items():
             if isinstance(value, np.ndarray):
                 np.testing.assert_allclose(getattr(kept, name), value, rtol=1e-12)
         assert kept.totals == asked.totals
-        assert kept.num_decode_tokens == asked.num_decode_tokens
+        assert kept.steps.num_decode_tokens == asked.steps.num_decode_tokens
 
 
 def test_each_look_reads_only_what_is_new(tmp_path: Path) -> None:
@@ -106,10 +110,10 @@ def test_an_hour_of_a_large_model_is_drawn_from_sums(tmp_path: Path) -> None:
     history = queries.RunHistory(db, run)
     took = {}
     for name, look in {
-        "grid from the tables": lambda: queries.placement_grid(db, run, span),
+        "grid from the tables": lambda: table_queries.placement_grid(db, run, span),
         "grid, first look": lambda: history.placements(span),
         "grid, next look": lambda: history.placements(span),
-        "overview from the tables": lambda: queries.overview(db, run, span),
+        "overview from the tables": lambda: table_queries.overview(db, run, span),
         "overview, next look": lambda: history.overview(span),
     }.items():
         begun_s = time.perf_counter()

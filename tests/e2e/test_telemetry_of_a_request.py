@@ -14,6 +14,7 @@ from twofold.telemetry.sink import CacheEventKind, Placement
 from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import open_sink
 
+from tests.telemetry import table_queries
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12, 13, 14])
@@ -102,7 +103,7 @@ def test_uploads_and_decisions_belong_to_steps_and_fit_together(model: Path, tmp
     info = answer(model, url, "emulated:rtx4090-pcie4").info
     db = queries.open_database(url)
     (run,) = queries.runs(db)
-    uploads, events = queries.uploads(db, run), queries.cache_events(db, run)
+    uploads, events = queries.uploads(db, run), table_queries.cache_events(db, run)
     assert uploads
     for upload in uploads:
         assert upload.size_bytes == info.expert_bytes
@@ -112,10 +113,10 @@ def test_uploads_and_decisions_belong_to_steps_and_fit_together(model: Path, tmp
     resident: set[tuple[int, int]] = set()
     for event in events:
         expert = (event.layer, event.expert)
-        if event.kind is CacheEventKind.PUBLISH:
+        if event.kind == CacheEventKind.PUBLISH:
             assert expert not in resident
             resident.add(expert)
-        elif event.kind is CacheEventKind.EVICT:
+        elif event.kind == CacheEventKind.EVICT:
             assert expert in resident
             resident.remove(expert)
         assert len(resident) <= info.num_slots

@@ -16,7 +16,7 @@ from twofold.engine import Engine
 from twofold.experts.calibration import Calibration, LayerTimer, Sample, calibrate, fit, predict, to_profile
 from twofold.experts.profiles import CpuCurve, load_machine_profile, load_profile
 from twofold.experts.slot_plan import MoeShape
-from twofold.telemetry.sink import NullSink
+from twofold.telemetry.sink import TelemetrySink
 from twofold.tools.cli.calibrate import format_calibration
 from twofold.tools.cli.main import main
 
@@ -185,7 +185,7 @@ def test_the_command_stores_a_profile_that_the_engine_predicts_with(tmp_path, ca
     printed = json.loads(capsys.readouterr().out)
     assert printed["profile"] == str(stored)
 
-    class Rows(NullSink):
+    class Rows(TelemetrySink):
         def __init__(self):
             self.rows = []
 

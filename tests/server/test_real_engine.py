@@ -19,7 +19,7 @@ from twofold.api.types import RequestRecord, SamplingParams
 from twofold.engine import Engine
 from twofold.server.app import create_app
 from twofold.server.bridge.sampling_defaults import sampling_defaults
-from twofold.telemetry.sink import NullSink
+from twofold.telemetry.sink import TelemetrySink
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
@@ -28,7 +28,7 @@ LONG = 60_000
 """Tokens of a context in which an answer runs far longer than any test."""
 
 
-class RecordingSink(NullSink):
+class RecordingSink(TelemetrySink):
     """Keeps how requests ended."""
 
     def __init__(self) -> None:

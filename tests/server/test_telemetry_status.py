@@ -11,13 +11,13 @@ from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
 from twofold.telemetry.routing import RoutingRecorder
-from twofold.telemetry.sink import NullSink, SinkStats, TeeSink, TelemetrySink
+from twofold.telemetry.sink import SinkStats, TeeSink, TelemetrySink
 
 LABELS = 'model_name="fake-tales"'
 LOST = {"ring": 3, "queue": 40, "database": 500}
 
 
-class StatsSink(NullSink):
+class StatsSink(TelemetrySink):
     def __init__(self, error: str | None) -> None:
         self.error = error
 

@@ -108,7 +108,7 @@ def test_a_database_that_goes_is_noticed_and_begun_anew(
         sink.close()
     (said,) = caplog.records
     assert "was deleted or replaced" in said.getMessage()
-    assert "the 3 events" in said.getMessage()
+    assert "its 3 events" in said.getMessage()
     assert sink.stats().dropped == {"ring": 5, "queue": 0, "database": 3}
     assert scalar(path, "SELECT group_concat(step) FROM step") == "3,4"
     db = queries.open_database(url_of(path))
@@ -183,7 +183,7 @@ def test_a_killed_run_is_not_live_and_is_called_what_it_is(tmp_path: Path) -> No
         assert summarise(url_of(path))["live"]
     summary = summarise(url_of(path))
     assert (summary["live"], summary["state"]) == (False, "interrupted")
-    assert "interrupted without a word" in format_summary(summary)
+    assert "interrupted (crash or kill)" in format_summary(summary)
     sink = open_writer(path)  # a server that still loads its model, so has no run of its own yet
     assert summarise(url_of(path))["state"] == "interrupted"
     sink.begin_run(run_info())

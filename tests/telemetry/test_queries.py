@@ -17,6 +17,7 @@ from twofold.telemetry.writer import open_sink
 from twofold.tools.cli import telemetry as cli
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
+from tests.telemetry import table_queries
 
 SECONDS = 12
 
@@ -57,10 +58,10 @@ def test_the_run_is_what_was_announced(run: queries.Run) -> None:
 def test_overview_of_the_whole_run_has_every_token(
     db: queries.Database, run: queries.Run, made: SyntheticRun
 ) -> None:
-    view = queries.overview(db, run, queries.window(run))
-    assert view.num_decode_tokens == made.decode_tokens
-    assert view.num_prefill_tokens == made.prefill_tokens
-    assert view.num_steps == made.step
+    view = table_queries.overview(db, run, queries.window(run))
+    assert view.steps.num_decode_tokens == made.decode_tokens
+    assert view.steps.num_prefill_tokens == made.prefill_tokens
+    assert view.steps.num_steps == made.step
     totals = view.totals
     assert (totals.num_hits, totals.num_cpu, totals.num_fetched) == (
         made.num_hits,
@@ -78,18 +79,18 @@ def test_windows_add_up_to_the_whole(db: queries.Database, run: queries.Run, mad
     whole = queries.window(run)
     middle = whole.begin_s + 5
     parts = [queries.Window(whole.begin_s, middle), queries.Window(middle, whole.end_s)]
-    views = [queries.overview(db, run, part) for part in parts]
-    assert sum(view.num_decode_tokens for view in views) == made.decode_tokens
-    assert all(view.num_decode_tokens > 0 for view in views)
+    views = [table_queries.overview(db, run, part) for part in parts]
+    assert sum(view.steps.num_decode_tokens for view in views) == made.decode_tokens
+    assert all(view.steps.num_decode_tokens > 0 for view in views)
     assert sum(view.totals.num_hits for view in views) == made.num_hits
-    grids = [queries.placement_grid(db, run, part).uses for part in parts]
-    np.testing.assert_array_equal(sum(grids), queries.placement_grid(db, run, whole).uses)
+    grids = [table_queries.placement_grid(db, run, part).uses for part in parts]
+    np.testing.assert_array_equal(sum(grids), table_queries.placement_grid(db, run, whole).uses)
 
 
 def test_long_windows_have_few_points(db: queries.Database, run: queries.Run, made: SyntheticRun) -> None:
-    view = queries.overview(db, run, queries.window(run), max_buckets=4)
+    view = table_queries.overview(db, run, queries.window(run), max_buckets=4)
     assert len(view.at_s) <= 4
-    assert view.num_decode_tokens == made.decode_tokens
+    assert view.steps.num_decode_tokens == made.decode_tokens
 
 
 def test_a_live_run_ends_before_the_current_second(run: queries.Run) -> None:
@@ -103,7 +104,7 @@ def test_a_live_run_ends_before_the_current_second(run: queries.Run) -> None:
 
 
 def test_the_grid_counts_every_use(db: queries.Database, run: queries.Run, made: SyntheticRun) -> None:
-    grid = queries.placement_grid(db, run, queries.window(run))
+    grid = table_queries.placement_grid(db, run, queries.window(run))
     assert grid.uses.shape == (6, 32, 3)
     assert int(grid.total.sum()) == made.num_rows * made.info.top_k
     assert grid.by_placement(Placement.HIT) == made.num_hits
@@ -180,7 +181,7 @@ def test_uploads_and_decisions_by_step(db: queries.Database, run: queries.Run, m
     assert {upload.step for upload in some} <= {3, 4, 5}
     assert all(upload.end_us > upload.begin_us >= upload.queued_us for upload in some)
     assert queries.cache_event_counts(db, run)[CacheEventKind.EVICT] == made.num_evictions
-    evictions = [e for e in queries.cache_events(db, run) if e.kind is CacheEventKind.EVICT]
+    evictions = [e for e in table_queries.cache_events(db, run) if e.kind == CacheEventKind.EVICT]
     assert len(evictions) == made.num_evictions
 
 
@@ -295,4 +296,4 @@ def test_events_count_for_the_second_of_their_step_however_late_they_come(tmp_pa
     run = queries.runs(db)[0]
     seconds = [1_700_000_003, 1_700_000_004, 1_700_000_010]
     for second in seconds:
-        assert int(queries.placement_grid(db, run, queries.Window(second, second + 1)).total.sum()) == 4
+        assert int(table_queries.placement_grid(db, run, queries.Window(second, second + 1)).total.sum()) == 4

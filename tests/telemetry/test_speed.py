@@ -13,6 +13,7 @@ from twofold.telemetry.sink import TOKEN_LAYER_DTYPE
 from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, run_info
+from tests.telemetry import table_queries
 
 NUM_ROWS = 1_000_000
 LEAST_OF_CEILING = 3
@@ -69,9 +70,9 @@ def test_a_million_rows(tmp_path: Path) -> None:
     run = queries.runs(db)[0]
     took = {}
     for name, ask in {
-        "overview, 5 minutes": lambda: queries.overview(db, run, queries.window(run, 300)),
-        "grid, 5 minutes": lambda: queries.placement_grid(db, run, queries.window(run, 300)),
-        "grid, whole run": lambda: queries.placement_grid(db, run, queries.window(run)),
+        "overview, 5 minutes": lambda: table_queries.overview(db, run, queries.window(run, 300)),
+        "grid, 5 minutes": lambda: table_queries.placement_grid(db, run, queries.window(run, 300)),
+        "grid, whole run": lambda: table_queries.placement_grid(db, run, queries.window(run)),
         "one request, 100 tokens": lambda: queries.request_tokens(db, run, 3, last_position=30),
     }.items():
         begun_s = time.perf_counter()

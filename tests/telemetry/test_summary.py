@@ -17,6 +17,7 @@ from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, run_info
+from tests.telemetry import table_queries
 
 LAYERS = 48
 
@@ -68,7 +69,7 @@ def test_without_an_expert_cache_there_is_no_hit_rate_and_no_policy(tmp_path: Pa
         assert word not in text
     db = queries.open_database(url)
     run = queries.runs(db)[0]
-    assert queries.overview(db, run, queries.window(run)).totals.hit_rate is None
+    assert table_queries.overview(db, run, queries.window(run)).totals.hit_rate is None
 
 
 def work_of_summary(url: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -106,7 +107,7 @@ def test_a_summary_does_not_cost_more_when_a_run_was_longer(
     long = record(tmp_path / "long.db", 120, accelerator=accelerator)
     works = []
     for url in (short, long):
-        monkeypatch.setattr(predictions, "MOST_ROWS", 2_000)
+        monkeypatch.setattr(predictions, "MAX_ROWS", 2_000)
         works.append(work_of_summary(url, monkeypatch))
     assert works[1] <= works[0] + 5
 

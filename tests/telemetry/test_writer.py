@@ -16,7 +16,7 @@ import pytest
 from twofold.api.errors import ConfigError
 from twofold.api.types import StepRecord
 from twofold.telemetry import queries, schema
-from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, NullSink
+from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, TelemetrySink
 from twofold.telemetry.writer import DatabaseSink, open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
@@ -273,7 +273,7 @@ def test_only_one_process_writes_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", [None, ""])
 def test_no_url_means_no_telemetry(url: str | None) -> None:
     sink = open_sink(url)
-    assert isinstance(sink, NullSink)
+    assert type(sink) is TelemetrySink
     SyntheticRun(sink, ManualClock()).run_steps(1, 0.1)
     sink.close()
 

@@ -55,7 +55,7 @@ class WritableDatabase:
             for left in (log, Path(f"{self.path}-shm")):
                 left.unlink(missing_ok=True)
 
-    def tell_run(self, run_id: int) -> None:
+    def record_run(self, run_id: int) -> None:
         """Store which run is being written, for `written_run`."""
         with contextlib.suppress(OSError):  # a full disk
             self.lock_file.truncate(0)
@@ -97,7 +97,7 @@ def open_for_writing(path: Path) -> WritableDatabase:
         identity = _identity(path)
         assert identity is not None
         opened = WritableDatabase(path, engine, lock_file, identity)
-        opened.tell_run(0)
+        opened.record_run(0)
         return opened
     except BaseException:
         lock_file.close()

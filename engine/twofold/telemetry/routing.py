@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ConfigError
-from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
+from twofold.api.types import RequestRecord, RunInfo
 from twofold.api.whole_file import whole_file
-from twofold.telemetry.sink import LoadSample, SinkStats
+from twofold.telemetry.sink import TelemetrySink
 
 Rows = npt.NDArray[Any]
 Ids = npt.NDArray[Any]
@@ -77,7 +77,7 @@ class RoutingRows:
         return ids[begin:end], probs[begin:end]
 
 
-class RoutingRecorder:
+class RoutingRecorder(TelemetrySink):
     """A telemetry sink that keeps the routing of every request and writes it to `path` when closed.
 
     Raises:
@@ -114,11 +114,6 @@ class RoutingRecorder:
     def request(self, record: RequestRecord) -> None:
         self._prompt_tokens[record.number] = record.prompt_tokens
 
-    def step(self, record: StepRecord) -> None:
-        """Ignored."""
-
-    def control(self, record: ControlRecord) -> None: ...
-
     def native_events(self, kind: str, rows: Rows) -> None:
         if kind != "token_layer" or self._run is None:
             return
@@ -133,16 +128,9 @@ class RoutingRecorder:
                 self._rows[int(number)] = own
             own.add(rows[rows["request"] == number])
 
-    def load_samples(self, rows: list[LoadSample]) -> None:
-        """Ignored."""
-
     def dropped(self, kind: str, count: int) -> None:
         if kind == "token_layer":
             self.num_dropped += count
-
-    def stats(self) -> SinkStats | None:
-        """None: keeps no database."""
-        return None
 
     def close(self) -> None:
         """Write the whole file atomically; nothing if that fails."""

@@ -11,12 +11,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from twofold.api.types import ControlRecord, EmulatedParts, RequestRecord, RunInfo, StepRecord
+from twofold.telemetry import schema
 from twofold.telemetry.sink import EVENT_DTYPES, LoadSample, Placement
 
 Row = tuple[Any, ...]
@@ -27,53 +28,35 @@ NUM_PLACEMENTS = len(Placement)
 _NOT_EMULATED = (None,) * len(EmulatedParts._fields)
 
 
+_RUN: Final = schema.column_names(schema.run)[1:]
+_CONTROL: Final = schema.column_names(schema.control)
+_REQUEST: Final = schema.column_names(schema.request)
+_LOAD_SAMPLE: Final = schema.column_names(schema.load_sample)
+
+
+def _row(columns: list[str], record: object, **others: Any) -> Row:
+    """Fields of `record` and `others`, in the order of the columns of the same names."""
+    values = vars(record) | others
+    return tuple(values[name] for name in columns)
+
+
 def run_row(run: RunInfo, started_s: float) -> Row:
     """Row of table `run` without run_id, which the database assigns."""
-    return (
-        started_s,
-        started_s,
-        None,
-        run.model,
-        run.architecture,
-        run.accelerator,
-        run.accelerator_reason,
-        int(run.accelerator.startswith("emulated")),
-        run.clock,
-        run.policy,
-        run.num_layers,
-        run.num_experts,
-        run.top_k,
-        run.num_slots,
-        run.expert_bytes,
-        run.cpu_isa,
-        run.cpu_threads,
-        run.version,
-        run.config_json,
-    )
+    emulated = run.accelerator.startswith("emulated")
+    return _row(_RUN, run, started_s=started_s, last_seen_s=started_s, finished_s=None, emulated=emulated)
 
 
 def control_row(run_id: int, record: ControlRecord) -> Row:
-    return (run_id, record.at_s, record.kind, record.num_slots, record.num_pages)
+    return _row(_CONTROL, record, run_id=run_id)
 
 
 def request_row(run_id: int, record: RequestRecord) -> Row:
-    return (
-        run_id,
-        record.number,
-        record.request_id,
-        record.endpoint,
-        record.submitted_s,
-        record.first_token_s,
-        record.finished_s,
-        record.prompt_tokens,
-        record.completion_tokens,
-        record.finish_reason,
-        record.queue_s,
-        record.prefill_s,
-        record.decode_s,
-        json.dumps(asdict(record.sampling), separators=(",", ":")),
-        record.cached_tokens,
-    )
+    sampling_json = json.dumps(asdict(record.sampling), separators=(",", ":"))
+    return _row(_REQUEST, record, run_id=run_id, sampling_json=sampling_json)
+
+
+def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:
+    return _row(_LOAD_SAMPLE, sample, run_id=run_id)
 
 
 def step_row(run_id: int, record: StepRecord) -> Row:
@@ -89,23 +72,6 @@ def step_row(run_id: int, record: StepRecord) -> Row:
         record.wall_us,
         *record.parts,
         *(_NOT_EMULATED if record.emulated is None else record.emulated),
-    )
-
-
-def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:
-    return (
-        run_id,
-        sample.loadtest_id,
-        sample.finished_s,
-        sample.user,
-        sample.num_users,
-        sample.e2e_ms,
-        int(sample.ok),
-        sample.ttft_ms,
-        sample.tpot_ms,
-        sample.completion_tokens,
-        sample.error,
-        sample.request_id,
     )
 
 
@@ -158,7 +124,7 @@ def layer_second_rows(
     for second in np.unique(np.concatenate([seconds[kind] for kind in kinds])).tolist() if kinds else ():
         chosen = {kind: events[kind][seconds[kind] == second] for kind in kinds}
         yield from _rows_of_second(
-            run_id, num_experts, second, chosen.get("token_layer"), chosen.get("upload")
+            run_id, num_experts, second, chosen.get("token_layer"), uploads=chosen.get("upload")
         )
 
 

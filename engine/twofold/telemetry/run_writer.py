@@ -27,7 +27,7 @@ Losses = Counter[tuple[str, str]]
 
 
 def _insert_sql(table: Table, *, replace: bool = False) -> str:
-    names = [column.name for column in table.columns]
+    names = schema.column_names(table)
     verb = "INSERT OR REPLACE" if replace else "INSERT"
     return f"{verb} INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
@@ -111,10 +111,11 @@ class RunWriter:
         lost: Losses,
         *,
         now_s: float,
-        seen: bool,
+        heartbeat: bool,
         finished: bool,
     ) -> Written:
-        """Write the batch, `lost` since the last one, and the run's heartbeat if `seen`. Call within a transaction."""
+        """Write the batch, the losses since the last one, and the run's last-seen time if `heartbeat`. Call within a
+        transaction."""
         if self._ended_run_id is not None:
             _mark(connection, self._ended_run_id, now_s, finished=True)
         run_id = self._run_id if self._run_id is not None else self._insert_run(connection)
@@ -135,7 +136,7 @@ class RunWriter:
             _ADD_DROPPED,
             [(run_id, kind, place, now_s, count) for (kind, place), count in lost.items()],
         )
-        if seen or finished:
+        if heartbeat or finished:
             _mark(connection, run_id, now_s, finished=finished)
         return Written(run_id, counts, losses=Counter(lost))
 
@@ -148,7 +149,7 @@ class RunWriter:
     def _insert_run(self, connection: Connection) -> int | None:
         if self._run is None:
             return None
-        names = [column.name for column in schema.run.columns][1:]
+        names = schema.column_names(schema.run)[1:]
         cursor = connection.exec_driver_sql(
             f"INSERT INTO run ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608
             rows.run_row(self._run.payload, self._run.arrived_s),

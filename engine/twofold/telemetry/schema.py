@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import EmulatedParts, StepParts
@@ -40,6 +41,15 @@ from twofold.telemetry.sink import EVENT_DTYPES, column_name
 SCHEMA_VERSION: Final = 4
 
 metadata = MetaData()
+
+
+def _required(kind: type[TypeEngine[Any]], *names: str) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=False) for name in names]
+
+
+def _primary_run_id() -> Column[int]:
+    return Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True)
+
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 """Holds only `schema_version` so far."""
@@ -52,23 +62,15 @@ run = Table(
     Column(
         "last_seen_s", Float, nullable=False, comment="refreshed every second or so while the process lives"
     ),
-    Column("finished_s", Float, comment="NULL while running, and for ever after a crash"),
-    Column("model", Text, nullable=False),
-    Column("architecture", Text, nullable=False),
-    Column("accelerator", Text, nullable=False),
-    Column("accelerator_reason", Text, nullable=False),
+    Column("finished_s", Float, comment="NULL while running, and after a crash"),
+    *_required(Text, "model", "architecture", "accelerator", "accelerator_reason"),
     Column("emulated", Integer, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
     Column("clock", Text, nullable=False, comment="wall or virtual"),
     Column("policy", Text, nullable=False),
-    Column("num_layers", Integer, nullable=False),
-    Column("num_experts", Integer, nullable=False),
-    Column("top_k", Integer, nullable=False),
-    Column("num_slots", Integer, nullable=False),
-    Column("expert_bytes", Integer, nullable=False),
+    *_required(Integer, "num_layers", "num_experts", "top_k", "num_slots", "expert_bytes"),
     Column("cpu_isa", Text, nullable=False),
     Column("cpu_threads", Integer, nullable=False),
-    Column("version", Text, nullable=False),
-    Column("config_json", Text, nullable=False),
+    *_required(Text, "version", "config_json"),
 )
 
 
@@ -79,35 +81,27 @@ def _run_id() -> Column[int]:
 request = Table(
     "request",
     metadata,
-    Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True),
-    Column("number", Integer, primary_key=True, comment="what events call `request`"),
-    Column("request_id", Text, nullable=False),
-    Column("endpoint", Text, nullable=False),
+    _primary_run_id(),
+    Column("number", Integer, primary_key=True, comment="`request` in events"),
+    *_required(Text, "request_id", "endpoint"),
     Column("submitted_s", Float, nullable=False),
     Column("first_token_s", Float),
     Column("finished_s", Float),
-    Column("prompt_tokens", Integer, nullable=False),
-    Column("completion_tokens", Integer, nullable=False),
+    *_required(Integer, "prompt_tokens", "completion_tokens"),
     Column("finish_reason", Text, comment="NULL while it runs"),
-    Column("queue_s", Float, nullable=False),
-    Column("prefill_s", Float, nullable=False),
-    Column("decode_s", Float, nullable=False),
+    *_required(Float, "queue_s", "prefill_s", "decode_s"),
     Column("sampling_json", Text, nullable=False),
-    Column("cached_tokens", Integer, nullable=False, comment="of the prompt's, found in the prefix cache"),
+    Column("cached_tokens", Integer, nullable=False, comment="prompt tokens that hit the prefix cache"),
 )
 
 step = Table(
     "step",
     metadata,
-    Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True),
+    _primary_run_id(),
     Column("step", Integer, primary_key=True),
     Column("started_s", Float, nullable=False),
-    Column("num_prefill_tokens", Integer, nullable=False),
-    Column("num_decode_tokens", Integer, nullable=False),
-    Column("num_running", Integer, nullable=False),
-    Column("num_waiting", Integer, nullable=False),
-    Column("step_us", Float, nullable=False),
-    Column("wall_us", Float, nullable=False),
+    *_required(Integer, "num_prefill_tokens", "num_decode_tokens", "num_running", "num_waiting"),
+    *_required(Float, "step_us", "wall_us"),
     *(Column(part, Float, nullable=False) for part in StepParts._fields),
     *(Column(f"emulated_{part}", Float, comment="virtual clock") for part in EmulatedParts._fields),
     Index("step_by_time", "run_id", "started_s"),
@@ -172,15 +166,11 @@ cache_event = _event_table(
 layer_second = Table(
     "layer_second",
     metadata,
-    Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False),
+    _run_id(),
     Column("at_s", Integer, nullable=False, comment="Unix second of the step; may have several rows"),
-    Column("layer", Integer, nullable=False),
-    Column("num_rows", Integer, nullable=False),
-    Column("num_hits", Integer, nullable=False),
-    Column("num_cpu", Integer, nullable=False),
-    Column("num_fetched", Integer, nullable=False),
-    Column("num_uploads", Integer, nullable=False),
-    Column("upload_bytes", Integer, nullable=False),
+    *_required(
+        Integer, "layer", "num_rows", "num_hits", "num_cpu", "num_fetched", "num_uploads", "upload_bytes"
+    ),
     Column(
         "uses",
         LargeBinary,
@@ -193,7 +183,7 @@ layer_second = Table(
 run_total = Table(
     "run_total",
     metadata,
-    Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True),
+    _primary_run_id(),
     Column("name", Text, primary_key=True, comment="see telemetry/totals.py"),
     Column("amount", Float, nullable=False),
 )
@@ -204,8 +194,7 @@ load_sample = Table(
     Column("run_id", Integer, ForeignKey("run.run_id")),
     Column("loadtest_id", Text, nullable=False),
     Column("finished_s", Float, nullable=False),
-    Column("user", Integer, nullable=False),
-    Column("num_users", Integer, nullable=False),
+    *_required(Integer, "user", "num_users"),
     Column("e2e_ms", Float, nullable=False, comment="wall clock of the client"),
     Column("ok", Integer, nullable=False),
     Column("ttft_ms", Float),
@@ -219,13 +208,17 @@ load_sample = Table(
 dropped = Table(
     "dropped",
     metadata,
-    Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True),
+    _primary_run_id(),
     Column("kind", Text, primary_key=True),
     Column("place", Text, primary_key=True, comment="ring, queue or database"),
     Column("at_s", Float, nullable=False, comment="Unix time of the latest"),
     Column("num_events", Integer, nullable=False),
 )
 """Counts of lost events."""
+
+
+def column_names(table: Table) -> list[str]:
+    return [column.name for column in table.columns]
 
 
 def database_path(url: str) -> Path:

@@ -1,4 +1,4 @@
-"""The `TelemetrySink` protocol that the engine pushes events to, the event formats, and a sink that discards events.
+"""`TelemetrySink`, to which the engine pushes events, and the event formats.
 
 Needs only numpy, so that the engine can use a sink without SQLAlchemy installed. A sink never blocks its caller, raises
 no errors from handling an event, and counts what it drops.
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -170,8 +170,8 @@ class SinkStats:
         return sum(self.dropped.values())
 
 
-class TelemetrySink(Protocol):
-    """Takes events from any thread; every method returns at once."""
+class TelemetrySink:
+    """Takes events from any thread; every method returns at once. This base class discards them."""
 
     def begin_run(self, run: RunInfo) -> None:
         """First call: everything that follows belongs to this run."""
@@ -197,35 +197,13 @@ class TelemetrySink(Protocol):
 
     def stats(self) -> SinkStats | None:
         """Recording statistics; None from a sink that keeps no database. From any thread."""
+        return None
 
     def close(self) -> None:
         """Write out everything accepted so far, mark the run as finished, release the database. Idempotent."""
 
 
-class NullSink:
-    """Discards all events: telemetry switched off."""
-
-    def begin_run(self, run: RunInfo) -> None: ...
-
-    def request(self, record: RequestRecord) -> None: ...
-
-    def step(self, record: StepRecord) -> None: ...
-
-    def control(self, record: ControlRecord) -> None: ...
-
-    def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None: ...
-
-    def load_samples(self, rows: list[LoadSample]) -> None: ...
-
-    def dropped(self, kind: str, count: int) -> None: ...
-
-    def stats(self) -> SinkStats | None:
-        return None
-
-    def close(self) -> None: ...
-
-
-class TeeSink:
+class TeeSink(TelemetrySink):
     """Passes everything to several sinks, in order."""
 
     def __init__(self, *sinks: TelemetrySink) -> None:

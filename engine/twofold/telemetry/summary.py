@@ -1,4 +1,4 @@
-"""One run in a few figures: what `twofold telemetry summary` prints."""
+"""The main figures of a run, as `twofold telemetry summary` prints them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
 def _choose(runs: list[queries.Run], run_id: int | None, path: str) -> queries.Run:
     if not runs:
         raise ConfigError(
-            f"telemetry database {path} holds no run yet; start a server that writes to it first"
+            f"telemetry database {path} holds no run yet; start a server with --telemetry-url first"
         )
     if run_id is None:
         return runs[0]
@@ -92,11 +92,7 @@ def format_summary(summary: dict[str, Any]) -> str:
     lost = sum(summary["dropped_events"].values())
     what = ", ".join(f"{count:,} {name}" for name, count in summary["dropped_events"].items())
     policy = "no experts on a GPU" if summary["policy"] is None else f"policy {summary['policy']}"
-    state = {
-        "live": "live",
-        "ended": "ended",
-        "interrupted": "interrupted without a word (killed or crashed)",
-    }[summary["state"]]
+    state = "interrupted (crash or kill)" if summary["state"] == "interrupted" else summary["state"]
     lines = [
         ("run", f"{summary['run_id']}, {state}, Twofold {summary['version']}"),
         ("model", summary["model"]),
@@ -122,6 +118,6 @@ def format_summary(summary: dict[str, Any]) -> str:
         ]
     lines += [
         ("prediction", figure(summary["prediction_error_median"], "{:.1%} median error of a layer's time")),
-        ("lost events", f"{what}: figures are too low by that much" if lost else "none"),
+        ("lost events", f"{what}: the figures are too low by as much" if lost else "none"),
     ]
     return "\n".join(f"{name:<13} {text}" for name, text in lines)

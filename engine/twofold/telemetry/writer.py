@@ -25,7 +25,6 @@ from twofold.telemetry.sink import (
     LOSS_PLACES,
     LoadSample,
     LossPlace,
-    NullSink,
     SinkStats,
     TelemetrySink,
     check_event_dtype,
@@ -59,7 +58,7 @@ class _NoRoomError(Exception):
     """No room for another transaction within the size limit at present."""
 
 
-class DatabaseSink:
+class DatabaseSink(TelemetrySink):
     """A `TelemetrySink` that writes SQLite. Created by `open_sink`, which checks the URL and the file."""
 
     def __init__(
@@ -86,7 +85,7 @@ class DatabaseSink:
         # The rest belongs to the writer thread.
         self._database: WritableDatabase | None = opened
         self._run = RunWriter()
-        self._told_run_id: int | None = None
+        self._recorded_run_id: int | None = None
         self._next_heartbeat_s = 0.0
         self._pause_s = 0.0
         self._has_trimmed = False
@@ -123,7 +122,7 @@ class DatabaseSink:
     def dropped(self, kind: str, count: int) -> None:
         if count > 0:
             with self._mutex:
-                self._lose(kind, "ring", count)
+                self._count_lost(kind, "ring", count)
 
     def stats(self) -> SinkStats:
         with self._mutex:
@@ -141,7 +140,7 @@ class DatabaseSink:
             limit = self._max_queued_rows + (0 if kind in NATIVE else _RESERVED_ROWS)
             room = 0 if self._closing else max(0, limit - self._queued_rows)
             if num_rows > room:
-                self._lose(kind, "queue", num_rows - room)
+                self._count_lost(kind, "queue", num_rows - room)
                 num_rows = room
             if num_rows:
                 if isinstance(payload, list):
@@ -154,7 +153,7 @@ class DatabaseSink:
         if crowded:
             self._wake.set()
 
-    def _lose(self, kind: str, place: LossPlace, count: int) -> None:
+    def _count_lost(self, kind: str, place: LossPlace, count: int) -> None:
         """Call with the mutex held."""
         self._lost[kind, place] += count
         self._dropped[place] += count
@@ -162,24 +161,24 @@ class DatabaseSink:
     # -- the writer thread ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        give_up_s: float | None = None
+        deadline_s: float | None = None
         while True:
             self._wake.wait(_FLUSH_INTERVAL_S)
             self._wake.clear()
             with self._mutex:
                 closing = self._closing
-            if closing and give_up_s is None:
-                give_up_s = time.monotonic() + _CLOSE_PATIENCE_S
+            if closing and deadline_s is None:
+                deadline_s = time.monotonic() + _CLOSE_PATIENCE_S
             batch = self._take()
             while batch and self._write(batch):
                 batch = self._take()
-            if closing and (not batch or time.monotonic() >= (give_up_s or 0.0)):
+            if closing and (not batch or time.monotonic() >= (deadline_s or 0.0)):
                 break
             if not batch and self._now() >= self._next_heartbeat_s:
                 self._write([])
             if self._pause_s:
                 time.sleep(self._pause_s)
-        self._abandon_queue()
+        self._discard_queue()
         self._write([], finished=True)
         if self._database is not None:
             self._database.close()
@@ -210,28 +209,30 @@ class DatabaseSink:
         with self._mutex:
             lost, self._lost = self._lost, Counter()
         now_s = self._now()
-        seen = now_s >= self._next_heartbeat_s
+        heartbeat_due = now_s >= self._next_heartbeat_s
         try:
-            opened = self._present_database(lost)
+            opened = self._current_database(lost)
             self._make_room(opened)
             with opened.engine.begin() as connection:
                 # Locks at once, so that a locked database is detected before rows are converted.
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-                written = self._run.write(connection, batch, lost, now_s=now_s, seen=seen, finished=finished)
+                written = self._run.write(
+                    connection, batch, lost, now_s=now_s, heartbeat=heartbeat_due, finished=finished
+                )
         except Exception as error:  # the engine must continue whatever the error
             return self._failed(batch, lost, error)
         self._run.committed(written)
-        if written.run_id is not None and written.run_id != self._told_run_id:
-            self._told_run_id = written.run_id
-            opened.tell_run(written.run_id)
-        if seen:
+        if written.run_id is not None and written.run_id != self._recorded_run_id:
+            self._recorded_run_id = written.run_id
+            opened.record_run(written.run_id)
+        if heartbeat_due:
             self._next_heartbeat_s = now_s + _HEARTBEAT_S
         self._pause_s = 0.0
         with self._mutex:
             self._queued_rows -= sum(item.num_rows for item in batch)
             self._num_written += written.rows.total()
             for kind, count in written.orphans.items():
-                self._lose(kind, "queue", count)
+                self._count_lost(kind, "queue", count)
             if written.run_id is None:
                 self._lost.update(lost)
             recovered, self._last_error = self._last_error is not None, None
@@ -241,20 +242,20 @@ class DatabaseSink:
             )
         return True
 
-    def _present_database(self, lost: Losses) -> WritableDatabase:
+    def _current_database(self, lost: Losses) -> WritableDatabase:
         """The open database; a new one if its file was deleted or replaced. Raises ConfigError if none can be
         opened."""
         if self._database is not None and self._database.is_gone():
             self._database.close_gone()
-            self._database = self._told_run_id = None
+            self._database = self._recorded_run_id = None
             gone, losses = self._run.forget()
             lost.update(losses)
             with self._mutex:
                 self._dropped["database"] += gone.total()
             lost.update({(kind, "database"): count for kind, count in gone.items()})
             _log.error(
-                "telemetry database %s was deleted or replaced while it was being written: the %d events it held of "
-                "this run are gone and counted as lost; a new file is begun",
+                "telemetry database %s was deleted or replaced while it was being written: its %d events of "
+                "this run count as lost; a new file is created",
                 self._path,
                 gone.total(),
             )
@@ -296,11 +297,11 @@ class DatabaseSink:
         self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FLUSH_INTERVAL_S) if may_pass else 0.0
         if first:
             _log.error(
-                "telemetry is not being written: %s; the engine goes on, lost events are counted", cause
+                "telemetry is not being written: %s; the engine continues, lost events are counted", cause
             )
         return not may_pass
 
-    def _abandon_queue(self) -> None:
+    def _discard_queue(self) -> None:
         """Count the rows still unwritten at the end as lost."""
         with self._mutex:
             num_rows = self._queued_rows
@@ -316,7 +317,7 @@ class DatabaseSink:
         for item in batch:
             self._queued_rows -= item.num_rows
             if item.num_rows:
-                self._lose(item.kind, "database", item.num_rows)
+                self._count_lost(item.kind, "database", item.num_rows)
 
 
 def open_sink(
@@ -334,6 +335,6 @@ def open_sink(
     being written by another process, or holds anything but this version's tables.
     """
     if not url:
-        return NullSink()
+        return TelemetrySink()
     opened = database.open_for_writing(schema.database_path(url))
     return DatabaseSink(opened, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)

@@ -16,7 +16,7 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import CapacityError, KernelError, RequestError
 from twofold.server.app import create_app
 from twofold.server.http.fields import FIELDS as TABLE
-from twofold.telemetry.sink import LoadSample, NullSink
+from twofold.telemetry.sink import LoadSample, TelemetrySink
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -222,7 +222,7 @@ def test_a_slow_tokeniser_does_not_hold_up_others(engine, url):
     assert answers[0].status_code == 200
 
 
-class ListSink(NullSink):
+class ListSink(TelemetrySink):
     """Keeps the load samples it is given."""
 
     def __init__(self) -> None:

@@ -4,114 +4,50 @@ The dashboard and the summary read through this package only. Every connection i
 and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
-from twofold.telemetry.queries.history import RunHistory
-from twofold.telemetry.queries.loadtests import (
-    LoadSamples,
-    LoadTest,
-    PercentileSeries,
-    load_samples,
-    load_tests,
-    percentile_series,
-)
-from twofold.telemetry.queries.overview import (
-    Overview,
-    PlacementTotals,
-    StepTotals,
-    overview,
-    placement_totals,
-    step_totals,
-)
-from twofold.telemetry.queries.placements import (
-    UNUSED,
-    CacheEvent,
-    PlacementGrid,
-    Upload,
-    cache_event_counts,
-    cache_events,
-    placement_grid,
-    upload_counts,
-    uploads,
-)
-from twofold.telemetry.queries.predictions import PredictionError, prediction_error
-from twofold.telemetry.queries.requests import (
-    RUNNING,
-    Request,
-    RequestCounts,
-    RequestTokens,
-    finish_reasons,
-    num_requests,
-    request_counts,
-    request_tokens,
-    requests,
-)
-from twofold.telemetry.queries.runs import (
-    LIVE_AFTER_S,
-    ControlEvent,
-    Database,
-    Dropped,
-    Run,
-    RunState,
-    Window,
-    control_events,
-    dropped,
-    open_database,
-    run_totals,
-    runs,
-    window,
-)
-from twofold.telemetry.queries.step_times import StepTimes, step_times
-from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
-
-__all__ = [
-    "LIVE_AFTER_S",
-    "RUNNING",
-    "UNUSED",
-    "CacheEvent",
-    "CacheEventKind",
-    "ControlEvent",
-    "Database",
-    "Dropped",
-    "LoadSamples",
-    "LoadTest",
-    "Overview",
-    "PercentileSeries",
-    "Placement",
-    "PlacementGrid",
-    "PlacementTotals",
-    "PredictionError",
-    "Request",
-    "RequestCounts",
-    "RequestTokens",
-    "Run",
-    "RunHistory",
-    "RunState",
-    "StepTimes",
-    "StepTotals",
-    "Upload",
-    "UploadReason",
-    "Window",
-    "cache_event_counts",
-    "cache_events",
-    "control_events",
-    "dropped",
-    "finish_reasons",
-    "load_samples",
-    "load_tests",
-    "num_requests",
-    "open_database",
-    "overview",
-    "percentile_series",
-    "placement_grid",
-    "placement_totals",
-    "prediction_error",
-    "request_counts",
-    "request_tokens",
-    "requests",
-    "run_totals",
-    "runs",
-    "step_times",
-    "step_totals",
-    "upload_counts",
-    "uploads",
-    "window",
-]
+from twofold.telemetry.queries.history import RunHistory as RunHistory
+from twofold.telemetry.queries.loadtests import LoadSamples as LoadSamples
+from twofold.telemetry.queries.loadtests import LoadTest as LoadTest
+from twofold.telemetry.queries.loadtests import PercentileSeries as PercentileSeries
+from twofold.telemetry.queries.loadtests import load_samples as load_samples
+from twofold.telemetry.queries.loadtests import load_tests as load_tests
+from twofold.telemetry.queries.loadtests import percentile_series as percentile_series
+from twofold.telemetry.queries.overview import Overview as Overview
+from twofold.telemetry.queries.overview import PlacementTotals as PlacementTotals
+from twofold.telemetry.queries.overview import StepTotals as StepTotals
+from twofold.telemetry.queries.overview import placement_totals as placement_totals
+from twofold.telemetry.queries.overview import step_totals as step_totals
+from twofold.telemetry.queries.placements import UNUSED as UNUSED
+from twofold.telemetry.queries.placements import PlacementGrid as PlacementGrid
+from twofold.telemetry.queries.placements import Upload as Upload
+from twofold.telemetry.queries.placements import cache_event_counts as cache_event_counts
+from twofold.telemetry.queries.placements import upload_counts as upload_counts
+from twofold.telemetry.queries.placements import uploads as uploads
+from twofold.telemetry.queries.predictions import PredictionError as PredictionError
+from twofold.telemetry.queries.predictions import prediction_error as prediction_error
+from twofold.telemetry.queries.requests import RUNNING as RUNNING
+from twofold.telemetry.queries.requests import Request as Request
+from twofold.telemetry.queries.requests import RequestCounts as RequestCounts
+from twofold.telemetry.queries.requests import RequestTokens as RequestTokens
+from twofold.telemetry.queries.requests import finish_reasons as finish_reasons
+from twofold.telemetry.queries.requests import num_requests as num_requests
+from twofold.telemetry.queries.requests import request_counts as request_counts
+from twofold.telemetry.queries.requests import request_tokens as request_tokens
+from twofold.telemetry.queries.requests import requests as requests
+from twofold.telemetry.queries.runs import LIVE_AFTER_S as LIVE_AFTER_S
+from twofold.telemetry.queries.runs import ControlEvent as ControlEvent
+from twofold.telemetry.queries.runs import Database as Database
+from twofold.telemetry.queries.runs import Dropped as Dropped
+from twofold.telemetry.queries.runs import Run as Run
+from twofold.telemetry.queries.runs import RunState as RunState
+from twofold.telemetry.queries.runs import Window as Window
+from twofold.telemetry.queries.runs import control_events as control_events
+from twofold.telemetry.queries.runs import dropped as dropped
+from twofold.telemetry.queries.runs import open_database as open_database
+from twofold.telemetry.queries.runs import run_totals as run_totals
+from twofold.telemetry.queries.runs import runs as runs
+from twofold.telemetry.queries.runs import window as window
+from twofold.telemetry.queries.step_times import StepTimes as StepTimes
+from twofold.telemetry.queries.step_times import step_times as step_times
+from twofold.telemetry.sink import CacheEventKind as CacheEventKind
+from twofold.telemetry.sink import Placement as Placement
+from twofold.telemetry.sink import UploadReason as UploadReason

@@ -63,13 +63,13 @@ class RunHistory:
         self._steps = _BySecond(len(STEP_SUMS))
 
     def overview(self, span: Window, *, max_buckets: int = 300) -> Overview:
-        """As `queries.overview` of this run, including rows recorded since the last refresh."""
+        """Time series and totals of a window, at most `max_buckets` points each, including the newest rows."""
         with self._mutex:
             self._refresh()
             bucket_s, num_buckets = bucket_length_s(span, max_buckets)
             steps = self._steps.by_bucket(span.begin_s, bucket_s, num_buckets)
             layers = self._layers.by_bucket(span.begin_s, bucket_s, num_buckets)
-        return overview_of(self._run, span, bucket_s, steps, layers)
+        return overview_of(self._run, span, bucket_s=bucket_s, steps=steps, layers=layers)
 
     def placements(self, span: Window) -> tuple[PlacementGrid, Window]:
         """Uses by layer, expert and placement from the window's start to the latest row, and the window covered.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,15 +73,14 @@ class LoadSamples:
 def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
     table = schema.load_sample
     rows = db.rows(select(table).where(table.c.loadtest_id == loadtest_id).order_by(table.c.finished_s))
+
+    def column(name: str, dtype: type) -> npt.NDArray[Any]:
+        return np.array([getattr(row, name) for row in rows], dtype)  # None becomes NaN
+
     return LoadSamples(
-        finished_s=np.array([row.finished_s for row in rows], np.float64),
-        user=np.array([row.user for row in rows], np.int64),
-        num_users=np.array([row.num_users for row in rows], np.int64),
-        e2e_ms=np.array([row.e2e_ms for row in rows], np.float64),
-        ok=np.array([row.ok for row in rows], np.bool_),
-        ttft_ms=np.array([np.nan if row.ttft_ms is None else row.ttft_ms for row in rows], np.float64),
-        tpot_ms=np.array([np.nan if row.tpot_ms is None else row.tpot_ms for row in rows], np.float64),
-        completion_tokens=np.array([row.completion_tokens for row in rows], np.int64),
+        **{name: column(name, np.float64) for name in ("finished_s", "e2e_ms", "ttft_ms", "tpot_ms")},
+        **{name: column(name, np.int64) for name in ("user", "num_users", "completion_tokens")},
+        ok=column("ok", np.bool_),
         errors=[row.error or "unknown" for row in rows if not row.ok],
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, Executable, Integer, and_, case, cast, func, select
+from sqlalchemy import ColumnElement, Integer, and_, case, cast, func, select
 
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run, Window, run_totals
@@ -47,7 +47,7 @@ def placement_totals(db: Database, run: Run) -> PlacementTotals:
 
 @dataclass(frozen=True)
 class StepTotals:
-    """Step totals of a whole run; the `decode_only` figures cover steps without prefill."""
+    """Step totals of a run or window; the `decode_only` figures cover steps without prefill."""
 
     num_steps: int
     num_prefill_tokens: int
@@ -99,14 +99,9 @@ class Overview:
     num_running: F64
     """Mean over the bucket's steps, 0 when idle."""
     num_waiting: F64
-    num_decode_tokens: int
-    num_prefill_tokens: int
-    num_steps: int
     clock_s: float
     """Time spent in steps on the run's clock."""
-    decode_only_tokens: int
-    decode_only_clock_s: float
-    decode_only_wall_s: float
+    steps: StepTotals
     totals: PlacementTotals
 
     @property
@@ -121,23 +116,8 @@ class Overview:
             return np.asarray(self.uses / self.uses.sum(axis=0), np.float64)
 
     @property
-    def mean_decode_tokens_per_clock_s(self) -> float | None:
-        return self.decode_only_tokens / self.decode_only_clock_s if self.decode_only_clock_s > 0 else None
-
-    @property
-    def mean_decode_tokens_per_wall_s(self) -> float | None:
-        return self.decode_only_tokens / self.decode_only_wall_s if self.decode_only_wall_s > 0 else None
-
-    @property
     def mean_upload_bytes_per_clock_s(self) -> float | None:
         return self.totals.upload_bytes / self.clock_s if self.clock_s > 0 else None
-
-
-def overview(db: Database, run: Run, span: Window, *, max_buckets: int = 300) -> Overview:
-    """Time series and totals of a window, at most `max_buckets` points each."""
-    bucket_s, num_buckets = bucket_length_s(span, max_buckets)
-    steps = _step_sums(db, run, span, bucket_s, num_buckets)
-    return overview_of(run, span, bucket_s, steps, _layer_sums(db, run, span, bucket_s, num_buckets))
 
 
 def bucket_length_s(span: Window, max_buckets: int) -> tuple[int, int]:
@@ -165,13 +145,11 @@ def overview_of(run: Run, span: Window, bucket_s: int, steps: F64, layers: F64) 
             upload_bytes_per_clock_s=np.where(clock_us > 0, uploaded / clock_us * 1e6, np.nan),
             num_running=np.where(count > 0, running / count, 0.0),
             num_waiting=np.where(count > 0, waiting / count, 0.0),
-            num_decode_tokens=int(decode.sum()),
-            num_prefill_tokens=int(prefill.sum()),
-            num_steps=int(count.sum()),
             clock_s=float(clock_us.sum()) / 1e6,
-            decode_only_tokens=int(only_tokens.sum()),
-            decode_only_clock_s=float(only_us.sum()) / 1e6,
-            decode_only_wall_s=float(only_wall_us.sum()) / 1e6,
+            steps=StepTotals(
+                *(int(column.sum()) for column in (count, prefill, decode, only_tokens)),
+                *(float(column.sum()) for column in (only_us, only_wall_us)),
+            ),
             totals=PlacementTotals(run.has_slots, *(int(column.sum()) for column in layers)),
         )
 
@@ -204,30 +182,3 @@ def step_sums(db: Database, run: Run, *, after_step: int) -> tuple[int, I64, F64
     rows = np.array([tuple(row) for row in db.rows(query.group_by(second))], np.float64)
     rows = rows.reshape(-1, 2 + len(STEP_SUMS))
     return int(rows[:, 0].max(initial=-1)), rows[:, 1].astype(np.int64), rows[:, 2:]
-
-
-def _step_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets: int) -> F64:
-    step = schema.step.c
-    bucket = cast((step.started_s - span.begin_s) / bucket_s, Integer)
-    in_window = and_(
-        step.run_id == run.run_id, step.started_s >= float(span.begin_s), step.started_s < float(span.end_s)
-    )
-    query = select(bucket, *STEP_SUMS).where(in_window).group_by(bucket)
-    return _by_bucket(db, len(STEP_SUMS), num_buckets, query)
-
-
-def _layer_sums(db: Database, run: Run, span: Window, bucket_s: int, num_buckets: int) -> F64:
-    layer = schema.layer_second.c
-    bucket = (layer.at_s - span.begin_s) // bucket_s
-    sums = [func.sum(layer[name]) for name in LAYER_TOTALS]
-    in_window = and_(layer.run_id == run.run_id, layer.at_s >= span.begin_s, layer.at_s < span.end_s)
-    return _by_bucket(db, len(sums), num_buckets, select(bucket, *sums).where(in_window).group_by(bucket))
-
-
-def _by_bucket(db: Database, num_columns: int, num_buckets: int, query: Executable) -> F64:
-    """Rows (bucket, a, b, …) as an array [columns, buckets], 0 where a bucket has no row."""
-    table = np.zeros((num_columns, num_buckets))
-    for row in db.rows(query):
-        if 0 <= row[0] < num_buckets:
-            table[:, row[0]] = row[1:]
-    return table

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Table, select
+from sqlalchemy import select
 
 from twofold.telemetry import schema
-from twofold.telemetry.queries.runs import Database, Run, Window, run_totals
+from twofold.telemetry.queries.runs import Database, Run, run_totals
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 from twofold.telemetry.totals import count_name
 
@@ -49,20 +48,6 @@ class PlacementGrid:
         return int(self.uses[:, :, placement].sum())
 
 
-def placement_grid(db: Database, run: Run, span: Window) -> PlacementGrid:
-    """Uses by layer, expert and placement in a window."""
-    table = schema.layer_second.c
-    query = select(table.layer, table.uses).where(
-        table.run_id == run.run_id, table.at_s >= span.begin_s, table.at_s < span.end_s, table.num_rows > 0
-    )
-    uses = np.zeros((max(run.num_layers, 1), max(run.num_experts, 1), len(Placement)), np.int64)
-    for layer, blob in db.rows(query):
-        if layer >= len(uses):
-            uses = np.concatenate([uses, np.zeros((layer + 1 - len(uses), *uses.shape[1:]), np.int64)])
-        uses[layer] += np.frombuffer(zlib.decompress(blob), "<u4").reshape(uses.shape[1:])
-    return PlacementGrid(uses)
-
-
 @dataclass(frozen=True)
 class Upload:
     """One host-to-device copy; `*_us` are on the run's clock since its start."""
@@ -84,51 +69,7 @@ def uploads(
     db: Database, run: Run, *, first_step: int = 0, last_step: int | None = None, limit: int = 10_000
 ) -> list[Upload]:
     """Copies queued in steps first_step to last_step, in the order they were recorded."""
-    rows = _of_steps(db, run, schema.upload, first_step, last_step, limit)
-    return [Upload(**{**row._mapping, "reason": UploadReason(row.reason)}) for row in rows]
-
-
-def upload_counts(db: Database, run: Run) -> dict[UploadReason, int]:
-    """Copies by reason, over the whole run."""
-    totals = run_totals(db, run)
-    return {reason: int(totals[count_name(reason)]) for reason in UploadReason}
-
-
-@dataclass(frozen=True)
-class CacheEvent:
-    """One decision of the expert cache; `victim` is -1 where none was evicted."""
-
-    step: int
-    request: int
-    layer: int
-    kind: CacheEventKind
-    expert: int
-    victim: int
-    slot: int
-    value: float
-    victim_value: float
-    price: float
-    at_us: float
-
-
-def cache_events(
-    db: Database, run: Run, *, first_step: int = 0, last_step: int | None = None, limit: int = 10_000
-) -> list[CacheEvent]:
-    """Decisions made in steps first_step to last_step, in the order they were recorded."""
-    rows = _of_steps(db, run, schema.cache_event, first_step, last_step, limit)
-    return [CacheEvent(**{**row._mapping, "kind": CacheEventKind(row.kind)}) for row in rows]
-
-
-def cache_event_counts(db: Database, run: Run) -> dict[CacheEventKind, int]:
-    """Number of cache decisions by kind, over the whole run."""
-    totals = run_totals(db, run)
-    return {kind: int(totals[count_name(kind)]) for kind in CacheEventKind}
-
-
-def _of_steps(
-    db: Database, run: Run, table: Table, first_step: int, last_step: int | None, limit: int
-) -> list[Any]:
-    """Rows of the run's steps first_step to last_step, without the run's number, by step."""
+    table = schema.upload
     query = (
         select(*[column for column in table.columns if column.name != "run_id"])
         .where(table.c.run_id == run.run_id, table.c.step >= first_step)
@@ -137,4 +78,16 @@ def _of_steps(
     )
     if last_step is not None:
         query = query.where(table.c.step <= last_step)
-    return db.rows(query)
+    return [Upload(**{**row._mapping, "reason": UploadReason(row.reason)}) for row in db.rows(query)]
+
+
+def upload_counts(db: Database, run: Run) -> dict[UploadReason, int]:
+    """Copies by reason, over the whole run."""
+    totals = run_totals(db, run)
+    return {reason: int(totals[count_name(reason)]) for reason in UploadReason}
+
+
+def cache_event_counts(db: Database, run: Run) -> dict[CacheEventKind, int]:
+    """Number of cache decisions by kind, over the whole run."""
+    totals = run_totals(db, run)
+    return {kind: int(totals[count_name(kind)]) for kind in CacheEventKind}

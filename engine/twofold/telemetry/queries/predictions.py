@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Integer, func, literal_column, select, tex
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run
 
-MOST_ROWS: Final = 100_000
+MAX_ROWS: Final = 100_000
 """Latest rows of token_layer that are read: all rows of a long run would take seconds."""
 
 _ROWID: Final[ColumnElement[int]] = literal_column("token_layer.rowid", Integer)
@@ -27,7 +27,7 @@ class PredictionError:
 
 
 def prediction_error(db: Database, run: Run) -> PredictionError | None:
-    """Prediction error of the layers in the run's latest MOST_ROWS rows. None where time is virtual (equal by
+    """Prediction error of the layers in the run's latest MAX_ROWS rows. None where time is virtual (equal by
     construction) or nothing was predicted (`twofold calibrate` never ran here)."""
     if run.emulated:
         return None
@@ -40,7 +40,7 @@ def prediction_error(db: Database, run: Run) -> PredictionError | None:
     row = schema.token_layer.c
     query = (
         select(func.max(row.layer_us), func.max(row.predicted_us))
-        .where(last - MOST_ROWS < _ROWID, last >= _ROWID)
+        .where(last - MAX_ROWS < _ROWID, last >= _ROWID)
         # "+": by row number instead of the index by request.
         .where(text("+token_layer.run_id = :run_id").bindparams(run_id=run.run_id))
         .where(row.predicted_us > 0, row.layer_us > 0)
