@@ -55,7 +55,7 @@ class WordTokenizer:
         self._words: list[str] = []
         self._lock = threading.Lock()
 
-    def stretches(self, text: str) -> list[str]:
+    def segments(self, text: str) -> list[str]:
         return [text]
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

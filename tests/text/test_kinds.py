@@ -302,7 +302,7 @@ def test_stretches_have_the_ids_of_the_whole(tmp_path: Path, ranks: dict[bytes, 
     most = 0
     for text in ["".join(r.choice(scraps) for _ in range(r.randint(0, 14))) for _ in range(150)]:
         ids = tokenizer.encode(text)
-        parts = tokenizer.stretches(text)
+        parts = tokenizer.segments(text)
         assert "".join(parts) == text
         assert [one for part in parts for one in tokenizer.encode(part)] == ids, (text, parts)
         assert kept.encode(text, tokenizer) == kept.encode(text, tokenizer) == ids

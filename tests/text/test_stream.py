@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,9 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def stream(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True) -> list[str]:
-    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip)
+    detokenizer = tokenizer.detokenizer()
+    if not skip:
+        detokenizer = IncrementalDetokenizer(partial(tokenizer.decode, skip_special_tokens=False))
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 

@@ -76,11 +76,11 @@ class BoundedTokenizer:
         number = len(self._tokenizer.encode(first, add_special_tokens=add_special_tokens))
         return number + sum(len(self._tokenizer.encode(piece)) for piece in others)
 
-    def stretches(self, text: str) -> list[str]:
+    def segments(self, text: str) -> list[str]:
         """The text split into parts; a text that may be too long stays whole."""
         if len(text) > _CHARS_PER_TOKEN * self._max_context:
             return [text]
-        return self._tokenizer.stretches(text)
+        return self._tokenizer.segments(text)
 
     def apply_chat_template(self, messages: list[dict[str, Any]], *arguments: Any, **options: Any) -> str:
         return self._tokenizer.apply_chat_template(messages, *arguments, **options)

@@ -29,11 +29,11 @@ class KeptTokens:
     def encode(self, text: str, tokenizer: ServingTokenizer, salt: str = "") -> list[int]:
         """The same ids as `tokenizer.encode`. Entries match only under the same salt, so that timing reveals
         nothing."""
-        stretches = tokenizer.stretches(text)
-        if len(stretches) < 2:
+        segments = tokenizer.segments(text)
+        if len(segments) < 2:
             return tokenizer.encode(text)
         ids: list[int] = []
-        for stretch in stretches:
+        for stretch in segments:
             key = (salt, stretch)
             with self._lock:
                 found = self._kept.get(key)

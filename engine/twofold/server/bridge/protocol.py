@@ -27,7 +27,7 @@ class ServingTokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
 
-    def stretches(self, text: str) -> list[str]:
+    def segments(self, text: str) -> list[str]:
         """`text` split into parts whose ids, concatenated, are those of the whole."""
         ...
 

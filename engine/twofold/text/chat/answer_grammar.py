@@ -14,7 +14,7 @@ from twofold.api.constraints import Constraint
 from twofold.api.errors import RequestError
 from twofold.text.chat.call_arguments import ToolArguments
 from twofold.text.chat.call_forms import CallForm, form_of, pieces
-from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, tokens_of
+from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, encloses_answer, tokens_of
 from twofold.text.chat.lark import ANY_TEXT, Lark, escaped, without
 from twofold.text.chat.marks import ChatMarks
 
@@ -38,13 +38,13 @@ class Calls:
     several: bool = True
 
     @property
-    def are_held(self) -> bool:
-        """Whether the calls need a grammar."""
+    def need_grammar(self) -> bool:
+        """Whether a grammar must constrain the calls."""
         return self.forced or any(tool["function"].get("strict") for tool in self.tools)
 
 
 def answer_constraint(
-    asked: Constraint | None,
+    answer_form: Constraint | None,
     calls: Calls,
     marks: ChatMarks,
     *,
@@ -56,7 +56,7 @@ def answer_constraint(
     """The constraint for the engine; None: no constraint.
 
     Args:
-        asked: the form of an answer that calls no tools.
+        answer_form: the constraint of an answer without tool calls.
         opened: the prompt ends inside the model's thinking.
         closed: reasoning is off or finished, so that the grammar has none.
         special_id: the id of a special token, None for plain text.
@@ -65,33 +65,24 @@ def answer_constraint(
     Raises:
         RequestError: a tool's requested constraint cannot be expressed in the model's dialect.
     """
-    has_marks = marks.thinking is not None or _is_harmony(marks)
-    if not calls.are_held and (asked is None or not (calls.tools or has_marks)):
-        return asked
-    made = _AnswerGrammar(asked, calls, marks, opened=opened, closed=closed, special_id=special_id)
-    start = made.harmony() if _is_harmony(marks) else made.start()
+    is_harmony = encloses_answer(marks.tool_call_parser, marks.reasoning_parser)
+    has_marks = marks.thinking is not None or is_harmony
+    if not calls.need_grammar and (answer_form is None or not (calls.tools or has_marks)):
+        return answer_form
+    made = _AnswerGrammar(answer_form, calls, marks, opened=opened, closed=closed, special_id=special_id)
+    start = made.harmony() if is_harmony else made.start()
     if end_tokens:
         start = f"({start}) ({' | '.join(f'<[{token}]>' for token in end_tokens)})?"
     text = made.lark.grammar(start)
-    if asked is not None and not calls.forced:
-        return replace(asked, frame=text)
+    if answer_form is not None and not calls.forced:
+        return replace(answer_form, frame=text)
     return Constraint("grammar", text, field="tool_choice" if calls.forced else "tools")
-
-
-def _is_harmony(marks: ChatMarks) -> bool:
-    return any(
-        dialect is not None and dialect.is_whole
-        for dialect in (
-            TOOL_PARSERS.get(marks.tool_call_parser or ""),
-            REASONING_PARSERS.get(marks.reasoning_parser or ""),
-        )
-    )
 
 
 class _AnswerGrammar:
     def __init__(
         self,
-        asked: Constraint | None,
+        answer_form: Constraint | None,
         calls: Calls,
         marks: ChatMarks,
         *,
@@ -99,7 +90,7 @@ class _AnswerGrammar:
         closed: bool,
         special_id: Callable[[str], int | None],
     ) -> None:
-        self._asked = asked
+        self._answer_form = answer_form
         self._calls = calls
         self._marks = marks
         self._opened = opened
@@ -113,8 +104,8 @@ class _AnswerGrammar:
         body = self._body()
         if not thinking:
             return body
-        behind = f"{thinking} {self.lark.terminal(_SPACE)}?"
-        return f"{behind} ({body})" if self._opened else f"({behind})? ({body})"
+        reasoning = f"{thinking} {self.lark.terminal(_SPACE)}?"
+        return f"{reasoning} ({body})" if self._opened else f"({reasoning})? ({body})"
 
     def harmony(self) -> str:
         """Messages with a channel each; the prompt has begun the first one."""
@@ -122,23 +113,25 @@ class _AnswerGrammar:
         next_message = lark.text("<|end|><|start|>assistant")
         free = lark.terminal(ANY_TEXT)
         thinking = f"{lark.text('<|channel|>analysis<|message|>')} {free} {next_message}"
-        said = f"{lark.text('<|channel|>commentary<|message|>')} {free} {next_message}"
-        answer = f"{lark.text('<|channel|>final<|message|>')} {free if self._asked is None else _ANSWER}"
+        commentary = f"{lark.text('<|channel|>commentary<|message|>')} {free} {next_message}"
+        answer = (
+            f"{lark.text('<|channel|>final<|message|>')} {free if self._answer_form is None else _ANSWER}"
+        )
         calls = self._harmony_call() if self._calls.tools else ""
         if self._calls.forced:
             return f"({thinking})* ({calls})"
-        return f"(({thinking}) | ({said}))* ({answer}{f' | {calls}' if calls else ''})"
+        return f"(({thinking}) | ({commentary}))* ({answer}{f' | {calls}' if calls else ''})"
 
     def _harmony_call(self) -> str:
         lark = self.lark
-        written = []
+        expressions = []
         for tool in self._tools():
             to = f" to=functions.{tool.name}"
             head = f"{lark.text('<|channel|>commentary' + to)} | {lark.text(to + '<|channel|>commentary')}"
             kind = f'({lark.text(" ")} {lark.text("<|constrain|>")}? "json")?'
-            arguments = tool.written(lark, CallForm("$args"))
-            written.append(lark.rule(f"({head}) {kind} {lark.text('<|message|>')} {arguments}"))
-        return lark.any_of(written)
+            arguments = tool.expression(lark, CallForm("$args"))
+            expressions.append(lark.rule(f"({head}) {kind} {lark.text('<|message|>')} {arguments}"))
+        return lark.any_of(expressions)
 
     def _thinking(self) -> str:
         dialect = REASONING_PARSERS.get(self._marks.reasoning_parser or "")
@@ -148,28 +141,28 @@ class _AnswerGrammar:
         tool = TOOL_PARSERS.get(self._marks.tool_call_parser or "") if self._calls.tools else None
         # Calls of such dialects are also parsed inside the reasoning.
         marks = tool.begins if tool is not None and tool.marks_are_tokens else ()
-        text = without(_holds(mark) for mark in marks if not lark.is_token(mark))
+        text = without(_containing(mark) for mark in marks if not lark.is_token(mark))
         ends = lark.any_of(lark.up_to(end, text) for end in dialect.ends)
         return ends if self._opened else f"{lark.any_of(map(lark.text, dialect.begins))} {ends}"
 
     def _body(self) -> str:
         free = self._free(())
         if not self._calls.tools:
-            return free if self._asked is None else _ANSWER
+            return free if self._answer_form is None else _ANSWER
         name = self._marks.tool_call_parser
         assert name is not None
         dialect, lark = TOOL_PARSERS[name], self.lark
         form = form_of(name, lambda token: self._special_id(token) is not None)
         if self._calls.forced:
-            return f"{lark.text(form.begin)} {self._written(form)}"
-        if self._asked is not None and dialect.at_start:
+            return f"{lark.text(form.begin)} {self._calls_after(form)}"
+        if self._answer_form is not None and dialect.at_start:
             raise RequestError(
-                f"{self._asked.field}: the model's calls of tools have no mark that tells them from such an answer; "
-                "leave tools out, or send tool_choice 'required' or 'none'",
-                param=self._asked.field,
+                f"{self._answer_form.field}: this model does not mark the beginning of a tool call, so a call cannot "
+                "be distinguished from such an answer; leave tools out, or send tool_choice 'required' or 'none'",
+                param=self._answer_form.field,
             )
-        calls = self._written(form)
-        if self._asked is not None:
+        calls = self._calls_after(form)
+        if self._answer_form is not None:
             return f"{lark.text(form.begin)} {calls} | {_ANSWER}"
         marks = [mark for mark in dialect.begins if not lark.is_token(mark)]
         if not form.begin:
@@ -186,32 +179,32 @@ class _AnswerGrammar:
         dialect = REASONING_PARSERS.get(self._marks.reasoning_parser or "")
         begins = dialect.begins if dialect is not None and not self._opened else ()
         begins = tuple(begin for begin in begins if not self.lark.is_token(begin))
-        not_held = [_holds(mark) for mark in marks]
-        not_held += [rf"\s*{escaped(begin)}(?s:.*)" for begin in (*begins, *starts)]
-        return self.lark.terminal(without(not_held))
+        excluded = [_containing(mark) for mark in marks]
+        excluded += [rf"\s*{escaped(begin)}(?s:.*)" for begin in (*begins, *starts)]
+        return self.lark.terminal(without(excluded))
 
-    def _written(self, form: CallForm) -> str:
+    def _calls_after(self, form: CallForm) -> str:
         """Calls after `form.begin`."""
         call = self.lark.any_of(self._call(form, tool) for tool in self._tools())
         more = f" ({self.lark.text(form.between)} {call})*" if self._calls.several else ""
         return f"{call}{more} {self.lark.text(form.end) if form.end else ''}"
 
     def _call(self, form: CallForm, tool: ToolArguments) -> str:
-        places = {"args": tool.written(self.lark, form), "number": _NUMBER}
+        places = {"args": tool.expression(self.lark, form), "number": _NUMBER}
         # A name may end in the middle of a text between two marks.
         parts = pieces(form.call.replace("$name", tool.name))
-        written = [
+        expressions = [
             places[part] if number % 2 else self.lark.text(part) for number, part in enumerate(parts) if part
         ]
-        return self.lark.rule(" ".join(written))
+        return self.lark.rule(" ".join(expressions))
 
     def _tools(self) -> list[ToolArguments]:
         return [
-            ToolArguments(tool, held=self._calls.forced or bool(tool["function"].get("strict")))
+            ToolArguments(tool, constrained=self._calls.forced or bool(tool["function"].get("strict")))
             for tool in self._calls.tools
             if self._calls.name in (None, tool["function"]["name"])
         ]
 
 
-def _holds(mark: str) -> str:
+def _containing(mark: str) -> str:
     return rf"(?s:.*){escaped(mark)}(?s:.*)"

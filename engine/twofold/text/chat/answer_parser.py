@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import random
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, ToolDialect
+from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, ToolDialect, encloses_answer
 from twofold.text.chat.events import Event, EventKind
 from twofold.text.chat.reader import DamagedCallError, Marks, TextReader, Wait
 from twofold.text.chat.schema_values import ToolSchemas
@@ -16,18 +16,8 @@ from twofold.text.chat.schema_values import ToolSchemas
 _LETTERS: Final = string.ascii_letters + string.digits
 
 
-class DialectModule(Protocol):
-    """Interface of a dialect's module."""
-
-    def read_calls(self, reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-        """Read what follows one of the dialect's marks. DamagedCallError if it is not a call."""
-        ...
-
-
-class WholeDialectModule(Protocol):
-    """Interface of a dialect whose marks enclose everything, text too."""
-
-    def read_answer(self, reader: TextReader, schemas: ToolSchemas) -> Wait[None]: ...
+ReadCalls = Callable[[TextReader, str, ToolSchemas], Wait[None]]
+"""`read_calls` of a dialect's module: reads what follows a mark; DamagedCallError if it is not a call."""
 
 
 class AnswerParser:
@@ -48,7 +38,7 @@ class AnswerParser:
             reasoning_parser: a name of REASONING_PARSERS; None: reasoning is text.
             tools: offered tools, in OpenAI's form; their schemas give the types of values between tags.
             reasoning_opened: the prompt ends inside the model's reasoning.
-            only_calls: the answer is calls after its reasoning: what is not is dropped, a damaged call is cut.
+            only_calls: after its reasoning the answer consists of calls: other text is dropped, a damaged call is cut.
         """
         self._tool = None if tool_parser is None else TOOL_PARSERS[tool_parser]
         self._reasoning = None if reasoning_parser is None else REASONING_PARSERS[reasoning_parser]
@@ -58,7 +48,7 @@ class AnswerParser:
         self._reader = TextReader(lambda: _new_id(id_length), tools_allowed=self._tool is not None)
         self._only_calls = only_calls
         self._reader.cut_calls(only_calls)
-        self._run = self._whole() if self._reads_whole else self._parse()
+        self._run = self._parse_whole() if encloses_answer(tool_parser, reasoning_parser) else self._parse()
         self._ended = False
 
     def push(self, text: str) -> list[Event]:
@@ -72,10 +62,6 @@ class AnswerParser:
         self._reader.close()
         return self._step()
 
-    @property
-    def _reads_whole(self) -> bool:
-        return any(dialect is not None and dialect.is_whole for dialect in (self._tool, self._reasoning))
-
     def _step(self) -> list[Event]:
         if not self._ended:
             try:
@@ -84,20 +70,20 @@ class AnswerParser:
                 self._ended = True
         return self._reader.take_events()
 
-    def _whole(self) -> Wait[None]:
-        module = cast(WholeDialectModule, importlib.import_module("twofold.text.chat.dialects.harmony"))
-        yield from module.read_answer(self._reader, self._schemas)
+    def _parse_whole(self) -> Wait[None]:
+        harmony = importlib.import_module("twofold.text.chat.dialects.harmony")
+        yield from harmony.read_answer(self._reader, self._schemas)
 
     def _parse(self) -> Wait[None]:
         reader, tool, reasoning = self._reader, self._tool, self._reasoning
         after_call = False
-        if reasoning is not None and (self._opened or (yield from reader.found(*reasoning.begins))):
+        if reasoning is not None and (self._opened or (yield from reader.accept(*reasoning.begins))):
             mark = yield from self._read_reasoning()
             if tool is not None and mark in tool.begins:
                 yield from self._read_calls(tool, mark)
                 after_call = True
         if tool is not None and tool.at_start:
-            mark = yield from reader.found(*tool.at_start)
+            mark = yield from reader.accept(*tool.at_start)
             if mark:
                 yield from self._read_calls(tool, mark)
                 after_call = True
@@ -110,9 +96,9 @@ class AnswerParser:
             mark = yield from reader.text_until(marks, "content")
             if not mark:
                 # White space after the last call is not part of the answer.
-                rest = yield from reader.rest()
+                rest = yield from reader.read_rest()
                 if rest:
-                    reader.tell(*(("skipped", "") if after_call else ("content", rest)))
+                    reader.emit(*(("skipped", "") if after_call else ("content", rest)))
                 return
             if mark in begins:
                 mark = yield from self._read_reasoning()
@@ -133,27 +119,28 @@ class AnswerParser:
         kind: EventKind = "reasoning"
         mark = yield from reader.text_until(Marks((*reasoning.ends, *calls)), kind)
         if not mark:
-            rest = yield from reader.rest()
+            rest = yield from reader.read_rest()
             if rest:
-                reader.tell(kind, rest)
+                reader.emit(kind, rest)
         elif mark not in calls:
             yield from self._skip_space()
         return mark
 
     def _skip_space(self) -> Wait[None]:
-        yield from self._reader.space()
+        yield from self._reader.skip_space()
         self._reader.skip()
 
     def _read_calls(self, tool: ToolDialect, mark: str) -> Wait[None]:
-        module = cast(DialectModule, importlib.import_module(f"twofold.text.chat.dialects.{tool.module}"))
+        module = importlib.import_module(f"twofold.text.chat.dialects.{tool.module}")
+        read_calls: ReadCalls = module.read_calls
         reader = self._reader
         reader.begin_header()
         try:
-            yield from module.read_calls(reader, mark, self._schemas)
+            yield from read_calls(reader, mark, self._schemas)
             reader.end_header()
             reader.skip()
         except DamagedCallError:
-            reader.damaged()
+            reader.end_damaged_call()
 
 
 def _new_id(length: int | None) -> str:

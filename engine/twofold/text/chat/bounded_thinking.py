@@ -103,7 +103,7 @@ class _Matcher:
         if self._inner is not None:
             self._inner.fail(reason)
         elif self._failure is None:
-            self._failure = f"the answer cannot go on: {reason}"
+            self._failure = f"the answer cannot continue: {reason}"
 
     def _count(self, token: int) -> None:
         """Count `token`, the next one, before it is read."""

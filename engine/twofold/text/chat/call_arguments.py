@@ -11,18 +11,19 @@ from twofold.api.errors import RequestError
 from twofold.text.chat.call_forms import CallForm, pieces
 from twofold.text.chat.dialects.gemma_values import GemmaValues
 from twofold.text.chat.lark import Lark
-from twofold.text.chat.schema_values import ToolSchemas
+from twofold.text.chat.schema_values import ToolSchemas, resolved
 
 Schema = Mapping[str, Any]
 _NOTES: Final = frozenset(
     ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly")
 )
-_PLAIN_OBJECT: Final = _NOTES | {
-    "type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id",
-}  # fmt: skip
+_IDENTITY: Final = frozenset(("$defs", "definitions", "$schema", "$id"))
+_PLAIN_OBJECT: Final = _NOTES | _IDENTITY | {"type", "properties", "required", "additionalProperties"}
 _PLAIN_TYPES: Final = frozenset(("string", "integer", "number", "boolean", "null"))
 _DATA: Final = frozenset(("const", "enum", "default", "examples"))
-_BY_NAME: Final = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_SCHEMAS_BY_NAME: Final = frozenset(
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+)
 _ESCAPES: Final = '"\\nrtbf'
 """JSON escapes that Python strings have too."""
 
@@ -36,33 +37,33 @@ class Parameter(NamedTuple):
 class ToolArguments:
     """Allowed arguments of one tool."""
 
-    def __init__(self, tool: Mapping[str, Any], *, held: bool) -> None:
+    def __init__(self, tool: Mapping[str, Any], *, constrained: bool) -> None:
         """
         Args:
             tool: in OpenAI's form.
-            held: constrained by its schema; otherwise any arguments.
+            constrained: constrained by its schema; otherwise any arguments.
         """
         function = tool["function"]
         self.name: str = function["name"]
         self.strict = bool(function.get("strict"))
-        self._held = held
+        self._constrained = constrained
         self._kinds = ToolSchemas([tool])
         # As in OpenAI's API, a function without a schema takes no arguments.
         given = function.get("parameters")
         self._root: Schema = {"properties": {}, "additionalProperties": False} if given is None else given
-        said = self._root.get("type", "object")
-        if said != "object" and not (isinstance(said, list) and "object" in said):
-            raise self.refusal(f"parameters have type {json.dumps(said)[:40]}, but arguments are an object")
+        kind = self._root.get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            raise self.refusal(f"parameters have type {json.dumps(kind)[:40]}, but arguments are an object")
 
-    def written(self, lark: Lark, form: CallForm) -> str:
+    def expression(self, lark: Lark, form: CallForm) -> str:
         """Expression of all arguments. RequestError if this form cannot express the schema."""
         if re.fullmatch(form.names, self.name) is None:
-            raise self.refusal("this name cannot be written in the form that the model calls tools in")
+            raise self.refusal("this name cannot be written in the model's form of tool calls")
         if form.arguments == "json":
-            return lark.json({**self._root, "type": "object"} if self._held else {"type": "object"})
+            return lark.json({**self._root, "type": "object"} if self._constrained else {"type": "object"})
         parameters = self._parameters()
         if form.arguments == "gemma":
-            values = GemmaValues(lark, self._root, form.keys, self._cannot_hold)
+            values = GemmaValues(lark, self._root, form.keys, self._unsupported)
             return values.any_pairs() if parameters is None else values.pairs(parameters)
         separator = ", " if form.arguments == "python" else ""
         if parameters is None:
@@ -74,9 +75,9 @@ class ToolArguments:
         write = self._keyword if form.arguments == "python" else self._tag
         return lark.sequence([(write(lark, form, each), each.required) for each in parameters], separator)
 
-    def _cannot_hold(self, what: str) -> NoReturn:
+    def _unsupported(self, what: str) -> NoReturn:
         raise self.refusal(
-            f"{what} in its parameters cannot be held in the form that this model calls tools in; leave it out"
+            f"{what} in its parameters cannot be expressed in the model's form of tool calls; leave it out"
         )
 
     def refusal(self, reason: str) -> RequestError:
@@ -86,15 +87,15 @@ class ToolArguments:
         """Parameters in the schema's order; None: any are allowed."""
         root = self._root
         properties = root.get("properties", {})
-        if self._held and self.strict and not root.keys() <= _PLAIN_OBJECT:
+        if self._constrained and self.strict and not root.keys() <= _PLAIN_OBJECT:
             odd = sorted(root.keys() - _PLAIN_OBJECT)[0]
             raise self.refusal(
-                f"{odd!r} of its parameters cannot be held in the form that this model calls tools in; leave strict "
-                "or it out"
+                f"{odd!r} of its parameters cannot be expressed in the model's form of tool calls; leave it or strict "
+                "out"
             )
         is_open = not properties and root.get("additionalProperties") is not False
         if (
-            not self._held
+            not self._constrained
             or not root.keys() <= _PLAIN_OBJECT
             or not isinstance(properties, Mapping)
             or is_open
@@ -117,11 +118,11 @@ class ToolArguments:
 
     def _keyword(self, lark: Lark, form: CallForm, parameter: Parameter) -> str:
         schema = parameter.schema
-        said = (
+        kind = (
             schema.get("type") if isinstance(schema, Mapping) and schema.keys() <= _NOTES | {"type"} else None
         )
         words = {"boolean": '("True" | "False")', "null": '"None"'}
-        value = words.get(said) if isinstance(said, str) else None
+        value = words.get(kind) if isinstance(kind, str) else None
         if value is None:
             value = self._json_in_python(lark, self._document(parameter))
         return f'{lark.text(parameter.key)} "=" {value}'
@@ -152,8 +153,8 @@ class ToolArguments:
             return f"{lark.json(self._document(parameter))} {lark.text(form.line + end)}"
         if self.strict and not _is_plain(schema):
             raise self.refusal(
-                f"the text of {parameter.key!r} cannot be held to more than its type, or an enum, in the form that "
-                "this model calls tools in; leave strict or the other keywords out"
+                f"the text of {parameter.key!r} can only be constrained to its type or an enum in the model's form of "
+                "tool calls; leave strict or the other keywords out"
             )
         return lark.up_to(end)
 
@@ -162,9 +163,7 @@ class ToolArguments:
             reference = schema.get("$ref") if isinstance(schema, Mapping) else None
             if not isinstance(reference, str) or not reference.startswith("#/"):
                 break
-            schema = self._root
-            for part in reference[2:].split("/"):
-                schema = schema.get(part) if isinstance(schema, Mapping) else None
+            schema = resolved(self._root, reference)
         return schema if isinstance(schema, Mapping) else {}
 
     def _document(self, parameter: Parameter) -> Schema:
@@ -189,7 +188,7 @@ def _moved(schema: Any) -> Any:
     for key, value in schema.items():
         if key in _DATA:
             moved[key] = value
-        elif key in _BY_NAME and isinstance(value, Mapping):
+        elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
             moved[key] = {name: _moved(each) for name, each in value.items()}
         elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
             moved[key] = f"#/$defs/tool{value[1:]}"
@@ -201,8 +200,8 @@ def _moved(schema: Any) -> Any:
 def _is_plain(schema: Schema) -> bool:
     """Whether the schema only lists plain types."""
     members = [each for key in ("anyOf", "oneOf") for each in schema.get(key, ())]
-    said = schema.get("type", [])
-    types = {said} if isinstance(said, str) else set(said)
+    types = schema.get("type", [])
+    types = {types} if isinstance(types, str) else set(types)
     return (
         schema.keys() <= _NOTES | {"type", "anyOf", "oneOf"}
         and types <= _PLAIN_TYPES

@@ -115,7 +115,7 @@ FORMS: Final = {
         arguments="gemma",
         keys=r"[^:{}\[\],<\s]+",
     ),
-}  # fmt: skip
+}
 _MISTRAL_SINCE_2025: Final = CallForm("$name[ARGS]$args", "[TOOL_CALLS]", between="[TOOL_CALLS]")
 _PLACES: Final = re.compile(r"\$(name|args|key|number)")
 

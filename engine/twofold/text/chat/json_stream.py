@@ -17,68 +17,68 @@ _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _MAX_WORD: Final = 400
 
-Give = Callable[[str], None]
+Write = Callable[[str], None]
 
 
-def read_json(reader: TextReader, give: Give) -> Wait[None]:
+def read_json(reader: TextReader, write: Write) -> Wait[None]:
     """Read one value. DamagedCallError at the first character that is not valid JSON."""
     closing: list[str] = []
     while True:
         # A value, or the end of the array or object just opened.
-        give((yield from reader.take_while(_SPACE)))
+        write((yield from reader.take_while(_SPACE)))
         first = yield from reader.peek()
         if first in ("{", "["):
             if len(closing) == MAX_DEPTH:
                 raise DamagedCallError
-            give(reader.advance())
+            write(reader.advance())
             closing.append("}" if first == "{" else "]")
-            give((yield from reader.take_while(_SPACE)))
+            write((yield from reader.take_while(_SPACE)))
             if (yield from reader.peek()) != closing[-1]:
                 if first == "{":
-                    yield from _read_key(reader, give)
+                    yield from _read_key(reader, write)
                 continue
         elif first == '"':
-            yield from read_string(reader, give)
+            yield from read_string(reader, write)
         else:
-            yield from _read_word(reader, give)
+            yield from _read_word(reader, write)
         # After a value.
         while closing:
-            give((yield from reader.take_while(_SPACE)))
+            write((yield from reader.take_while(_SPACE)))
             following = yield from reader.peek()
             if following == closing[-1]:
-                give(reader.advance())
+                write(reader.advance())
                 closing.pop()
                 continue
             if following != ",":
                 raise DamagedCallError
-            give(reader.advance())
+            write(reader.advance())
             if closing[-1] == "}":
-                give((yield from reader.take_while(_SPACE)))
-                yield from _read_key(reader, give)
+                write((yield from reader.take_while(_SPACE)))
+                yield from _read_key(reader, write)
             break
         if not closing:
             return
 
 
-def read_string(reader: TextReader, give: Give) -> Wait[None]:
+def read_string(reader: TextReader, write: Write) -> Wait[None]:
     """Read one string with its quotes."""
     yield from reader.expect('"')
-    give('"')
+    write('"')
     while True:
-        yield from reader.take_while(_PLAIN, give=give)
+        yield from reader.take_while(_PLAIN, write=write)
         character = yield from reader.peek()
         if character == '"':
-            give(reader.advance())
+            write(reader.advance())
             return
         if character == "\\":
-            yield from _read_escape(reader, give)
+            yield from _read_escape(reader, write)
         elif character:
-            give(json.dumps(reader.advance())[1:-1])
+            write(json.dumps(reader.advance())[1:-1])
         else:
             raise DamagedCallError
 
 
-def read_text(reader: TextReader, read: Callable[[TextReader, Give], Wait[None]] = read_json) -> Wait[str]:
+def read_text(reader: TextReader, read: Callable[[TextReader, Write], Wait[None]] = read_json) -> Wait[str]:
     """A value's JSON, once it is complete."""
     parts: list[str] = []
     yield from read(reader, parts.append)
@@ -86,26 +86,26 @@ def read_text(reader: TextReader, read: Callable[[TextReader, Give], Wait[None]]
 
 
 def read_members(
-    reader: TextReader, give: Give, end: str, read_member: Callable[[], Wait[None]]
+    reader: TextReader, write: Write, end: str, read_member: Callable[[], Wait[None]]
 ) -> Wait[None]:
     """Read members separated by commas, a trailing comma allowed, up to and including `end`, which is not passed on."""
     comma = ""
-    while not (yield from reader.found(end)):
-        give(comma)
+    while not (yield from reader.accept(end)):
+        write(comma)
         comma = ", "
         yield from read_member()
-        if not (yield from reader.found(",")):
-            yield from reader.space()
+        if not (yield from reader.accept(",")):
+            yield from reader.skip_space()
             yield from reader.expect(end)
             return
 
 
-def read_arguments(reader: TextReader, give: Give) -> Wait[None]:
+def read_arguments(reader: TextReader, write: Write) -> Wait[None]:
     """Read a call's arguments: an object, an object as text in a string, or null for none."""
-    yield from reader.space()
+    yield from reader.skip_space()
     first = yield from reader.peek()
     if first == "{":
-        yield from read_json(reader, give)
+        yield from read_json(reader, write)
         return
     text = yield from read_text(reader)
     if first == '"':
@@ -116,9 +116,9 @@ def read_arguments(reader: TextReader, give: Give) -> Wait[None]:
                 raise DamagedCallError
         except (ValueError, RecursionError):
             raise DamagedCallError from None
-        give(given)
+        write(given)
     elif text == "null":
-        give("{}")
+        write("{}")
     else:
         raise DamagedCallError
 
@@ -134,11 +134,11 @@ def read_call_object(reader: TextReader, *, bare: bool = False) -> Wait[None]:
     if not bare:
         yield from reader.expect("{")
     while True:
-        yield from reader.space()
+        yield from reader.skip_space()
         key = json.loads((yield from read_text(reader, read_string)))
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect(":")
-        yield from reader.space()
+        yield from reader.skip_space()
         if key == "name" and name is None:
             name = str(json.loads((yield from read_text(reader, read_string))))
             if not bare or has_arguments:
@@ -152,7 +152,7 @@ def read_call_object(reader: TextReader, *, bare: bool = False) -> Wait[None]:
             yield from read_arguments(reader, early.append if name is None else reader.argument)
         else:
             yield from read_json(reader, lambda ignored: None)
-        yield from reader.space()
+        yield from reader.skip_space()
         following = yield from reader.peek()
         if following not in (",", "}"):
             raise DamagedCallError
@@ -171,25 +171,25 @@ def read_call_list(reader: TextReader) -> Wait[None]:
     yield from reader.expect("[")
     while True:
         reader.begin_header()
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from read_call_object(reader)
-        if not (yield from reader.found(",")):
+        if not (yield from reader.accept(",")):
             break
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from reader.expect("]")
 
 
-def _read_key(reader: TextReader, give: Give) -> Wait[None]:
-    yield from read_string(reader, give)
-    give((yield from reader.take_while(_SPACE)))
+def _read_key(reader: TextReader, write: Write) -> Wait[None]:
+    yield from read_string(reader, write)
+    write((yield from reader.take_while(_SPACE)))
     yield from reader.expect(":")
-    give(":")
+    write(":")
 
 
-def _read_escape(reader: TextReader, give: Give) -> Wait[None]:
-    escape = yield from reader.ahead(2)
+def _read_escape(reader: TextReader, write: Write) -> Wait[None]:
+    escape = yield from reader.lookahead(2)
     length = 6 if escape[1:] == "u" else 2
-    escape = yield from reader.ahead(length)
+    escape = yield from reader.lookahead(length)
     valid = len(escape) == length and (length == 2 or set(escape[2:]) <= _HEX)
     if not valid or (length == 2 and escape[1] not in '"\\/bfnrt'):
         raise DamagedCallError
@@ -197,14 +197,14 @@ def _read_escape(reader: TextReader, give: Give) -> Wait[None]:
     for _ in range(length):
         yield from reader.peek()
         reader.advance()
-    give(escape)
+    write(escape)
 
 
-def _read_word(reader: TextReader, give: Give) -> Wait[None]:
+def _read_word(reader: TextReader, write: Write) -> Wait[None]:
     word = yield from reader.take_while(_WORD, _MAX_WORD)
     if word not in ("true", "false", "null") and NUMBER.fullmatch(word) is None:
         raise DamagedCallError
-    give(word)
+    write(word)
 
 
 def _refuse(constant: str) -> None:

@@ -57,15 +57,15 @@ class ChatMarks:
 
 def check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> None:
     """Raise ConfigError for an unknown parser name."""
-    asked = (
+    parsers = (
         ("--tool-call-parser", tool_call_parser, TOOL_PARSERS),
         ("--reasoning-parser", reasoning_parser, REASONING_PARSERS),
     )
-    for flag, name, known in asked:
+    for flag, name, known in parsers:
         if name is not None and name != NO_PARSER and name not in known:
             raise ConfigError(
-                f"{flag} is {name!r}, expected {NO_PARSER} or one of {', '.join(known)}; leave it out for what the "
-                "model's chat template shows"
+                f"{flag} is {name!r}, expected {NO_PARSER} or one of {', '.join(known)}; leave it out to detect the "
+                "parser from the chat template"
             )
 
 
@@ -76,11 +76,11 @@ def chosen_marks(shown: ChatMarks, tool_call_parser: str | None, reasoning_parse
     def chosen(name: str | None, default: str | None) -> str | None:
         return default if name is None else None if name == NO_PARSER else name
 
-    tool, thinking = (
-        chosen(tool_call_parser, shown.tool_call_parser),
-        chosen(reasoning_parser, shown.reasoning_parser),
+    return replace(
+        shown,
+        tool_call_parser=chosen(tool_call_parser, shown.tool_call_parser),
+        reasoning_parser=chosen(reasoning_parser, shown.reasoning_parser),
     )
-    return replace(shown, tool_call_parser=tool, reasoning_parser=thinking)
 
 
 @dataclass(frozen=True)

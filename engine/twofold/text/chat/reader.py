@@ -1,6 +1,6 @@
 """Reads a streamed answer as if it were complete.
 
-Parsers are generators over a `TextReader`: they request the next characters and yield where the text ends for now.
+Parsers are generators over a `TextReader`: they request the next characters and yield while more text must arrive.
 Their result depends only on the text, not on its pieces, so that every split gives the same events.
 """
 
@@ -65,14 +65,14 @@ class TextReader:
         self._new_id = new_id
         self._text = ""
         self._at = 0
-        self._told = 0
+        self._emitted = 0
         """Length of the text that is already in events."""
         self._closed = False
         self._cuts_calls = False
         self._events: list[Event] = []
         self._budget: int | None = None
         self._arguments: list[str] = []
-        self._open: list[str] | None = None
+        self._call_text: list[str] | None = None
         """Text of the call being read, once it has a name."""
         self._num_calls = 0
         self._space_is_text = False
@@ -80,9 +80,9 @@ class TextReader:
     # Called by the driver.
 
     def push(self, text: str) -> None:
-        self._text = self._text[self._told :] + text
-        self._at -= self._told
-        self._told = 0
+        self._text = self._text[self._emitted :] + text
+        self._at -= self._emitted
+        self._emitted = 0
 
     def cut_calls(self, cuts_calls: bool) -> None:
         """Whether the answer consists of calls only, of which the last may be cut off: the rest is not text."""
@@ -93,15 +93,11 @@ class TextReader:
         self._closed = True
 
     def take_events(self) -> list[Event]:
-        self._tell_arguments()
+        self._emit_arguments()
         events, self._events = self._events, []
         return events
 
     # Called by parsers to read.
-
-    @property
-    def is_in_call(self) -> bool:
-        return self._open is not None
 
     @property
     def num_calls(self) -> int:
@@ -116,7 +112,7 @@ class TextReader:
             yield
         return True
 
-    def ahead(self, count: int) -> Wait[str]:
+    def lookahead(self, count: int) -> Wait[str]:
         """The next `count` characters, without reading them; fewer at the end."""
         while len(self._text) - self._at < count and not self._closed:
             yield
@@ -144,31 +140,31 @@ class TextReader:
         self,
         pattern: re.Pattern[str],
         limit: int | None = None,
-        give: Callable[[str], None] | None = None,
+        write: Callable[[str], None] | None = None,
     ) -> Wait[str]:
         """Read what `pattern` (of the form [...]* or [...]+) matches, at most `limit` characters.
 
-        With `give`, the text is passed on as it arrives instead of returned.
+        With `write`, the text is passed on as it arrives instead of returned.
         """
         parts: list[str] = []
-        give = give or parts.append
+        write = write or parts.append
         left = limit
         while True:
             room = [count for count in (left, self._budget) if count is not None]
             end = min([len(self._text), *(self._at + max(0, count) for count in room)])
             match = pattern.match(self._text, self._at, end)
             if match is not None and match[0]:
-                give(self.advance(len(match[0])))
+                write(self.advance(len(match[0])))
                 if left is not None:
                     left -= len(match[0])
             if self._at < len(self._text) or not (yield from self.more()):
                 return "".join(parts)
 
-    def space(self) -> Wait[None]:
+    def skip_space(self) -> Wait[None]:
         """Skip white space."""
         yield from self.take_while(_SPACE)
 
-    def name(self) -> Wait[str]:
+    def read_name(self) -> Wait[str]:
         """Read a tool's or parameter's name. DamagedCallError if there is none."""
         name = yield from self.take_while(_NAME, MAX_NAME)
         if not name:
@@ -182,7 +178,7 @@ class TextReader:
                 raise DamagedCallError
             self.advance()
 
-    def found(self, *literals: str, after_space: bool = True) -> Wait[str]:
+    def accept(self, *literals: str, after_space: bool = True) -> Wait[str]:
         """Read the one of `literals` that comes next, with the space before it; "" and nothing read if none does."""
         size = 0
         if after_space:
@@ -197,7 +193,7 @@ class TextReader:
             # Only as far as it matches: waiting for all ten characters would hold back nine of text.
             length = 0
             while length < len(literal):
-                head = yield from self.ahead(size + length + 1)
+                head = yield from self.lookahead(size + length + 1)
                 if head[size:] != literal[: length + 1]:
                     break
                 length += 1
@@ -206,12 +202,12 @@ class TextReader:
                 return literal
         return ""
 
-    def scan(self, marks: Marks, give: Callable[[str], None]) -> Wait[str]:
+    def scan(self, marks: Marks, write: Callable[[str], None]) -> Wait[str]:
         """Read up to and including one of `marks`, passing on the text before it as it arrives; "" at the end."""
         while True:
             where, mark = marks.find(self._text, self._at, self._closed)
             if where > self._at:
-                give(self.advance(where - self._at))
+                write(self.advance(where - self._at))
             if mark:
                 self.advance(len(mark))
                 return mark
@@ -229,7 +225,7 @@ class TextReader:
             if self._space_is_text or where - solid > _MAX_SPACE:
                 solid, self._space_is_text = where, True
             if solid > self._at:
-                self.tell(kind, self.advance(solid - self._at))
+                self.emit(kind, self.advance(solid - self._at))
             if mark:
                 self._space_is_text = False
                 self.advance(where - solid + len(mark))
@@ -238,7 +234,7 @@ class TextReader:
                 return ""
             yield
 
-    def rest(self) -> Wait[str]:
+    def read_rest(self) -> Wait[str]:
         """Read all remaining text."""
         while (yield from self.more()):
             pass
@@ -246,26 +242,26 @@ class TextReader:
 
     # Called by parsers to emit events.
 
-    def tell(self, kind: EventKind, text: str = "", *, number: int = -1, call_id: str = "") -> None:
-        """Emit an event for all text read since the last one."""
+    def emit(self, kind: EventKind, text: str = "", *, number: int = -1, call_id: str = "") -> None:
+        """Emit an event whose raw text is everything read since the last event."""
         if self._cuts_calls and kind == "content":
             kind, text = "skipped", ""
-        raw, self._told = self._text[self._told : self._at], self._at
-        if self._open is not None:
-            self._open.append(raw)
+        raw, self._emitted = self._text[self._emitted : self._at], self._at
+        if self._call_text is not None:
+            self._call_text.append(raw)
         self._events.append(Event(kind, text, raw, number, call_id))
 
     def skip(self) -> None:
         """Drop the text read since the last event."""
-        if self._at > self._told:
-            self.tell("skipped")
+        if self._at > self._emitted:
+            self.emit("skipped")
 
     def begin_header(self) -> None:
         """Mark the possible start of a call: the header up to its name is limited in length."""
         self._budget = MAX_HEADER
 
     def end_header(self) -> None:
-        """It was not a call."""
+        """End the header without a call."""
         self._budget = None
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:
@@ -273,36 +269,36 @@ class TextReader:
         if not self.tools_allowed or _NAME.fullmatch(name) is None or len(name) > MAX_NAME:
             raise DamagedCallError
         self._budget = None
-        self._open = []
-        self.tell("call", name, number=self._num_calls, call_id=call_id or self._new_id())
+        self._call_text = []
+        self.emit("call", name, number=self._num_calls, call_id=call_id or self._new_id())
 
     def argument(self, json_text: str) -> None:
         """Emit the next piece of the call's arguments."""
         self._arguments.append(json_text)
 
     def end_call(self) -> None:
-        self._tell_arguments()
-        self.tell("call_end", number=self._num_calls)
+        self._emit_arguments()
+        self.emit("call_end", number=self._num_calls)
         self._num_calls += 1
-        self._open = None
+        self._call_text = None
 
-    def damaged(self) -> None:
+    def end_damaged_call(self) -> None:
         """Turn the call being read into text, from its mark up to here."""
         self._budget = None
-        self._tell_arguments()
-        if self._open is None:
-            self.tell("content", self._text[self._told : self._at])
+        self._emit_arguments()
+        if self._call_text is None:
+            self.emit("content", self._text[self._emitted : self._at])
             return
-        before = "".join(self._open)
-        number, self._open = self._num_calls, None
+        before = "".join(self._call_text)
+        number, self._call_text = self._num_calls, None
         self._num_calls += 1
         if self._cuts_calls:
-            self.tell("call_cut", number=number)
+            self.emit("call_cut", number=number)
             return
-        self.tell("call_damaged", before + self._text[self._told : self._at], number=number)
+        self.emit("call_damaged", before + self._text[self._emitted : self._at], number=number)
 
-    def _tell_arguments(self) -> None:
+    def _emit_arguments(self) -> None:
         pieces = "".join(self._arguments)
         self._arguments.clear()
         if pieces:
-            self.tell("arguments", pieces, number=self._num_calls)
+            self.emit("arguments", pieces, number=self._num_calls)

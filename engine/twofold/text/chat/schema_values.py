@@ -14,7 +14,7 @@ Kinds = frozenset[str]
 _ALL: Final[Kinds] = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
 _PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 """Literals of templates that print values as Jinja does, and of models trained on them."""
-_MOST_STEPS: Final = 32
+_MAX_STEPS: Final = 32
 
 
 class ToolSchemas:
@@ -34,7 +34,7 @@ class ToolSchemas:
         found: set[str] = set()
         level = [schema]
         # Schemas may refer to themselves: the number of steps is limited.
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             if not level:
                 break
             found |= _kinds_of(level.pop(), root, level)
@@ -50,17 +50,23 @@ def _kinds_of(schema: Any, root: Mapping[str, Any], level: list[Any]) -> set[str
             level.extend(schema[key])
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for part in reference[2:].split("/"):
-            target = target.get(part) if isinstance(target, Mapping) else None
-        level.append(target)
-    said = schema.get("type")
-    if isinstance(said, str):
-        return {said}
-    if isinstance(said, list):
-        return {kind for kind in said if isinstance(kind, str)}
+        level.append(resolved(root, reference))
+    types = schema.get("type")
+    if isinstance(types, str):
+        return {types}
+    if isinstance(types, list):
+        return {kind for kind in types if isinstance(kind, str)}
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return {kind_of(value) for value in values} if isinstance(values, list) else set()
+
+
+def resolved(root: Mapping[str, Any], reference: str) -> Any:
+    """The target of a `$ref` within the document, "#/…"; None if it does not exist."""
+    target: Any = root
+    for part in filter(None, reference[1:].split("/")):
+        key = part.replace("~1", "/").replace("~0", "~")
+        target = target.get(key) if isinstance(target, Mapping) else None
+    return target
 
 
 def json_of(text: str, kinds: Kinds) -> str:
@@ -113,12 +119,12 @@ class ArgumentsWriter:
         if kinds == {"string"}:
             # Only strings can be passed on while they are written, and only they get long.
             self._reader.argument('"')
-            give: Callable[[str], None] = lambda text: self._reader.argument(inside_string(text))  # noqa: E731
+            write: Callable[[str], None] = lambda text: self._reader.argument(inside_string(text))  # noqa: E731
         else:
             parts: list[str] = []
-            give = parts.append
-        lines = _OwnLines(give) if own_lines else None
-        mark = yield from self._reader.scan(end, lines.push if lines else give)
+            write = parts.append
+        lines = _WithoutOuterLineBreaks(write) if own_lines else None
+        mark = yield from self._reader.scan(end, lines.push if lines else write)
         if mark:
             self._reader.argument('"' if kinds == {"string"} else json_of("".join(parts), kinds))
         return mark
@@ -128,11 +134,11 @@ class ArgumentsWriter:
         self._reader.end_call()
 
 
-class _OwnLines:
+class _WithoutOuterLineBreaks:
     """Passes text on, except one line break at its start and one at its end."""
 
-    def __init__(self, give: Callable[[str], None]) -> None:
-        self._give = give
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._give = write
         self._held = ""
         self._begun = False
 

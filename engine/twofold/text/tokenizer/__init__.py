@@ -194,14 +194,14 @@ class Tokenizer:
         (ids,) = _encode_all(self._backend, [text], add_special_tokens)
         return ids
 
-    def stretches(self, text: str) -> list[str]:
+    def segments(self, text: str) -> list[str]:
         """`text` split after its control tokens, so that the concatenated ids of the parts equal the ids of the whole.
 
         A single part if control tokens are text or if the tokenizer depends on the text before.
         """
         if isinstance(text, PromptText) and text.literal:
             return [text]
-        return self._controls.stretches(text)
+        return self._controls.segments(text)
 
     def _encode_literally(self, prompt: PromptText, add_special_tokens: bool) -> list[int]:
         first, *others = self._controls.split(prompt)
@@ -261,14 +261,10 @@ class Tokenizer:
         return self._controls.render(render, messages, tools, variables)
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+        self, *, shown: frozenset[int] = frozenset()
     ) -> IncrementalDetokenizer | MarkedDetokenizer:
         """A new detokenizer for one stream of ids; `shown`: special tokens that are not skipped."""
-
-        def decode(token_ids: Sequence[int]) -> str:
-            return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-        plain = IncrementalDetokenizer(decode, self._pieces.text_of)
+        plain = IncrementalDetokenizer(self.decode, self._pieces.text_of)
         if not shown:
             return plain
         return MarkedDetokenizer(plain, {token: self.token_bytes(token).decode() for token in shown})

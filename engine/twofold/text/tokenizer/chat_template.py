@@ -151,6 +151,19 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        prompt = self._generate(template, context)
+        if not continue_final_message:
+            return prompt
+        end = prompt.rfind(_CONTINUE_HERE)
+        if end < 0:
+            raise RequestError(
+                "the chat template does not show the last message's content, so it cannot be continued; leave "
+                "continue_final_message out",
+                param="continue_final_message",
+            )
+        return prompt[:end]
+
+    def _generate(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
         try:
@@ -175,17 +188,7 @@ class ChatTemplate:
                 f"the chat template refused the messages: {reason}; check roles, their order and the content's form",
                 param="messages",
             ) from None
-        prompt = "".join(pieces)
-        if not continue_final_message:
-            return prompt
-        end = prompt.rfind(_CONTINUE_HERE)
-        if end < 0:
-            raise RequestError(
-                "the chat template does not show the last message's content, so it cannot be continued; leave "
-                "continue_final_message out",
-                param="continue_final_message",
-            )
-        return prompt[:end]
+        return "".join(pieces)
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -36,10 +36,8 @@ _END_ROLES: Final = (
     "tokenizer.ggml.eot_token_id",
     "tokenizer.ggml.eom_token_id",
 )
-_END_TOKENS: Final = frozenset(
-    ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "</s>",
-     "<|user|>", "<|observation|>")
-)  # fmt: skip
+_TURN_ENDS: Final = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"))
+_END_TOKENS: Final = _TURN_ENDS | {"<|endoftext|>", "<|end_of_text|>", "</s>", "<|user|>", "<|observation|>"}
 """Control tokens, by their text, that end an answer even if the file names only one of them."""
 _HARMONY_ENDS: Final = frozenset(("<|return|>", "<|call|>"))
 """End tokens of gpt-oss's harmony format, in which <|end|> ends one message of an answer that continues."""

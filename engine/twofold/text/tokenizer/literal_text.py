@@ -56,8 +56,8 @@ class ControlTokens:
         """Pattern with the adjacent spaces that some tokens absorb; a group's name is its token's id."""
         patterns = []
         for token_id, token in self._tokens:
-            before, behind = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
-            patterns.append(f"{before}(?P<_{token_id}>{re.escape(token.content)}){behind}")
+            before, after = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
+            patterns.append(f"{before}(?P<_{token_id}>{re.escape(token.content)}){after}")
         return re.compile("|".join(patterns) or r"(?!)")
 
     @functools.cached_property
@@ -81,8 +81,8 @@ class ControlTokens:
             or r"(?!)"
         )
 
-    def stretches(self, text: str) -> list[str]:
-        """See `Tokenizer.stretches`."""
+    def segments(self, text: str) -> list[str]:
+        """See `Tokenizer.segments`."""
         parts, begin = [], 0
         for match in self._cuts.finditer(text):
             if match.lastindex is not None:
@@ -102,8 +102,8 @@ class ControlTokens:
                 "the messages hold control tokens and every Unicode noncharacter from U+FDD0 to U+FDEF; leave one out",
                 param="messages",
             )
-        shield = self._alone.sub
-        marked = _map_text(client, lambda text: shield(lambda m: f"{m[0][0]}{mark}{m[0][1:]}", text))
+        replace = self._alone.sub
+        marked = _map_text(client, lambda text: replace(lambda m: f"{m[0][0]}{mark}{m[0][1:]}", text))
         # A template that writes JSON in ASCII has escaped the marker.
         pieces = re.split(f"{mark}|{re.escape(_escaped(mark))}", render(*marked))
         literal, length = set(), 0

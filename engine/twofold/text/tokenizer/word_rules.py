@@ -69,10 +69,14 @@ _CASED_LETTERS: Final = (
 _HAN: Final = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
 _DEEPSEEK_V2: Final = WordRule(
     (
-        r"[\r\n]", rf"\s?{_CASED_LETTERS}+",
-        r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+", r"\s+$", _HAN, r"\p{N}+",
+        r"[\r\n]",
+        rf"\s?{_CASED_LETTERS}+",
+        r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
+        r"\s+$",
+        _HAN,
+        r"\p{N}+",
     )
-)  # fmt: skip
+)
 _DEEPSEEK_V3: Final = WordRule(
     (
         r"\p{N}{1,3}",
@@ -82,9 +86,7 @@ _DEEPSEEK_V3: Final = WordRule(
     )
 )
 WORD_RULES: Final[Mapping[str, WordRule]] = {
-    "default": WordRule(
-        (r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")
-    ),
+    "default": WordRule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     "qwen35": _QWEN35,
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
@@ -99,4 +101,4 @@ WORD_RULES: Final[Mapping[str, WordRule]] = {
     "tekken": WordRule(
         (_CASED.replace("{end}", "") + r"\p{N}" + _CASED_TAIL,), whole_words=True, adds_bos=True
     ),
-}  # fmt: skip
+}

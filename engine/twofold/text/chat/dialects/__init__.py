@@ -165,6 +165,12 @@ TOOL_PARSERS: Final = {dialect.name: dialect for dialect in _TOOLS}
 REASONING_PARSERS: Final = {dialect.name: dialect for dialect in _REASONING}
 
 
+def encloses_answer(tool_parser: str | None, reasoning_parser: str | None) -> bool:
+    """Whether the marks of one of these parsers enclose the whole answer, including text."""
+    tool, reasoning = TOOL_PARSERS.get(tool_parser or ""), REASONING_PARSERS.get(reasoning_parser or "")
+    return any(dialect is not None and dialect.is_whole for dialect in (tool, reasoning))
+
+
 def tokens_of(tool_parser: str | None, reasoning_parser: str | None) -> tuple[str, ...]:
     """Marks that the parsers need although they may be special tokens of the vocabulary."""
     tokens: list[str] = []

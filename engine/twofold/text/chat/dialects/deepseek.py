@@ -18,25 +18,25 @@ _FENCE: Final = "```"
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
     if mark != _CALL:
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect(_CALL)
     while True:
-        yield from reader.space()
-        name = yield from reader.name()
+        yield from reader.skip_space()
+        name = yield from reader.read_name()
         yield from reader.expect(_SEP)
-        yield from reader.space()
+        yield from reader.skip_space()
         is_fenced = (yield from reader.peek()) != "{"
         if is_fenced:
-            name = yield from reader.name()
-            yield from reader.space()
+            name = yield from reader.read_name()
+            yield from reader.skip_space()
             yield from reader.expect(f"{_FENCE}json")
         reader.begin_call(name)
         yield from read_arguments(reader, reader.argument)
         reader.end_call()
         if is_fenced:
-            yield from reader.found(_FENCE)
-        yield from reader.found(_CALL_END)
+            yield from reader.accept(_FENCE)
+        yield from reader.accept(_CALL_END)
         reader.begin_header()
-        if not (yield from reader.found(_CALL)):
+        if not (yield from reader.accept(_CALL)):
             break
-    yield from reader.found(_CALLS_END)
+    yield from reader.accept(_CALLS_END)

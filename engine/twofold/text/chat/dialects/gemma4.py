@@ -7,7 +7,7 @@ import json
 import re
 from typing import Final
 
-from twofold.text.chat.json_stream import MAX_DEPTH, NUMBER, Give, read_members
+from twofold.text.chat.json_stream import MAX_DEPTH, NUMBER, Write, read_members
 from twofold.text.chat.reader import DamagedCallError, Marks, TextReader, Wait
 from twofold.text.chat.schema_values import ToolSchemas, inside_string
 
@@ -20,66 +20,66 @@ _MAX_WORD: Final = 4096
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from reader.expect("call:")
-    name = yield from reader.name()
-    yield from reader.space()
+    name = yield from reader.read_name()
+    yield from reader.skip_space()
     if (yield from reader.peek()) != "{":
         raise DamagedCallError
     reader.begin_call(name)
     yield from _read_object(reader, reader.argument, 0)
     reader.end_call()
-    yield from reader.found("<tool_call|>")
+    yield from reader.accept("<tool_call|>")
 
 
-def _read_object(reader: TextReader, give: Give, depth: int) -> Wait[None]:
+def _read_object(reader: TextReader, write: Write, depth: int) -> Wait[None]:
     reader.advance()
-    give("{")
-    yield from read_members(reader, give, "}", lambda: _read_pair(reader, give, depth + 1))
-    give("}")
+    write("{")
+    yield from read_members(reader, write, "}", lambda: _read_pair(reader, write, depth + 1))
+    write("}")
 
 
-def _read_pair(reader: TextReader, give: Give, depth: int) -> Wait[None]:
-    if (yield from reader.found(_QUOTE)):
-        yield from _read_quoted(reader, give)
+def _read_pair(reader: TextReader, write: Write, depth: int) -> Wait[None]:
+    if (yield from reader.accept(_QUOTE)):
+        yield from _read_quoted(reader, write)
     else:
-        yield from reader.space()
+        yield from reader.skip_space()
         key = (yield from reader.take_while(_KEY, _MAX_WORD)).strip()
         if not key:
             raise DamagedCallError
-        give(json.dumps(key, ensure_ascii=False))
-    yield from reader.space()
+        write(json.dumps(key, ensure_ascii=False))
+    yield from reader.skip_space()
     yield from reader.expect(":")
-    give(": ")
-    yield from _read_value(reader, give, depth)
+    write(": ")
+    yield from _read_value(reader, write, depth)
 
 
-def _read_value(reader: TextReader, give: Give, depth: int) -> Wait[None]:
+def _read_value(reader: TextReader, write: Write, depth: int) -> Wait[None]:
     if depth > MAX_DEPTH:
         raise DamagedCallError
-    if (yield from reader.found(_QUOTE)):
-        yield from _read_quoted(reader, give)
+    if (yield from reader.accept(_QUOTE)):
+        yield from _read_quoted(reader, write)
         return
-    yield from reader.space()
+    yield from reader.skip_space()
     first = yield from reader.peek()
     if first == "{":
-        yield from _read_object(reader, give, depth)
+        yield from _read_object(reader, write, depth)
     elif first == "[":
         reader.advance()
-        give("[")
-        yield from read_members(reader, give, "]", lambda: _read_value(reader, give, depth + 1))
-        give("]")
+        write("[")
+        yield from read_members(reader, write, "]", lambda: _read_value(reader, write, depth + 1))
+        write("]")
     else:
         word = (yield from reader.take_while(_WORD, _MAX_WORD)).strip()
         if not word:
             raise DamagedCallError
         known = _WORDS.get(word, word if NUMBER.fullmatch(word) else None)
-        give(json.dumps(word, ensure_ascii=False) if known is None else known)
+        write(json.dumps(word, ensure_ascii=False) if known is None else known)
 
 
-def _read_quoted(reader: TextReader, give: Give) -> Wait[None]:
+def _read_quoted(reader: TextReader, write: Write) -> Wait[None]:
     """Read the rest of a string, after its first mark."""
-    give('"')
-    if not (yield from reader.scan(_QUOTED_END, lambda text: give(inside_string(text)))):
+    write('"')
+    if not (yield from reader.scan(_QUOTED_END, lambda text: write(inside_string(text)))):
         raise DamagedCallError
-    give('"')
+    write('"')

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from twofold.text.chat.lark import Lark
-from twofold.text.chat.schema_values import kind_of
+from twofold.text.chat.schema_values import kind_of, resolved
 
 QUOTE: Final = '<|"|>'
 _NOTES: Final = frozenset(
@@ -25,8 +25,8 @@ _KEYWORDS: Final = {
 }
 _ALL_KEYWORDS: Final = frozenset(word for words in _KEYWORDS.values() for word in words)
 _ELSEWHERE: Final = frozenset(("$defs", "definitions"))
-_MOST_ITEMS: Final = 1024
-_MOST_LETTERS: Final = 4096
+_MAX_ITEMS: Final = 1024
+_MAX_LETTERS: Final = 4096
 
 
 class GemmaValues:
@@ -65,31 +65,31 @@ class GemmaValues:
             return self._anything()
         if not isinstance(schema, Mapping):
             self._refuse("a schema that nothing matches")
-        said = schema.keys() - _NOTES - _ELSEWHERE
+        keywords = schema.keys() - _NOTES - _ELSEWHERE
         for word, write in (("$ref", self._reference), ("anyOf", self._any_of)):
-            if word in said:
-                self._check(said - {word})
+            if word in keywords:
+                self._check(keywords - {word})
                 return write(schema[word])
-        kinds = schema["type"] if "type" in said else None
+        kinds = schema["type"] if "type" in keywords else None
         kinds = [kinds] if isinstance(kinds, str) else kinds
         for word in ("enum", "const"):
-            if word in said:
-                self._check(said - {word, "type"})
+            if word in keywords:
+                self._check(keywords - {word, "type"})
                 return self._values([schema[word]] if word == "const" else schema[word], kinds)
-        kinds = self._kinds_of(said) if kinds is None else kinds
+        kinds = self._kinds_of(keywords) if kinds is None else kinds
         if not isinstance(kinds, list) or not kinds or not all(kind in _KEYWORDS for kind in kinds):
             self._refuse(f"type {json.dumps(kinds)[:60]}")
-        self._check(said - {"type"} - {word for kind in kinds for word in _KEYWORDS[kind]})
+        self._check(keywords - {"type"} - {word for kind in kinds for word in _KEYWORDS[kind]})
         return self._lark.any_of(self._of_kind(kind, schema) for kind in kinds)
 
-    def _check(self, not_held: Any) -> None:
-        if not_held:
-            self._refuse(repr(sorted(not_held)[0]))
+    def _check(self, unsupported: Any) -> None:
+        if unsupported:
+            self._refuse(repr(sorted(unsupported)[0]))
 
-    def _kinds_of(self, said: Any) -> list[str]:
+    def _kinds_of(self, keywords: Any) -> list[str]:
         """Types of the schema; without `type`, those that its keywords constrain. Others would be unconstrained."""
-        self._check(said - _ALL_KEYWORDS)
-        return [kind for kind, words in _KEYWORDS.items() if said & set(words)][:1]
+        self._check(keywords - _ALL_KEYWORDS)
+        return [kind for kind, words in _KEYWORDS.items() if keywords & set(words)][:1]
 
     def _anything(self) -> str:
         if "" not in self._rules:
@@ -102,12 +102,9 @@ class GemmaValues:
         if not isinstance(reference, str) or not reference.startswith("#"):
             self._refuse(f"$ref {json.dumps(reference)[:60]}")
         if reference not in self._rules:
-            target: Any = self._root
-            for part in filter(None, reference[1:].split("/")):
-                name = part.replace("~1", "/").replace("~0", "~")
-                target = target.get(name) if isinstance(target, Mapping) else None
+            target = resolved(self._root, reference)
             if target is None:
-                self._refuse(f"$ref {reference[:60]!r}, which is not there")
+                self._refuse(f"$ref {reference[:60]!r}, which does not exist,")
             # The rule may refer to itself.
             name = self._rules[reference] = self._lark.new_name("gemma")
             self._lark.named(name, self.value(target))
@@ -145,7 +142,7 @@ class GemmaValues:
         if not least and most is None:
             return f"{lark.text(QUOTE)} {lark.up_to(QUOTE)}"
         # Where the marks are text, the length of text before one cannot be bounded.
-        if not lark.is_token(QUOTE) or not _are_counts(_MOST_LETTERS, least, least if most is None else most):
+        if not lark.is_token(QUOTE) or not _are_counts(_MAX_LETTERS, least, least if most is None else most):
             self._refuse("the length of a text")
         letters = lark.terminal(f"/(?s:.{{{least},{'' if most is None else most}}})/")
         return f"{lark.text(QUOTE)} {letters} {lark.text(QUOTE)}"
@@ -157,14 +154,14 @@ class GemmaValues:
             self._refuse("'properties'")
         if not properties and not required:
             return '""' if others is False else self.any_pairs(others)
-        told = [(key, each, key in required) for key, each in properties.items()]
+        members = [(key, each, key in required) for key, each in properties.items()]
         if any(key not in properties for key in required) and others is False:
             self._refuse("a required key that is not allowed")
-        return self.pairs(told + [(key, others, True) for key in required if key not in properties])
+        return self.pairs(members + [(key, others, True) for key in required if key not in properties])
 
     def _items(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if not _are_counts(_MOST_ITEMS, least, least if most is None else most) or (most or least) < least:
+        if not _are_counts(_MAX_ITEMS, least, least if most is None else most) or (most or least) < least:
             self._refuse("how many items there are")
         if most == 0:
             return '""'

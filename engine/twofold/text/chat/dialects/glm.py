@@ -14,9 +14,9 @@ _VALUE_END: Final = Marks(("</arg_value>",))
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    yield from reader.space()
-    name = yield from reader.name()
-    following = yield from reader.found(_KEY, _END)
+    yield from reader.skip_space()
+    name = yield from reader.read_name()
+    following = yield from reader.accept(_KEY, _END)
     if not following:
         raise DamagedCallError
     reader.begin_call(name)
@@ -25,11 +25,11 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
         key: list[str] = []
         if not (yield from reader.scan(_KEY_END, key.append)):
             raise DamagedCallError
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect("<arg_value>")
         if not (yield from arguments.value("".join(key).strip(), _VALUE_END)):
             raise DamagedCallError
-        following = yield from reader.found(_KEY, _END)
+        following = yield from reader.accept(_KEY, _END)
     if following != _END:
         raise DamagedCallError
     arguments.end()

@@ -8,6 +8,6 @@ from twofold.text.chat.schema_values import ToolSchemas
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    yield from reader.space()
+    yield from reader.skip_space()
     read = read_call_list if (yield from reader.peek()) == "[" else read_call_object
     yield from read(reader)

@@ -17,7 +17,7 @@ from twofold.text.chat.schema_values import ToolSchemas
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN: Final = "<|constrain|>"
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
-_BEHIND_TEXT: Final = Marks((*_ENDS, _START, _CHANNEL))
+_TEXT_ENDS: Final = Marks((*_ENDS, _START, _CHANNEL))
 _WORDS: Final = re.compile(r"[^<]*")
 _MAX_WORDS: Final = 512
 _RECIPIENT: Final = re.compile(r"\bto=(\S+)")
@@ -25,10 +25,10 @@ _FUNCTIONS: Final = "functions."
 
 
 def read_answer(reader: TextReader, schemas: ToolSchemas) -> Wait[None]:
-    mark = yield from reader.found(_START, _CHANNEL, _MESSAGE)
-    if not mark and (yield from reader.ahead(4)).lstrip().startswith("to="):
+    mark = yield from reader.accept(_START, _CHANNEL, _MESSAGE)
+    if not mark and (yield from reader.lookahead(4)).lstrip().startswith("to="):
         mark = _START
-    told: set[EventKind] = set()
+    emitted_kinds: set[EventKind] = set()
     while True:
         kind: EventKind = "content"
         if mark and mark not in _ENDS:
@@ -37,8 +37,8 @@ def read_answer(reader: TextReader, schemas: ToolSchemas) -> Wait[None]:
                 channel, recipient = yield from _read_header(reader, mark)
                 if recipient is not None:
                     yield from _read_call(reader, recipient)
-                    told.discard("content")
-                    mark = yield from reader.found(*_ENDS, _START, _CHANNEL)
+                    emitted_kinds.discard("content")
+                    mark = yield from reader.accept(*_ENDS, _START, _CHANNEL)
                     reader.skip()
                     if mark or not (yield from reader.peek()):
                         if not mark:
@@ -47,31 +47,31 @@ def read_answer(reader: TextReader, schemas: ToolSchemas) -> Wait[None]:
                 else:
                     reader.end_header()
                     kind = "reasoning" if channel == "analysis" else "content"
-                    _begin_text(reader, kind, told)
+                    _begin_text(reader, kind, emitted_kinds)
             except DamagedCallError:
-                reader.damaged()
-                told.add("content")
+                reader.end_damaged_call()
+                emitted_kinds.add("content")
         elif mark:
-            mark = yield from reader.found(_START, _CHANNEL)
+            mark = yield from reader.accept(_START, _CHANNEL)
             reader.skip()
             if mark:
                 continue
-        mark = yield from reader.text_until(_BEHIND_TEXT, kind)
+        mark = yield from reader.text_until(_TEXT_ENDS, kind)
         if not mark:
-            rest = yield from reader.rest()
+            rest = yield from reader.read_rest()
             if rest:
-                reader.tell(kind, rest)
+                reader.emit(kind, rest)
             return
         reader.skip()
 
 
-def _begin_text(reader: TextReader, kind: EventKind, told: set[EventKind]) -> None:
+def _begin_text(reader: TextReader, kind: EventKind, emitted_kinds: set[EventKind]) -> None:
     """Start a text message; a further message of the same kind begins on a new line."""
-    if kind in told:
-        reader.tell(kind, "\n")
+    if kind in emitted_kinds:
+        reader.emit(kind, "\n")
     else:
         reader.skip()
-    told.add(kind)
+    emitted_kinds.add(kind)
 
 
 def _read_header(reader: TextReader, mark: str) -> Wait[tuple[str, str | None]]:
@@ -84,7 +84,7 @@ def _read_header(reader: TextReader, mark: str) -> Wait[tuple[str, str | None]]:
         found = _RECIPIENT.search(words)
         if found is not None and found[1] != "assistant":
             recipient = found[1]
-        mark = yield from reader.found(_CHANNEL, _CONSTRAIN, _MESSAGE)
+        mark = yield from reader.accept(_CHANNEL, _CONSTRAIN, _MESSAGE)
         if not mark:
             raise DamagedCallError
     return channel, recipient

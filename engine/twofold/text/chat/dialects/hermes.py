@@ -8,7 +8,7 @@ from twofold.text.chat.schema_values import ToolSchemas
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from read_call_object(reader)
     # A complete object is a call, even if the answer ends before its end mark.
-    yield from reader.found("</tool_call>")
+    yield from reader.accept("</tool_call>")

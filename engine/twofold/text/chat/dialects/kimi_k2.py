@@ -17,21 +17,21 @@ _PARTS: Final = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
     if mark != _CALL:
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect(_CALL)
     while True:
-        yield from reader.space()
+        yield from reader.skip_space()
         call_id = yield from reader.take_while(_ID, MAX_NAME)
         parts = _PARTS.fullmatch(call_id)
         if parts is None:
             raise DamagedCallError
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect("<|tool_call_argument_begin|>")
         reader.begin_call(parts["name"], call_id if ":" in call_id else None)
         yield from read_arguments(reader, reader.argument)
         reader.end_call()
-        yield from reader.found("<|tool_call_end|>")
+        yield from reader.accept("<|tool_call_end|>")
         reader.begin_header()
-        if not (yield from reader.found(_CALL)):
+        if not (yield from reader.accept(_CALL)):
             break
-    yield from reader.found("<|tool_calls_section_end|>")
+    yield from reader.accept("<|tool_calls_section_end|>")

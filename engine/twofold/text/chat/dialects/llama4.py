@@ -10,7 +10,7 @@ from twofold.text.chat.schema_values import ToolSchemas
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
     if mark != "{":
-        yield from reader.space()
+        yield from reader.skip_space()
         if (yield from reader.peek()) == "[":
             # A model prompted for one form may answer in the other.
             yield from pythonic.read_calls(reader, mark, schemas)
@@ -18,8 +18,8 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
         yield from reader.expect("{")
     yield from read_call_object(reader, bare=True)
     reader.begin_header()
-    while (yield from reader.found("{", ";{", "; {")):
+    while (yield from reader.accept("{", ";{", "; {")):
         reader.begin_header()
         yield from read_call_object(reader, bare=True)
         reader.begin_header()
-    yield from reader.found("<|python_end|>")
+    yield from reader.accept("<|python_end|>")

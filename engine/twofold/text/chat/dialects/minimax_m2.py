@@ -11,28 +11,28 @@ _PARAMETER_END: Final = Marks(("</parameter>",))
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from reader.expect("<invoke name=")
     while True:
         name = yield from _quoted_name(reader)
         reader.begin_call(name)
         arguments = ArgumentsWriter(reader, schemas, name)
-        while (yield from reader.found("<parameter name=")):
+        while (yield from reader.accept("<parameter name=")):
             key = yield from _quoted_name(reader)
             if not (yield from arguments.value(key, _PARAMETER_END)):
                 raise DamagedCallError
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect("</invoke>")
         arguments.end()
         reader.begin_header()
-        if not (yield from reader.found("<invoke name=")):
+        if not (yield from reader.accept("<invoke name=")):
             break
-    yield from reader.found("</minimax:tool_call>")
+    yield from reader.accept("</minimax:tool_call>")
 
 
 def _quoted_name(reader: TextReader) -> Wait[str]:
     """A name and the end of its tag; its quotes are optional."""
-    quote = yield from reader.found('"', "'", after_space=False)
-    name = yield from reader.name()
+    quote = yield from reader.accept('"', "'", after_space=False)
+    name = yield from reader.read_name()
     yield from reader.expect(f"{quote}>")
     return name

@@ -15,16 +15,16 @@ _MAX_ID: Final = 64
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    yield from reader.space()
+    yield from reader.skip_space()
     if (yield from reader.peek()) == "[":
         yield from read_call_list(reader)
         return
-    name = yield from reader.name()
+    name = yield from reader.read_name()
     call_id = ""
-    if (yield from reader.found("[CALL_ID]")):
+    if (yield from reader.accept("[CALL_ID]")):
         call_id = yield from reader.take_while(_ID, _MAX_ID)
-    yield from reader.found("[ARGS]")
-    yield from reader.space()
+    yield from reader.accept("[ARGS]")
+    yield from reader.skip_space()
     if (yield from reader.peek()) != "{":
         raise DamagedCallError
     reader.begin_call(name, call_id or None)

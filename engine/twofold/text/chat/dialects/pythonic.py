@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final
 
-from twofold.text.chat.json_stream import MAX_DEPTH, NUMBER, Give, read_members
+from twofold.text.chat.json_stream import MAX_DEPTH, NUMBER, Write, read_members
 from twofold.text.chat.reader import MAX_NAME, DamagedCallError, TextReader, Wait
 from twofold.text.chat.schema_values import ToolSchemas, inside_string
 
@@ -32,11 +32,11 @@ _HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
     if mark != "[":
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect("[")
     while True:
         reader.begin_header()
-        yield from reader.space()
+        yield from reader.skip_space()
         name = yield from _name(reader)
         yield from reader.expect("(")
         reader.begin_call(name)
@@ -44,100 +44,100 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
         yield from _read_arguments(reader)
         reader.argument("}")
         reader.end_call()
-        if not (yield from reader.found(",")):
+        if not (yield from reader.accept(",")):
             break
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from reader.expect("]")
-    yield from reader.found("<|python_end|>", "<|tool_call_end|>")
+    yield from reader.accept("<|python_end|>", "<|tool_call_end|>")
 
 
 def _read_arguments(reader: TextReader) -> Wait[None]:
     """Read key=value, …) including the parenthesis."""
     comma = ""
-    while not (yield from reader.found(")")):
-        yield from reader.space()
+    while not (yield from reader.accept(")")):
+        yield from reader.skip_space()
         key = yield from _name(reader)
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect("=")
         reader.argument(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
         yield from _read_value(reader, reader.argument, 0)
         comma = ", "
-        if not (yield from reader.found(",")):
-            yield from reader.space()
+        if not (yield from reader.accept(",")):
+            yield from reader.skip_space()
             yield from reader.expect(")")
             return
 
 
-def _read_value(reader: TextReader, give: Give, depth: int) -> Wait[None]:
+def _read_value(reader: TextReader, write: Write, depth: int) -> Wait[None]:
     if depth > MAX_DEPTH:
         raise DamagedCallError
-    yield from reader.space()
+    yield from reader.skip_space()
     first = yield from reader.peek()
     if first in ("'", '"'):
-        yield from _read_string(reader, give)
+        yield from _read_string(reader, write)
     elif first == "{":
         reader.advance()
-        give("{")
-        yield from read_members(reader, give, "}", lambda: _read_pair(reader, give, depth + 1))
-        give("}")
+        write("{")
+        yield from read_members(reader, write, "}", lambda: _read_pair(reader, write, depth + 1))
+        write("}")
     elif first in ("[", "("):
         end = "]" if reader.advance() == "[" else ")"
-        give("[")
-        yield from read_members(reader, give, end, lambda: _read_value(reader, give, depth + 1))
-        give("]")
+        write("[")
+        yield from read_members(reader, write, end, lambda: _read_value(reader, write, depth + 1))
+        write("]")
     else:
         word = yield from reader.take_while(_WORD, _MAX_WORD)
         if word not in _WORDS and NUMBER.fullmatch(word) is None:
             raise DamagedCallError
-        give(_WORDS.get(word, word))
+        write(_WORDS.get(word, word))
 
 
-def _read_pair(reader: TextReader, give: Give, depth: int) -> Wait[None]:
-    yield from reader.space()
+def _read_pair(reader: TextReader, write: Write, depth: int) -> Wait[None]:
+    yield from reader.skip_space()
     if (yield from reader.peek()) not in ("'", '"'):
         raise DamagedCallError
-    yield from _read_string(reader, give)
-    yield from reader.space()
+    yield from _read_string(reader, write)
+    yield from reader.skip_space()
     yield from reader.expect(":")
-    give(": ")
-    yield from _read_value(reader, give, depth)
+    write(": ")
+    yield from _read_value(reader, write, depth)
 
 
-def _read_string(reader: TextReader, give: Give) -> Wait[None]:
+def _read_string(reader: TextReader, write: Write) -> Wait[None]:
     quote = reader.advance()
-    give('"')
+    write('"')
     while True:
-        yield from reader.take_while(_PLAIN[quote], give=lambda text: give(inside_string(text)))
+        yield from reader.take_while(_PLAIN[quote], write=lambda text: write(inside_string(text)))
         character = yield from reader.peek()
         if character == quote:
             reader.advance()
-            give('"')
+            write('"')
             return
         if character == "\\":
-            yield from _read_escape(reader, give)
+            yield from _read_escape(reader, write)
         elif character:
             # An unescaped line break in a string.
-            give(inside_string(reader.advance()))
+            write(inside_string(reader.advance()))
         else:
             raise DamagedCallError
 
 
-def _read_escape(reader: TextReader, give: Give) -> Wait[None]:
-    escape = yield from reader.ahead(2)
+def _read_escape(reader: TextReader, write: Write) -> Wait[None]:
+    escape = yield from reader.lookahead(2)
     if len(escape) < 2:
         raise DamagedCallError
     length = _HEX_ESCAPES.get(escape[1])
     if length is None:
         reader.advance(2)
         # As in Python, an unknown escape is kept.
-        give(inside_string(_ESCAPES.get(escape[1], escape)))
+        write(inside_string(_ESCAPES.get(escape[1], escape)))
         return
-    digits = (yield from reader.ahead(2 + length))[2:]
+    digits = (yield from reader.lookahead(2 + length))[2:]
     code = int(digits, 16) if len(digits) == length and set(digits) <= _HEX else -1
     if not 0 <= code <= 0x10FFFF or 0xD800 <= code <= 0xDFFF:
         raise DamagedCallError
     reader.advance(2 + length)
-    give(inside_string(chr(code)))
+    write(inside_string(chr(code)))
 
 
 def _name(reader: TextReader) -> Wait[str]:

@@ -14,18 +14,18 @@ _PARAMETER_END: Final = Marks(("</parameter>",))
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
     # Models sometimes omit the first mark.
     if mark != _FUNCTION:
-        yield from reader.space()
+        yield from reader.skip_space()
         yield from reader.expect(_FUNCTION)
-    name = yield from reader.name()
+    name = yield from reader.read_name()
     yield from reader.expect(">")
     reader.begin_call(name)
     arguments = ArgumentsWriter(reader, schemas, name)
-    while (yield from reader.found("<parameter=")):
-        key = yield from reader.name()
+    while (yield from reader.accept("<parameter=")):
+        key = yield from reader.read_name()
         yield from reader.expect(">")
         if not (yield from arguments.value(key, _PARAMETER_END, own_lines=True)):
             raise DamagedCallError
-    yield from reader.space()
+    yield from reader.skip_space()
     yield from reader.expect("</function>")
     arguments.end()
-    yield from reader.found("</tool_call>")
+    yield from reader.accept("</tool_call>")
