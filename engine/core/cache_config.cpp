@@ -1,7 +1,10 @@
-// Derived values of a scheduler's configuration: the price of an upload, and the cache.
+// Configuration of the expert cache: its checks, the slots of each layer, the price of an upload.
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "twofold/layer_scheduler.h"
+#include "twofold/reject.h"
 
 namespace twofold {
 
@@ -12,6 +15,62 @@ namespace {
 constexpr double kCpuBusyShare = 0.5;
 
 }  // namespace
+
+void CacheConfig::validate() const {
+  if (num_layers < 1) reject("expert cache: num_layers", num_layers, ">= 1");
+  if (num_experts < 1 || num_experts > 65535) reject("expert cache: num_experts", num_experts, "1 ... 65535");
+  if (top_k < 1 || top_k > num_experts) reject("expert cache: top_k", top_k, "1 ... num_experts");
+  if (!pins.empty() && pins.size() != static_cast<size_t>(num_layers)) {
+    reject("expert cache: pins", std::to_string(pins.size()) + " entries",
+           "none or " + std::to_string(num_layers) + " (one per layer)");
+  }
+  if (slots_per_layer.size() != static_cast<size_t>(num_layers)) {
+    reject("expert cache: slots_per_layer", std::to_string(slots_per_layer.size()) + " entries",
+           std::to_string(num_layers) + " (one per layer)");
+  }
+  for (int slots : slots_per_layer) {
+    if (slots < 0 || (slots > num_experts && !pooled())) {
+      reject("expert cache: slots_per_layer", slots, "0 ... num_experts");
+    }
+  }
+  if (!(std::isfinite(upload_price) && upload_price >= 0)) {
+    reject("expert cache: upload_price", upload_price, "a finite number >= 0 (in misses)");
+  }
+  if (!prior_usage.empty() &&
+      prior_usage.size() != static_cast<size_t>(num_layers) * static_cast<size_t>(num_experts)) {
+    reject("expert cache: prior_usage", std::to_string(prior_usage.size()) + " entries",
+           "none or num_layers * num_experts");
+  }
+}
+
+std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts,
+                              std::span<const LayerPin> pins) {
+  if (num_slots < 0 || num_layers < 1 || num_experts < 1) {
+    reject("expert cache: num_slots, num_layers, num_experts",
+           std::to_string(num_slots) + ", " + std::to_string(num_layers) + ", " + std::to_string(num_experts),
+           ">= 0, >= 1, >= 1");
+  }
+  std::vector<LayerPin> of(pins.begin(), pins.end());
+  of.resize(static_cast<size_t>(num_layers), LayerPin::kFree);
+  const int num_free = static_cast<int>(std::count(of.begin(), of.end(), LayerPin::kFree));
+  const int pinned = num_experts * static_cast<int>(std::count(of.begin(), of.end(), LayerPin::kResident));
+  if (num_slots < pinned) {
+    reject("expert cache: num_slots", num_slots,
+           "at least " + std::to_string(pinned) + ", all experts of the layers that are pinned,");
+  }
+  const int slots = std::min(num_slots - pinned, num_free * num_experts);
+  std::vector<int> of_layer;
+  int nth = 0;  // among the free ones
+  for (const LayerPin pin : of) {
+    if (pin != LayerPin::kFree) {
+      of_layer.push_back(pin == LayerPin::kResident ? num_experts : 0);
+      continue;
+    }
+    of_layer.push_back(slots / num_free + (nth < slots % num_free));
+    ++nth;
+  }
+  return of_layer;
+}
 
 double default_upload_price(const CostModel& cost) {
   return kCpuBusyShare * cost.profile().contention * cost.upload_us() / cost.miss_us();

@@ -9,7 +9,7 @@ namespace twofold {
 
 void CachePolicy::set_future(const std::vector<std::vector<std::vector<int>>>&) {
   throw std::invalid_argument(
-      "cache policy: a future was given to a policy that works online; only offline ones take one");
+      "cache policy: a future was given to an online policy; only offline policies take one");
 }
 
 void CachePolicy::restore(std::span<const double> state) {
@@ -28,21 +28,22 @@ using enum Prefetching;
 
 // name, make, offline, pooled, prefetches, help
 constexpr CachePolicyEntry kRegistry[] = {
-    {"payback", make_payback, false, true, kAuto, "an upload and a slot must both pay for themselves"},
-    {"lru", make_lru, false, false, kAsked, "the least recently used leaves"},
-    {"lfu", make_lfu, false, false, kAsked, "the least often used leaves"},
-    {"lfru", make_lfru, false, false, kAsked, "the least often used for its age leaves"},
-    {"mrs", make_mrs, false, false, kAsked, "the one with the least of the router's recent weight leaves"},
+    {"payback", make_payback, false, true, kAuto,
+     "admits an expert whose value exceeds the victim's by the price of an upload"},
+    {"lru", make_lru, false, false, kAsked, "evicts the least recently used"},
+    {"lfu", make_lfu, false, false, kAsked, "evicts the least frequently used"},
+    {"lfru", make_lfru, false, false, kAsked, "evicts the lowest frequency over age"},
+    {"mrs", make_mrs, false, false, kAsked, "evicts the lowest recent router weight"},
     {"two-in-eight", make_two_in_eight, false, false, kAsked,
-     "lru, let in at the second use within eight steps"},
+     "lru; admits at the second use within eight steps"},
     {"frequency-lru", make_frequency_lru, false, false, kAsked,
-     "the lowest class of recent frequency leaves, in it lru"},
+     "evicts the lowest class of recent frequency, within it lru"},
     {"pinned-lru", make_pinned_lru, false, true, kAsked,
-     "half the slots keep the most used before, the rest lru"},
-    {"half-lru", make_half_lru, false, true, kAsked, "half of the misses are let in, lru"},
-    {"static", make_static, false, false, kNever, "who came first stays"},
-    {"belady", make_belady, true, false, kAsked, "the one whose next use is furthest leaves"},
-    {"oracle-payback", make_oracle_payback, true, false, kAsked, "payback's rule with the true future uses"},
+     "half of the slots keep the most used experts of earlier runs, the rest lru"},
+    {"half-lru", make_half_lru, false, true, kAsked, "lru; admits half of the misses"},
+    {"static", make_static, false, false, kNever, "never evicts"},
+    {"belady", make_belady, true, false, kAsked, "evicts the furthest next use"},
+    {"oracle-payback", make_oracle_payback, true, false, kAsked, "payback with the true future uses"},
 };
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "twofold/reject.h"
+
 namespace twofold {
 namespace {
 
@@ -29,23 +31,14 @@ constexpr std::array<Field, 11> kFields{{
     {"join_us", &MachineProfile::join_us, false},
 }};
 
-[[noreturn]] void reject(const std::string& what, const char* field, double value, const char* expected) {
-  throw std::invalid_argument(what + ": " + field + " = " + std::to_string(value) + " given, " + expected +
-                              " expected");
-}
-
 }  // namespace
 
 void MachineProfile::validate() const {
   for (const Field& field : kFields) {
     const double value = this->*field.member;
-    const std::string what = "machine profile '" + name + "'";
-    if (field.positive && !(std::isfinite(value) && value > 0)) {
-      reject(what, field.name, value, "a finite number > 0");
-    }
-    if (!field.positive && !(std::isfinite(value) && value >= 0)) {
-      reject(what, field.name, value, "a finite number >= 0");
-    }
+    if (std::isfinite(value) && (field.positive ? value > 0 : value >= 0)) continue;
+    reject("machine profile '" + name + "': " + field.name, value,
+           field.positive ? "a finite number > 0" : "a finite number >= 0");
   }
 }
 
@@ -86,17 +79,17 @@ CostModel::CostModel(MachineProfile profile, double expert_bytes, double flops_p
       curve_(std::move(cpu_curve)) {
   profile_.validate();
   if (!(std::isfinite(expert_bytes) && expert_bytes > 0)) {
-    reject("cost model", "expert_bytes", expert_bytes, "a finite number > 0");
+    reject("cost model: expert_bytes", expert_bytes, "a finite number > 0");
   }
   if (!(std::isfinite(flops_per_token) && flops_per_token > 0)) {
-    reject("cost model", "flops_per_token", flops_per_token, "a finite number > 0");
+    reject("cost model: flops_per_token", flops_per_token, "a finite number > 0");
   }
   for (size_t i = 0; i < curve_.size(); ++i) {
     if (!(curve_[i].tokens > (i == 0 ? 0.0 : curve_[i - 1].tokens))) {
-      reject("cost model", "cpu_curve tokens", curve_[i].tokens, "positive, strictly increasing tokens");
+      reject("cost model: cpu_curve tokens", curve_[i].tokens, "positive, strictly increasing tokens");
     }
     if (!(std::isfinite(curve_[i].us) && curve_[i].us > 0)) {
-      reject("cost model", "cpu_curve us", curve_[i].us, "a finite time > 0");
+      reject("cost model: cpu_curve us", curve_[i].us, "a finite time > 0");
     }
   }
   transfer_us_ = expert_bytes_ / (profile_.link_bandwidth_gbps * 1e3);

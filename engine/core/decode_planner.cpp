@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "twofold/reject.h"
+
 namespace twofold {
 
 DecodePlanner::DecodePlanner(const CostModel& cost, int max_routed, int num_buckets, double bucket_us,
@@ -13,12 +15,10 @@ DecodePlanner::DecodePlanner(const CostModel& cost, int max_routed, int num_buck
       num_buckets_(num_buckets),
       bucket_us_(bucket_us > 0 ? bucket_us : cost.upload_us() / 4) {
   if (max_routed < 1 || max_routed > 255) {
-    throw std::invalid_argument("DecodePlanner: max_routed = " + std::to_string(max_routed) +
-                                " given, 1 ... 255 expected");
+    reject("DecodePlanner: max_routed", max_routed, "1 ... 255");
   }
   if (num_buckets < 1) {
-    throw std::invalid_argument("DecodePlanner: num_buckets = " + std::to_string(num_buckets) +
-                                " given, >= 1 expected");
+    reject("DecodePlanner: num_buckets", num_buckets, ">= 1");
   }
   const size_t side = static_cast<size_t>(max_routed) + 1;
   table_.assign(side * side * static_cast<size_t>(num_buckets), 0);

@@ -8,7 +8,7 @@ namespace twofold {
 
 void DynamicUpdate::begin_step(const StepShape& shape) {
   counts_ = counts();
-  chosen_.clear();  // of an aborted step
+  chosen_.clear();  // an aborted step leaves some
   num_before_ = counts_.experts;
   const auto num_prompt = std::count_if(shape.prefill_rows.begin(), shape.prefill_rows.end(),
                                         [](uint8_t prompt) { return prompt != 0; });

@@ -7,72 +7,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "twofold/reject.h"
+
 namespace twofold {
-namespace {
-
-[[noreturn]] void reject(const std::string& field, const std::string& value, const std::string& expected) {
-  throw std::invalid_argument("expert cache: " + field + " = " + value + " given, " + expected + " expected");
-}
-
-}  // namespace
-
-void CacheConfig::validate() const {
-  if (num_layers < 1) reject("num_layers", std::to_string(num_layers), ">= 1");
-  if (num_experts < 1 || num_experts > 65535)
-    reject("num_experts", std::to_string(num_experts), "1 ... 65535");
-  if (top_k < 1 || top_k > num_experts) reject("top_k", std::to_string(top_k), "1 ... num_experts");
-  if (!pins.empty() && pins.size() != static_cast<size_t>(num_layers)) {
-    reject("pins", std::to_string(pins.size()) + " entries",
-           "none or " + std::to_string(num_layers) + " (one per layer)");
-  }
-  if (slots_per_layer.size() != static_cast<size_t>(num_layers)) {
-    reject("slots_per_layer", std::to_string(slots_per_layer.size()) + " entries",
-           std::to_string(num_layers) + " (one per layer)");
-  }
-  for (int slots : slots_per_layer) {
-    if (slots < 0 || (slots > num_experts && !pooled())) {
-      reject("slots_per_layer", std::to_string(slots), "0 ... num_experts");
-    }
-  }
-  if (!(std::isfinite(upload_price) && upload_price >= 0)) {
-    reject("upload_price", std::to_string(upload_price), "a finite number >= 0 (in misses)");
-  }
-  if (!prior_usage.empty() &&
-      prior_usage.size() != static_cast<size_t>(num_layers) * static_cast<size_t>(num_experts)) {
-    reject("prior_usage", std::to_string(prior_usage.size()) + " entries",
-           "none or num_layers * num_experts");
-  }
-}
-
-std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts,
-                              std::span<const LayerPin> pins) {
-  if (num_slots < 0 || num_layers < 1 || num_experts < 1) {
-    reject("num_slots, num_layers, num_experts",
-           std::to_string(num_slots) + ", " + std::to_string(num_layers) + ", " + std::to_string(num_experts),
-           ">= 0, >= 1, >= 1");
-  }
-  std::vector<LayerPin> of(pins.begin(), pins.end());
-  of.resize(static_cast<size_t>(num_layers), LayerPin::kFree);
-  const int num_free = static_cast<int>(std::count(of.begin(), of.end(), LayerPin::kFree));
-  const int pinned = num_experts * static_cast<int>(std::count(of.begin(), of.end(), LayerPin::kResident));
-  if (num_slots < pinned) {
-    reject("num_slots", std::to_string(num_slots),
-           "at least " + std::to_string(pinned) + ", all experts of the layers that are pinned,");
-  }
-  const int slots = std::min(num_slots - pinned, num_free * num_experts);
-  std::vector<int> of_layer;
-  int nth = 0;  // among the free ones
-  for (const LayerPin pin : of) {
-    if (pin != LayerPin::kFree) {
-      of_layer.push_back(pin == LayerPin::kResident ? num_experts : 0);
-      continue;
-    }
-    of_layer.push_back(slots / num_free + (nth < slots % num_free));
-    ++nth;
-  }
-  return of_layer;
-}
-
 std::unique_ptr<ExpertCache> ExpertCache::make(CacheConfig config) {
   config.validate();
   return std::unique_ptr<ExpertCache>(new ExpertCache(std::move(config)));
@@ -93,7 +30,7 @@ ExpertCache::ExpertCache(CacheConfig config)
     if (config_.pin(layer) == LayerPin::kResident) free_slots -= config_.num_experts;
   }
   if (free_slots < 0) {
-    reject("slots_per_layer", std::to_string(num_slots_) + " in all",
+    reject("expert cache: slots_per_layer", std::to_string(num_slots_) + " in all",
            "at least the " + std::to_string(num_slots_ - free_slots) + " of the layers that are pinned,");
   }
   floor_ = free_slots >= num_free_layers * config_.top_k ? config_.top_k : 0;
@@ -119,19 +56,20 @@ ExpertCache::ExpertCache(CacheConfig config)
     if (config_.pin(layer) != LayerPin::kResident) continue;
     for (int expert = 0; expert < config_.num_experts; ++expert) {
       if (!preload(layer, expert)) {
-        reject("slots_per_layer", std::to_string(config_.slots_per_layer[static_cast<size_t>(layer)]),
+        reject("expert cache: slots_per_layer",
+               std::to_string(config_.slots_per_layer[static_cast<size_t>(layer)]),
                "num_experts for layer " + std::to_string(layer) + ", which is pinned,");
       }
     }
   }
 }
 
-void ExpertCache::check(int layer, int expert, const char* who) const {
+void ExpertCache::check(int layer, int expert, const char* operation) const {
   if (layer < 0 || layer >= config_.num_layers || expert < 0 || expert >= config_.num_experts) {
-    throw std::invalid_argument(std::string("expert cache: ") + who + " of layer " + std::to_string(layer) +
-                                ", expert " + std::to_string(expert) + " given, layers 0 ... " +
-                                std::to_string(config_.num_layers - 1) + " and experts 0 ... " +
-                                std::to_string(config_.num_experts - 1) + " expected");
+    throw std::invalid_argument(
+        std::string("expert cache: ") + operation + " of layer " + std::to_string(layer) + ", expert " +
+        std::to_string(expert) + " given, layers 0 ... " + std::to_string(config_.num_layers - 1) +
+        " and experts 0 ... " + std::to_string(config_.num_experts - 1) + " expected");
   }
 }
 
@@ -260,7 +198,6 @@ void ExpertCache::vacate(size_t cell) {
   state_[cell] = ExpertState::kAbsent;
   --num_held_[static_cast<size_t>(layer)];
   victims_[static_cast<size_t>(layer)].fresh = false;
-  policy_->on_evict(layer, static_cast<int>(cell) % config_.num_experts);
 }
 
 void ExpertCache::occupy(int slot, size_t cell, ExpertState state) {
@@ -270,7 +207,6 @@ void ExpertCache::occupy(int slot, size_t cell, ExpertState state) {
   state_[cell] = state;
   ++num_held_[static_cast<size_t>(layer)];
   victims_[static_cast<size_t>(layer)].fresh = false;
-  policy_->on_admit(layer, static_cast<int>(cell) % config_.num_experts);
 }
 
 std::optional<Admission> ExpertCache::refuse(AdmitRefusal why) {
@@ -284,7 +220,7 @@ std::optional<Admission> ExpertCache::can_admit(int layer, int expert, bool forc
 
 void ExpertCache::boundary(int num_new, int num_running) {
   if (num_new < 0 || num_running < 1 || num_new > num_running) {
-    reject("num_new, num_running", std::to_string(num_new) + ", " + std::to_string(num_running),
+    reject("expert cache: num_new, num_running", std::to_string(num_new) + ", " + std::to_string(num_running),
            "0 <= num_new <= num_running, num_running >= 1");
   }
   if (num_new > 0) policy_->on_boundary(static_cast<double>(num_new) / num_running);
@@ -307,9 +243,7 @@ std::optional<Admission> ExpertCache::decide(int layer, int expert, bool forced,
     admission.evicted_layer = found.cell / config_.num_experts;
     victim = admission.evicted;
   }
-  if (bid) {
-    policy_->on_bid(layer, victim, admission.victim_value);
-  }
+  if (bid) policy_->on_bid(layer, victim, admission.victim_value);
   if (!forced && !policy_->admits(layer, expert, admission.value, victim, admission.victim_value)) {
     return refuse(AdmitRefusal::kPrice);
   }
@@ -356,24 +290,25 @@ void ExpertCache::sort_by_value(int layer, std::vector<int>& experts) {
   });
 }
 
-void ExpertCache::publish(int slot) {
-  const int who = slot >= 0 && slot < num_slots_ ? occupant_[static_cast<size_t>(slot)] : -1;
-  if (who < 0 || state_[static_cast<size_t>(who)] != ExpertState::kInFlight) {
-    throw std::invalid_argument("expert cache: publish of slot " + std::to_string(slot) +
-                                " given, a slot with an upload in flight expected");
+size_t ExpertCache::cell_in_flight(int slot, const char* operation) const {
+  const int cell = slot >= 0 && slot < num_slots_ ? occupant_[static_cast<size_t>(slot)] : -1;
+  if (cell < 0 || state_[static_cast<size_t>(cell)] != ExpertState::kInFlight) {
+    throw std::invalid_argument(std::string("expert cache: ") + operation + " of slot " +
+                                std::to_string(slot) + " given, a slot with an upload in flight expected");
   }
-  state_[static_cast<size_t>(who)] = ExpertState::kResident;
-  victims_[static_cast<size_t>(who / config_.num_experts)].fresh = false;
+  return static_cast<size_t>(cell);
+}
+
+void ExpertCache::publish(int slot) {
+  const size_t cell = cell_in_flight(slot, "publish");
+  state_[cell] = ExpertState::kResident;
+  victims_[cell / static_cast<size_t>(config_.num_experts)].fresh = false;
 }
 
 void ExpertCache::cancel(int slot) {
-  const int who = slot >= 0 && slot < num_slots_ ? occupant_[static_cast<size_t>(slot)] : -1;
-  if (who < 0 || state_[static_cast<size_t>(who)] != ExpertState::kInFlight) {
-    throw std::invalid_argument("expert cache: cancel of slot " + std::to_string(slot) +
-                                " given, a slot with an upload in flight expected");
-  }
-  vacate(static_cast<size_t>(who));
-  free_[pool_of(who / config_.num_experts)].push_back(slot);
+  const size_t cell = cell_in_flight(slot, "cancel");
+  vacate(cell);
+  free_[pool_of(static_cast<int>(cell) / config_.num_experts)].push_back(slot);
 }
 
 bool ExpertCache::preload(int layer, int expert) {
@@ -414,7 +349,8 @@ std::vector<int> ExpertCache::preload_by_usage() {
 
 void ExpertCache::set_future(const std::vector<std::vector<std::vector<int>>>& events_per_layer) {
   if (events_per_layer.size() != static_cast<size_t>(config_.num_layers)) {
-    reject("future", std::to_string(events_per_layer.size()) + " layers", std::to_string(config_.num_layers));
+    reject("expert cache: future", std::to_string(events_per_layer.size()) + " layers",
+           std::to_string(config_.num_layers));
   }
   policy_->set_future(events_per_layer);
 }

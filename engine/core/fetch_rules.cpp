@@ -62,7 +62,7 @@ std::vector<int> peer_fetches(FetchRule rule, const CostModel& cost, std::span<c
   std::vector<int> fetch;
   switch (rule) {
     case FetchRule::kBestSplit:
-      throw std::invalid_argument("peer_fetches: best-split is the planners' own; ask them");
+      throw std::invalid_argument("peer_fetches: best-split is decided by the planners");
     case FetchRule::kNone:
       break;
     case FetchRule::kMinSum:

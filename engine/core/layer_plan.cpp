@@ -53,24 +53,25 @@ int LayerScheduler::split_deferring(int layer, std::span<const int32_t> ids, std
   on_cpu_.assign(ids.size(), 1);
   const auto deferrable =
       deferral_.choose(layer, weights, static_cast<int>(ids.size()), shape_.generated_rows, on_cpu_);
-  const auto may_wait = [&](const ExpertDecision& e) {
+  const auto is_deferrable = [&](const ExpertDecision& e) {
     const auto pair = std::find(ids.begin(), ids.end(), e.expert) - ids.begin();
     return !deferrable.empty() && deferrable[static_cast<size_t>(pair)] != 0;
   };
   int hits = 0, now = 0, later = 0;
   for (const ExpertDecision& e : decision_.experts)
-    ++(e.where == Placement::kHit ? hits : may_wait(e) ? later : now);
+    ++(e.where == Placement::kHit ? hits : is_deferrable(e) ? later : now);
   ones_.resize(ids.size(), 1);
   const auto loads = [this](size_t count) { return std::span<const int>(ones_.data(), count); };
   size_t best = 0;
   double least = 0;
   for (size_t fetched = 0; fetched <= misses.size(); ++fetched) {
-    if (fetched > 0) --(may_wait(decision_.experts[static_cast<size_t>(misses[fetched - 1])]) ? later : now);
+    if (fetched > 0)
+      --(is_deferrable(decision_.experts[static_cast<size_t>(misses[fetched - 1])]) ? later : now);
     const LayerTimes times =
         cost_.layer({loads(static_cast<size_t>(hits)), loads(fetched), loads(static_cast<size_t>(now)),
                      link_.backlog_us(), link_.queued_us(), false, loads(static_cast<size_t>(later)),
                      std::max(0.0, cpu_free_us_ - link_.now_us())});
-    const double us = times.layer_us + std::max(0.0, times.cpu_end_us - times.layer_us - stretch_us_);
+    const double us = times.layer_us + std::max(0.0, times.cpu_end_us - times.layer_us - gap_us_);
     if (fetched > 0 && us >= least) continue;
     best = fetched;
     least = us;
@@ -89,7 +90,7 @@ void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable,
   const double backlog_us = link_.backlog_us(), queued_us = link_.queued_us();
   PrefillPlan plan;
   if (std::none_of(plannable.begin(), plannable.end(), is_ahead)) {
-    if (ahead_) ahead_->give_up();
+    if (ahead_) ahead_->discard();
     plan = prefill_planner_.plan(plannable, backlog_us, queued_us, room);
   } else {
     // Experts uploaded ahead are used, unless the layer is faster without them.
@@ -104,7 +105,7 @@ void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable,
     PrefillPlan without = prefill_planner_.plan(plannable, backlog_us, queued_us, room);
     if (without.times.layer_us < plan.times.layer_us * (1 - 1e-12)) {
       plan = std::move(without);
-      ahead_->give_up();
+      ahead_->discard();
     }
   }
   if (ahead_) {
@@ -154,7 +155,7 @@ void LayerScheduler::defer(int layer, std::span<const int32_t> ids, std::span<co
   }
 }
 
-// Whether an expert of this layer lies, or will lie, in that staging slot.
+// Whether that staging slot holds, or will hold, an expert of this layer.
 bool LayerScheduler::stages(int staging_slot) const {
   const int slot = num_slots() + staging_slot;
   return std::any_of(decision_.experts.begin(), decision_.experts.end(),

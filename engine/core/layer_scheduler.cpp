@@ -59,7 +59,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
 
 const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> ids,
                                             std::span<const float> weights, int num_tokens) {
-  if (layer > 0) stretch_us_ = std::max(0.0, link_.now_us() - layer_end_us_);
+  if (layer > 0) gap_us_ = std::max(0.0, link_.now_us() - layer_end_us_);
   begin_layer(layer, ids, weights, num_tokens);
   dynamic_update_.choose(layer, *cache_);
   plan(layer, ids, weights, num_tokens);
@@ -93,7 +93,7 @@ const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> 
   for (const ExpertDecision& e : decision_.experts) {
     if (e.where == Placement::kFetched) fetched_loads_.push_back(e.tokens);
   }
-  cpu_free_us_ = 0;  // it runs late: what the layer before deferred has been waited for, or was hidden
+  cpu_free_us_ = 0;  // follow runs late: the previous layer's deferred experts have finished
   return finish_layer(layer, ids, weights, num_tokens);
 }
 
@@ -165,7 +165,7 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, std::span<const int
   if (ahead_) stream_ahead(layer, work, num_tokens);
   cpu_free_us_ = link_.now_us() + decision_.times.cpu_end_us;
   dynamic_update_.admit_rest(layer, *cache_, [&](int expert, const Admission& admission) {
-    upload_behind(layer, expert, admission, UploadReason::kAdmission);
+    upload_after_layer(layer, expert, admission, UploadReason::kAdmission);
   });
   admit_misses(layer);
   if (prefetcher_ && !looks_ahead_) issue_prefetches(layer, work);
@@ -244,11 +244,12 @@ void LayerScheduler::admit_misses(int layer) {
       }
       continue;
     }
-    upload_behind(layer, e.expert, *admission, UploadReason::kAdmission);
+    upload_after_layer(layer, e.expert, *admission, UploadReason::kAdmission);
   }
 }
 
-void LayerScheduler::upload_behind(int layer, int expert, const Admission& admission, UploadReason reason) {
+void LayerScheduler::upload_after_layer(int layer, int expert, const Admission& admission,
+                                        UploadReason reason) {
   Move move;
   move.layer = layer;
   move.expert = expert;
@@ -291,7 +292,7 @@ const LayerDecision& LayerScheduler::look_ahead(int layer, std::span<const int32
   const LayerWork work{hit_loads_, fetched_loads_, cpu_loads_, link_.backlog_us(), link_.queued_us(), false};
   decision_.times = cost_.layer(work);
   issue_prefetches(layer, work);
-  link_.advance(0);  // at once: the layer has begun
+  link_.advance(0);  // starts the uploads now: the layer has begun
   return decision_;
 }
 
@@ -307,7 +308,7 @@ void LayerScheduler::take_prefetched(int layer) {
 // After everything else of the layer: a prefetch takes only idle link time.
 void LayerScheduler::issue_prefetches(int layer, const LayerWork& work) {
   prefetcher_->issue(layer, work, decision_.times, *cache_, link_, [this](const Prefetch& prefetch) {
-    upload_behind(prefetch.layer, prefetch.expert, prefetch.admission, UploadReason::kPrefetch);
+    upload_after_layer(prefetch.layer, prefetch.expert, prefetch.admission, UploadReason::kPrefetch);
   });
 }
 

@@ -20,14 +20,14 @@ constexpr float kTrustMemory = 1 - 1.0F / 3000;  // per event
 constexpr float kTrustPrior = 1;
 // Own layer and those before it, fewer where layers are wide: the state per layer grows with the square of the
 // experts.
-constexpr size_t kMostContextLayers = 4;
+constexpr size_t kMaxContextLayers = 4;
 constexpr size_t kContextExperts = 128;
 
 class Context {
  public:
   Context(size_t num_layers, size_t num_experts, size_t top_k)
       : num_experts_(num_experts),
-        span_(std::clamp<size_t>(kContextExperts / num_experts, 1, kMostContextLayers)),
+        span_(std::clamp<size_t>(kContextExperts / num_experts, 1, kMaxContextLayers)),
         usual_(top_k * span_),
         learned_(num_layers * span_ * num_experts * num_experts, 0),
         worth_(num_layers * num_experts, 0),
@@ -38,10 +38,10 @@ class Context {
   // Corrections of the layer's worths, from its last event.
   const float* worth(size_t layer) const { return worth_.data() + layer * num_experts_; }
   const std::vector<float>& ahead() const { return ahead_; }
-  bool teaches(size_t layer) const { return !rows_[layer].empty(); }
+  bool can_learn(size_t layer) const { return !rows_[layer].empty(); }
 
   // Adds an event's experts: their corrections go to ahead() until accept() makes them the layer's.
-  void look(size_t layer, std::span<const int> active) {
+  void add_event(size_t layer, std::span<const int> active) {
     active_[layer].assign(active.begin(), active.end());
     next_rows_.clear();
     std::fill(ahead_.begin(), ahead_.end(), 0.0F);
@@ -56,19 +56,19 @@ class Context {
     }
   }
 
-  float trust() const { return std::clamp(foretold_ / (said_ + kTrustPrior), 0.0F, 1.0F); }
+  float trust() const { return std::clamp(explained_ / (predicted_ + kTrustPrior), 0.0F, 1.0F); }
 
   // Worth of each expert's transition beyond the table's belief; the rows of a batch share one step.
   void learn(size_t layer, float* surprise) {
     const float* worth = this->worth(layer);
-    float foretold = 0, said = 0;
+    float explained = 0, predicted = 0;
     for (size_t e = 0; e < num_experts_; ++e) {
-      foretold += surprise[e] * worth[e];
-      said += worth[e] * worth[e];
+      explained += surprise[e] * worth[e];
+      predicted += worth[e] * worth[e];
       surprise[e] -= worth[e];
     }
-    foretold_ = foretold_ * kTrustMemory + foretold;
-    said_ = said_ * kTrustMemory + said;
+    explained_ = explained_ * kTrustMemory + explained;
+    predicted_ = predicted_ * kTrustMemory + predicted;
     const float rows = static_cast<float>(rows_[layer].size());
     const float step = kContextStep * std::min(1.0F, static_cast<float>(usual_) / rows);
     for (uint32_t at : rows_[layer]) {
@@ -93,31 +93,31 @@ class Context {
   size_t state_size() const { return learned_.size() + 2; }
   void save(std::vector<double>& out) const {
     out.insert(out.end(), learned_.begin(), learned_.end());
-    out.insert(out.end(), {static_cast<double>(foretold_), static_cast<double>(said_)});
+    out.insert(out.end(), {static_cast<double>(explained_), static_cast<double>(predicted_)});
   }
   // Loads state_size() values, or none: nothing learned.
   void restore(std::span<const double> state) {
     std::fill(learned_.begin(), learned_.end(), 0.0F);
-    foretold_ = said_ = 0;
+    explained_ = predicted_ = 0;
     if (!state.empty()) {
       std::transform(state.begin(), state.end() - 2, learned_.begin(),
                      [](double value) { return static_cast<float>(value); });
-      foretold_ = static_cast<float>(state[state.size() - 2]);
-      said_ = static_cast<float>(std::max(0.0, state.back()));
+      explained_ = static_cast<float>(state[state.size() - 2]);
+      predicted_ = static_cast<float>(std::max(0.0, state.back()));
     }
     for (size_t layer = 0; layer < rows_.size(); ++layer) forget(layer);
   }
 
  private:
   size_t num_experts_;
-  size_t span_;                    // layers: its own and those before it
-  size_t usual_;                   // rows of one token's event
-  std::vector<float> learned_;     // [layers, span, experts used, experts]
-  float foretold_ = 0, said_ = 0;  // sums of surprise times correction and of correction squared
-  std::vector<float> worth_;       // [layers, experts]
-  std::vector<float> ahead_;       // [experts]
+  size_t span_;                          // layers: its own and those before it
+  size_t usual_;                         // rows of one token's event
+  std::vector<float> learned_;           // [layers, span, experts used, experts]
+  float explained_ = 0, predicted_ = 0;  // sums of surprise * correction and correction^2
+  std::vector<float> worth_;             // [layers, experts]
+  std::vector<float> ahead_;             // [experts]
   std::vector<std::vector<int>> active_;
-  std::vector<std::vector<uint32_t>> rows_;  // of each layer's last event
+  std::vector<std::vector<uint32_t>> rows_;  // rows used by each layer's last event
   std::vector<uint32_t> next_rows_;
 };
 

@@ -63,11 +63,11 @@ struct AtRent {
     while (lane + 2 < kLanes && rent > static_cast<double>(kRents[lane + 1])) ++lane;
     const double low = static_cast<double>(kRents[lane]);
     const double high = static_cast<double>(kRents[lane + 1]);
-    dearer = static_cast<float>((rent - low) / (high - low));
+    past = static_cast<float>((rent - low) / (high - low));
     value = static_cast<float>(rent);
   }
   size_t lane = 0;
-  float dearer;  // of the way to the next lane
+  float past;  // fraction of the way to the next lane
   float value;
 };
 
@@ -141,7 +141,7 @@ class Table {
     };
     const Pair here = along_request(0);
     const Pair worth = here + past_long * (along_request(kNextLong) - here);
-    return worth[0] + rent.dearer * (worth[1] - worth[0]);
+    return worth[0] + rent.past * (worth[1] - worth[0]);
   }
 
  private:
@@ -159,7 +159,7 @@ class Table {
   }
   static float between(const Cell& cell, const AtRent& rent) {
     const float here = cell.worth[rent.lane];
-    return here + rent.dearer * (cell.worth[rent.lane + 1] - here);
+    return here + rent.past * (cell.worth[rent.lane + 1] - here);
   }
 
   float price_;

@@ -36,12 +36,12 @@ class OfflinePolicy : public CachePolicy {
     }
     next_.assign(uses_.size(), 0);
     clock_.assign(clock_.size(), -1);
-    told_ = true;
+    has_future_ = true;
     prepare();
   }
 
   void observe(const RoutingEvent& event) override {
-    if (!told_) {
+    if (!has_future_) {
       throw std::invalid_argument("cache policy: " + name_ +
                                   " is an offline bound and needs set_future before the first event");
     }
@@ -66,7 +66,7 @@ class OfflinePolicy : public CachePolicy {
   std::vector<std::vector<int64_t>> uses_;
   std::vector<size_t> next_;
   std::vector<int64_t> clock_;
-  bool told_ = false;
+  bool has_future_ = false;
 };
 
 // Evicts the furthest next use; a miss that is needed later than every resident is not admitted.

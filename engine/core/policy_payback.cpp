@@ -40,13 +40,13 @@ constexpr float kRequestRate = 1.0F / 128;  // floor of the running mean since t
 constexpr float kRequestPrior = 16;         // events that the long-run usage counts for in a new request
 constexpr float kRequestReversion = 0.8F;   // how far usage falls back to the long run when a request begins
 constexpr float kLongRate = 1.0F / 1024;
-constexpr float kLongStretch = 1.3F;     // of the axis of long-run usages, which ends below 1
+constexpr float kLongStretch = 1.3F;     // stretches the axis of long-run usages, which ends below 1
 constexpr float kYoungRequest = 16;      // events
 constexpr double kRentRate = 0.03;       // per bid of a layer
 constexpr double kPoolRentRate = 0.005;  // per bid of any layer, where all rent from one pool
-constexpr double kScarceShare = 0.8;     // of bids should meet a victim that is still worth something
+constexpr double kScarceShare = 0.8;     // target share of bids whose victim still has a positive worth
 // Wide layers learn from a rotating part of their experts: enough, and it bounds the work.
-constexpr size_t kTaughtPerEvent = 32;
+constexpr size_t kLearnedPerEvent = 32;
 
 // Expert histories of all layers, one array per figure so that an event's update runs over plain floats.
 struct Histories {
@@ -91,10 +91,10 @@ class Payback : public CachePolicy {
   std::array<uint8_t, kMaxAge + 1> age_bucket_{};
   Table table_;
   Histories history_;            // [layers * experts]
-  std::vector<float> use_;       // of the current event, [experts]
+  std::vector<float> use_;       // 1 for each expert that the current event uses, [experts]
   std::vector<int32_t> before_;  // cells of the layer before the current event, [experts]
   Context context_;
-  std::vector<float> surprise_;  // of the current event, [experts]
+  std::vector<float> surprise_;  // worth beyond the table's belief in the current event, [experts]
   int64_t num_steps_ = 0;        // since it was made, of the first layer
   std::vector<LayerState> layers_;
   std::vector<int> last_seen_;
@@ -183,7 +183,7 @@ void Payback::observe(const RoutingEvent& event) {
   learn_context(event, youth_before, youth_now);
 
   num_steps_ += event.layer == 0;
-  const size_t stride = std::max<size_t>(1, num_experts_ / kTaughtPerEvent);
+  const size_t stride = std::max<size_t>(1, num_experts_ / kLearnedPerEvent);
   const int32_t* after = history_.cell.data() + first;
   for (size_t e = static_cast<size_t>(num_steps_) % stride; e < num_experts_; e += stride) {
     table_.learn(before_[e] + youth_before, after[e] + youth_now, use[e] > 0);
@@ -192,8 +192,8 @@ void Payback::observe(const RoutingEvent& event) {
 
 void Payback::learn_context(const RoutingEvent& event, int32_t youth_before, int32_t youth_now) {
   const auto layer = static_cast<size_t>(event.layer);
-  context_.look(layer, event.active);
-  if (context_.teaches(layer)) {
+  context_.add_event(layer, event.active);
+  if (context_.can_learn(layer)) {
     const int32_t* after = history_.cell.data() + layer * num_experts_;
     const float* ahead = context_.ahead().data();
     const AtRent rent(rent_of(event.layer));

@@ -134,7 +134,7 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, L
   }
   arrivals_.landed.clear();
   arrivals_.withdrawn.clear();
-  for (const Prefetch& prefetch : under_way_) {
+  for (const Prefetch& prefetch : in_flight_) {
     if (prefetch.layer != layer) continue;
     const int slot = prefetch.admission.slot;
     const auto upload = link.take_if_landed({prefetch.layer, prefetch.expert, slot});
@@ -151,7 +151,7 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, L
       due_.push_back({layer, prefetch.expert, false});
     }
   }
-  std::erase_if(under_way_, [layer](const Prefetch& prefetch) { return prefetch.layer == layer; });
+  std::erase_if(in_flight_, [layer](const Prefetch& prefetch) { return prefetch.layer == layer; });
   return arrivals_;
 }
 
@@ -257,23 +257,23 @@ void Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times, Expe
       }
       const auto admission = cache.reserve(target, proposal.expert);
       if (!admission) continue;
-      under_way_.push_back({target, proposal.expert, *admission});
-      upload(under_way_.back());
+      in_flight_.push_back({target, proposal.expert, *admission});
+      upload(in_flight_.back());
       ++num_issued;
       ++counts_.issued;
       ++num_hits;
       --num_misses;
       times = slowed;
     }
-    prediction.proposals.clear();  // decided; the next layers decide on predictions of their own
+    prediction.proposals.clear();  // decided; later layers use their own predictions
   }
   shorten(layer_us_[static_cast<size_t>(layer)], times.layer_us);
   last_end_us_ = link.now_us() + times.layer_us;
 }
 
 void Prefetcher::begin_step() {
-  counts_.wasted += static_cast<int64_t>(under_way_.size() + due_.size());
-  under_way_.clear();
+  counts_.wasted += static_cast<int64_t>(in_flight_.size() + due_.size());
+  in_flight_.clear();
   due_.clear();
   last_end_us_ = -1;
   for (Prediction& prediction : predictions_) prediction.valid = false;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
-#include <string>
+
+#include "twofold/reject.h"
 
 namespace twofold {
 
@@ -26,8 +26,7 @@ StreamAhead::StreamAhead(int num_layers, int num_experts, int top_k, int fewest_
       seen_(static_cast<size_t>(num_layers), 0),
       gaps_(static_cast<size_t>(num_layers)) {
   if (fewest_tokens < 2) {
-    throw std::invalid_argument("StreamAhead: fewest_tokens = " + std::to_string(fewest_tokens) +
-                                " given, >= 2 expected: a single token's layer is not streamed");
+    reject("StreamAhead: fewest_tokens", fewest_tokens, ">= 2 (a single token's layer is not streamed)");
   }
 }
 
@@ -44,7 +43,7 @@ void StreamAhead::begin_layer(int layer, Link& link, std::vector<Upload>& arriva
   last_layer_ = -1;
   held_.clear();
   for (Expert& ahead : next_) {
-    if (ahead.what.layer != layer) continue;  // of an aborted step
+    if (ahead.what.layer != layer) continue;  // left by an aborted step
     if (const auto upload = link.take_if_landed(ahead.what)) {
       arrivals.push_back(*upload);
       if (upload->failed) continue;

@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
-#include <string>
+
+#include "twofold/reject.h"
 
 namespace twofold {
 
 Timeline::Timeline(double upload_us) : upload_us_(upload_us) {
   if (!(std::isfinite(upload_us) && upload_us > 0)) {
-    throw std::invalid_argument("Timeline: upload_us = " + std::to_string(upload_us) +
-                                " given, a finite time > 0 expected");
+    reject("Timeline: upload_us", upload_us, "a finite time > 0");
   }
 }
 
@@ -52,9 +51,7 @@ void Timeline::start_waiting(double until_us) {
 }
 
 void Timeline::advance(double us) {
-  if (!(us >= 0)) {
-    throw std::invalid_argument("Timeline: advance by " + std::to_string(us) + " us given, >= 0 expected");
-  }
+  if (!(us >= 0)) reject("Timeline: advance by us", us, ">= 0");
   start_waiting(now_us_ + us);
   now_us_ += us;
 }

@@ -161,7 +161,7 @@ def test_oracle_value_is_the_discounted_sum_of_uses():
 def test_offline_policies_need_a_future_and_online_ones_refuse_it():
     with pytest.raises(ValueError, match="set_future"):
         make("belady").observe(0, routing([0, 1]))
-    with pytest.raises(ValueError, match="works online"):
+    with pytest.raises(ValueError, match="online policy"):
         make("lru").set_future([[], []])
 
 

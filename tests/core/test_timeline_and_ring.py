@@ -67,7 +67,7 @@ def test_timeline_lands_uploads_when_the_cost_model_says():
 def test_timeline_refuses_nonsense():
     with pytest.raises(ValueError, match="upload_us"):
         testing.Timeline(0.0)
-    with pytest.raises(ValueError, match="advance by -1"):
+    with pytest.raises(ValueError, match="advance by us = -1"):
         testing.Timeline(1.0).advance(-1.0)
 
 

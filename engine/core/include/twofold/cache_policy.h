@@ -32,10 +32,8 @@ class CachePolicy {
   virtual void values(int layer, std::span<double> out) const = 0;
   // May `expert` (a miss of the current event) take a slot? victim < 0: a free slot.
   virtual bool admits(int layer, int expert, double value, int victim, double victim_value) const = 0;
-  virtual void on_admit(int /*layer*/, int /*expert*/) {}
-  virtual void on_evict(int /*layer*/, int /*expert*/) {}
-  // An expert asks for a slot: its victim (victim < 0: a free slot) and the victim's value. Called before the
-  // decision, and only for decisions that are carried out, not for queries.
+  // An expert bids for a slot: its victim (victim < 0: a free slot) and the victim's value. Called before a
+  // decision that will be carried out, not for queries.
   virtual void on_bid(int /*layer*/, int /*victim*/, double /*victim_value*/) {}
   // A new request begins in this share (0 ... 1) of the running requests. Most policies ignore it.
   virtual void on_boundary(double /*share*/) {}

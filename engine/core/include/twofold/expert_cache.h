@@ -42,7 +42,7 @@ struct CacheConfig {
   // policy's default.
   std::optional<bool> shared_pool;
   std::vector<double>
-      prior_usage;  // [layers * experts], from a warm start or a training trace; `static` lives on it
+      prior_usage;  // [layers * experts], from a warm start or a training trace; required by `static`
 
   LayerPin pin(int layer) const { return pins.empty() ? LayerPin::kFree : pins[static_cast<size_t>(layer)]; }
   bool pooled() const { return shared_pool.value_or(cache_policy(policy).pooled); }
@@ -61,7 +61,7 @@ struct Admission {
   int evicted = -1;         // expert that left the slot, -1 if it was free
   int evicted_layer = -1;   // its layer; differs from the admitting layer only in a shared pool
   double value = 0;         // lambda * V of the admitted expert
-  double victim_value = 0;  // of the victim; 0 for a free slot
+  double victim_value = 0;  // 0 for a free slot
 };
 
 // Why the last can_admit/admit refused.
@@ -151,6 +151,8 @@ class ExpertCache {
   const std::vector<double>& layer_values(int layer);
   int find_free(int layer) const;
   size_t pool_of(int layer) const { return pooled_ ? 0 : static_cast<size_t>(layer); }
+  // The cell whose upload into this slot is in flight; throws std::invalid_argument if there is none.
+  size_t cell_in_flight(int slot, const char* operation) const;
   void vacate(size_t cell);
   void occupy(int slot, size_t cell, ExpertState state);
   // The resident with the lowest value in the layer that is not routed now; cell -1 if there is none.
@@ -164,7 +166,7 @@ class ExpertCache {
   std::optional<Admission> decide(int layer, int expert, bool forced, bool bid);
   std::optional<Admission> refuse(AdmitRefusal why);
   void take(int layer, int expert, const Admission& admission);
-  void check(int layer, int expert, const char* who) const;
+  void check(int layer, int expert, const char* operation) const;
 
   CacheConfig config_;
   const CachePolicyEntry& entry_;

@@ -222,7 +222,7 @@ class LayerScheduler {
   void issue_prefetches(int layer, const LayerWork& work);
   // Passes the move to the link and records the times it reports.
   void upload(Move& move, double duration_us = -1);
-  void upload_behind(int layer, int expert, const Admission& admission, UploadReason reason);
+  void upload_after_layer(int layer, int expert, const Admission& admission, UploadReason reason);
 
   CostModel cost_;
   Link& link_;
@@ -233,11 +233,11 @@ class LayerScheduler {
   bool always_cache_fetched_;
   bool fixed_placement_;
   Deferral deferral_;
-  double layer_end_us_ = 0, stretch_us_ = 0;  // of the last layer, and from there to the next one
+  double layer_end_us_ = 0, gap_us_ = 0;  // end of the last layer, and time from there to the next one
   std::vector<int> ones_;
-  double cpu_free_us_ = 0;  // when the CPU is done with what was deferred, on the link's clock
+  double cpu_free_us_ = 0;  // when the CPU finishes the deferred experts, on the link's clock
   StepShape shape_;
-  bool looks_ahead_ = false;  // of the step: look_ahead and settle_ahead are called, follow leaves it to them
+  bool looks_ahead_ = false;  // this step calls look_ahead and settle_ahead, so follow does not prefetch
   double link_us_ = 0;
   std::unique_ptr<ExpertCache> cache_;
   DynamicUpdate dynamic_update_;
@@ -247,7 +247,7 @@ class LayerScheduler {
   std::optional<StreamAhead> ahead_;
   LayerDecision decision_;
   std::vector<int> fetch_;  // indices into decision_.experts, in upload order
-  int num_begun_ = 0;       // of those fetched: uploaded ahead, on their way
+  int num_begun_ = 0;       // fetched experts whose upload ahead has begun and not landed
   bool one_transfer_ = false;
   std::vector<Upload> ahead_arrivals_;
   std::vector<Publication> publications_;

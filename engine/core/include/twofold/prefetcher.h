@@ -6,8 +6,8 @@
 // admission, and begins only if it can end before its layer does. So it delays no demand upload as long as
 // layers do not follow each other faster than measured; otherwise the delay is at most that difference.
 //
-// Probabilities are learned online, per layer, from how far a candidate's logit lies above or below the border
-// of the top-k. Nothing is trained, and a layer that cannot be predicted soon gets no prefetches.
+// Probabilities are learned online, per layer, from a candidate's margin: its logit minus the border of the
+// top-k. Nothing is trained. A layer that cannot be predicted soon gets no prefetches.
 // LayerScheduler calls it; it plans and plays nothing itself. The only clock it uses is the link's.
 #pragma once
 
@@ -26,9 +26,9 @@ namespace twofold {
 // Totals since the start. issued = used + late + wasted + in flight.
 struct PrefetchCounts {
   int64_t predicted = 0;  // experts among the top-k of a prediction, per layer and step
-  int64_t correct = 0;    // of them routed: precision = correct / predicted
+  int64_t correct = 0;    // predicted and routed: precision = correct / predicted
   int64_t misses = 0;     // routed experts that were absent when their layer was predicted
-  int64_t foreseen = 0;   // of them predicted: recall on misses = foreseen / misses
+  int64_t foreseen = 0;   // misses that were predicted: recall on misses = foreseen / misses
   int64_t issued = 0;
   int64_t used = 0;     // routed and landed in time
   int64_t late = 0;     // routed, still in flight when its layer began
@@ -94,8 +94,8 @@ class Prefetcher {
     std::vector<Candidate> candidates;
     std::vector<Proposal> proposals;  // best first, one per expert
     std::vector<uint8_t> absent;      // [experts] when predicted
-    int num_hits = 0;                 // of the experts predicted in the top-k
-    int num_misses = 0;
+    int num_hits = 0;                 // resident experts predicted in the top-k
+    int num_misses = 0;               // other experts predicted in the top-k
   };
   struct Tally {
     double tried = 0;
@@ -118,13 +118,13 @@ class Prefetcher {
   std::vector<double> layer_us_;  // < 0 unknown
   double last_end_us_ = -1;
   std::vector<Prediction> predictions_;
-  std::vector<Prefetch> under_way_;
+  std::vector<Prefetch> in_flight_;
   struct Due {
     int layer;
     int expert;
     bool landed;
   };
-  std::vector<Due> due_;  // of layers that have begun, until they are observed
+  std::vector<Due> due_;  // prefetches for layers that have begun, until those layers are observed
   PrefetchArrivals arrivals_;
   PrefetchCounts counts_;
   std::vector<int> order_, expected_;

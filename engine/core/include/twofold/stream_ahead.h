@@ -37,7 +37,7 @@ class StreamAhead {
   const Expert* find(int expert) const;
   std::span<const Expert> held() const { return held_; }
   // Discards the held experts unused: their slots are free.
-  void give_up() { held_.clear(); }
+  void discard() { held_.clear(); }
   // The upload into that slot could not begin.
   void refused(int slot);
 

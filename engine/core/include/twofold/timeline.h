@@ -3,7 +3,7 @@
 // How a layer is played (executor and simulator alike):
 //   LayerWork work{hits, fetched, cpu, timeline.backlog_us(), timeline.queued_us()};
 //   LayerTimes t = cost.layer(work);                        // price it
-// lands when `cost.layer` predicted
+//   for each fetched: timeline.upload(transfer, UploadLane::kDemand);        // lands when `t` says
 //   for each admitted: timeline.upload(transfer, UploadLane::kBackground);   // after the demand uploads
 //   timeline.advance(t.layer_us);
 //   at a step boundary: for (const Upload& u : timeline.take_landed()) cache.publish(u.what.slot);
