@@ -194,9 +194,11 @@ def _ask(engine: Engine, subject: str, tokens: int) -> tuple[int, float, float]:
     text = f"Once upon a time there was a story of {subject}. "
     prompt = engine.tokenizer.encode(text * 8)[: 2 * PROMPT_TOKENS]
     times: list[float] = []
-    began = engine._now_s()
+    began = engine._run_clock.now_s()
     engine.generate(
-        prompt, SamplingParams(max_tokens=tokens, ignore_eos=True), lambda _: times.append(engine._now_s())
+        prompt,
+        SamplingParams(max_tokens=tokens, ignore_eos=True),
+        lambda _: times.append(engine._run_clock.now_s()),
     )
     return len(prompt), times[0] - began, times[-1] - times[0]
 

@@ -120,7 +120,7 @@ def test_no_such_model(capsys):
         (("--accelerator", "emulated:rtx9999"), "rtx9999"),
         (("--policy", "clairvoyant", "--accelerator", "emulated:rtx4090-pcie4"), "clairvoyant"),
         (("--policy", "clairvoyant", "--accelerator", "none"), "clairvoyant"),
-        (("--policy", "belady", "--accelerator", "none"), "it needs to know the future"),
+        (("--policy", "belady", "--accelerator", "none"), "it needs future routing"),
         (("--policy", "static", "--prefetch", "on", "--accelerator", "none"), "--prefetch on"),
         (("--max-model-len", "999999"), "999999"),
         (("--telemetry-url", "sqlite:////no/such/directory/t.db"), "/no/such/directory"),

@@ -58,7 +58,7 @@ def test_a_shared_begin_changes_no_bit_of_an_answer(
     """With every expert in a slot, and the prompt computed in the chunks that the cache leaves: a device adds up a
     prompt of other chunks in another order."""
     monkeypatch.setattr(prefix_cache, "SNAPSHOT_INTERVAL", CHUNK)
-    monkeypatch.setattr(prefix_cache, "_WORTH_A_SNAPSHOT", 2)
+    monkeypatch.setattr(prefix_cache, "_MIN_TOKENS_PER_SNAPSHOT", 2)
     config = EngineConfig(
         model=str(write_tiny_model(tmp_path, MODELS[model])),
         accelerator="cuda",

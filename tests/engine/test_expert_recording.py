@@ -186,7 +186,7 @@ def test_what_cannot_be_written_is_still_there(engine: Engine, tmp_path: Path) -
     blocked.write_text("a file")
     engine.recording.start("per_pass")
     routing = answer(engine, 11)
-    with pytest.raises(ConfigError, match=r"--expert-distribution-recorder-dir .*cannot be made"):
+    with pytest.raises(ConfigError, match=r"--expert-distribution-recorder-dir .*cannot be created"):
         engine.recording.dump()
     routing = np.concatenate([routing, answer(engine, 12)])
     blocked.unlink()

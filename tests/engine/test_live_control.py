@@ -120,7 +120,7 @@ def test_sleep_gives_memory_back_and_waking_goes_on(engine: Engine, undisturbed:
     asleep = engine.control.memory()
     assert (asleep.slots_bytes, asleep.num_slots, asleep.num_pages, asleep.num_cached_pages) == (0, 0, 1, 0)
     assert {progress.is_running for progress in engine.control.requests()} == {False}
-    with pytest.raises(CapacityError, match="sent to sleep") as refused:
+    with pytest.raises(CapacityError, match="is asleep") as refused:
         Streams(engine, ["hello"])
     assert refused.value.asleep
     with pytest.raises(ConfigError, match="wake it first"):
@@ -141,12 +141,12 @@ def test_sleep_gives_memory_back_and_waking_goes_on(engine: Engine, undisturbed:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (Resize(), "nothing was given"),
+        (Resize(), "no new size was given"),
         (Resize(gpu_experts_ratio=1.5), "--gpu-experts-ratio was given 1.5"),
         (Resize(num_gpu_experts=10_000), "--num-gpu-experts was given 10000; the model has"),
         (Resize(max_total_tokens=5), "less than one page of 16"),
         (Resize(max_total_tokens=10**12), r"there is memory for \d+ tokens"),
-        (Resize(max_total_tokens=64), r"request r\d+ may come to \d+: give at least \d+"),
+        (Resize(max_total_tokens=64), r"request r\d+ may need \d+: give --max-total-tokens of at least \d+"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_has_changed(
@@ -269,11 +269,11 @@ def test_a_request_that_came_before_the_context_shrank_is_told(engine: Engine) -
         held.wait(WAIT_S)
 
     with ThreadPoolExecutor(2) as callers:
-        blocked = callers.submit(engine._inbox.order, hold)
+        blocked = callers.submit(engine._inbox.run_between_steps, hold)
         # Only then: the engine could carry out the other order first.
         assert entered.wait(WAIT_S)
         resized = callers.submit(engine.control.resize, Resize(max_total_tokens=64))
-        wait_until(lambda: engine._inbox._orders)
+        wait_until(lambda: engine._inbox._tasks)
         engine.submit(GenerationRequest(ids, SamplingParams(max_tokens=500), waiter.receive, "long"))
         held.set()
         blocked.result(WAIT_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twofold.engine.prefill_budget import LEAST_TOKENS, PrefillBudget
+from twofold.engine.prefill_budget import MIN_TOKENS, PrefillBudget
 
 
 def measured(decode_ms: float, token_ms: float, max_step_s: float | None = None) -> PrefillBudget:
@@ -22,16 +22,16 @@ def measured(decode_ms: float, token_ms: float, max_step_s: float | None = None)
         (2.0, 0.19, None, 240),  # 50 ms, the least limit there is
         (50.0, 1.0, None, 144),  # four steps: 200 ms
         (500.0, 10.0, None, 144),  # a large model: 2 s
-        (500.0, 100.0, None, LEAST_TOKENS),  # 15 tokens would fit
+        (500.0, 100.0, None, MIN_TOKENS),  # 15 tokens would fit
         (2.0, 0.19, 0.022, 96),  # asked for
-        (20.0, 0.19, 0.01, LEAST_TOKENS),  # less than a step without prefill
+        (20.0, 0.19, 0.01, MIN_TOKENS),  # less than a step without prefill
         (2.0, 0.01, None, 512),  # never above the tokens of a step
     ],
 )
 def test_the_chunk_fills_the_time_that_a_step_may_take(decode_ms, token_ms, max_step_s, tokens):
     budget = measured(decode_ms, token_ms, max_step_s)
     assert budget.num_tokens(4) == tokens
-    assert tokens <= budget.num_tokens(0) <= max(4 * tokens, LEAST_TOKENS), (
+    assert tokens <= budget.num_tokens(0) <= max(4 * tokens, MIN_TOKENS), (
         "a newcomer may come in the middle of it"
     )
 
@@ -64,7 +64,7 @@ def test_a_step_without_prefill_is_measured_before_streams_are_made_to_wait_and_
         sizes.append(budget.num_tokens(1))
         budget.observe(sizes[-1], 1, 0.1 + 0.001 * sizes[-1])
     assert [index for index, size in enumerate(sizes) if size == 0] == [64, 129, 194]
-    assert all(size >= LEAST_TOKENS for size in sizes if size)
+    assert all(size >= MIN_TOKENS for size in sizes if size)
 
 
 def test_a_handful_of_tokens_does_not_say_what_tokens_cost():

@@ -100,8 +100,8 @@ def check(config: EngineConfig, expected_hits: bool = True) -> list[int]:
 @pytest.fixture(autouse=True)
 def short_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "SNAPSHOT_INTERVAL", 16)
-    monkeypatch.setattr(prefix_cache, "_WORTH_A_STEP", 8)
-    monkeypatch.setattr(prefix_cache, "_WORTH_A_SNAPSHOT", 2)
+    monkeypatch.setattr(prefix_cache, "_MIN_TOKENS_PER_SPLIT", 8)
+    monkeypatch.setattr(prefix_cache, "_MIN_TOKENS_PER_SNAPSHOT", 2)
 
 
 PAGES = [0, 48, 59, 28, 32, 52, 0]

@@ -23,8 +23,8 @@ from tests.engine.prefix_play import PAGE, Play
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enables snapshots for prompts as short as these."""
     monkeypatch.setattr(prefix_cache, "SNAPSHOT_INTERVAL", 16)
-    monkeypatch.setattr(prefix_cache, "_WORTH_A_STEP", 8)
-    monkeypatch.setattr(prefix_cache, "_WORTH_A_SNAPSHOT", 3)
+    monkeypatch.setattr(prefix_cache, "_MIN_TOKENS_PER_SPLIT", 8)
+    monkeypatch.setattr(prefix_cache, "_MIN_TOKENS_PER_SNAPSHOT", 3)
 
 
 @given(data=st.data())
@@ -157,7 +157,7 @@ def test_the_last_snapshot_makes_room_and_takes_its_pages_worth_with_it() -> Non
     play = Play(num_pages=40, num_records=1, num_snapshots=1)
     texts = [play.add(range(20), 2).token_ids, play.add(range(100, 120), 2).token_ids]
     play.run()
-    assert [play.add([*text[:21], 9]).num_found for text in texts] == [0, 21]
+    assert [play.add([*text[:21], 9]).num_lookup_hits for text in texts] == [0, 21]
     # What has no snapshot any more goes first, though there are older pages with one.
     evicted = play.pool._tree.evict()
     assert evicted is not None
@@ -218,12 +218,12 @@ def test_the_page_that_goes_is_the_one_a_search_of_all_would_name(seed: int) -> 
             while path[-1].parent is not None:
                 path.append(path[-1].parent)
             for page in path:
-                tree.hold(page)
+                tree.use_page(page)
             held += path
         elif event < 0.75 and held:
             while held:  # from the deepest of each path on, as sequences do
                 page = held.pop(0)
-                tree.let_go(page)
+                tree.release_page(page)
                 if page.refs == 0:
                     slow.used(page, PAGE * (1 + page.end / 8))
         elif event < 0.95:

@@ -16,8 +16,8 @@ from tests.engine.prefix_play import Play
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enables snapshots for prompts as short as these."""
     monkeypatch.setattr(prefix_cache, "SNAPSHOT_INTERVAL", 16)
-    monkeypatch.setattr(prefix_cache, "_WORTH_A_STEP", 8)
-    monkeypatch.setattr(prefix_cache, "_WORTH_A_SNAPSHOT", 3)
+    monkeypatch.setattr(prefix_cache, "_MIN_TOKENS_PER_SPLIT", 8)
+    monkeypatch.setattr(prefix_cache, "_MIN_TOKENS_PER_SNAPSHOT", 3)
 
 
 def found_after_a_restart(directory: Path, *, with_records: bool = False, **changes: Any) -> int:

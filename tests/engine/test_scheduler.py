@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.prefill_budget import LEAST_TOKENS, PrefillBudget
+from twofold.engine.prefill_budget import MIN_TOKENS, PrefillBudget
 from twofold.engine.scheduler import Scheduler
 from twofold.step.sequences import Sequence
 
@@ -255,7 +255,7 @@ def test_nobody_starves_and_streams_pause_no_longer_than_they_may(arrivals, deco
             sequence = waiting.pop(0)[1]
             scheduler.add(sequence)
             older = [s for s in (*scheduler.running, *scheduler.waiting) if not s.is_decoding]
-            ahead[sequence.number] = machine.num_prefilled + 2 * sum(s.num_left for s in older)
+            ahead[sequence.number] = machine.num_prefilled + 2 * sum(s.num_uncomputed for s in older)
         machine.step()
         assert machine.num_steps < 100_000
     assert set(machine.first_tokens) == set(range(len(arrivals)))
@@ -263,5 +263,5 @@ def test_nobody_starves_and_streams_pause_no_longer_than_they_may(arrivals, deco
         # Pages for all, so nothing is computed twice: the half in order of arrival bounds every wait.
         late = {n: (got, ahead[n]) for n, got in machine.first_tokens.items() if got > ahead[n] + 512}
         assert not late
-    limit_s = max(4 * decode_s, 0.05, decode_s + LEAST_TOKENS * token_s)
+    limit_s = max(4 * decode_s, 0.05, decode_s + MIN_TOKENS * token_s)
     assert max(machine.gaps_s, default=0.0) <= limit_s * 1.001

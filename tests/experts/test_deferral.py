@@ -18,7 +18,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.experts.output_changes import AUTO, fewest_saturating, settle
+from twofold.experts.output_changes import AUTO, effective_plan, fewest_saturating
 from twofold.experts.profiles import load_profile
 from twofold.experts.slot_plan import DenseCost, SlotPlan
 from twofold.step.expert_loading import slot_plan
@@ -210,7 +210,7 @@ def test_what_the_settings_come_to() -> None:
     flat = DenseCost([0.0] * 3, [0.0] * 3)
 
     def settled(plan: SlotPlan, kind: Any, top_k: int) -> tuple[SlotPlan, tuple[str, ...]]:
-        return settle(plan, top_k, AcceleratorChoice(kind, "asked for"), cost, figures, flat)
+        return effective_plan(plan, top_k, AcceleratorChoice(kind, "asked for"), cost, figures, flat)
 
     none, said = settled(plan, "none", 8)
     assert (none.num_deferred, none.cache_prior) == (0, 0.0)
@@ -218,7 +218,7 @@ def test_what_the_settings_come_to() -> None:
     emulated, said = settled(plan, "emulated", 8)
     assert (emulated.num_deferred >= 1, emulated.cache_prior, len(said)) == (True, 0.2, 2)
     assert settled(plan, "emulated", 2)[0].num_deferred == 0
-    with pytest.raises(ConfigError, match="it takes 0 to 6"):
+    with pytest.raises(ConfigError, match="expected 0 to 6"):
         settled(replace(plan, num_deferred=7), "emulated", 8)
     assert settled(SlotPlan(8, "lru"), "emulated", 8)[1] == ()
     for bad in ({"num_deferred_experts": "-1"}, {"num_deferred_experts": "some"}, {"cache_prior": 0.95}):

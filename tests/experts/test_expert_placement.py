@@ -233,7 +233,7 @@ def test_why_dynamic_update_does_not_act_is_said_once(
         for prompt in PROMPTS[:3]:
             engine.generate(prompt, SamplingParams(max_tokens=1))
     assert engine.stats().dynamic_update == {reason: 3}
-    assert caplog.text.count(f"dynamic expert update does not act ({reason})") == 1
+    assert caplog.text.count(f"dynamic expert update is inactive ({reason})") == 1
     assert engine.control.expert_placement().dynamic_update == {reason: 3}
     engine.close()
 

@@ -77,7 +77,7 @@ def test_the_ratio_overrides_the_number(caplog: pytest.LogCaptureFixture) -> Non
     assert num_slots(config, 3, 4, 2**19) == 6
     with caplog.at_level(logging.WARNING):
         check_placement(config)
-    assert "--num-gpu-experts 1 is not used: --gpu-experts-ratio 0.5" in caplog.text
+    assert "--num-gpu-experts 1 is ignored: --gpu-experts-ratio 0.5" in caplog.text
 
 
 def test_statistics_fill_slots_and_another_models_are_refused(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_statistics_fill_slots_and_another_models_are_refused(tmp_path: Path) ->
         ({"expert_placement_strategy": "uniform", "policy": "lru"}, "no expert moves by a policy"),
         ({"expert_placement_strategy": "uniform", "prefetch": "on"}, "no expert moves"),
         ({"expert_placement_strategy": "random", "cache_state": "x"}, "--cache-state was given with"),
-        ({"enable_dynamic_expert_update": True, "gpu_prefill_token_threshold": 4096}, "would never act"),
+        ({"enable_dynamic_expert_update": True, "gpu_prefill_token_threshold": 4096}, "has no effect"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:

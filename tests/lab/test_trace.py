@@ -80,7 +80,7 @@ def test_missing_truncated_and_foreign_files(tmp_path):
         load_trace(foreign)
     single = tmp_path / "single.npy"
     np.save(single, np.ones(3))
-    with pytest.raises(ConfigError, match=r"cannot be read: truncated or no npz file"):
+    with pytest.raises(ConfigError, match=r"cannot be read: truncated or not an npz file"):
         load_trace(single)
 
 

@@ -157,8 +157,8 @@ def test_pins_survive_other_sizes_sleep_and_a_warm_start(
          "pins 8 experts .1 layers of 8. to the GPU; there are 6 slots: give --gpu-experts-ratio of at least 0.25"),
         (PINS, {"expert_placement_strategy": "random"}, "places all experts and --optimize-config pins some"),
         (PINS, {"accelerator": "none"}, r"r.yaml:2: device gpu .* no accelerator"),
-        ("- {match: all, threads: 9}", {}, "threads 9 was given, the engine has 1; raise --cpu-threads"),
-        ("- {match: all, format: q8_0}", {"packed_cache": "cache"}, "and --packed-cache was given"),
+        ("- {match: all, threads: 9}", {}, "threads 9 was given, but the engine has 1; raise --cpu-threads"),
+        ("- {match: all, format: q8_0}", {"packed_cache": "cache"}, "but --packed-cache keeps"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_loaded(

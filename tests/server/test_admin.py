@@ -311,7 +311,7 @@ def test_routed_experts_are_recorded_while_streams_run_by_sglangs_routes_and_the
     ("words", "code", "message"),
     [
         (["resize", "--max-total-tokens", "3"], 2, "less than one page"),
-        (["resize"], 2, "nothing was given"),
+        (["resize"], 2, "no new size was given"),
         (["placement", "--layer", "77"], 2, "layer 77"),
     ],
 )

@@ -35,9 +35,9 @@ MAX_BYTES: Final = 128 * 1024
 """Maximum size of a grammar's source."""
 MAX_DEPTH: Final = 48
 """Maximum nesting depth of a JSON schema."""
-_KEPT: Final = 16
+_MAX_CACHED: Final = 16
 """Compiled grammars kept. Each takes 50 to 100 MB once requests have visited most of its states; most take 1 MB."""
-_HAND_OVER_S: Final = 4e-4
+_OFFLOAD_ABOVE_S: Final = 4e-4
 """Mask time per step below which the engine's thread computes the masks. Waking another thread beside the pool's
 threads costs a step of the bundled model 0.1 ms on two cores. A mask of its 4,096 tokens takes 0.01 ms, one of 150,000
 tokens 0.05 ms."""
@@ -79,7 +79,7 @@ class Matcher:
         self._vocabulary = grammar.vocabulary
         self._matcher = grammar.matcher()
         self._mask = grammar.first_mask
-        self._asked: MaskJob | None = None
+        self._mask_job: MaskJob | None = None
         """The job that computes the mask."""
         self._is_stale = False
         """Whether the mask belongs to an earlier token."""
@@ -87,21 +87,18 @@ class Matcher:
         """The token that the grammar has already taken."""
 
     def mask(self) -> U32:
-        """See `TokenMatcher.mask`."""
-        if self._asked is not None:
-            self._vocabulary.masks.wait(self._asked)
-            self._asked = None
+        if self._mask_job is not None:
+            self._vocabulary.masks.wait(self._mask_job)
+            self._mask_job = None
         elif self._is_stale:
             self._is_stale = False
-            self._vocabulary.masks.now(MaskWork(self, self._matcher, self._mask))
+            self._vocabulary.masks.compute(MaskWork(self, self._matcher, self._mask))
         return self._mask
 
     def prepare(self) -> None:
-        """See `TokenMatcher.prepare`."""
         self._vocabulary.masks.begin()
 
     def admits(self, token: int) -> bool:
-        """See `TokenMatcher.admits`."""
         if self.error is not None:
             return True
         if token in self._vocabulary.ends:
@@ -114,7 +111,6 @@ class Matcher:
         return self.error is not None
 
     def take(self, token: int) -> None:
-        """See `TokenMatcher.take`."""
         if self.ended or self.error is not None:
             return
         if token in self._vocabulary.ends:
@@ -123,22 +119,22 @@ class Matcher:
             self.fail(self._matcher.get_error())
         else:
             self._admitted = -1
-            self._go_on(self._matcher)
+            self._request_mask(self._matcher)
 
     def fail(self, reason: str) -> None:
-        """See `TokenMatcher.fail`."""
         if self.error is None:
-            self.error = f"the answer cannot go on as {self._grammar.constraint.field} asks: {' '.join(reason.split())}"
+            field = self._grammar.constraint.field
+            self.error = f"the answer cannot continue under {field}: {' '.join(reason.split())}"
 
-    def _go_on(self, matcher: LLMatcher) -> None:
-        """The grammar has taken a token: end if it is complete, else request its next mask."""
+    def _request_mask(self, matcher: LLMatcher) -> None:
+        """After a token: end if the grammar is complete, else request the next mask."""
         if not matcher.is_stopped():
             if self._mask is self._grammar.first_mask:
                 self._mask = self._vocabulary.empty_mask()
             if not self.masks_first:
                 self._is_stale = True
                 return
-            self._asked = self._vocabulary.masks.ask(MaskWork(self, matcher, self._mask))
+            self._mask_job = self._vocabulary.masks.request(MaskWork(self, matcher, self._mask))
         elif matcher.is_error():
             self.fail(matcher.get_error())
         else:
@@ -175,7 +171,7 @@ class MaskThread:
         self._next = MaskJob()
         self._start()
 
-    def ask(self, work: MaskWork) -> MaskJob:
+    def request(self, work: MaskWork) -> MaskJob:
         """Add one mask to the next step; `begin` starts computing them."""
         self._next.works.append(work)
         return self._next
@@ -186,14 +182,10 @@ class MaskThread:
         if not job.works:
             return
         self._next = MaskJob()
-        if len(job.works) * self._mask_s < _HAND_OVER_S:
+        if len(job.works) * self._mask_s < _OFFLOAD_ABOVE_S:
             self._compute_all(job)
         else:
             self._jobs.put(job)
-
-    def now(self, work: MaskWork) -> None:
-        """Compute one mask on this thread."""
-        self._compute(work)
 
     def wait(self, job: MaskJob) -> None:
         """Wait until all masks are computed. A mask that takes too long is abandoned and its answer fails."""
@@ -203,16 +195,16 @@ class MaskThread:
             if job.done.acquire(timeout=MASK_TIMEOUT_S):
                 job.done.release()
             else:
-                self._give_up(job)
+                self._abandon(job)
 
     def close(self) -> None:
         self._jobs.put(None)
 
-    def _give_up(self, job: MaskJob) -> None:
+    def _abandon(self, job: MaskJob) -> None:
         """Abandon the stuck thread; a new one computes the remaining masks."""
         stuck, rest = job.works[job.at], job.works[job.at + 1 :]
         stuck.owner.fail(
-            f"what may come next is not known after {MASK_TIMEOUT_S:.0f} s; simplify the grammar"
+            f"the allowed next tokens took more than {MASK_TIMEOUT_S:.0f} s to compute; simplify the grammar"
         )
         self._jobs.put(None)
         self._start()
@@ -234,7 +226,7 @@ class MaskThread:
         for at, work in enumerate(works):
             job.at = at
             began = time.perf_counter()
-            self._compute(work)
+            self.compute(work)
             # A mask that visits new grammar states takes a hundred times as long and is no measure of the next one.
             self._mask_s += 0.05 * (min(time.perf_counter() - began, 1e-3) - self._mask_s)
             if job.works is not works:
@@ -243,13 +235,14 @@ class MaskThread:
         job.done.release()
         return True
 
-    def _compute(self, work: MaskWork) -> None:
+    def compute(self, work: MaskWork) -> None:
+        """Compute one mask on the calling thread."""
         try:
             fill(work.matcher, work.mask)
             if work.matcher.is_error():
                 work.owner.fail(work.matcher.get_error())
         except Exception as error:
-            _log.exception("a mask could not be computed")
+            _log.exception("computing a token mask failed")
             work.owner.fail(str(error))
 
 
@@ -296,7 +289,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Constraint, CompiledGrammar] = OrderedDict()
+        self._cache: OrderedDict[Constraint, CompiledGrammar] = OrderedDict()
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -311,24 +304,24 @@ class GrammarCompiler:
         """
         check_bounds(constraint)
         with self._lock:
-            kept = self._kept.get(constraint)
-            if kept is not None:
-                self._kept.move_to_end(constraint)
-                return kept
+            cached = self._cache.get(constraint)
+            if cached is not None:
+                self._cache.move_to_end(constraint)
+                return cached
             vocabulary = self._vocabulary
-        made = self._compiled(constraint, vocabulary)
+        compiled = self._compile(constraint, vocabulary)
         with self._lock:
-            self._kept[constraint] = made
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return made
+            self._cache[constraint] = compiled
+            if len(self._cache) > _MAX_CACHED:
+                self._cache.popitem(last=False)
+        return compiled
 
     def close(self) -> None:
         with self._lock:
             if "_vocabulary" in self.__dict__:
                 self._vocabulary.close()
 
-    def _compiled(self, constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
+    def _compile(self, constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
         from twofold.engine import grammar_source
 
         try:
@@ -338,7 +331,9 @@ class GrammarCompiler:
         except ValueError as wrong:
             raise _refusal(constraint, str(wrong)) from None
         if _is_endless(constraint):
-            raise _refusal(constraint, "it can never end: whatever matches it holds another such thing")
+            raise _refusal(
+                constraint, "it is endless: every match contains another match, so no answer is finite"
+            )
         matcher = None
         error = vocabulary.trial.error_of(source)
         if not error:
@@ -352,11 +347,11 @@ def check_bounds(constraint: Constraint) -> None:
     """Raises RequestError for a constraint that is too large to parse."""
     size = len((constraint.text + (constraint.frame or "")).encode(errors="replace"))
     if size > MAX_BYTES:
-        raise _refusal(constraint, f"it has {size} bytes; at most {MAX_BYTES} are taken")
+        raise _refusal(constraint, f"it has {size} bytes; at most {MAX_BYTES} are accepted")
     if not constraint.text:
         raise _refusal(constraint, "it is empty")
     if constraint.kind == "json_schema" and (depth := _depth(constraint.text)) > MAX_DEPTH:
-        raise _refusal(constraint, f"it is nested {depth} levels deep; at most {MAX_DEPTH} are taken")
+        raise _refusal(constraint, f"it is nested {depth} levels deep; at most {MAX_DEPTH} are accepted")
 
 
 def _is_endless(constraint: Constraint) -> bool:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 Change = Literal["resize", "sleep", "wake"]
 
 _STATES: Final = ("absent", "in flight", "resident")
-_MOST_SHOWN: Final = 4096
+_MAX_SHOWN: Final = 4096
 """Maximum number of experts listed by `placement`."""
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class LiveControl:
     ) -> None:
         """
         Args:
-            is_served: whether the engine's own thread takes orders; otherwise the caller carries them out.
+            is_served: whether the engine's own thread runs tasks; otherwise the caller runs them.
             settle: finishes uploads and passes on their recorded events.
             on_change: called on the engine's thread with each change.
         """
@@ -63,14 +63,14 @@ class LiveControl:
 
     # ---- callers' threads -------------------------------------------------------------------------------------------
 
-    def resize(self, asked: Resize) -> MemorySplit:
+    def resize(self, requested: Resize) -> MemorySplit:
         """Change the memory split. Running requests continue after a pause; those whose pages were needed wait.
 
         Raises:
             ConfigError: the split does not fit; the message names one that does. Nothing has changed.
             CapacityError, KernelError: allocation failed after all; nothing has changed.
         """
-        return self.between_steps(lambda: self._resize(asked))
+        return self.between_steps(lambda: self._resize(requested))
 
     def sleep(self) -> None:
         """Free expert slots and KV cache; weights stay in host memory. Running requests wait until `wake` and then
@@ -135,12 +135,12 @@ class LiveControl:
             sequence.number: RequestProgress(
                 sequence.request,
                 sequence.number,
-                sequence.max_tokens,
-                is_running,
-                sequence.num_computed,
-                sequence.num_generated,
-                sequence.num_cached,
-                sequence.submitted_s,
+                max_tokens=sequence.max_tokens,
+                is_running=is_running,
+                num_computed=sequence.num_computed,
+                num_generated=sequence.num_generated,
+                num_cached=sequence.num_cached,
+                submitted_s=sequence.submitted_s,
             )
             for is_running, sequences in places
             for sequence in tuple(sequences)
@@ -149,29 +149,31 @@ class LiveControl:
 
     def between_steps(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine's thread before its next step; return its result or raise its exception."""
-        return self._inbox.order(work) if self._is_served() else work()
+        return self._inbox.run_between_steps(work) if self._is_served() else work()
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
-    def _resize(self, asked: Resize) -> MemorySplit:
+    def _resize(self, requested: Resize) -> MemorySplit:
         if self.asleep:
-            raise ConfigError("the engine is asleep and has nothing to split; wake it first")
-        split = self._plan(asked)
+            raise ConfigError("the engine is asleep and holds no memory to split; wake it first")
+        split = self._plan(requested)
         self._check_live(split)
         self._apply(split)
         self._on_change("resize")
         return split
 
-    def _plan(self, asked: Resize) -> MemorySplit:
-        """The split for `asked`, if it fits."""
+    def _plan(self, requested: Resize) -> MemorySplit:
+        """The split for `requested`, if it fits."""
         moe, split, plan = self._runner.moe, self.split, self._loaded.plan
-        given = {name: value for name, value in vars(asked).items() if value is not None}
+        given = {name: value for name, value in vars(requested).items() if value is not None}
         if not given:
             raise ConfigError(
-                "nothing was given to resize; give --gpu-experts-ratio, --num-gpu-experts or --max-total-tokens"
+                "no new size was given; give --gpu-experts-ratio, --num-gpu-experts or --max-total-tokens"
             )
         if plan is None:
-            raise ConfigError(f"what runs on {moe.choice.label} keeps the sizes it was loaded with")
+            raise ConfigError(
+                f"accelerator {moe.choice.label} cannot be resized at run time; restart with other sizes"
+            )
         slots_asked = given.keys() & {"gpu_experts_ratio", "num_gpu_experts"}
         if slots_asked and moe.choice.kind == "none":
             raise ConfigError(
@@ -191,7 +193,7 @@ class LiveControl:
         return found
 
     def _check_live(self, split: MemorySplit) -> None:
-        """Check that every accepted request still fits on its own."""
+        """Raise ConfigError if an accepted request would not fit, even alone."""
         page_size = self._config.page_size
         live: Seq[RequestProgress] = self.requests()
         if not live:
@@ -200,9 +202,9 @@ class LiveControl:
         needed = len(most.request.prompt_token_ids) + most.max_tokens
         if needed > split.num_pages * page_size:
             raise ConfigError(
-                f"--max-total-tokens was given, which leaves {split.num_pages * page_size} tokens; request "
-                f"{most.request.request_id} may come to {needed}: give at least {-(-needed // page_size) * page_size}, "
-                "cancel it, or wait for it"
+                f"the split leaves {split.num_pages * page_size} tokens for the KV cache; request "
+                f"{most.request.request_id} may need {needed}: give --max-total-tokens of at least "
+                f"{-(-needed // page_size) * page_size}, cancel the request, or wait for it"
             )
 
     def _apply(self, split: MemorySplit) -> None:
@@ -237,28 +239,28 @@ class LiveControl:
         num_pages, pool, scheduler = split.num_pages, self._pool, self._scheduler
         if num_pages == pool.num_pages:
             return
-        scheduler.preempt_until(lambda: pool.num_held(scheduler.running) <= num_pages)
+        scheduler.preempt_until(lambda: pool.num_used_by(scheduler.running) <= num_pages)
         pool.trim(num_pages)
-        places = pool.places_among(num_pages)
+        places = pool.page_moves(num_pages)
         self._runner.resize_pages(num_pages, places)
         pool.resize(num_pages, places, scheduler.running)
-        scheduler.pages_moved()
+        scheduler.invalidate_schedule()
 
     def _sleep(self) -> None:
         if self.asleep:
             return
         self._scheduler.preempt_until(lambda: False)
         self._pool.drop_cached(save=True)
-        self._no_pages()
+        self._free_pages()
         self._settle()
         self._runner.release_slots()
         self.asleep = True
         self._on_change("sleep")
 
-    def _no_pages(self) -> None:
+    def _free_pages(self) -> None:
         self._runner.resize_pages(1, {}, keep_records=False)
         self._pool.resize(1, {}, ())
-        self._scheduler.pages_moved()
+        self._scheduler.invalidate_schedule()
 
     def _wake(self) -> None:
         if not self.asleep:
@@ -283,11 +285,11 @@ class LiveControl:
         return ExpertPlacement(
             tuple(tuple(np.flatnonzero(layer == len(_STATES) - 1).tolist()) for layer in states),
             moe.shape.num_experts,
-            moe.num_slots,
-            moe.plan.placement.strategy,
-            moe.policy,
-            moe.plan.placement.is_static,
-            moe.dynamic_update.counts,
+            num_slots=moe.num_slots,
+            strategy=moe.plan.placement.strategy,
+            policy=moe.policy,
+            is_static=moe.plan.placement.is_static,
+            dynamic_update=moe.dynamic_update.counts,
         )
 
     def _place_experts(self, resident: Seq[Seq[int]]) -> int:
@@ -320,9 +322,9 @@ class LiveControl:
         for layer in wanted:
             if not 0 <= layer < num_layers:
                 raise ConfigError(
-                    f"layer {layer} was asked for; the model's MoE layers are 0 to {num_layers - 1}"
+                    f"layer {layer} was given; the model's MoE layers are 0 to {num_layers - 1}"
                 )
-        top = max(1, min(top, _MOST_SHOWN // max(1, len(wanted))))
+        top = max(1, min(top, _MAX_SHOWN // max(1, len(wanted))))
         return [
             LayerPlacement(
                 layer,

@@ -1,4 +1,4 @@
-"""Delivers chunks to their requests; after the step it wakes each waiting caller once."""
+"""Delivers chunks to the callers of their requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Delivery:
         self._cancel = cancel
         self._to_wake: set[Callable[[], None]] = set()
 
-    def hand_out(self, request: GenerationRequest, chunk: Chunk) -> None:
+    def deliver(self, request: GenerationRequest, chunk: Chunk) -> None:
         try:
             request.on_chunk(chunk)
         except Exception:

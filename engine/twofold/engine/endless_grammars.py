@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-_MOST_STEPS: Final = 20_000
+_MAX_STEPS: Final = 20_000
 _ENDLESS: Final = "<endless>"
 """A rule name that no grammar can contain."""
 _TOKEN: Final = re.compile(
@@ -97,7 +97,7 @@ def is_endless_schema(schema: Any) -> bool:
     def ends(part: Any, path: tuple[str, ...]) -> bool:
         nonlocal steps
         steps += 1
-        if not isinstance(part, Mapping) or steps > _MOST_STEPS:
+        if not isinstance(part, Mapping) or steps > _MAX_STEPS:
             return part is not False
         reference = part.get("$ref")
         if isinstance(reference, str) and reference.startswith("#") and reference not in finite:
@@ -110,8 +110,8 @@ def is_endless_schema(schema: Any) -> bool:
             choices = _list(part.get(key))
             if choices and not any(ends(each, path) for each in choices):
                 return False
-        said = part.get("type")
-        types = {said} if isinstance(said, str) else set(_list(said)) if isinstance(said, list) else set()
+        kind = part.get("type")
+        types = {kind} if isinstance(kind, str) else set(_list(kind))
         if not types or not types <= {"object", "array"} or "enum" in part or "const" in part:
             return True
         return any(

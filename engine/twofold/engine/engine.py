@@ -21,13 +21,13 @@ from twofold.api.errors import CapacityError, TwofoldError
 from twofold.api.types import (
     Chunk,
     EngineStats,
-    FinishReason,
     GenerationRequest,
     MappedWeights,
     RequestProgress,
     SamplingParams,
     Usage,
 )
+from twofold.engine.active_requests import ActiveRequests
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
@@ -38,7 +38,7 @@ from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_request, max_answer_tokens
 from twofold.engine.scheduler import Scheduler
-from twofold.engine.step_clock import StepClock
+from twofold.engine.step_clock import RunClock, StepClock
 from twofold.engine.waiting import Waiter
 from twofold.models import ProgressFn
 from twofold.step.sampler import Sampler
@@ -76,24 +76,31 @@ class Engine:
         )
         self._recorder = Recorder(telemetry, runner.moe, info)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
-        self._answers: dict[int, RequestState] = {}
+        self._run_clock = RunClock(runner.moe, info.clock)
+        self._inbox = Inbox()
+        self._delivery = Delivery(self.cancel)
+        self._requests = ActiveRequests(
+            self._scheduler, self._inbox, self._recorder, self._delivery, clock=self._run_clock
+        )
         self._scheduled: Seq[ScheduledSequence] = ()
-        self._step_answers: list[RequestState] = []
+        self._step_requests: list[RequestState] = []
         self._step_samplers: list[Sampler] = []
         self._num_step_tokens = 0
-        self._delivery = Delivery(self.cancel)
         self._numbers = itertools.count()
         self._num_steps = 0
         self._cache_state = parts.cache_state
         self._residency = parts.residency
-        self._started = time.perf_counter()
-        self._virtual_s = 0.0 if info.clock == "virtual" else None
-        self._inbox = Inbox()
         self._thread: threading.Thread | None = None
         self.control = LiveControl(
-            config, parts.loaded, pool, self._scheduler, self._inbox, lambda: self._thread is not None,
-            self._finish_background_work, self._changed,
-        )  # fmt: skip
+            config,
+            parts.loaded,
+            pool,
+            self._scheduler,
+            inbox=self._inbox,
+            is_served=lambda: self._thread is not None,
+            settle=self._finish_background_work,
+            on_change=self._memory_changed,
+        )
         self.recording = ExpertRecording(config, parts.recorded, runner.moe, self.control.between_steps)
 
     @classmethod
@@ -137,27 +144,26 @@ class Engine:
 
         def begin() -> RequestState:
             sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
-            answer = RequestState(
+            state = RequestState(
                 sequence,
                 self.tokenizer.detokenizer(shown=request.shown_tokens),
                 self.config.seed,
-                self._now_s(),
-                self._eos_token_ids,
+                self._run_clock.now_s(),
+                eos_token_ids=self._eos_token_ids,
             )
-            self._recorder.request(answer)
-            return answer
+            self._recorder.request(state)
+            return state
 
         self._inbox.put(request.request_id, self.check_room, begin)
 
     def check_room(self) -> None:
         """Raise CapacityError if any request would be refused now. Thread-safe."""
         if self.control.asleep:
+            raise CapacityError("the server is asleep and accepts no requests until it is woken", asleep=True)
+        num_free = max(self.config.max_num_seqs - len(self._scheduler.running), 0)
+        if self._num_waiting >= self.config.max_waiting + num_free:
             raise CapacityError(
-                "the server was sent to sleep and takes no requests until it is woken", asleep=True
-            )
-        if self._num_waiting >= self.config.max_waiting + self._num_free_places:
-            raise CapacityError(
-                f"{self.config.max_num_seqs} requests run and {self.config.max_waiting} wait already; try later"
+                f"{self.config.max_num_seqs} requests are running and {self.config.max_waiting} are waiting; try later"
             )
 
     def cancel(self, request_id: str) -> None:
@@ -181,9 +187,8 @@ class Engine:
             self._thread = None
         if self._residency is not None:
             self._residency.close()
-        self._inbox.carry_out_orders()
-        self._take_inbox()
-        self._drop_cancelled()
+        self._inbox.run_tasks()
+        self._requests.update_from_inbox(self.max_context)
         self._delivery.wake()
         self._grammars.close()
         self._recorder.drain()
@@ -276,9 +281,8 @@ class Engine:
     def step(self) -> bool:
         """One iteration over the batch. False if there was nothing to do."""
         self._step_clock.begin()
-        self._inbox.carry_out_orders()
-        self._take_inbox()
-        self._drop_cancelled()
+        self._inbox.run_tasks()
+        self._requests.update_from_inbox(self.max_context)
         scheduled = () if self.control.asleep else self._scheduler.schedule()
         if not scheduled:
             self._delivery.wake()
@@ -286,28 +290,27 @@ class Engine:
             # While prefix-cache files are being read, check for new requests every few milliseconds.
             return self._scheduler.has_work and self._pool.wait_for_files(0.005)
         self._step_clock.scheduled()
-        started_s, clock = time.time(), self._tick()
+        started_s, begin_s = time.time(), self._run_clock.read()
         if scheduled is not self._scheduled:
-            self._take_up(scheduled, clock)
-        answers = self._step_answers
+            self._prepare_step(scheduled, begin_s)
+        requests = self._step_requests
         num_decoding = self._scheduler.num_decoding
         num_prefill = self._num_step_tokens - num_decoding
         try:
             picked = iter(self._runner.forward(self._num_steps, scheduled, self._step_samplers))
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
-            _log.exception("step %d failed; its requests are given up", self._num_steps)
-            self._fail(answers, error)
-            self._delivery.wake()
+            _log.exception("step %d failed; its requests end with an error", self._num_steps)
+            self._fail(requests, error)
             return True
         self._step_clock.computed()
-        now = self._tick()
-        for (sequence, num_tokens, samples), answer in zip(scheduled, answers, strict=True):
+        now_s = self._run_clock.read()
+        for (sequence, num_tokens, samples), state in zip(scheduled, requests, strict=True):
             sequence.num_computed += num_tokens
             if samples:
-                self._emit(answer, next(picked), now)
+                self._requests.append_token(state, next(picked), now_s)
         self._delivery.wake()
         wall_s = self._step_clock.end()
-        clock_s = wall_s if self._virtual_s is None else now - clock
+        clock_s = now_s - begin_s if self._run_clock.is_virtual else wall_s
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
         if num_prefill:
             self._moe.prompt_step_done()
@@ -326,17 +329,17 @@ class Engine:
         self._num_steps += 1
         return True
 
-    def _take_up(self, scheduled: Seq[ScheduledSequence], clock: float) -> None:
+    def _prepare_step(self, scheduled: Seq[ScheduledSequence], begin_s: float) -> None:
         """Set up per-step state of the scheduled sequences; it stays valid while the scheduler returns the same
         list."""
         self._scheduled = scheduled
-        self._step_answers = [self._answers[item.sequence.number] for item in scheduled]
+        self._step_requests = [self._requests.of(item.sequence) for item in scheduled]
         self._step_samplers = [
-            self._answers[item.sequence.number].sampler for item in scheduled if item.samples
+            state.sampler for item, state in zip(scheduled, self._step_requests, strict=True) if item.samples
         ]
         self._num_step_tokens = sum(item.num_tokens for item in scheduled)
-        for answer in self._step_answers:
-            answer.scheduled(clock)
+        for state in self._step_requests:
+            state.scheduled(begin_s)
 
     def _serve(self) -> None:
         self._runner.pool.bind_caller()  # this thread is the pool's first
@@ -346,80 +349,17 @@ class Engine:
                     continue
                 self._finish_background_work()
             except Exception as error:  # an internal bug: fail all requests so that no caller waits for ever
-                _log.exception("the engine's loop failed; all its requests are given up")
-                self._fail(list(self._answers.values()), error)
-                self._delivery.wake()
+                _log.exception("the engine's loop failed; all requests end with an error")
+                self._fail(self._requests.all(), error)
             if not self._inbox.wait_for_work():
                 return
 
-    def _take_inbox(self) -> None:
-        nothing_to_do: list[RequestState] = []
-        too_long: list[RequestState] = []
-
-        def receive(answer: RequestState) -> None:
-            self._answers[answer.sequence.number] = answer
-            if answer.is_empty:
-                nothing_to_do.append(answer)
-                return
-            if answer.sequence.num_prompt_tokens + answer.sequence.max_tokens > self.max_context:
-                too_long.append(answer)  # the KV cache was made smaller after the request was accepted
-                return
-            if answer.sequence.request.return_routed_experts:
-                self._recorder.watch_routing(answer.sequence.number)
-            self._scheduler.add(answer.sequence)
-
-        self._inbox.take(receive)
-        for answer in nothing_to_do:
-            self._finish(answer, "length")
-        for answer in too_long:
-            self._finish(answer, "error", error=f"the context was made smaller, to {self.max_context} tokens")
-
-    def _drop_cancelled(self) -> None:
-        cancelled = self._inbox.take_cancelled()
-        if not cancelled:
-            return
-        for answer in list(self._answers.values()):
-            if answer.sequence.request.request_id in cancelled:
-                self._finish(answer, "cancelled")
-
-    def _emit(self, answer: RequestState, token: int, now: float) -> None:
-        """Append a sampled token to its answer, deliver its text, and finish the answer if it was the last."""
-        sequence = answer.sequence
-        if sequence.max_tokens == 0:  # only prompt log probabilities were requested
-            self._finish(answer, "length")
-            return
-        if answer.failure is not None:
-            self._finish(answer, "error", error=answer.failure)
-            return
-        num_generated = sequence.num_generated + 1
-        text = answer.push(token, now)
-        if num_generated == 1:
-            self._recorder.request(answer)
-        if answer.stopped:
-            self._finish(answer, "stop", text)
-        elif num_generated >= sequence.max_tokens:
-            self._finish(answer, "length", text)
-        elif text:
-            self._delivery.hand_out(answer.sequence.request, answer.chunk(text))
-
-    def _finish(
-        self, answer: RequestState, reason: FinishReason, text: str = "", error: str | None = None
-    ) -> None:
-        self._scheduler.finish(answer.sequence, keep=error is None)
-        del self._answers[answer.sequence.number]
-        usage = answer.finish(reason, self._now_s(), self.info.clock)
-        self._recorder.request(answer)
-        routing = self._recorder.take_routing(answer.sequence.number)
-        chunk = answer.chunk(text + answer.flush(), reason, usage, error, routing)
-        self._delivery.hand_out(answer.sequence.request, chunk)
-        self._inbox.finished(answer.sequence.request.request_id)
-
-    def _fail(self, answers: Seq[RequestState], error: Exception) -> None:
-        for answer in answers:
-            self._finish(answer, "error", error=f"{type(error).__name__}: {error}")
+    def _fail(self, requests: Seq[RequestState], error: Exception) -> None:
+        self._requests.fail(requests, error)
+        self._delivery.wake()
         self._num_steps += 1
 
-    def _changed(self, what: Literal["resize", "sleep", "wake"]) -> None:
+    def _memory_changed(self, what: Literal["resize", "sleep", "wake"]) -> None:
         """Record that memory was split differently or freed."""
         self._recorder.control(what, self._moe.num_slots, self._pool.num_pages)
         self.info = dataclasses.replace(self.info, num_slots=self.control.split.num_slots)
@@ -429,20 +369,6 @@ class Engine:
         """Finish background uploads and pass on all recorded events; called when no work is left."""
         self._moe.idle()
         self._recorder.drain()
-
-    def _tick(self) -> float:
-        """Read the native clock. Only the engine's thread may; callers see its last reading."""
-        virtual_us = self._moe.virtual_now_us
-        self._virtual_s = None if virtual_us is None else virtual_us * 1e-6
-        return self._now_s()
-
-    def _now_s(self) -> float:
-        """Seconds of the run's clock."""
-        return time.perf_counter() - self._started if self._virtual_s is None else self._virtual_s
-
-    @property
-    def _num_free_places(self) -> int:
-        return max(self.config.max_num_seqs - len(self._scheduler.running), 0)
 
     @property
     def _num_waiting(self) -> int:

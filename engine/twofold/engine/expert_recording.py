@@ -27,7 +27,7 @@ _RESIDENT: Final = 2
 _log = logging.getLogger(__name__)
 
 
-class Order(Protocol):
+class BetweenSteps(Protocol):
     """Runs work on the engine's thread between two steps; see `LiveControl.between_steps`."""
 
     def __call__(self, work: Callable[[], T]) -> T: ...
@@ -38,13 +38,13 @@ class ExpertRecording:
     other thread."""
 
     def __init__(
-        self, config: EngineConfig, model: RecordedModel, moe: MoeRuntime, between_steps: Order
+        self, config: EngineConfig, model: RecordedModel, moe: MoeRuntime, between_steps: BetweenSteps
     ) -> None:
         self._config, self._model, self._moe = config, model, moe
         self._between_steps = between_steps
         self._dumping = threading.Lock()
         self._recording: Recording | None = None
-        self._after_dump: Recording | None = None
+        self._since_dump: Recording | None = None
         self._running = False
         self._keeps_passes = False
         if config.record_gpu_expert_distribution:
@@ -62,7 +62,7 @@ class ExpertRecording:
         mode = mode or self._config.expert_distribution_recorder_mode
         if mode not in RECORDER_MODES:
             raise RequestError(
-                f"mode was given {mode[:200]!r}; it takes {', '.join(RECORDER_MODES)}", param="mode"
+                f"mode is {mode[:200]!r}; expected one of {', '.join(RECORDER_MODES)}", param="mode"
             )
         return self._between_steps(lambda: self._start(mode))
 
@@ -88,11 +88,11 @@ class ExpertRecording:
             try:
                 files = write_recording(directory, recording, self._model, resident)
             except BaseException:
-                self._between_steps(lambda: self._put_back(recording))
+                self._between_steps(lambda: self._restore(recording))
                 raise
         if recording.num_dropped:
             _log.warning(
-                "the recording's %d oldest passes were dropped, %d are in its file; sums are of all of them",
+                "the recording dropped its %d oldest passes and wrote %d; its sums cover all passes",
                 recording.num_dropped,
                 len(recording.passes),
             )
@@ -126,51 +126,51 @@ class ExpertRecording:
         recording.keep(ForwardPass(number, counts.astype(np.int32), rows or {}))
 
     def _start(self, mode: str) -> dict[str, Any]:
-        discarded = self._current()
-        self._recording = self._empty(mode)
+        discarded = self._updated_recording()
+        self._recording = self._new_recording(mode)
         self._moe.routing.start(tokens=mode == "per_token", every=SAMPLED if mode == "stat_approx" else 1)
         self._running, self._keeps_passes = True, mode in ("per_pass", "per_token")
         lost = 0 if discarded is None else discarded.num_passes
         return self._status() | {"discarded_passes": lost}
 
-    def _empty(self, mode: str) -> Recording:
+    def _new_recording(self, mode: str) -> Recording:
         shape = (len(self._model.moe_layers), self._model.num_experts)
         counts = np.zeros((len(PLACEMENTS), *shape), np.int64)
         return Recording(mode, counts, self._config.expert_distribution_recorder_buffer_size)
 
     def _stop(self) -> dict[str, Any]:
         if self._running:
-            self._current()
+            self._updated_recording()
             self._moe.routing.stop()
             self._running = self._keeps_passes = False
         return self._status()
 
     def _status(self) -> dict[str, Any]:
-        recording = self._current()
+        recording = self._updated_recording()
         return {"recording": self._running} | ({} if recording is None else recording.summary())
 
-    def _current(self) -> Recording | None:
+    def _updated_recording(self) -> Recording | None:
         """The recording with everything counted so far."""
         if self._recording is not None and self._running:
             self._recording.add(*self._moe.routing.take())
         return self._recording
 
     def _take(self) -> tuple[Recording, Any]:
-        recording = self._current()
+        recording = self._updated_recording()
         if recording is None:
             raise RequestError("nothing was recorded: start a recording first, then let requests run")
         if recording.num_passes == 0:
             raise RequestError(
                 "nothing was recorded since the start or the last dump; let requests run"
-                + ("" if self._running else ", and start a recording before")
+                + ("" if self._running else ", after starting a recording")
             )
-        self._recording = self._after_dump = self._empty(recording.mode)
+        self._recording = self._since_dump = self._new_recording(recording.mode)
         resident = None
         if self._config.record_gpu_expert_distribution:
             placed = self._moe.placement()
             resident = np.zeros(recording.routed.shape, bool) if placed is None else placed[0] == _RESIDENT
         return recording, resident
 
-    def _put_back(self, recording: Recording) -> None:
-        if self._recording is not None and self._recording is self._after_dump:
+    def _restore(self, recording: Recording) -> None:
+        if self._recording is not None and self._recording is self._since_dump:
             self._recording.put_before(recording)

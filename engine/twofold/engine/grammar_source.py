@@ -95,17 +95,17 @@ def compiled(tokens: llguidance.LLTokenizer, grammar: str) -> tuple[llguidance.L
     """The matcher at its initial state, and why it cannot be used ("" if it can)."""
     matcher = llguidance.LLMatcher(tokens, grammar, log_level=0, limits=limits())
     if matcher.is_error():
-        return matcher, told(matcher.get_error())
+        return matcher, one_line(matcher.get_error())
     warnings = matcher.get_grammar_warnings()
     # What a warning names is missing from the grammar.
-    return matcher, told("; ".join(warnings)) if warnings else ""
+    return matcher, one_line("; ".join(warnings)) if warnings else ""
 
 
-def told(error: str) -> str:
+def one_line(error: str) -> str:
     """llguidance's error message on one line."""
     text = " ".join(error.replace("<non-verbose/>", "").split())
     if text == "NoExtensionBias":
-        return "nothing can match it"
+        return "no text can match it"
     return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "…"
 
 
@@ -118,12 +118,12 @@ def trial(tokens: llguidance.LLTokenizer, grammar: str) -> str:
     for _ in range(_TRIAL_STEPS):
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            return told(matcher.get_error())
+            return one_line(matcher.get_error())
         allowed = [
             place * 8 + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1
         ]
         if not matcher.consume_token(chance.choice(allowed)):
-            return told(matcher.get_error())
+            return one_line(matcher.get_error())
         if matcher.is_stopped() or time.monotonic() > until:
             break
     return ""

@@ -34,7 +34,7 @@ class GrammarTrial:
         """Why the grammar cannot be used; "" if it can. CapacityError if the process stays busy with other grammars."""
         if not self._lock.acquire(timeout=_QUEUE_S):
             raise CapacityError(
-                "other requests' grammars are being compiled; try later", retry_after_s=_QUEUE_S
+                "the grammar compiler is busy with other requests; try later", retry_after_s=_QUEUE_S
             )
         try:
             timeout_s = TIMEOUT_S

@@ -21,18 +21,18 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
     model = files.config
     num_layers, stride = len(model.moe_layers), _core.slot_stride(moe.expert_bytes)
 
-    def plan(asked: EngineConfig, num_used: int) -> MemorySplit:
-        assert asked.max_total_tokens is not None, "a resize says how many tokens there are to be"
+    def plan(requested: EngineConfig, num_used: int) -> MemorySplit:
+        assert requested.max_total_tokens is not None, "a resize names the number of tokens"
         slots = 0
         if moe.choice.kind != "none":
-            slots = num_slots(asked, num_layers, model.num_experts, stride)
+            slots = num_slots(requested, num_layers, model.num_experts, stride)
             check_pins(moe.plan.devices, slots, num_layers, model.num_experts)
             slots = min(slots, usable_slots(moe.plan.devices, num_layers, model.num_experts))
-        pages = asked.max_total_tokens // asked.page_size
+        pages = requested.max_total_tokens // requested.page_size
         if pages < 1:
             raise ConfigError(
-                f"--max-total-tokens was given {asked.max_total_tokens}, less than one page of {asked.page_size} "
-                "tokens; give at least that"
+                f"--max-total-tokens was given {requested.max_total_tokens}, less than one page "
+                f"of {requested.page_size} tokens; give at least that"
             )
         # Growth, plus the pages that exist twice while they move.
         grown = max(pages - kv_cache.num_pages, 0)
@@ -41,15 +41,17 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
         free = available_memory_bytes()
         if more_slots > free:
             raise ConfigError(
-                f"{slots} expert slots were asked for; of {stride / 1e6:.1f} MB each, there is memory for "
-                f"{(free + moe.device_bytes) // stride}: ask for fewer, or free memory"
+                f"{slots} expert slots of {stride / 1e6:.1f} MB were requested; there is memory for "
+                f"{(free + moe.device_bytes) // stride}: request fewer, or free memory"
             )
         most = kv_cache.num_pages + (free - more_slots) // page_bytes - moved
         if grown > 0 and pages > most:
             raise ConfigError(
-                f"--max-total-tokens was given {asked.max_total_tokens}; there is memory for {most * asked.page_size} "
-                "tokens: ask for fewer, or free memory"
+                f"--max-total-tokens was given {requested.max_total_tokens}; there is memory for "
+                f"{most * requested.page_size} tokens: request fewer, or free memory"
             )
-        return MemorySplit(slots, -1, pages, min(longest_request(asked, model), pages * asked.page_size))
+        return MemorySplit(
+            slots, -1, pages, min(longest_request(requested, model), pages * requested.page_size)
+        )
 
     return plan

@@ -23,7 +23,7 @@ class Inbox:
         self._new: deque[RequestState] = deque()
         self._cancelled: set[str] = set()
         self._live: set[str] = set()
-        self._orders: deque[Callable[[Exception | None], None]] = deque()
+        self._tasks: deque[Callable[[Exception | None], None]] = deque()
         self._closed = False
         self.draining = False
         """Whether new requests are refused."""
@@ -34,7 +34,7 @@ class Inbox:
     # ---- callers' threads -------------------------------------------------------------------------------------------
 
     def put(self, request_id: str, check_room: Callable[[], None], begin: Callable[[], RequestState]) -> None:
-        """Accept a request. `check_room` raises CapacityError if there is no room; `begin` makes the request's state.
+        """Accept a request. `check_room` raises CapacityError if the queue is full; `begin` makes the request's state.
 
         Raises:
             RequestError: the id is in use.
@@ -76,7 +76,7 @@ class Inbox:
             self._closed = True
             self.changed.notify()
 
-    def order(self, work: Callable[[], T]) -> T:
+    def run_between_steps(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine's thread between two steps and return its result.
 
         Raises:
@@ -84,7 +84,7 @@ class Inbox:
         """
         done: Future[T] = Future()
 
-        def carry_out(refused: Exception | None) -> None:
+        def run_task(refused: Exception | None) -> None:
             try:
                 if refused is not None:
                     raise refused
@@ -95,7 +95,7 @@ class Inbox:
         with self.changed:
             if self._closed:
                 raise _closed()
-            self._orders.append(carry_out)
+            self._tasks.append(run_task)
             self.changed.notify()
         return done.result()
 
@@ -109,10 +109,10 @@ class Inbox:
             while self._new:
                 receive(self._new.popleft())
 
-    def carry_out_orders(self) -> None:
-        """Run the pending orders in sequence; after `close` they are refused."""
-        while self._orders:
-            self._orders.popleft()(_closed() if self._closed else None)
+    def run_tasks(self) -> None:
+        """Run the pending tasks in order; after `close` they are refused."""
+        while self._tasks:
+            self._tasks.popleft()(_closed() if self._closed else None)
 
     def take_cancelled(self) -> set[str]:
         if not self._cancelled:
@@ -129,7 +129,7 @@ class Inbox:
     def wait_for_work(self) -> bool:
         """Sleep until there is a new request, a cancellation, or close. False if closed."""
         with self.changed:
-            self.changed.wait_for(lambda: self._new or self._cancelled or self._orders or self._closed)
+            self.changed.wait_for(lambda: self._new or self._cancelled or self._tasks or self._closed)
             return not self._closed
 
 

@@ -1,8 +1,8 @@
 """Allocates pages and records of the KV cache to sequences. The memory itself is native (`ops.StateCache`).
 
 A page holds `page_size` tokens of every layer that keeps keys and values. A record holds the fixed-size state that the
-other layers keep per sequence. Call `can_grow` before `grow`; nothing here raises in normal operation. `prefix_cache`
-handles what is kept of finished sequences.
+other layers keep per sequence. Call `can_grow` before `grow`; nothing here raises in normal operation. `prefix.cache`
+keeps the pages of finished sequences.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class PagePool:
 
     # ---- resizing ---------------------------------------------------------------------------------------------------
 
-    def num_held(self, running: Iterable[Sequence]) -> int:
+    def num_used_by(self, running: Iterable[Sequence]) -> int:
         """Pages used by these sequences, each counted once."""
         return len({page for sequence in running for page in sequence.pages})
 
     def trim(self, num_pages: int) -> None:
         """Evict unused cached pages, least valuable first, until at most `num_pages` pages are in use."""
 
-    def places_among(self, num_pages: int) -> dict[int, int]:
+    def page_moves(self, num_pages: int) -> dict[int, int]:
         """New page number of each page in use, for a pool of `num_pages` (which suffices). Pages stay in place if
         possible."""
         free = set(self._free)
@@ -102,19 +102,18 @@ class PagePool:
 
     # ---- implemented only by the prefix cache -----------------------------------------------------------------------
 
-    def look_up(self, sequence: Sequence) -> None:
+    def estimate_hits(self, sequence: Sequence) -> None:
         """Estimate the prefix-cache hits of a new request."""
 
-    def catch_up(self, sequence: Sequence) -> None:
-        """Before more of its prompt is computed: share its full pages and reuse pages that other sequences computed
-        meanwhile."""
+    def sync_prefix(self, sequence: Sequence) -> None:
+        """Share its full pages and reuse pages that other sequences computed meanwhile; call before a prefill chunk."""
 
-    def next_shared(self, sequence: Sequence) -> bytes | None:
+    def next_page_digest(self, sequence: Sequence) -> bytes | None:
         """Digest of the next shareable page it would compute; sequences with the same digest need not both compute
         it."""
         return None
 
-    def chunk_of(self, sequence: Sequence, num_tokens: int) -> int:
+    def prefill_chunk(self, sequence: Sequence, num_tokens: int) -> int:
         """How many of the prompt's next tokens, at most `num_tokens`, a step should compute."""
         return num_tokens
 

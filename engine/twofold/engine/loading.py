@@ -1,6 +1,6 @@
 """Loads everything an engine owns from a configuration: model, experts, KV cache, tokenizer and run record.
 
-Chooses the accelerator and builds for it. `device_loading` holds what differs where dense weights are on a GPU.
+Chooses the accelerator and builds for it. `device.loading` builds the runner where dense weights are on a GPU.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from twofold.experts.policies import check_policy
 from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
 from twofold.models.bundled import bundled_model_path
+from twofold.models.config import ModelConfig
 from twofold.models.sizing import trace_sizes
 from twofold.step.capacity import plan_capacity
 from twofold.step.expert_loading import load_experts, slot_plan
@@ -65,7 +66,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     Raises:
         ConfigError: a setting cannot be met.
         ModelLoadError: the model cannot be used; the message names the file and the remedy.
-        CapacityError, KernelError: the device has no room, or failed.
+        CapacityError, KernelError: the device is out of memory, or failed.
     """
     check_policy(config)
     check_placement(config)
@@ -80,41 +81,35 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     residency = _residency(files, pool)
     try:
         tokenizer = _open_tokenizer(config.tokenizer, path, files)
-        _log.info("threads: %s", pool.reason)
-        if pool.num_threads > (num_cores := len(os.sched_getaffinity(0))):
-            _log.warning(
-                "--cpu-threads %d is more than the %d cores this process may use; threads will wait for one another",
-                pool.num_threads,
-                num_cores,
-            )
+        _report_threads(pool)
         if config.packed_cache is not None:
             # Imported here: it pulls in the model-writing code, which nothing else here needs.
             from twofold.engine.packed_cache import with_packed_cache
 
             cache = Path(config.packed_cache).expanduser()
-            files = with_packed_cache(files, path, cache, pool, progress)
+            files = with_packed_cache(files, path, directory=cache, pool=pool, progress=progress)
             residency = residency or _residency(files, pool)
         if device is not None:
             # Imported here: it pulls in torch, which nothing else here needs.
             from twofold.device.loading import load_on_device
 
-            loaded = load_on_device(config, files, pool, choice, device, progress, rules.devices)
+            loaded = load_on_device(
+                config, files, pool, choice, device=device, progress=progress, expert_devices=rules.devices
+            )
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
         else:
-            loaded = _load_on_cpu(config, files, pool, choice, progress, rules)
+            loaded = _load_on_cpu(config, files, pool=pool, choice=choice, progress=progress, rules=rules)
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
         rules.set_kernels(moe.store)
         return EngineParts(
             tokenizer=tokenizer,
-            info=run_info(config, path, files, choice, moe, pool),
-            kv_pages=make_pool(config, files, loaded, choice.label, rules.levels),
+            info=run_info(config, path, files=files, choice=choice, moe=moe, pool=pool),
+            kv_pages=make_pool(config, files, loaded=loaded, accelerator=choice.label, levels=rules.levels),
             loaded=loaded,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
-            recorded=RecordedModel(
-                str(path), files.config.num_experts, tuple(files.config.moe_layers), len(files.config.layers)
-            ),
+            recorded=_recorded_model(path, files.config),
         )
     except BaseException:
         if residency is not None:
@@ -122,16 +117,30 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         raise
 
 
+def _recorded_model(path: Path, model: ModelConfig) -> RecordedModel:
+    return RecordedModel(str(path), model.num_experts, tuple(model.moe_layers), len(model.layers))
+
+
+def _report_threads(pool: ops.ThreadPool) -> None:
+    _log.info("threads: %s", pool.reason)
+    if pool.num_threads > (num_cores := len(os.sched_getaffinity(0))):
+        _log.warning(
+            "--cpu-threads %d is more than the %d cores this process may use; threads will wait for one another",
+            pool.num_threads,
+            num_cores,
+        )
+
+
 def _residency(files: ModelFiles, pool: ops.ThreadPool) -> Residency | None:
     """Residency of mapped panels; None where they are copied to each NUMA node, because the copy reads them."""
     return None if files.mapped is None or pool.num_nodes > 1 else Residency(files.mapped)
 
 
-def _open_tokenizer(asked: str | None, path: Path, files: ModelFiles) -> Tokenizer:
+def _open_tokenizer(requested: str | None, path: Path, files: ModelFiles) -> Tokenizer:
     """The requested tokenizer, or the model's. A GGUF file's header (a quarter of a second of parsing) is read once."""
-    if asked is None and isinstance(files.tensors, GgufSource):
+    if requested is None and isinstance(files.tensors, GgufSource):
         return Tokenizer.from_gguf(files.tensors.file, vocab_size=files.config.vocab_size)
-    return Tokenizer.open(asked or path, vocab_size=files.config.vocab_size)
+    return Tokenizer.open(requested or path, vocab_size=files.config.vocab_size)
 
 
 def _load_on_cpu(
@@ -143,38 +152,37 @@ def _load_on_cpu(
     rules: ModuleRules,
 ) -> LoadedRunner:
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
-    slot_bytes = _core.slot_stride(max(map(files.config.routed.expert_bytes, files.expert_formats())))
-    slots = num_slots(config, len(files.config.moe_layers), files.config.num_experts, slot_bytes)
+    model = files.config
+    num_layers, num_experts = len(model.moe_layers), model.num_experts
+    slot_bytes = _core.slot_stride(max(map(model.routed.expert_bytes, files.expert_formats())))
+    slots = num_slots(config, num_layers, num_experts, slot_bytes)
     plan = slot_plan(config, files, slots, devices=rules.devices)
-    check_pins(
-        rules.devices, slots, len(files.config.moe_layers), files.config.num_experts, plan.placement.is_static
+    check_pins(rules.devices, slots, num_layers, num_experts, is_placed=plan.placement.is_static)
+    loaded = LoadedModel(files, pool, progress=progress, threads=rules.threads, pools=rules.pools)
+    moe = load_experts(
+        files, pool, choice=choice, config=config, slots=plan, progress=progress, on_cpu=rules.on_cpu
     )
-    model = LoadedModel(files, pool, progress, rules.threads, rules.pools)
-    moe = load_experts(files, pool, choice, config, plan, progress, rules.on_cpu)
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
-    capacity = plan_capacity(config, files.config, mapped_bytes)
-    planes = files.config.cache_planes(files.config.cache_dtype(config.kv_cache_dtype))
-    records = capacity.num_records
-    page_bytes = config.page_size * files.config.cache_bytes_per_token(
-        files.config.cache_dtype(config.kv_cache_dtype)
-    )
+    capacity = plan_capacity(config, model, mapped_bytes)
+    cache_dtype = model.cache_dtype(config.kv_cache_dtype)
+    page_bytes = config.page_size * model.cache_bytes_per_token(cache_dtype)
     kv_cache = ops.StateCache(
-        planes,
+        model.cache_planes(cache_dtype),
         capacity.num_pages,
         config.page_size,
-        files.config.record_bytes,
-        (records or 0) + capacity.num_snapshots,
+        model.record_bytes,
+        (capacity.num_records or 0) + capacity.num_snapshots,
     )
     return LoadedRunner(
-        ModelRunner(model, moe, kv_cache),
+        ModelRunner(loaded, moe, kv_cache),
         capacity.num_pages,
         capacity.max_context,
         kv_cache,
-        num_records=records,
+        num_records=capacity.num_records,
         num_snapshots=capacity.num_snapshots,
         plan=host_planner(files, moe, kv_cache, page_bytes),
         page_bytes=page_bytes,
-        record_bytes=files.config.bytes_per_sequence,
+        record_bytes=model.bytes_per_sequence,
     )
 
 

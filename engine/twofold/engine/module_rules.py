@@ -64,18 +64,20 @@ def apply_rules(
     pools = [_pool(decision, pool, choice) for decision in decisions]
     if config.packed_cache is not None and any(files.recoded_formats):
         raise ConfigError(
-            f"--optimize-config {config.optimize_config} asks for formats and --packed-cache was given, which "
-            "keeps the "
-            "files' own; leave one out, or write the model in these formats with `twofold quantize`"
+            f"--optimize-config {config.optimize_config} changes formats, but --packed-cache keeps the formats of the "
+            "files; leave one out, or write the model in these formats with `twofold quantize`"
         )
     for rule in rules:
         for note in rule.notes:
             _log.info("%s: %s", rule.where, note)
     ruled = sum(decision.rule is not None for decision in decisions)
     _log.info(
-        "--optimize-config %s: %d of %d modules are under %d rules",
-        config.optimize_config, ruled, len(decisions), len(rules),
-    )  # fmt: skip
+        "--optimize-config %s: %d of %d modules matched by %d rules",
+        config.optimize_config,
+        ruled,
+        len(decisions),
+        len(rules),
+    )
     views = _pools(pools) if any(decision.backend != "auto" for decision in decisions) else None
     of_experts = [
         view
@@ -89,9 +91,9 @@ def apply_rules(
     return files, ModuleRules(
         _devices(decisions),
         _threads(decisions),
-        views,
-        on_cpu if any(on_cpu) else (),
-        tuple(of_experts) if views is not None else (),
+        pools=views,
+        on_cpu=on_cpu if any(on_cpu) else (),
+        expert_pools=tuple(of_experts) if views is not None else (),
     )
 
 
@@ -112,8 +114,8 @@ def _pool(decision: Decision, pool: ops.ThreadPool, choice: AcceleratorChoice) -
         return pool
     if choice.kind == "cuda" and not isinstance(module.part, ExpertBlock):
         raise ConfigError(
-            f"{rule.where}: backend {rule.backend} was given for {module.name}, which runs on the GPU: levels are of "
-            "CPU kernels; leave the backend out, or narrow the rule to class: experts"
+            f"{rule.where}: backend {rule.backend} was given for {module.name}, which runs on the GPU; levels select "
+            "CPU kernels: leave the backend out, or narrow the rule to class: experts"
         )
     try:
         return pool.at_level(rule.backend)
@@ -135,23 +137,21 @@ def _check(decision: Decision, pool: ops.ThreadPool, choice: AcceleratorChoice) 
     has_accelerator = choice.kind != "none"
     if rule.device == "gpu" and not has_accelerator:
         raise ConfigError(
-            f"{rule.where}: device gpu was given for {module.name}, but there is no accelerator "
-            f"({choice.reason}); choose one "
-            "with --accelerator, or leave the device out"
+            f"{rule.where}: device gpu was given for {module.name}, but there is no accelerator ({choice.reason}); "
+            "choose one with --accelerator, or leave the device out"
         )
     if rule.device == "cpu" and choice.kind == "cuda" and not isinstance(module.part, ExpertBlock):
         raise ConfigError(
-            f"{rule.where}: device cpu was given for {module.name}, which is part of the device's decode graph: that "
-            "hands routed experts alone to the CPU; leave the device out, narrow the rule to class: experts, or run "
+            f"{rule.where}: device cpu was given for {module.name}, which is part of the device's decode graph; only "
+            "routed experts can run on the CPU: leave the device out, narrow the rule to class: experts, or run "
             "all on the CPU with --accelerator none"
         )
     if rule.threads is None:
         return
     if rule.threads > pool.num_threads:
         raise ConfigError(
-            f"{rule.where}: threads {rule.threads} was given, the engine has {pool.num_threads}; raise "
-            "--cpu-threads or "
-            "lower the rule's"
+            f"{rule.where}: threads {rule.threads} was given, but the engine has {pool.num_threads}; raise "
+            "--cpu-threads or lower the rule's number"
         )
     if choice.kind == "cuda" or pool.num_nodes > 1:
         why = (

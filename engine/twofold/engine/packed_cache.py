@@ -53,7 +53,7 @@ def with_packed_cache(
                 found = _open(path, files)  # by the process that held the lock
                 if found is None:
                     check_room(directory, needed_bytes(files, with_rows=False))
-                    write_panels(files, writer, source, pool, progress, with_rows=False)
+                    write_panels(files, writer, source=source, pool=pool, progress=progress, with_rows=False)
                     _log.info("--packed-cache: wrote %s", path)
             found = found or _open(path, files)
     except (OSError, ConfigError) as error:
@@ -73,5 +73,5 @@ def _open(path: Path, files: ModelFiles) -> MappedPanels | None:
         check_if_changed(path, contents)
         return MappedPanels(path, contents)
     except ModelLoadError as error:
-        _log.warning("--packed-cache: %s; it is written anew", error)
+        _log.warning("--packed-cache: %s; writing it again", error)
         return None

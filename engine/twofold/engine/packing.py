@@ -94,7 +94,12 @@ def write_panels(
         layers.append(writer.write(panels))
         tell.done(f"experts of layer {config.moe_layers[len(layers) - 1]}", writer.at)
     experts = StoredExperts(
-        shape.num_experts, shape.hidden, shape.intermediate, shape.formats, tuple(layers), shape.biases
+        shape.num_experts,
+        shape.hidden,
+        shape.intermediate,
+        shape.formats,
+        stretches=tuple(layers),
+        biases=shape.biases,
     )
     rows = _write_rows(files, writer) if with_rows else {}
     writer.finish(
@@ -164,8 +169,8 @@ def _write_rows(files: ModelFiles, writer: PanelFileWriter) -> dict[str, StoredT
         else:
             whole = files.tensors.stack(name, shape)
             grids = [matrix.scales for matrix in whole if matrix.scales is not None]
-            put(name, whole[0].format, shape, np.stack([matrix.data for matrix in whole]),
-                np.stack(grids) if grids else None)  # fmt: skip
+            data = np.stack([matrix.data for matrix in whole])
+            put(name, whole[0].format, shape, data, np.stack(grids) if grids else None)
         files.tensors.release_pages([name, *files.tensors.companions(name)])
     for block, weights in files.blocks():
         if isinstance(block, ExpertBlock):
@@ -193,7 +198,14 @@ class _Progress:
         self._steps += 1
         if self._progress is not None:
             self._progress(
-                LoadProgress("packing", current, num_bytes, self._bytes_total, self._steps, self._steps_total)
+                LoadProgress(
+                    "packing",
+                    current,
+                    num_bytes,
+                    self._bytes_total,
+                    steps_done=self._steps,
+                    steps_total=self._steps_total,
+                )
             )
 
 
@@ -235,7 +247,7 @@ def pack_directory(
         with PanelFileWriter(panel_file) as writer:
             write_tokenizer(source, output, files.config)
             (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            write_panels(files, writer, source, pool, progress, with_rows=True)
+            write_panels(files, writer, source=source, pool=pool, progress=progress, with_rows=True)
     except BlockingIOError:
         raise ConfigError(
             f"{output} is being written by another process; wait for it or choose another directory"
@@ -248,8 +260,8 @@ def pack_directory(
 def disk_error(where: Path, error: OSError) -> TwofoldError:
     """The error to raise when a disk cannot take a packed model."""
     return TwofoldError(
-        f"{where}: cannot be written: {error.strerror or error}; nothing half-done is left, free space or choose "
-        "another directory and run the same command again"
+        f"{where}: cannot be written: {error.strerror or error}; no partial file is left; free space or choose "
+        "another directory, then run the same command again"
     )
 
 

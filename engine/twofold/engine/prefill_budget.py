@@ -12,9 +12,9 @@ from collections import deque
 from statistics import median
 from typing import Final
 
-LEAST_TOKENS: Final = 32
+MIN_TOKENS: Final = 32
 """Least prompt tokens of a prefill step, if prompts have them: with fewer its time goes into reading weights."""
-LEAST_LIMIT_S: Final = 0.05
+MIN_LIMIT_S: Final = 0.05
 STEPS_PER_LIMIT: Final = 4
 """Default limit, as a multiple of the time of a step without prefill."""
 _LIMITS_ALONE: Final = 3
@@ -43,7 +43,7 @@ class PrefillBudget:
         """Time limit of a step with prefill; None while unknown."""
         if self._max_step_s is not None or not self._decode_s:
             return self._max_step_s
-        return max(STEPS_PER_LIMIT * median(self._decode_s), LEAST_LIMIT_S)
+        return max(STEPS_PER_LIMIT * median(self._decode_s), MIN_LIMIT_S)
 
     def num_tokens(self, num_decoding: int) -> int:
         """Prompt tokens for the next step beside `num_decoding` decoding sequences. 0 only if some sequence decodes."""
@@ -56,7 +56,7 @@ class PrefillBudget:
         decode_s = median(self._decode_s) if self._decode_s else 0.0
         limit_s *= 1 if num_decoding else _LIMITS_ALONE
         fitting = int((limit_s - decode_s) / median(self._token_s)) // _TILE * _TILE
-        return min(max(fitting, LEAST_TOKENS), self._max_tokens)
+        return min(max(fitting, MIN_TOKENS), self._max_tokens)
 
     def observe(self, num_prefill: int, num_decoding: int, step_s: float) -> None:
         """Record a step of `num_prefill` prompt tokens and `num_decoding` decoding sequences that took `step_s`."""
@@ -67,6 +67,6 @@ class PrefillBudget:
             self._decode_s.append(step_s)
             return
         # A handful of tokens says little about the time per token, but the first measurement is better than none.
-        if num_prefill >= LEAST_TOKENS or not self._token_s:
+        if num_prefill >= MIN_TOKENS or not self._token_s:
             decode_s = median(self._decode_s) if self._decode_s else 0.0
             self._token_s.append(max(step_s - decode_s, 0.1 * step_s) / num_prefill)

@@ -27,7 +27,9 @@ for _stored, _native in (
     (CacheEventKind, _core.CacheEventKind),
 ):
     if {m.name: int(m) for m in _stored} != {name: int(m) for name, m in _native.__members__.items()}:
-        raise ImportError(f"the native module numbers {_stored.__name__} otherwise than telemetry stores it")
+        raise ImportError(
+            f"{_stored.__name__}: the native module's numbers differ from those that telemetry stores"
+        )
 
 # Draining the event rings at every step would cost a decode step of a small model several percent.
 _DRAIN_EVERY_S = 0.05
@@ -35,7 +37,7 @@ _RATE_SMOOTHING = 0.1
 
 
 class Recorder:
-    """Telemetry front end of one engine; its thread calls everything but `submitted`."""
+    """Telemetry front end of one engine. Only its thread calls it, except `request` at submission."""
 
     def __init__(self, sink: TelemetrySink | None, moe: MoeRuntime, info: RunInfo) -> None:
         self._sink = sink

@@ -31,7 +31,7 @@ from twofold.text.tokenizer.text_stream import Detokenizer, TextStream
 
 MAX_ENTRIES: Final = 1024
 """Maximum tokens in each of stop_token_ids, logit_bias and (over all its sequences) bad_words."""
-_MOST_TOKENS: Final = 2**31
+_MAX_TOKENS: Final = 2**31
 
 
 def check_request(
@@ -67,7 +67,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
             raise RequestError(f"{name} is {value}; it must be from {allowed}", param=name)
     if sampling.max_tokens is not None and sampling.max_tokens < 0:
         raise RequestError(f"max_tokens is {sampling.max_tokens}; it must be 0 or more", param="max_tokens")
-    most = _MOST_TOKENS if sampling.max_tokens is None else sampling.max_tokens
+    most = _MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
     if not 0 <= sampling.min_tokens <= most:
         raise RequestError(
             f"min_tokens is {sampling.min_tokens}; it must be from 0 to max_tokens, {most}",
@@ -114,8 +114,8 @@ class RequestState:
 
     __slots__ = (
         "_ended", "_finish_reason", "_finished", "_finished_unix_s", "_first_token", "_first_token_unix_s",
-        "_last_token_ids", "_logprobs", "_num_sent", "_owes_prompt", "_scheduled", "_submitted", "_submitted_unix_s",
-        "_text", "_wall", "sampler", "sequence",
+        "_last_token_ids", "_logprobs", "_num_sent", "_prompt_logprobs_pending", "_scheduled", "_submitted",
+        "_submitted_unix_s", "_text", "_wall", "sampler", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -130,13 +130,15 @@ class RequestState:
         sampling = request.sampling
         self.sequence = sequence
         matcher = None if request.constraint is None else request.constraint.start(needs_masks(sampling))
-        self.sampler = Sampler(sampling, request.prompt_token_ids, default_seed, eos_token_ids, matcher)
+        self.sampler = Sampler(
+            sampling, request.prompt_token_ids, default_seed, eos_token_ids, matcher=matcher
+        )
         self._last_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             self._last_token_ids |= frozenset(eos_token_ids)
         self._ended = False
         self._logprobs: list[TokenLogprob] = []
-        self._owes_prompt = sampling.prompt_logprobs is not None
+        self._prompt_logprobs_pending = sampling.prompt_logprobs is not None
         self._text = TextStream(detokenizer, request.sampling.stop)
         self._num_sent = sequence.num_prompt_tokens
         self._submitted = now
@@ -212,7 +214,7 @@ class RequestState:
             stopped_by=self._text.stopped_by if reason is not None else None,
             routed_experts=routed_experts,
             logprobs=logprobs,
-            prompt_logprobs=self._take_prompt_logprobs() if self._owes_prompt else None,
+            prompt_logprobs=self._take_prompt_logprobs() if self._prompt_logprobs_pending else None,
         )
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
@@ -220,7 +222,7 @@ class RequestState:
         found = self.sequence.prompt_logprobs
         if len(found) != self.sequence.num_prompt_tokens - 1:
             return None
-        self._owes_prompt = False
+        self._prompt_logprobs_pending = False
         return (None, *found)
 
     def finish(self, reason: FinishReason, now: float, clock: Clock) -> Usage:

@@ -1,6 +1,7 @@
-"""Measures the parts of a step: wall time at phase boundaries, and readings of clocks kept by native code.
+"""The clock of a run, and the clock that measures the parts of a step.
 
-Every clock is read twice per step; without telemetry only the wall clock. `types.StepParts` defines the parts.
+A step is measured by wall time at phase boundaries and by readings of clocks kept by native code. Every clock is read
+twice per step; without telemetry only the wall clock. `types.StepParts` defines the parts.
 """
 
 from __future__ import annotations
@@ -8,9 +9,30 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from twofold.api.types import EmulatedParts, StepParts
+from twofold.api.types import Clock, EmulatedParts, StepParts
 from twofold.blocks import ops
+from twofold.experts.moe import MoeRuntime
 from twofold.step.runner import Runner
+
+
+class RunClock:
+    """Seconds since the engine was made. Any thread may call `now_s`, only the engine's thread `read`."""
+
+    def __init__(self, moe: MoeRuntime, clock: Clock) -> None:
+        self.is_virtual = clock == "virtual"
+        self._moe = moe
+        self._started_s = time.perf_counter()
+        self._virtual_s = 0.0
+
+    def read(self) -> float:
+        """Read the clock now."""
+        if self.is_virtual:
+            self._virtual_s = (self._moe.virtual_now_us or 0.0) * 1e-6
+        return self.now_s()
+
+    def now_s(self) -> float:
+        """The time now; on a virtual clock, the time last read."""
+        return self._virtual_s if self.is_virtual else time.perf_counter() - self._started_s
 
 
 class _Reading(NamedTuple):

@@ -4,8 +4,8 @@ A layer that gives n tokens to each of k experts is timed over a grid of (k, n) 
 number, filled with random weights, so that caches are as warm or cold as in use. Fit: layer(k, n) = a + k c(n); `a` is
 hand-out and join, c the curve of one expert. The fit is evaluated on mixed loads that were not fitted.
 
-Figures of an accelerator are measured by `device_calibration`; on a machine without one they come from a base profile
-and are marked as such.
+`device.calibration` measures an accelerator; on a machine without one its figures come from a base profile and are
+marked as such.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from twofold.weights.weight_format import (
 
 TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MAX_STORE_BYTES: Final = 1 << 30
-LEAST_REPEATS: Final = 5
-_MOST_ROWS: Final = 1024
+MIN_REPEATS: Final = 5
+_MAX_ROWS: Final = 1024
 """Most rows of a layer in the grid: twice the usual prefill chunk."""
 _LAYERS_LIMIT_S: Final = 30.0
 _COPY_BYTES: Final = 64 << 20
@@ -131,12 +131,12 @@ class LayerTimer:
 
         Give blocks of layers of about equal size. Each layer runs once before it is timed, because the previous run
         decides what the caches hold, and in use decode follows decode and a chunk follows a chunk. (Small layers timed
-        right after large ones came out a third too slow.) Beyond limit_s there are no more repeats than LEAST_REPEATS.
+        right after large ones came out a third too slow.) Beyond limit_s there are no more repeats than MIN_REPEATS.
         """
         times = [np.empty((repeats, len(block))) for block in blocks]
         began = time.monotonic()
         for repeat in range(repeats):
-            if repeat >= LEAST_REPEATS and time.monotonic() - began > limit_s:
+            if repeat >= MIN_REPEATS and time.monotonic() - began > limit_s:
                 times = [taken[:repeat] for taken in times]
                 break
             for block, taken in zip(blocks, times, strict=True):
@@ -195,14 +195,17 @@ def calibrate(
     timer = timer or LayerTimer(shape, pool)
     timer.use(pool)
     counts = _expert_counts(shape)
-    grid = [[(n,) * k for k in counts if n * k <= _MOST_ROWS * shape.top_k or k == counts[0]] for n in TOKENS]
+    grid = [[(n,) * k for k in counts if n * k <= _MAX_ROWS * shape.top_k or k == counts[0]] for n in TOKENS]
     mixed = list(_mixed_loads(shape))
     timed = timer.blocks(
         [*grid, *mixed], repeats, lambda share: report("layers", 0.85 * share), _LAYERS_LIMIT_S
     )
     samples = [sample for block in timed[: len(grid)] for sample in block]
     unseen = [sample for block in timed[len(grid) :] for sample in block]
-    curve = fit(samples, CpuCurve(shape.format, shape.hidden, shape.intermediate, pool.num_threads, 0.0, ()))
+    curve = fit(
+        samples,
+        CpuCurve(shape.format, shape.hidden, shape.intermediate, pool.num_threads, layer_us=0.0, points=()),
+    )
     decode = (1,) * shape.top_k
     thread_us = {}
     for count in range(1, pool.num_threads + 1):
@@ -283,7 +286,7 @@ def to_profile(
             calibration.expert_bytes / curve.points[0][1] / 1e3, f"{how}, one token each"
         ),
         "cpu_gflops": Figure(2 * weights * most_tokens / most_us / 1e3, f"{how}, {most_tokens} tokens each"),
-        "cpu_expert_overhead_us": Figure(0.0, "contained in the measured curve"),
+        "cpu_expert_overhead_us": Figure(0.0, "included in the measured curve"),
         "contention": Figure(
             calibration.contention,
             f"{how} less one; decode while one thread copied {calibration.copy_gbps:.1f} GB/s of memory",

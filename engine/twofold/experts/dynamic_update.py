@@ -14,10 +14,10 @@ from typing import Final
 _log = logging.getLogger(__name__)
 
 REASONS: Final[Mapping[str, str]] = {
-    "updated": "experts were placed anew by the prompt's routing",
-    "unchanged": "what the prompt routes most was in slots already",
+    "updated": "experts were replaced according to the prompt's routing",
+    "unchanged": "the experts that the prompt uses most were in slots already",
     "too_few_tokens": "the step had fewer prompt tokens than --gpu-prefill-token-threshold",
-    "payback_places": "under --expert-placement-strategy payback the cache policy places experts already; choose "
+    "payback_places": "under --expert-placement-strategy payback the cache policy already moves experts; choose "
     "uniform, frequency, front-loading or random",
     "all_resident": "every expert has a slot",
     "no_slots": "there are no expert slots; give --gpu-experts-ratio or --num-gpu-experts",
@@ -30,39 +30,35 @@ class DynamicUpdate:
     """Counts outcomes of steps with prompt tokens, and logs each reason once."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """
-
-        Args:
-            counts: the current executor's counts in the core, since its start.
-        """
+        """counts: returns the current executor's counts since its start."""
         self._counts = counts
-        self._before: Counter[str] = Counter()
-        self._said: set[str] = set()
+        self._earlier: Counter[str] = Counter()
+        self._logged: set[str] = set()
         self.counts: dict[str, int] = {}
         """Steps with prompt tokens by outcome; only those that have occurred. May be read by any thread."""
 
     def step(self, blocked: str | None) -> None:
         """Record a finished step with prompt tokens. `blocked`: the reason why the core did not consider it."""
         if blocked is not None:
-            self._before[blocked] += 1
-        found = self._before + Counter(self._core())
+            self._earlier[blocked] += 1
+        found = self._earlier + Counter(self._native())
         self.counts = {reason: found[reason] for reason in REASONS if found[reason]}
-        for reason in self.counts.keys() - self._said:
-            self._said.add(reason)
+        for reason in self.counts.keys() - self._logged:
+            self._logged.add(reason)
             acts = reason in ("updated", "unchanged")
             _log.log(
                 logging.INFO if acts else logging.WARNING,
                 "dynamic expert update %s (%s): %s",
-                "acts" if acts else "does not act",
+                "is active" if acts else "is inactive",
                 reason,
                 REASONS[reason],
             )
 
-    def keep(self) -> None:
+    def save_counts(self) -> None:
         """Keep the counts of an executor that is about to be replaced."""
-        self._before += Counter(self._core())
+        self._earlier += Counter(self._native())
 
-    def _core(self) -> dict[str, int]:
+    def _native(self) -> dict[str, int]:
         found = self._counts()
         return {
             "updated": found["updated"],

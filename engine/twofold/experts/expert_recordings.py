@@ -128,7 +128,8 @@ def write_recording(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"--expert-distribution-recorder-dir {directory}: cannot be made ({error.strerror}); name another directory"
+            f"--expert-distribution-recorder-dir {directory}: cannot be created ({error.strerror}); "
+            "name another directory"
         ) from error
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(
@@ -161,7 +162,7 @@ def write_recording(
             )
         if resident is not None:
             made.append(directory / f"gpu_expert_distribution_{stamp}.pt")
-            masks = _of_all_layers(resident, model)
+            masks = _among_all_layers(resident, model)
             write_pt(made[-1], {"gpu_expert_masks": masks[None]})
     except BaseException:
         for path in made:
@@ -179,8 +180,8 @@ def _records(recording: Recording, model: RecordedModel) -> dict[str, Any]:
                 "forward_pass_id": each.number,
                 "rank": 0,
                 "gatherer_key": "primary",
-                "global_physical_count": _of_all_layers(_summed(each.counts), model),
-                "gpu_physical_count": _of_all_layers(_summed(np.delete(each.counts, CPU, axis=0)), model),
+                "global_physical_count": _among_all_layers(_summed(each.counts), model),
+                "gpu_physical_count": _among_all_layers(_summed(np.delete(each.counts, CPU, axis=0)), model),
                 **_token_fields(each, model),
             }
             for each in recording.passes
@@ -196,8 +197,8 @@ def _token_fields(each: ForwardPass, model: RecordedModel) -> dict[str, Any]:
     return {
         "requests": each.rows["requests"].tolist(),
         "positions": each.rows["positions"].tolist(),
-        "topk_ids_of_layer": _of_all_layers(each.rows["experts"].astype(np.int32), model, -1),
-        "placement_of_layer": _of_all_layers(each.rows["placement"], model),
+        "topk_ids_of_layer": _among_all_layers(each.rows["experts"].astype(np.int32), model, -1),
+        "placement_of_layer": _among_all_layers(each.rows["placement"], model),
         "misc_objects": [],
     }
 
@@ -206,7 +207,7 @@ def _summed(counts: Array) -> Array:
     return np.asarray(counts.sum(axis=0, dtype=np.int32))
 
 
-def _of_all_layers(rows: Array, model: RecordedModel, fill: int = 0) -> Array:
+def _among_all_layers(rows: Array, model: RecordedModel, fill: int = 0) -> Array:
     """`rows` [MoE layers, ...] placed among all of the model's layers, `fill` elsewhere."""
     every = np.full((model.num_layers, *rows.shape[1:]), fill, rows.dtype)
     every[list(model.moe_layers)] = rows

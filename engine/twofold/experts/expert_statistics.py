@@ -49,7 +49,7 @@ def read_statistics(
         raise ConfigError(f"{path}: no such file; record statistics first, or name another one") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
-    return _counts(path, found, layers, experts, moe_layers)
+    return _counts(path, found, layers=layers, experts=experts, moe_layers=moe_layers)
 
 
 def write_statistics(
@@ -135,14 +135,14 @@ def _read_pt(path: Path) -> npt.NDArray[Any]:
         raise
     except Exception as error:  # torch's reader raises many exception types for a foreign file
         raise ConfigError(
-            f"{path}: not read: no .pt file, or it holds other objects than tensors; {expected}"
+            f"{path}: cannot be read: not a .pt file, or it holds objects other than tensors; {expected}"
         ) from error
     found = loaded.get(_ARRAY) if isinstance(loaded, dict) else None
     if not isinstance(found, torch.Tensor):
         keys = ", ".join(map(str, loaded))[:200] if isinstance(loaded, dict) else type(loaded).__name__
         raise ConfigError(f"{path}: holds {keys or 'nothing'}; {expected} (mode stat writes it)")
     if found.is_sparse or found.is_quantized or found.is_complex():
-        raise ConfigError(f"{path}: {_ARRAY!r} is no plain tensor of numbers; {expected}")
+        raise ConfigError(f"{path}: {_ARRAY!r} is not a dense tensor of numbers; {expected}")
     wide = found.double() if found.is_floating_point() else found.long()
     return np.asarray(wide.numpy())
 
@@ -162,7 +162,7 @@ def _counts(
         bad = not np.isfinite(totals).all() or bool((found < 0).any()) or totals.sum() > _MAX_TOTAL
     if bad:
         raise ConfigError(
-            f"{path}: {_ARRAY!r} holds what cannot be counts (negative, too great or no numbers)"
+            f"{path}: {_ARRAY!r} holds values that cannot be counts (negative, too large, or not numbers)"
         )
     if moe_layers is not None and len(totals) != layers and len(totals) > max(moe_layers, default=-1):
         others = np.delete(totals, list(moe_layers), axis=0)
@@ -171,9 +171,9 @@ def _counts(
     if totals.shape != (layers, experts):
         raise ConfigError(
             f"{path} counts {totals.shape[0]} layers of {totals.shape[1]} experts, the model has {layers} layers of "
-            f"{experts}: these are statistics of another model; record some of this one"
+            f"{experts}: these are statistics of another model; record this one"
         )
     if not totals.any():
-        raise ConfigError(f"{path}: nothing was counted; record some requests")
+        raise ConfigError(f"{path}: all counts are zero; record while requests run")
     counts: I64 = np.rint(totals).astype(np.int64)
     return counts

@@ -23,7 +23,7 @@ from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.cpu_cost import cpu_cost_model, machine_cost_model
 from twofold.experts.dynamic_update import DynamicUpdate
-from twofold.experts.output_changes import settle
+from twofold.experts.output_changes import effective_plan
 from twofold.experts.packing import pack_experts
 from twofold.experts.pins import usable_slots
 from twofold.experts.placement import Mask
@@ -43,15 +43,15 @@ I32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _Counts:
     """Counts of executors that have been replaced."""
 
     placements: Mapping[str, int] = field(default_factory=dict)
     prefetches: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[float, ...] = (0.0,) * 5
 
-    def plus(self, executor: _core.MoeExecutor) -> _Sums:
-        return _Sums(
+    def plus(self, executor: _core.MoeExecutor) -> _Counts:
+        return _Counts(
             _added(self.placements, executor.counts()),
             _added(self.prefetches, executor.prefetch_counts()),
             tuple(map(sum, zip(self.parts, executor.clock_parts(), strict=True))),
@@ -99,15 +99,15 @@ class MoeRuntime:
         self.accelerator: _cuda.CudaAccelerator | None = None
         """Expert slots of a real device; None without one."""
         self._slots, self._dense_cost, self._machine = slots, dense_cost, machine
-        self._before = _Sums()
-        self._learned = b""
+        self._earlier_counts = _Counts()
+        self._saved_cache = b""
         self._begin_us = 0.0
         self._is_released = False
         profile = choice.profile or machine or load_profile(_UNCALIBRATED)
         curve = profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
         self._cost = machine_cost_model(profile, self.store, curve)
-        self._slots, self.output_changes = settle(
-            slots, shape.top_k, choice, self._cost, profile.cost_figures, dense_cost
+        self._slots, self.output_changes = effective_plan(
+            slots, shape.top_k, choice=choice, cost=self._cost, figures=profile.cost_figures, dense=dense_cost
         )
         self._executor = self._make(self._slots)
         self.routing = RoutingRecord(lambda: self._executor.routing_counts)
@@ -148,7 +148,7 @@ class MoeRuntime:
         shape, pool = self.shape, self.pool
         if self._machine is None:
             _log.warning(
-                "this machine is not calibrated: plans use the figures of %s; run `twofold calibrate`",
+                "this machine is not calibrated: plans use the profile %s; run `twofold calibrate`",
                 _UNCALIBRATED,
             )
         cost = self._cost
@@ -166,7 +166,7 @@ class MoeRuntime:
             raise ConfigError(f"accelerator {self.choice.label}: {error}") from error
         except MemoryError as error:
             raise ModelLoadError(
-                "there is not enough memory for a copy of the experts; load the model that was packed instead"
+                "there is not enough memory for a copy of the experts; load the model it was packed from instead"
             ) from error
         self.accelerator = accelerator
         if accelerator.warning:
@@ -185,15 +185,15 @@ class MoeRuntime:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "cache"
             self._executor.save_cache(str(path))
-            self._learned = path.read_bytes()
-        self._before = self._before.plus(self._executor)
-        self.dynamic_update.keep()
+            self._saved_cache = path.read_bytes()
+        self._earlier_counts = self._earlier_counts.plus(self._executor)
+        self.dynamic_update.save_counts()
         self._begin_us = self._executor.virtual_now_us or 0.0
         enabled = self._executor.events_enabled
-        self.routing.leave()
+        self.routing.save()
         self._executor = _core.MoeExecutor(self.pool, self.store, num_deferred=self._slots.num_deferred)
         self._executor.events_enabled = enabled
-        self.routing.join()
+        self.routing.resume()
         self.accelerator = None
         self._is_released = True
 
@@ -207,18 +207,18 @@ class MoeRuntime:
         plan = replace(self._slots, num_slots=num_slots, num_staging=num_staging)
         executor = self._make(plan)
         executor.events_enabled = self._executor.events_enabled
-        self.routing.leave()
+        self.routing.save()
         is_other = plan.placement.is_static and num_slots != self._slots.num_slots
         self._executor, self._slots = executor, plan
-        self.routing.join()
+        self.routing.resume()
         if is_other:
             self._place(plan)
-        elif self._learned:
+        elif self._saved_cache:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "cache"
-                path.write_bytes(self._learned)
+                path.write_bytes(self._saved_cache)
                 self._executor.restore_cache(str(path))
-        self._learned, self._is_released = b"", False
+        self._saved_cache, self._is_released = b"", False
 
     @property
     def num_staging(self) -> int:
@@ -258,15 +258,15 @@ class MoeRuntime:
 
     def prompt_step_done(self) -> None:
         """Count the dynamic-update outcome of a finished step with prompt tokens, if dynamic update is on."""
-        slots = self._slots
-        if slots.dynamic_update_from:
-            self.dynamic_update.step(
-                "no_accelerator" if self.choice.kind == "none"
-                else "no_slots" if self.num_slots == 0
-                else "payback_places" if not slots.placement.is_static
-                else "all_resident" if self.num_slots == self.shape.num_layers * self.shape.num_experts
-                else None
-            )  # fmt: skip
+        if not self._slots.dynamic_update_from:
+            return
+        reasons = {
+            "no_accelerator": self.choice.kind == "none",
+            "no_slots": self.num_slots == 0,
+            "payback_places": not self._slots.placement.is_static,
+            "all_resident": self.num_slots == self.shape.num_layers * self.shape.num_experts,
+        }
+        self.dynamic_update.step(next((reason for reason, holds in reasons.items() if holds), None))
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class MoeRuntime:
 
     @property
     def changes_outputs(self) -> bool:
-        """Whether experts are deferred or routers favour experts in slots; `output_changes` has the details."""
+        """Whether experts are deferred or routers prefer experts in slots; `output_changes` has the details."""
         return self.num_deferred > 0 or self.cache_prior > 0
 
     @property
@@ -322,12 +322,11 @@ class MoeRuntime:
         its layers (dense: between them); zeros without one.
         """
         parts: tuple[float, float, float, float, float] = self._executor.clock_parts()
-        before = self._before.parts
-        if any(before):
-            parts = (
-                parts[0] + before[0], parts[1] + before[1], parts[2] + before[2], parts[3] + before[3],
-                parts[4] + before[4],
-            )  # fmt: skip
+        if any(self._earlier_counts.parts):
+            first, second, third, fourth, fifth = map(
+                sum, zip(parts, self._earlier_counts.parts, strict=True)
+            )
+            parts = first, second, third, fourth, fifth
         return parts
 
     @property
@@ -346,8 +345,8 @@ class MoeRuntime:
         """
         try:
             with whole_file(path) as part:
-                if self._learned:
-                    part.write_bytes(self._learned)
+                if self._saved_cache:
+                    part.write_bytes(self._saved_cache)
                 else:
                     self._executor.save_cache(str(part))
         except (OSError, RuntimeError) as error:
@@ -367,10 +366,10 @@ class MoeRuntime:
             ) from error
 
     def prefetch_counts(self) -> PrefetchCounts:
-        return PrefetchCounts(**_added(self._before.prefetches, self._executor.prefetch_counts()))
+        return PrefetchCounts(**_added(self._earlier_counts.prefetches, self._executor.prefetch_counts()))
 
     def counts(self) -> PlacementCounts:
-        return PlacementCounts(**_added(self._before.placements, self._executor.counts()))
+        return PlacementCounts(**_added(self._earlier_counts.placements, self._executor.counts()))
 
     def enable_events(self, on: bool) -> None:
         self._executor.events_enabled = on

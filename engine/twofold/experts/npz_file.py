@@ -30,7 +30,7 @@ def read_arrays(
     with path.open("rb") as file:
         # Other files reach numpy's pickle reader, whose message recommends allowing pickles.
         if not zipfile.is_zipfile(file):
-            raise ConfigError(f"{path}: cannot be read: truncated or no npz file; {expected}")
+            raise ConfigError(f"{path}: cannot be read: truncated or not an npz file; {expected}")
         file.seek(0)
         try:
             with np.load(file, allow_pickle=False) as archive:

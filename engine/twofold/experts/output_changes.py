@@ -23,7 +23,7 @@ AUTO: Final = -1
 _IMMEDIATE: Final = 2
 
 
-def settle(
+def effective_plan(
     slots: SlotPlan,
     top_k: int,
     choice: AcceleratorChoice,
@@ -38,32 +38,34 @@ def settle(
     Raises:
         ConfigError: more deferred experts than the model allows.
     """
-    said: list[str] = []
+    notices: list[str] = []
     if slots.num_deferred:
-        number, why = _deferred(slots.num_deferred, top_k, choice, cost, figures, dense)
+        number, why = _deferred(
+            slots.num_deferred, top_k, choice=choice, cost=cost, figures=figures, dense=dense
+        )
         slots = replace(slots, num_deferred=number)
         if number:
-            said.append(
-                f"expert deferral: of a generated token's {number} least weighted experts those on the CPU join the "
-                f"next MoE layer's output ({why}); answers differ from the model's and depend on where experts lie"
+            notices.append(
+                f"expert deferral: of each generated token's {number} lowest-weighted experts, those on the CPU are "
+                f"added at the next MoE layer ({why}); answers differ from the model's and depend on expert placement"
             )
         else:
-            said.append(f"expert deferral is off: {why}")
+            notices.append(f"expert deferral is off: {why}")
     if slots.cache_prior:
         if choice.kind == "none" or slots.num_slots == 0:
             slots = replace(slots, cache_prior=0.0)
-            said.append("cache-aware routing is off: no expert has a slot that could be favoured")
+            notices.append("cache-aware routing is off: there are no expert slots")
         else:
-            said.append(
-                f"cache-aware routing: a generated token takes an expert in a slot instead of one of up to "
+            notices.append(
+                f"cache-aware routing: a generated token uses an expert in a slot instead of one with up to "
                 f"{1 / (1 - slots.cache_prior):.3g} times its score; answers differ from the model's and depend on "
-                "where experts lie"
+                "expert placement"
             )
-    return slots, tuple(said)
+    return slots, tuple(notices)
 
 
 def _deferred(
-    asked: int,
+    requested: int,
     top_k: int,
     choice: AcceleratorChoice,
     cost: _core.CostModel,
@@ -71,18 +73,18 @@ def _deferred(
     dense: DenseCost,
 ) -> tuple[int, str]:
     most = top_k - _IMMEDIATE
-    if asked > most:
+    if requested > most:
         raise ConfigError(
-            f"--num-deferred-experts was given {asked}; the model routes a token to {top_k} experts, of which two stay "
-            f"immediate: it takes 0{f' to {most}' if most > 0 else ''}"
+            f"--num-deferred-experts was given {requested}; the model routes a token to {top_k} experts, of which two "
+            f"are never deferred: expected 0{f' to {most}' if most > 0 else ''}"
         )
-    if asked != AUTO:
+    if requested != AUTO:
         idle = choice.kind == "none"
-        return asked, "without an accelerator there is nothing to gain by it" if idle else "as asked for"
+        return requested, "no gain without an accelerator" if idle else "as requested"
     if most < 1:
-        return 0, f"the model routes a token to {top_k} experts, of which two stay immediate"
+        return 0, f"the model routes a token to {top_k} experts, of which two are never deferred"
     if choice.kind == "none":
-        return 0, "without an accelerator the CPU has nothing to wait for"
+        return 0, "without an accelerator the CPU never waits"
     return fewest_saturating(cost, figures, dense_us(figures, dense), most)
 
 
@@ -98,7 +100,7 @@ def fewest_saturating(
     expert_us = cost.cpu_us([1]) - figures["handshake_us"]
     number = min(most, max(1, math.ceil(idle_us / expert_us)))
     return number, (
-        f"auto: the CPU waits {idle_us:.0f} us between two layers' experts, one of which takes it {expert_us:.0f} us"
+        f"auto: the CPU is idle for {idle_us:.0f} us between two MoE layers; one expert takes {expert_us:.0f} us"
     )
 
 

@@ -25,11 +25,11 @@ Mask = npt.NDArray[np.bool_]
 """[layers, experts]"""
 
 STRATEGIES: Final[Mapping[str, str]] = {
-    BY_POLICY: "the cache policy decides, from then on too",
+    BY_POLICY: "the cache policy decides, at start and while serving",
     "uniform": "the first experts of each layer",
-    "frequency": "those that --init-expert-location counts most, over all layers",
+    "frequency": "the most used experts of --init-expert-location, over all layers",
     "front-loading": "all experts of the first layers",
-    "random": "drawn with seed 42 over all layers",
+    "random": "random with seed 42, over all layers",
 }
 """Placement strategies. All but the first are static: slots keep their initial experts."""
 
@@ -55,7 +55,7 @@ def placement_mask(strategy: str, layers: int, experts: int, slots: int, counts:
     elif strategy == "front-loading":
         order = np.arange(total)
     else:
-        raise ValueError(f"{strategy!r} is no strategy that makes a mask")
+        raise ValueError(f"{strategy!r} is not a static placement strategy")
     mask = np.zeros(total, np.bool_)
     mask[order[:slots]] = True
     return mask.reshape(layers, experts)
@@ -90,11 +90,11 @@ class InitialPlacement:
             is_pool: any layer may have any slot, as under all static strategies; else each has its even share.
         """
         if self.is_static:
-            return placement_mask(self.strategy, layers, experts, slots, self.counts)
+            return placement_mask(self.strategy, layers, experts=experts, slots=slots, counts=self.counts)
         if self.counts is None:
             return None
         if is_pool:
-            return placement_mask("frequency", layers, experts, slots, self.counts)
+            return placement_mask("frequency", layers, experts=experts, slots=slots, counts=self.counts)
         share = placement_mask("uniform", layers, experts, slots)
         mask = np.zeros_like(share)
         np.put_along_axis(mask, np.argsort(-self.counts, axis=1, kind="stable"), share, axis=1)
@@ -113,7 +113,7 @@ def initial_placement(config: EngineConfig, moe_layers: Sequence[int], num_exper
     strategy, file = config.expert_placement_strategy, config.init_expert_location
     counts = None
     if file is not None and strategy in ("uniform", "front-loading", "random"):
-        _log.warning("--init-expert-location %s is not used: strategy %s counts nothing", file, strategy)
+        _log.warning("--init-expert-location %s is ignored: strategy %s uses no counts", file, strategy)
     elif (
         file is not None
         and strategy == BY_POLICY
@@ -121,7 +121,7 @@ def initial_placement(config: EngineConfig, moe_layers: Sequence[int], num_exper
         and Path(config.cache_state).exists()
     ):
         _log.info(
-            "--init-expert-location %s is not used: --cache-state %s says more", file, config.cache_state
+            "--init-expert-location %s is ignored: --cache-state %s overrides it", file, config.cache_state
         )
     elif file is not None:
         counts = read_statistics(file, len(moe_layers), num_experts, moe_layers=moe_layers)
@@ -137,7 +137,7 @@ def check_placement(config: EngineConfig) -> None:
     strategy = config.expert_placement_strategy
     if config.gpu_experts_ratio is not None and config.num_gpu_experts is not None:
         _log.warning(
-            "--num-gpu-experts %d is not used: --gpu-experts-ratio %g was given too and overrides it",
+            "--num-gpu-experts %d is ignored: --gpu-experts-ratio %g overrides it",
             config.num_gpu_experts,
             config.gpu_experts_ratio,
         )
@@ -152,8 +152,8 @@ def check_placement(config: EngineConfig) -> None:
     ):
         raise ConfigError(
             f"--gpu-prefill-token-threshold {config.gpu_prefill_token_threshold} was given with "
-            f"--max-num-batched-tokens {config.max_num_batched_tokens}: no step is that long and "
-            "--enable-dynamic-expert-update would never act; lower the one or raise the other"
+            f"--max-num-batched-tokens {config.max_num_batched_tokens}: no step has that many "
+            "tokens, so --enable-dynamic-expert-update has no effect; lower the threshold or raise the other"
         )
     if strategy == BY_POLICY:
         return
@@ -169,6 +169,6 @@ def check_placement(config: EngineConfig) -> None:
         )
     if config.cache_state is not None:
         raise ConfigError(
-            f"--cache-state was given with --expert-placement-strategy {strategy}, which places experts anew at every "
+            f"--cache-state was given with --expert-placement-strategy {strategy}, which places experts at every "
             "start; leave one of them out (twofold placement export keeps a placement for --init-expert-location)"
         )

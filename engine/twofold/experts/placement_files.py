@@ -60,4 +60,4 @@ def _read_cache_state(path: Path) -> Mask:
         if layers > 0 and experts > 0 and cells <= _MAX_CELLS and len(data) >= _HEADER.size + 16 * cells:
             resident = np.frombuffer(data, "<f8", cells, _HEADER.size + 8 * cells)
             return np.asarray(resident.reshape(layers, experts) > 0)
-    raise ConfigError(f"{path}: ends early or has a damaged header; it is no cache state")
+    raise ConfigError(f"{path}: ends early or has a damaged header; it is not a cache state")

@@ -28,12 +28,8 @@ def check_policy(config: EngineConfig) -> None:
         ConfigError: unknown policy, one that needs the future, or prefetching under one that moves nothing.
     """
     if config.policy not in SERVING:
-        why = (
-            "; it needs to know the future, which only `twofold lab` does"
-            if config.policy in POLICIES
-            else ""
-        )
-        raise ConfigError(f"--policy was given {config.policy!r}; it takes one of {', '.join(SERVING)}{why}")
+        why = "; it needs future routing, which only `twofold lab` has" if config.policy in POLICIES else ""
+        raise ConfigError(f"--policy is {config.policy!r}; expected one of {', '.join(SERVING)}{why}")
     if config.prefetch == "on" and POLICIES[config.policy].prefetches == "never":
         raise ConfigError(
             f"--prefetch on was given with --policy {config.policy}, which moves no expert once its slots are full; "

@@ -125,7 +125,9 @@ def load_profile(name_or_path: str) -> MachineProfile:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"machine profile {name_or_path}: not JSON ({error}); write it anew") from error
+        raise ConfigError(
+            f"machine profile {name_or_path}: not JSON ({error}); fix it or run `twofold calibrate`"
+        ) from error
     return parse_profile(content, where=f"machine profile {name_or_path}")
 
 
@@ -136,11 +138,11 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
     if content.get("version") != VERSION:
         raise ConfigError(
             f"{where}: version {content.get('version')!r}, this Twofold reads version {VERSION}; "
-            "run `twofold calibrate` to measure it anew"
+            "run `twofold calibrate` to measure again"
         )
     given = content.get("figures")
     if not isinstance(given, dict):
-        raise ConfigError(f"{where}: 'figures' is missing or no object")
+        raise ConfigError(f"{where}: 'figures' is missing or not an object")
     missing = [name for name in COST_FIGURES if name not in given]
     unknown = [name for name in given if name not in COST_FIGURES + INFORMATIVE]
     if missing or unknown:
@@ -193,7 +195,9 @@ def _parse_curve(given: Any, where: str) -> CpuCurve:
         raise ConfigError(f"{where}: points must have ascending tokens and times above 0; calibrate again")
     parsed = tuple((int(n), float(us)) for n, us in points)
     hidden, intermediate, threads = sizes
-    return CpuCurve(str(given["format"]), hidden, intermediate, threads, float(given["layer_us"]), parsed)
+    return CpuCurve(
+        str(given["format"]), hidden, intermediate, threads, layer_us=float(given["layer_us"]), points=parsed
+    )
 
 
 def _is_pairs(points: Any) -> bool:
@@ -211,5 +215,5 @@ def _parse_figure(given: Any, where: str) -> Figure:
     if not _is_number(value) or value < 0:
         raise ConfigError(f"{where} is {value!r}, expected a finite number that is not negative")
     if value == 0 and where.endswith(("gbps", "gflops", "gb")):
-        raise ConfigError(f"{where} is 0, expected more: a rate of nothing never finishes")
+        raise ConfigError(f"{where} is 0, expected a rate above 0")
     return Figure(float(value), given["source"])

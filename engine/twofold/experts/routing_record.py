@@ -28,8 +28,8 @@ class RoutingRecord:
     def __init__(self, counts: Callable[[], _core.RoutingCounts]) -> None:
         """`counts` returns those of the current executor; no reference to it is kept here."""
         self._native = counts
-        self._asked = (_core.RoutingDetail.OFF, 1)
-        self._left: tuple[I64, int, int] | None = None
+        self._settings = (_core.RoutingDetail.OFF, 1)
+        self._saved: tuple[I64, int, int] | None = None
 
     def start(self, *, tokens: bool = False, every: int = 1) -> None:
         """Restart counting with the next step, in every n-th step; with `tokens` each token's experts are kept, too."""
@@ -41,27 +41,27 @@ class RoutingRecord:
         self._begin(_core.RoutingDetail.OFF, 1)
 
     def _begin(self, detail: _core.RoutingDetail, every: int) -> None:
-        self._asked, self._left = (detail, every), None
+        self._settings, self._saved = (detail, every), None
         self._native().start(detail, every)
 
-    def leave(self) -> None:
+    def save(self) -> None:
         """Save the counts before the executor is replaced."""
-        if self._asked[0] != _core.RoutingDetail.OFF:
-            self._left = self.take()
+        if self._settings[0] != _core.RoutingDetail.OFF:
+            self._saved = self.take()
 
-    def join(self) -> None:
+    def resume(self) -> None:
         """Resume counting on the new executor."""
-        if self._asked[0] != _core.RoutingDetail.OFF:
-            self._native().start(*self._asked)
+        if self._settings[0] != _core.RoutingDetail.OFF:
+            self._native().start(*self._settings)
 
     def take(self) -> tuple[I64, int, int]:
         """(times routed to [placements, layers, experts], steps, tokens) since the last call."""
         native = self._native()
         steps, tokens = native.num_steps, native.num_tokens
         counts = native.take()
-        if self._left is not None:
-            left, self._left = self._left, None
-            return counts + left[0], steps + left[1], tokens + left[2]
+        if self._saved is not None:
+            saved, self._saved = self._saved, None
+            return counts + saved[0], steps + saved[1], tokens + saved[2]
         return counts, steps, tokens
 
     def take_step(self) -> dict[str, Any] | None:

@@ -74,7 +74,11 @@ class SlotPlan:
     def scheduler_config(self, shape: MoeShape) -> _core.SchedulerConfig:
         """The core's scheduler configuration. Raises ConfigError as `check_pins`."""
         check_pins(
-            self.devices, self.num_slots, shape.num_layers, shape.num_experts, self.placement.is_static
+            self.devices,
+            self.num_slots,
+            shape.num_layers,
+            shape.num_experts,
+            is_placed=self.placement.is_static,
         )
         rules: dict[str, Any] = {"policy": self.policy}
         if self.placement.is_static:  # one pool: layers may have uneven shares of it

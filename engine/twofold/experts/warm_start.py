@@ -24,10 +24,12 @@ def open_cache_state(moe: MoeRuntime, name: str | None) -> Path | None:
         _log.info("--cache-state %s is ignored: accelerator %s has no expert slots", path, moe.choice.label)
         return None
     if not path.parent.is_dir():
-        raise ConfigError(f"--cache-state {path}: the folder {path.parent} does not exist; make it first")
+        raise ConfigError(f"--cache-state {path}: the folder {path.parent} does not exist; create it first")
     if path.exists():
         uploaded = moe.restore_cache(path)
         _log.info("--cache-state %s: %d experts uploaded before the first request", path, uploaded)
     else:
-        _log.info("--cache-state %s: not there yet, so this run starts cold and writes it at the end", path)
+        _log.info(
+            "--cache-state %s: does not exist yet; this run starts cold and writes the file at the end", path
+        )
     return path

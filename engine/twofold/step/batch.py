@@ -31,7 +31,7 @@ class StepBatch:
         """[T] whether the token belongs to an answer rather than a prompt."""
         self.last_rows: list[int] = []
         """Rows to sample from."""
-        self.goes_on = False
+        self.continues_decode = False
         """Whether the previous step had the same sequences, one token each; all rows are sampled from then."""
         self.meta = BatchMeta(self.token_ids, self.token_ids, np.empty((0, 0), np.int32), self.token_ids)
         self._scheduled: Seq[ScheduledSequence] | None = None
@@ -40,8 +40,8 @@ class StepBatch:
     def of(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
         """Return itself, filled with this step. Passing the same list object means each sequence advances by one
         token."""
-        self.goes_on = scheduled is self._scheduled
-        if self.goes_on:
+        self.continues_decode = scheduled is self._scheduled
+        if self.continues_decode:
             self._advance(scheduled)
         else:
             self._fill(scheduled)
@@ -97,10 +97,10 @@ class StepBatch:
         self.meta = BatchMeta(
             meta.positions,
             meta.sequence_index,
-            page_tables,
-            meta.prompt_lengths,
-            max(positions),
-            meta.records,
+            page_tables=page_tables,
+            prompt_lengths=meta.prompt_lengths,
+            last_position=max(positions),
+            records=meta.records,
         )
 
 

@@ -18,7 +18,7 @@ _RECORDS_SHARE = 0.5
 """Largest fraction of the cache's memory for records, where no number of tokens is configured."""
 
 _SNAPSHOTS_SHARE = 0.125
-_MOST_SNAPSHOTS = 64
+_MAX_SNAPSHOTS = 64
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class CacheCapacity:
 
 def longest_request(config: EngineConfig, model: ModelConfig) -> int:
     """Prompt plus answer of one request, in tokens. ConfigError: --max-model-len exceeds the model's context."""
-    asked = config.max_model_len or model.max_context
-    if asked > model.max_context:
+    requested = config.max_model_len or model.max_context
+    if requested > model.max_context:
         raise ConfigError(
-            f"--max-model-len was given {asked}; the model's context ends at {model.max_context}"
+            f"--max-model-len was given {requested}; the model's context ends at {model.max_context}"
         )
-    return asked
+    return requested
 
 
 def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 0) -> CacheCapacity:
@@ -61,7 +61,7 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
     num_records, record_bytes = _records(config, model, int(free_bytes * _MEMORY_SHARE * _RECORDS_SHARE))
     affordable = (int(free_bytes * _MEMORY_SHARE) - record_bytes) // token_bytes
     if config.max_total_tokens is not None:
-        tokens, reason = config.max_total_tokens, "asked for by --max-total-tokens"
+        tokens, reason = config.max_total_tokens, "set by --max-total-tokens"
     elif affordable < _DEFAULT_CONTEXTS * max_context:
         tokens, reason = affordable, f"{_MEMORY_SHARE:.0%} of free memory; --max-total-tokens overrides"
     else:
@@ -77,7 +77,7 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
         min(max_context, num_pages * config.page_size),
         reason,
         num_records,
-        plan_snapshots(config, model.bytes_per_sequence, free_bytes),
+        num_snapshots=plan_snapshots(config, model.bytes_per_sequence, free_bytes),
     )
 
 
@@ -87,7 +87,7 @@ def plan_snapshots(config: EngineConfig, record_bytes: int, free_bytes: int) -> 
         return 0
     if config.snapshot_bytes is not None:
         return config.snapshot_bytes // record_bytes
-    return min(int(free_bytes * _SNAPSHOTS_SHARE) // record_bytes, _MOST_SNAPSHOTS)
+    return min(int(free_bytes * _SNAPSHOTS_SHARE) // record_bytes, _MAX_SNAPSHOTS)
 
 
 def _records(config: EngineConfig, model: ModelConfig, room: int) -> tuple[int | None, int]:
@@ -98,7 +98,7 @@ def _records(config: EngineConfig, model: ModelConfig, room: int) -> tuple[int |
     count = min(config.max_num_seqs, room // one)
     if count < 1:
         raise ConfigError(
-            f"a sequence's record takes {one / 1e6:.1f} MB, for records there are {room / 1e6:.1f} MB of free memory; "
-            "free memory"
+            f"a sequence's record takes {one / 1e6:.1f} MB, but only {room / 1e6:.1f} MB of memory is available for "
+            "records; free memory"
         )
     return count, count * one

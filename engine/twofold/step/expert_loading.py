@@ -41,8 +41,8 @@ def slot_plan(
         config.policy,
         prefetches(config),
         num_staging,
-        initial_placement(config, files.config.moe_layers, files.config.num_experts),
-        config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
+        placement=initial_placement(config, files.config.moe_layers, files.config.num_experts),
+        dynamic_update_from=config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
         devices=devices,
         num_deferred=AUTO if deferred == "auto" else int(deferred),
         cache_prior=config.cache_prior,
@@ -69,9 +69,8 @@ def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) 
     stored = panels.contents.experts
     sizes = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate)
     found = (*sizes, stored.formats, stored.biases)
-    expected = (
-        shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate, shape.formats, shape.biases,
-    )  # fmt: skip
+    expected_sizes = (shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate)
+    expected = (*expected_sizes, shape.formats, shape.biases)
     if found != expected:
         raise ModelLoadError(
             f"{panels.path}: holds experts (layers, experts, hidden, intermediate, formats, biases) {found}, expected "
@@ -81,8 +80,7 @@ def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) 
     if pool.num_nodes == 1:
         return store
     _log.warning(
-        "%s: panels are copied, not mapped: they are spread over %d memory nodes, and a file's pages lie where they "
-        "were read; --numa off maps them",
+        "%s: panels are copied, not mapped, because they are spread over %d memory nodes; --numa off maps them",
         panels.path,
         pool.num_nodes,
     )
@@ -108,18 +106,27 @@ def load_experts(
     def report(layers_done: int, bytes_done: int, bytes_total: int) -> None:
         if progress is not None:
             layer = f"layer {moe_layers[layers_done - 1]}"
-            progress(LoadProgress("experts", layer, bytes_done, bytes_total, layers_done, shape.num_layers))
+            progress(
+                LoadProgress(
+                    "experts",
+                    layer,
+                    bytes_done,
+                    bytes_total,
+                    steps_done=layers_done,
+                    steps_total=shape.num_layers,
+                )
+            )
 
     return MoeRuntime(
         shape,
         files.expert_layers() if files.mapped is None else mapped_experts(files.mapped, shape, pool),
         pool,
         choice,
-        slots,
-        DenseCost(
+        slots=slots,
+        dense_cost=DenseCost(
             *dense_stretches(files, on_cpu),
             on_cpu=cpu_stretches(files, on_cpu) if any(on_cpu) else ([], [], []),
         ),
-        report,
-        load_machine_profile(config.machine_profile),
+        progress=report,
+        machine=load_machine_profile(config.machine_profile),
     )

@@ -193,7 +193,12 @@ class _Loading:
             done = sum(self._bytes[: self._steps_done])
             self._progress(
                 LoadProgress(
-                    "dense weights", current, done, sum(self._bytes), self._steps_done, len(self._steps)
+                    "dense weights",
+                    current,
+                    done,
+                    sum(self._bytes),
+                    steps_done=self._steps_done,
+                    steps_total=len(self._steps),
                 )
             )
 

@@ -103,7 +103,7 @@ class PageTree:
     def add(
         self, digest: bytes, parent: CachedPage | None, page: int, end: int, *, is_tail: bool = False
     ) -> CachedPage:
-        """Add a page that is not cached yet after `parent`, which is. Hold or touch it at once."""
+        """Add a page that is not cached yet after `parent`, which is. Call `use_page` or `touch` next."""
         added = self._pages[digest] = CachedPage(digest, parent, page, end, is_tail)
         if parent is not None:
             parent.num_children += 1
@@ -112,14 +112,14 @@ class PageTree:
         self.num_unused += 1
         return added
 
-    def hold(self, page: CachedPage) -> None:
+    def use_page(self, page: CachedPage) -> None:
         """Count one more running sequence that uses the page."""
         if page.refs == 0:
             self.num_unused -= 1
             self._leaves.drop(page)
         page.refs += 1
 
-    def let_go(self, page: CachedPage) -> None:
+    def release_page(self, page: CachedPage) -> None:
         """Count one running sequence less that uses the page."""
         page.refs -= 1
         if page.refs == 0:

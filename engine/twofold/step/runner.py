@@ -127,14 +127,13 @@ class ModelRunner:
         self._samplers = SamplerBatch(())
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
-        """See `Runner.forward`."""
         began = time.perf_counter()
         batch = self._batch.of(scheduled)
         prepared = self._model.attention_batch(batch.meta)
         self.moe.begin_step(step, batch.requests, batch.positions, batch.generated)
         self.batch_s += time.perf_counter() - began
         hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
-        if batch.goes_on:  # decode only: no prompt log probabilities to report
+        if batch.continues_decode:  # decode only: no prompt log probabilities to report
             logits = self._model.logits(hidden)
         else:
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
@@ -148,23 +147,19 @@ class ModelRunner:
         return picked
 
     def resize_pages(self, num_pages: int, places: Mapping[int, int], *, keep_records: bool = True) -> None:
-        """See `Runner.resize_pages`."""
         self._kv_cache.resize(num_pages, places, keep_records)
 
     def release_slots(self) -> None:
-        """See `Runner.release_slots`."""
         self.moe.release()
 
     def allocate_slots(self, num_slots: int, num_staging: int) -> None:
-        """See `Runner.allocate_slots`."""
         self.moe.allocate(num_slots, num_staging)
 
     def place_experts(self, mask: Mask) -> int:
-        """See `Runner.place_experts`."""
         return self.moe.place_experts(mask)
 
 
-_MOST_ROWS: Final = 64
+_MAX_ROWS: Final = 64
 """Prompt rows whose logits are in memory at a time: 39 MB at 151,936 entries."""
 
 
@@ -184,10 +179,12 @@ def report_prompts(
             # A row predicts the token after it. Rows reported before a preemption are kept.
             first = max(begin, len(sequence.prompt_logprobs))
             end = min(begin + item.num_tokens, sequence.num_prompt_tokens - 1)
-            for at in range(first, end, _MOST_ROWS):
-                places = range(at, min(at + _MOST_ROWS, end))
+            for at in range(first, end, _MAX_ROWS):
+                places = range(at, min(at + _MAX_ROWS, end))
                 found = logits([row + place - begin for place in places])
                 tokens = [sequence.token_ids[place + 1] for place in places]
                 count = len(places)
-                sequence.prompt_logprobs += logprobs(pool, found, range(count), tokens, [num_top] * count)
+                sequence.prompt_logprobs += logprobs(
+                    pool, found, rows=range(count), tokens=tokens, num_top=[num_top] * count
+                )
         row += item.num_tokens

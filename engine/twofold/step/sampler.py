@@ -63,13 +63,11 @@ class Sampler:
 
     def uniform(self) -> float:
         """Uniform number in [0, 1) for the next token; unchanged until a token is taken."""
-        if (
-            not self._drawn
-        ):  # draw several at once: the same numbers as single calls, in a fraction of the time
+        if not self._drawn:  # several at once: the same numbers as single draws, in a fraction of the time
             self._drawn = self._random.random(_DRAWS_AT_ONCE)[::-1].tolist()
         return self._drawn[-1]
 
-    def draw_again(self) -> float:
+    def redraw(self) -> float:
         """The next number, used after the token drawn with `uniform` was forbidden."""
         if self._drawn:
             self._drawn.pop()
@@ -100,7 +98,9 @@ class SamplerBatch:
         self._drawing = [row for row, sampler in enumerate(samplers) if sampler.params.temperature != 0.0]
         self._constrained = [(row, s.matcher) for row, s in enumerate(samplers) if s.matcher is not None]
         self._masked = [each for each in self._constrained if each[1].masks_first]
-        self._asked = [(row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None]
+        self._logprob_rows = [
+            (row, top) for row, s in enumerate(samplers) if (top := s.params.logprobs) is not None
+        ]
 
     def pick(self, pool: ops.ThreadPool, logits: F32) -> list[int]:
         """Pick and take the next token of every sampler. `logits` (samplers, vocabulary) are unchanged afterwards,
@@ -125,10 +125,12 @@ class SamplerBatch:
         if self._constrained:
             for _, matcher in self._constrained:
                 matcher.prepare()
-        if self._asked:
-            rows = [row for row, _ in self._asked]
+        if self._logprob_rows:
+            rows = [row for row, _ in self._logprob_rows]
             chosen = [tokens[row] for row in rows]
-            found = logprobs(pool, logits, rows, chosen, [top for _, top in self._asked])
+            found = logprobs(
+                pool, logits, rows=rows, tokens=chosen, num_top=[top for _, top in self._logprob_rows]
+            )
             for row, logprob in zip(rows, found, strict=True):
                 samplers[row].logprob = logprob
         return tokens
@@ -153,7 +155,7 @@ class SamplerBatch:
                 token = picked[row]
                 # Token 0 is the result for a row with nothing above -inf.
                 if token == 0 and logits[row, 0] == -np.inf:
-                    matcher.fail("no token is possible (bad_words, or logits that are not numbers)")
+                    matcher.fail("no token is allowed (bad_words, or logits that are not numbers)")
                 elif not matcher.admits(token):
                     again.append(each)
             left = again
@@ -162,7 +164,7 @@ class SamplerBatch:
                 rows = [row for row, _ in left]
                 for row in rows:
                     logits[row, picked[row]] = -np.inf
-                    self._draws[row, -1] = self.samplers[row].draw_again()
+                    self._draws[row, -1] = self.samplers[row].redraw()
                 rules = [self._rules[row] for row in rows]
                 tokens = ops.pick_tokens(pool, logits[rows], self._draws[rows], rules).tolist()
                 for row, token in zip(rows, tokens, strict=True):

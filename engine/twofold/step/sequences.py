@@ -33,14 +33,14 @@ class Sequence:
     """Leading tokens whose keys and values are in the cache."""
     num_cached: int = 0
     """Prefix-cache hits, tokens."""
-    num_found: int = 0
-    """Cached tokens at the last lookup while waiting."""
+    num_lookup_hits: int = 0
+    """Prefix-cache hits at the last lookup while waiting, tokens."""
     last_snapshot: int = 0
     """Number of leading tokens at the last snapshot of its record."""
     was_preempted: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Log probabilities from the prompt's second token on, as far as computed, if requested."""
-    queued_at: int = 0
+    num_scheduled_before: int = 0
     """Tokens the engine had computed when this request arrived."""
     submitted_s: float = field(default_factory=time.time)
     """Unix time."""
@@ -50,7 +50,7 @@ class Sequence:
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
 
     @property
-    def num_left(self) -> int:
+    def num_uncomputed(self) -> int:
         """Tokens to compute before the next one can be picked."""
         return len(self.token_ids) - self.num_computed
 
@@ -59,14 +59,14 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_expected(self) -> int:
-        """As `num_left`; for a waiting sequence without its cached tokens."""
-        return self.num_left - (0 if self.pages else self.num_found)
+    def num_uncached(self) -> int:
+        """As `num_uncomputed`; for a waiting sequence minus its expected prefix-cache hits."""
+        return self.num_uncomputed - (0 if self.pages else self.num_lookup_hits)
 
     @property
     def is_decoding(self) -> bool:
         """Whether only its newest token is left to compute."""
-        return self.num_left == 1 and self.num_generated > 0
+        return self.num_uncomputed == 1 and self.num_generated > 0
 
 
 class ScheduledSequence(NamedTuple):
@@ -79,4 +79,4 @@ class ScheduledSequence(NamedTuple):
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        return cls(sequence, num_tokens, samples=num_tokens == sequence.num_left)
+        return cls(sequence, num_tokens, samples=num_tokens == sequence.num_uncomputed)

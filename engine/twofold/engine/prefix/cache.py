@@ -24,9 +24,9 @@ from twofold.step.state_memory import StateMemory
 
 SNAPSHOT_INTERVAL: Final = 1024
 """Tokens of a prompt between two snapshots, or a step's tokens if these are more: no step is shortened for it."""
-_WORTH_A_STEP: Final = 256
+_MIN_TOKENS_PER_SPLIT: Final = 256
 """Tokens a snapshot must save to justify splitting a prompt there, which adds a step that reads all weights again."""
-_WORTH_A_SNAPSHOT: Final = 16
+_MIN_TOKENS_PER_SNAPSHOT: Final = 16
 
 
 class Match(NamedTuple):
@@ -56,7 +56,7 @@ class CachingPool(PagePool):
         cost: Callable[[int, int], float],
         num_snapshots: int = 0,
         key: bytes = b"",
-        by_length: bool = False,
+        depends_on_length: bool = False,
         store: PrefixStore | None = None,
     ) -> None:
         """
@@ -64,12 +64,12 @@ class CachingPool(PagePool):
             cost: cost of computing the tokens from one position to another, in any unit.
             num_snapshots: records numbered after the sequences', where layers keep records.
             key: everything besides tokens that decides the contents of pages.
-            by_length: whether page contents also depend on the prompt's length.
+            depends_on_length: whether page contents also depend on the prompt's length.
             store: on-disk store for evicted pages, and for all pages at shutdown.
         """
         super().__init__(num_pages, page_size, num_records)
         self._memory = memory
-        self._by_length = by_length
+        self._depends_on_length = depends_on_length
         self._key = key
         self._keeps_records = num_records is not None
         self._tree = PageTree(cost, None if num_records is None else num_snapshots)
@@ -90,12 +90,12 @@ class CachingPool(PagePool):
 
     def admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its cached pages, new pages for the rest, and a record, if available."""
-        if self._disk is not None and not self._bring(sequence, self._disk):
-            return False  # its files are being read
+        if self._disk is not None and not self._load_from_disk(sequence, self._disk):
+            return False  # its files are still being read
         match = self._plan(sequence)
         if match is None:
             return False
-        if _reads(sequence) and not sequence.was_preempted:
+        if _may_use_cache(sequence) and not sequence.was_preempted:
             self.num_queries += sequence.num_prompt_tokens
         self._take(sequence, match)
         return True
@@ -104,10 +104,10 @@ class CachingPool(PagePool):
         """Free the sequence's pages and record; computed pages stay cached while there is room."""
         if keep and sequence.pages:
             self._publish(sequence)
-            self._keep_end(sequence)
+            self._cache_end(sequence)
         num_shared = len(sequence.cached)
         for page in reversed(sequence.cached):
-            self._tree.let_go(page)
+            self._tree.release_page(page)
         sequence.cached.clear()
         del sequence.pages[:num_shared]
         super().release(sequence)
@@ -118,10 +118,10 @@ class CachingPool(PagePool):
     def wait_for_files(self, timeout_s: float) -> bool:
         return self._disk is not None and self._disk.wait(timeout_s)
 
-    def look_up(self, sequence: Sequence) -> None:
-        sequence.num_found = self._find(sequence).end
+    def estimate_hits(self, sequence: Sequence) -> None:
+        sequence.num_lookup_hits = self._find(sequence).end
 
-    def catch_up(self, sequence: Sequence) -> None:
+    def sync_prefix(self, sequence: Sequence) -> None:
         self._publish(sequence)
         if self._keeps_records and self._is_snapshot_due(sequence):
             self._snapshot(sequence, sequence.cached[-1])
@@ -129,22 +129,22 @@ class CachingPool(PagePool):
         if match.end > sequence.num_computed:
             self._take(sequence, match)
 
-    def next_shared(self, sequence: Sequence) -> bytes | None:
-        if not _reads(sequence):
+    def next_page_digest(self, sequence: Sequence) -> bytes | None:
+        if not _may_use_cache(sequence):
             return None
         begin = sequence.num_computed if sequence.pages else self._find(sequence).end
         if self._keeps_records:
-            page = self._next_cut(sequence, begin) // self.page_size - 1
+            page = self._next_snapshot_position(sequence, begin) // self.page_size - 1
         else:
             page = begin // self.page_size
         most = (len(sequence.token_ids) - 1) // self.page_size
         return self._digests(sequence, most)[page] if 0 <= page < most else None
 
-    def chunk_of(self, sequence: Sequence, num_tokens: int) -> int:
+    def prefill_chunk(self, sequence: Sequence, num_tokens: int) -> int:
         if not self._keeps_records:
             return num_tokens
         begin, end = sequence.num_computed, sequence.num_computed + num_tokens
-        cut = self._next_cut(sequence, begin)
+        cut = self._next_snapshot_position(sequence, begin)
         if begin < cut < end:
             return cut - begin
         if end < len(sequence.token_ids):  # so that a snapshot can be made after it
@@ -191,10 +191,10 @@ class CachingPool(PagePool):
         if not self.has_record:
             return None
         num_pages = self.pages_for(len(sequence.token_ids))
-        if num_pages - sequence.num_found // self.page_size > self.num_free:
+        if num_pages - sequence.num_lookup_hits // self.page_size > self.num_free:
             return None  # does not fit even if all pages of the last lookup are in use by others
         match = self._find(sequence)
-        sequence.num_found = match.end
+        sequence.num_lookup_hits = match.end
         while True:
             num_taken = sum(page.refs == 0 for page in match.pages) + (match.tail is not None)
             if num_pages - len(match.pages) <= self.num_free - num_taken:
@@ -205,11 +205,11 @@ class CachingPool(PagePool):
 
     def _find(self, sequence: Sequence, *, tails: bool = True) -> Match:
         """The longest reusable prefix without the last token, if it is longer than what the sequence has."""
-        if not _reads(sequence):
+        if not _may_use_cache(sequence):
             return _NOTHING
         limit = len(sequence.token_ids) - 1
-        num_there = self._num_there(sequence)
-        page = self._tree.find(sequence.digests[num_there - 1]) if num_there else None
+        num_in_memory = self._num_in_memory(sequence)
+        page = self._tree.find(sequence.digests[num_in_memory - 1]) if num_in_memory else None
         while page is not None and page.end + self.page_size > sequence.num_computed:
             tail = self._tail(sequence, page, limit) if tails and page.num_tails else None
             end = (tail or page).end
@@ -218,7 +218,7 @@ class CachingPool(PagePool):
             page = page.parent
         return _NOTHING
 
-    def _num_there(self, sequence: Sequence) -> int:
+    def _num_in_memory(self, sequence: Sequence) -> int:
         """Number of leading full pages before its last token that are in memory."""
         low, high = len(sequence.cached), (len(sequence.token_ids) - 1) // self.page_size
         digests = self._digests(sequence, high)
@@ -227,25 +227,26 @@ class CachingPool(PagePool):
             low, high = (middle, high) if self._tree.find(digests[middle - 1]) else (low, middle - 1)
         return low
 
-    def _bring(self, sequence: Sequence, disk: PrefixDisk) -> bool:
+    def _load_from_disk(self, sequence: Sequence, disk: PrefixDisk) -> bool:
         """Read from disk what a waiting sequence can reuse, if it could be admitted. False: the read is not
         finished."""
-        if not _reads(sequence) or self.pages_for(len(sequence.token_ids)) + 2 > self.num_free:
+        if not _may_use_cache(sequence) or self.pages_for(len(sequence.token_ids)) + 2 > self.num_free:
             disk.drop(sequence.number)
             return True
         limit, size = len(sequence.token_ids) - 1, self.page_size
         digests = self._digests(sequence, limit // size)
 
-        def tails_behind(num_pages: int) -> Iterator[Tail]:
+        def tails_after(num_pages: int) -> Iterator[Tail]:
             begin = num_pages * size
             for end in range(min(begin + size - 1, limit), begin, -1):
                 yield Tail(_digest(digests[num_pages - 1], sequence.token_ids[begin:end]), end)
 
-        def num_there() -> int:
-            return self._num_there(sequence)
+        def num_in_memory() -> int:
+            return self._num_in_memory(sequence)
 
-        return disk.bring(
-            sequence.number, digests[: limit // size], num_there, size, tails_behind, self._take_page
+        full = digests[: limit // size]
+        return disk.load(
+            sequence.number, full, size, num_in_memory, tails_after=tails_after, take_page=self._take_page
         )
 
     def _take_page(self) -> int:
@@ -270,7 +271,7 @@ class CachingPool(PagePool):
 
     def _root(self, sequence: Sequence) -> bytes:
         salt = sequence.request.cache_salt.encode()
-        length = sequence.num_prompt_tokens if self._by_length else 0
+        length = sequence.num_prompt_tokens if self._depends_on_length else 0
         return blake2b(b"%d %d %b %b" % (len(self._key), length, self._key, salt)).digest()
 
     # ---- allocation and caching -------------------------------------------------------------------------------------
@@ -280,16 +281,16 @@ class CachingPool(PagePool):
         shared = len(sequence.cached)
         new, tail = match.pages[shared:], match.tail
         for page in new:
-            self._tree.hold(page)
+            self._tree.use_page(page)
         if tail is not None:
-            self._tree.hold(tail)
+            self._tree.use_page(tail)
         self._free.extend(reversed(sequence.pages[shared : len(match.pages)]))
         sequence.pages[shared : len(match.pages)] = [page.page for page in new]
         sequence.cached += new
         self._append(sequence.pages, len(sequence.token_ids))
         if tail is not None:
             self._memory.fork_page(tail.page, sequence.pages[len(sequence.cached)])
-            self._tree.let_go(tail)
+            self._tree.release_page(tail)
         if sequence.record is None:
             self._take_record(sequence)
         if match.end == 0:
@@ -323,13 +324,13 @@ class CachingPool(PagePool):
             elif page.page != own:
                 sequence.pages[number] = page.page
                 self._free.append(own)
-            self._tree.hold(page)
+            self._tree.use_page(page)
             cached.append(page)
 
-    def _keep_end(self, sequence: Sequence) -> None:
+    def _cache_end(self, sequence: Sequence) -> None:
         """Cache the last page of a finished sequence and, if worthwhile, a snapshot of its record."""
         end, cached = sequence.num_computed, sequence.cached
-        if not cached or (self._keeps_records and end - sequence.last_snapshot < _WORTH_A_SNAPSHOT):
+        if not cached or (self._keeps_records and end - sequence.last_snapshot < _MIN_TOKENS_PER_SNAPSHOT):
             return
         last = cached[-1]
         if end > last.end:
@@ -356,27 +357,30 @@ class CachingPool(PagePool):
         end, cached = sequence.num_computed, sequence.cached
         if not cached or cached[-1].end != end:
             return False
-        return end - sequence.last_snapshot >= SNAPSHOT_INTERVAL or self._next_cut(sequence, end - 1) == end
+        return (
+            end - sequence.last_snapshot >= SNAPSHOT_INTERVAL
+            or self._next_snapshot_position(sequence, end - 1) == end
+        )
 
-    def _next_cut(self, sequence: Sequence, begin: int) -> int:
+    def _next_snapshot_position(self, sequence: Sequence, begin: int) -> int:
         """Position after `begin` where a snapshot is worth a step of its own; 0: none."""
         size = self.page_size
         ends = sequence.request.turn_ends or (sequence.num_prompt_tokens - 1,)
         cuts = (min(end, sequence.num_prompt_tokens - 1) // size * size for end in ends)
         # A waiting sequence continues after a snapshot, or from the start.
-        least = (sequence.last_snapshot if sequence.pages else begin) + _WORTH_A_STEP
+        least = (sequence.last_snapshot if sequence.pages else begin) + _MIN_TOKENS_PER_SPLIT
         return min((cut for cut in cuts if cut > begin and cut >= least), default=0)
 
     def _make_free(self, num_pages: int) -> None:
         while len(self._free) < num_pages:
             page = self._tree.evict()
-            assert page is not None, "pages were promised that are not there"
+            assert page is not None, "fewer evictable pages than promised"
             if self._disk is not None:
                 self._disk.put(page)
             self._free.append(page.page)
 
 
-def _reads(sequence: Sequence) -> bool:
+def _may_use_cache(sequence: Sequence) -> bool:
     """Whether the sequence may use the cache: the request asks for no result of each prompt token."""
     request = sequence.request
     return request.sampling.prompt_logprobs is None and not request.return_routed_experts

@@ -77,13 +77,14 @@ class PrefixDisk:
                 before = before.parent
         return num_bytes
 
-    def bring(
+    def load(
         self,
         owner: int,
         digests: list[bytes],
-        num_there: Callable[[], int],
         page_size: int,
-        tails_behind: Callable[[int], Iterable[Tail]],
+        num_in_memory: Callable[[], int],
+        *,
+        tails_after: Callable[[int], Iterable[Tail]],
         take_page: Callable[[], int],
     ) -> bool:
         """Read from disk what a prompt can reuse and is not in memory. False: not finished; call again.
@@ -91,23 +92,23 @@ class PrefixDisk:
         Args:
             owner: the sequence's number. Files are read for one sequence at a time.
             digests: of its full pages.
-            num_there: number of its full pages that are in memory.
-            tails_behind: candidate tails after so many pages, longest first.
+            num_in_memory: returns the number of its full pages that are in memory.
+            tails_after: candidate tails after a number of full pages, longest first.
             take_page: returns a free page; there are enough for the prompt plus two.
         """
         reading = self._reading
         if reading is not None and (reading.owner != owner or not reading.data.done()):
             return False
         self._reading = None
-        wanted = self._wanted(digests, num_there(), page_size, tails_behind)
+        wanted = self._files_to_read(digests, num_in_memory(), page_size, tails_after)
         if reading is not None and reading.files == wanted[: len(reading.files)]:
-            there = num_there()
+            there = num_in_memory()
             page = self._tree.find(digests[there - 1]) if there else None
-            self._place(reading.files, reading.data.result(), page, take_page)
+            self._copy_to_memory(reading.files, reading.data.result(), page, take_page)
             if reading.files[-1].kind == "record":  # always the last file
                 return True
             # Files that could not be read are no longer in the store's index.
-            wanted = self._wanted(digests, num_there(), page_size, tails_behind)
+            wanted = self._files_to_read(digests, num_in_memory(), page_size, tails_after)
         if not wanted:
             return True
         batch = wanted[: max(1, _BATCH_BYTES // self._page_bytes)]
@@ -136,44 +137,45 @@ class PrefixDisk:
             if self._first_snapshot is not None and page.snapshot is None:
                 continue
             path: list[CachedPage] = []
-            behind: CachedPage | None = page
-            while behind is not None and not self._store.has("page", behind.digest):
-                path.append(behind)
-                behind = behind.parent
+            unsaved: CachedPage | None = page
+            while unsaved is not None and not self._store.has("page", unsaved.digest):
+                path.append(unsaved)
+                unsaved = unsaved.parent
             left -= self.put(page, wait=True)
             left -= sum(self.put(before, wait=True) for before in path[1:])
             if left <= 0:
                 return
 
     def _target(
-        self, digests: list[bytes], num_there: int, tails_behind: Callable[[int], Iterable[Tail]]
+        self, digests: list[bytes], num_in_memory: int, tails_after: Callable[[int], Iterable[Tail]]
     ) -> tuple[int, Tail | None]:
         """Number of full pages, and the tail, from which a prompt can continue using what is on disk."""
         store, with_records = self._store, self._first_snapshot is not None
-        most = num_there
+        most = num_in_memory
         while most < len(digests) and store.has("page", digests[most]):
             most += 1
-        for target in range(most, num_there - 1, -1):
+        for target in range(most, num_in_memory - 1, -1):
             if target == 0:
                 break
-            for tail in tails_behind(target):
+            for tail in tails_after(target):
                 if store.has("page", tail.digest) and (not with_records or store.has("record", tail.digest)):
                     return target, None if self._tree.find(tail.digest) else tail
             if not with_records or store.has("record", digests[target - 1]):
                 return target, None
-        return num_there, None
+        return num_in_memory, None
 
-    def _wanted(
+    def _files_to_read(
         self,
         digests: list[bytes],
-        num_there: int,
+        num_in_memory: int,
         page_size: int,
-        tails_behind: Callable[[int], Iterable[Tail]],
+        tails_after: Callable[[int], Iterable[Tail]],
     ) -> list[_File]:
         """Files to read, in order: pages, a tail, and the record after them."""
-        target, tail = self._target(digests, num_there, tails_behind)
+        target, tail = self._target(digests, num_in_memory, tails_after)
         files = [
-            _File("page", digests[number], (number + 1) * page_size) for number in range(num_there, target)
+            _File("page", digests[number], (number + 1) * page_size)
+            for number in range(num_in_memory, target)
         ]
         if tail is not None:
             files.append(_File("page", tail.digest, tail.end, is_tail=True))
@@ -196,7 +198,7 @@ class PrefixDisk:
                 break
         return found
 
-    def _place(
+    def _copy_to_memory(
         self,
         files: list[_File],
         found: list[bytes | None],
@@ -206,24 +208,24 @@ class PrefixDisk:
         """Copy the data read into memory after `page`, up to the first file that could not be read."""
         held = [] if page is None else [page]
         for before in held:
-            self._tree.hold(before)
+            self._tree.use_page(before)
         for file, data in zip(files, found, strict=False):
             if data is None:
                 break
             if file.kind == "record":
                 assert page is not None, "a record of no page"
-                self._place_record(page, data)
+                self._copy_record_to_memory(page, data)
                 continue
             number = take_page()
             self._memory.write_page(number, data)
             page = self._tree.add(file.digest, page, number, file.end, is_tail=file.is_tail)
             # Held so that the next page does not evict it.
-            self._tree.hold(page)
+            self._tree.use_page(page)
             held.append(page)
         for page in reversed(held):
-            self._tree.let_go(page)
+            self._tree.release_page(page)
 
-    def _place_record(self, page: CachedPage, data: bytes) -> None:
+    def _copy_record_to_memory(self, page: CachedPage, data: bytes) -> None:
         snapshot = self._tree.add_snapshot(page, 0)
         if snapshot is not None and self._first_snapshot is not None:
             self._memory.write_record(self._first_snapshot + snapshot, data)

@@ -32,7 +32,7 @@ def make_pool(
         return PagePool(loaded.num_pages, config.page_size, loaded.num_records)
     if loaded.num_records is not None and loaded.num_snapshots == 0:
         _log.warning(
-            "no prefix is cached: there is no memory for the record of one (%.1f MB); raise --snapshot-bytes",
+            "prefix caching is off: not even one record snapshot (%.1f MB) fits; raise --snapshot-bytes",
             files.config.bytes_per_sequence / 1e6,
         )
         return PagePool(loaded.num_pages, config.page_size, loaded.num_records)
@@ -45,7 +45,7 @@ def make_pool(
         num_snapshots=loaded.num_snapshots,
         key=_key(config, files, accelerator, levels),
         store=_open_store(config),
-        by_length=files.config.rope.kind == "dynamic",
+        depends_on_length=files.config.rope.kind == "dynamic",
     )
 
 
@@ -58,10 +58,10 @@ def _open_store(config: EngineConfig) -> PrefixStore | None:
     try:
         return PrefixStore(directory, config.prefix_cache_bytes)
     except BlockingIOError:
-        why = "another process uses it"
+        why = "another process uses this directory"
     except OSError as error:
         why = str(error)
-    _log.warning("--prefix-cache-dir %s: %s; prefixes are kept in memory alone", directory, why)
+    _log.warning("--prefix-cache-dir %s: %s; prefixes are cached in memory only", directory, why)
     return None
 
 
@@ -89,8 +89,8 @@ def recompute_cost(files: ModelFiles) -> Callable[[int, int], float]:
     with context length, as far as layers attend."""
     far = files.config.max_context - 1
 
-    def flops(behind: int) -> float:
-        return sum(block.cost(weights, 1, behind).flops for block, weights in files.blocks())
+    def flops(context_len: int) -> float:
+        return sum(block.cost(weights, 1, context_len).flops for block, weights in files.blocks())
 
     alone = flops(0)
     slope = (flops(far) - alone) / max(far, 1)

@@ -3,7 +3,7 @@
 A background thread writes each file atomically, with a checksum. A damaged or foreign file is skipped with a log line,
 and its contents are computed again. The digests' first link covers everything that decides a page besides its tokens,
 so another model's files never match. Above the size limit the least recently used files are removed. Of one prefix the
-last pages go first, because they are worth nothing alone.
+last pages are removed first, because they have no value without the pages before.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class PrefixStore:
             stamp = _stamp(end)
             os.utime(path, (stamp, stamp))
         except OSError as error:
-            self._forget(kind, digest, str(error))
+            self._discard_damaged(kind, digest, str(error))
             return None
         if len(data) != num_bytes or head != _head(kind, digest, data):
-            self._forget(kind, digest, "it is damaged, or holds something else")
+            self._discard_damaged(kind, digest, "it is damaged or of another format")
             return None
         with self._changed:
             if (digest, kind) in self._files:  # the writer may have removed it meanwhile
@@ -117,11 +117,11 @@ class PrefixStore:
     def _path(self, kind: Kind, digest: bytes) -> Path:
         return self._directory / f"{digest.hex()}.{kind}"
 
-    def _forget(self, kind: Kind, digest: bytes, why: str) -> None:
-        if self._drop(kind, digest):
-            _log.warning("--prefix-cache-dir: %s is left out: %s", self._path(kind, digest), why)
+    def _discard_damaged(self, kind: Kind, digest: bytes, why: str) -> None:
+        if self._remove(kind, digest):
+            _log.warning("--prefix-cache-dir: %s is skipped: %s", self._path(kind, digest), why)
 
-    def _drop(self, kind: Kind, digest: bytes) -> bool:
+    def _remove(self, kind: Kind, digest: bytes) -> bool:
         with self._changed:
             found = self._files.pop((digest, kind), None)
             self._used -= 0 if found is None else found[0]
@@ -171,7 +171,7 @@ class PrefixStore:
             by_use = sorted(self._files.items(), key=lambda item: item[1][1])
         for (digest, kind), _ in by_use:
             self._path(kind, digest).unlink(missing_ok=True)
-            self._drop(kind, digest)
+            self._remove(kind, digest)
             if self._used + size <= 0.9 * self.max_bytes:
                 break
         return True
