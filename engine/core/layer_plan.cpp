@@ -27,8 +27,8 @@ void LayerScheduler::plan(int layer, std::span<const int32_t> ids, std::span<con
     if (state != ExpertState::kInFlight && !never) plannable.push_back({active[i], loads[i], resident});
   }
   // An accelerator without slots still streams; one without room at all leaves everything to the CPU.
-  const int room = num_staging_;
-  if (fetch_rule_ != FetchRule::kBestSplit) {
+  const int room = num_staging();
+  if (config_.fetch_rule != FetchRule::kBestSplit) {
     plan_as_peer(layer, plannable, room);
     return;
   }
@@ -125,7 +125,7 @@ void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable,
 
 void LayerScheduler::plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room) {
   const auto active = cache_->active(layer);
-  for (int expert : peer_fetches(fetch_rule_, cost_, plannable, link_.backlog_us())) {
+  for (int expert : peer_fetches(config_.fetch_rule, cost_, plannable, link_.backlog_us())) {
     if (static_cast<int>(fetch_.size()) >= room) return;
     fetch_.push_back(
         static_cast<int>(std::lower_bound(active.begin(), active.end(), expert) - active.begin()));
@@ -171,8 +171,8 @@ void LayerScheduler::place_fetched(int layer) {
     move.expert = e.expert;
     const auto possible = cache_->can_admit(layer, e.expert, true);
     auto admission = dynamic_update_.admit(layer, e.expert, *cache_);
-    if (!admission && !fixed_placement_ && possible &&
-        (always_cache_fetched_ || possible->evicted < 0 || possible->value > possible->victim_value)) {
+    if (!admission && !config_.fixed_placement && possible &&
+        (config_.always_cache_fetched || possible->evicted < 0 || possible->value > possible->victim_value)) {
       admission = cache_->admit(layer, e.expert, true);
     }
     if (admission) {

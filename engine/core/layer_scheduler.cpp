@@ -18,21 +18,16 @@ void expect_placements(std::span<const int32_t> ids, std::span<const Placement> 
 
 LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link& link)
     : cost_(std::move(cost)),
+      config_(std::move(config)),
       link_(link),
-      num_staging_(config.staging_slots()),
-      max_waiting_uploads_(config.max_waiting_uploads),
-      fetch_rule_(config.fetch_rule),
-      background_uploads_(config.background_uploads),
-      always_cache_fetched_(config.always_cache_fetched),
-      fixed_placement_(config.fixed_placement),
-      deferral_(config.num_deferred, config.num_layers),
-      cache_(make_cache(cost_, config)),
-      dynamic_update_(config.replace_from, config.num_experts),
-      decode_planner_(cost_, config.top_k),
+      deferral_(config_.num_deferred, config_.num_layers),
+      cache_(make_cache(cost_, config_)),
+      dynamic_update_(config_.replace_from, config_.num_experts),
+      decode_planner_(cost_, config_.top_k),
       prefill_planner_(cost_) {
-  if (config.stream_ahead_from > 0 && config.fetch_rule == FetchRule::kBestSplit && num_staging_ > 0)
-    ahead_.emplace(config.num_layers, config.num_experts, config.top_k, config.stream_ahead_from);
-  if (config.prefetch) prefetcher_.emplace(cost_, config.num_layers, config.num_experts, config.top_k);
+  if (config_.stream_ahead_from > 0 && config_.fetch_rule == FetchRule::kBestSplit && num_staging() > 0)
+    ahead_.emplace(config_.num_layers, config_.num_experts, config_.top_k, config_.stream_ahead_from);
+  if (config_.prefetch) prefetcher_.emplace(cost_, config_.num_layers, config_.num_experts, config_.top_k);
 }
 
 std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
@@ -193,17 +188,17 @@ std::vector<uint8_t> LayerScheduler::split_table() const {
 }
 
 uint8_t LayerScheduler::fetched_of(int hits, int misses) const {
-  if (fetch_rule_ == FetchRule::kBestSplit) {
+  if (config_.fetch_rule == FetchRule::kBestSplit) {
     return static_cast<uint8_t>(decode_planner_.split(hits, misses, 0));
   }
   std::vector<ExpertLoad> active;
   for (int i = 0; i < hits + misses; ++i) active.push_back({i, 1, i < hits});
-  return static_cast<uint8_t>(peer_fetches(fetch_rule_, cost_, active, 0).size());
+  return static_cast<uint8_t>(peer_fetches(config_.fetch_rule, cost_, active, 0).size());
 }
 
 void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
   std::vector<int> free;
-  for (int staged = 0; staged < num_staging_; ++staged) {
+  for (int staged = 0; staged < num_staging(); ++staged) {
     if (!stages(staged)) free.push_back(num_slots() + staged);
   }
   const std::vector<int> experts =
@@ -229,12 +224,12 @@ void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
 }
 
 void LayerScheduler::admit_misses(int layer) {
-  if (!background_uploads_ || fixed_placement_) return;
+  if (!config_.background_uploads || config_.fixed_placement) return;
   for (const ExpertDecision& e : decision_.experts) {
     // Experts that a device read directly from host memory (follow) are misses like the CPU's.
     const bool missed = e.where == Placement::kCpu || (e.where == Placement::kFetched && e.slot < 0);
     if (!missed || cache_->state(layer, e.expert) != ExpertState::kAbsent) continue;
-    if (link_.num_waiting() >= max_waiting_uploads_) return;
+    if (link_.num_waiting() >= config_.max_waiting_uploads) return;
     const auto admission = cache_->admit(layer, e.expert, false);
     if (!admission) {
       if (cache_->last_refusal() == AdmitRefusal::kPrice) {

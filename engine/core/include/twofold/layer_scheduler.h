@@ -190,8 +190,8 @@ class LayerScheduler {
   double link_us() const { return link_us_; }
 
   int num_slots() const { return cache_->num_slots(); }
-  int num_staging() const { return num_staging_; }
-  FetchRule fetch_rule() const { return fetch_rule_; }
+  int num_staging() const { return config_.staging_slots(); }
+  FetchRule fetch_rule() const { return config_.fetch_rule; }
   int num_deferred() const { return deferral_.most(); }
   double upload_price() const { return cache_->config().upload_price; }
   const CostModel& cost() const { return cost_; }
@@ -225,13 +225,8 @@ class LayerScheduler {
   void upload_after_layer(int layer, int expert, const Admission& admission, UploadReason reason);
 
   CostModel cost_;
+  LayerSchedulerConfig config_;
   Link& link_;
-  int num_staging_;
-  int max_waiting_uploads_;
-  FetchRule fetch_rule_;
-  bool background_uploads_;
-  bool always_cache_fetched_;
-  bool fixed_placement_;
   Deferral deferral_;
   double layer_end_us_ = 0, gap_us_ = 0;  // end of the last layer, and time from there to the next one
   std::vector<int> ones_;
