@@ -311,6 +311,13 @@ def card(place: Any, name: str) -> Any:
     return place.container(border=True, key=f"card-{name}")
 
 
+def metrics(*figures: tuple[str, str, str | None]) -> None:
+    """A row of figures: label, value and help."""
+    columns = st.container(key="figures").columns(len(figures))
+    for column, (label, value, text) in zip(columns, figures, strict=True):
+        column.metric(label, value, help=text, border=True)
+
+
 def placement_key() -> None:
     """The legend of placements, the same on every page."""
     entries = [

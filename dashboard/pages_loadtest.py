@@ -82,15 +82,12 @@ def body(view: frame.View) -> None:
 
 def _summary(test: queries.LoadTest) -> None:
     seconds = max(test.end_s - test.begin_s, 1e-3)
-    users, answered, failed, speed = st.container(key="figures").columns(4)
-    users.metric("Users", f"{test.max_users:,}", border=True)
-    answered.metric("Answers", f"{test.num_samples - test.num_failures:,}", border=True)
-    failed.metric("Failures", f"{test.num_failures:,}", border=True)
-    speed.metric(
-        "Tokens/s, all users",
-        formats.rate(test.completion_tokens / seconds),
-        help="Answer tokens received, by the users' wall clock.",
-        border=True,
+    speed = formats.rate(test.completion_tokens / seconds)
+    frame.metrics(
+        ("Users", f"{test.max_users:,}", None),
+        ("Answers", f"{test.num_samples - test.num_failures:,}", None),
+        ("Failures", f"{test.num_failures:,}", None),
+        ("Tokens/s, all users", speed, "Answer tokens received, by the users' wall clock."),
     )
 
 

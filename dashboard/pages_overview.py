@@ -43,37 +43,31 @@ def body(view: frame.View) -> None:
 def _figures(view: frame.View, overview: queries.Overview, requests: queries.RequestCounts) -> None:
     totals = overview.totals
     tokens = overview.steps.num_decode_tokens + overview.steps.num_prefill_tokens
-    speed, hit_rate, pcie, running, answered = st.container(key="figures").columns(5)
-    speed.metric(
-        f"Decode tokens/s{view.emulated}",
-        formats.rate(overview.steps.decode_tokens_per_clock_s),
-        help="Answer tokens per second of decode-only steps, all requests together.",
-        border=True,
-    )
-    hit_rate.metric(
-        "Hit rate",
-        formats.percent(totals.hit_rate),
-        help="Share of routed experts that were on the GPU when they were needed.",
-        border=True,
-    )
-    pcie.metric(
-        f"PCIe traffic{view.emulated}",
-        formats.link_rate(overview.mean_upload_bytes_per_clock_s),
-        help=f"{formats.size(totals.upload_bytes / tokens) if tokens else 'Nothing'} per token.",
-        border=True,
-    )
     now = -1 if len(overview.num_running) and view.live else None
-    running.metric(
-        "Running / waiting",
-        f"{overview.num_running[now]:.0f} / {overview.num_waiting[now]:.0f}" if now else "0 / 0",
-        help="Requests in the last whole second.",
-        border=True,
-    )
-    answered.metric(
-        "Answered / requests",
-        f"{requests.finished:,} / {requests.total:,}",
-        help=f"Whole run: {requests.failed:,} failed, {requests.cancelled:,} cancelled.",
-        border=True,
+    queued = f"{overview.num_running[now]:.0f} / {overview.num_waiting[now]:.0f}" if now else "0 / 0"
+    copied = f"{formats.size(totals.upload_bytes / tokens) if tokens else 'Nothing'} per token."
+    frame.metrics(
+        (
+            f"Decode tokens/s{view.emulated}",
+            formats.rate(overview.steps.decode_tokens_per_clock_s),
+            "Answer tokens per second of decode-only steps, all requests together.",
+        ),
+        (
+            "Hit rate",
+            formats.percent(totals.hit_rate),
+            "Share of routed experts that were on the GPU when they were needed.",
+        ),
+        (
+            f"PCIe traffic{view.emulated}",
+            formats.link_rate(overview.mean_upload_bytes_per_clock_s),
+            copied,
+        ),
+        ("Running / waiting", queued, "Requests in the last whole second."),
+        (
+            "Answered / requests",
+            f"{requests.finished:,} / {requests.total:,}",
+            f"Whole run: {requests.failed:,} failed, {requests.cancelled:,} cancelled.",
+        ),
     )
 
 

@@ -81,7 +81,7 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(tmp_path: Path) -> Non
     for begin in (0, 100, 200):
         play.add(range(begin, begin + 20), 2)
         play.run()
-    store = play.pool._store
+    store = play.pool._disk._store
     with store._changed:  # it is written in the background
         assert store._changed.wait_for(lambda: store._waiting_bytes == 0, 60)
     first = play.add(range(21))

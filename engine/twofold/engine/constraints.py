@@ -50,16 +50,12 @@ class CompiledGrammar:
     """A compiled constraint. See `api.constraints.CompiledConstraint`."""
 
     def __init__(self, constraint: Constraint, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
-        """matcher: at its initial state; it is copied, never advanced."""
+        """matcher: at its initial state, `initial`; it is copied, never advanced."""
         self.constraint = constraint
         self.vocabulary = vocabulary
-        self._matcher = matcher
+        self.initial = matcher
         self.first_mask = vocabulary.empty_mask()
         fill(matcher, self.first_mask)
-
-    def matcher(self) -> LLMatcher:
-        """A new matcher at the grammar's initial state."""
-        return self._matcher.deep_copy()
 
     def start(self, masks_first: bool = True) -> Matcher:
         return Matcher(self, masks_first)
@@ -77,7 +73,7 @@ class Matcher:
         self.error: str | None = None
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
-        self._matcher = grammar.matcher()
+        self._matcher = grammar.initial.deep_copy()
         self._mask = grammar.first_mask
         self._mask_job: MaskJob | None = None
         """The job that computes the mask."""

@@ -73,7 +73,6 @@ class CachingPool(PagePool):
         self._key = key
         self._keeps_records = num_records is not None
         self._tree = PageTree(cost, None if num_records is None else num_snapshots)
-        self._store = store
         self._disk = None if store is None else PrefixDisk(store, memory, self._tree, num_records)
 
     @property
@@ -169,8 +168,8 @@ class CachingPool(PagePool):
             page.page = places[page.page]
 
     def drop_cached(self, *, save: bool = False) -> int:
-        if save and self._disk is not None and self._store is not None:
-            self._disk.save(self._store.max_bytes)
+        if save and self._disk is not None:
+            self._disk.save()
         num_dropped = 0
         while (page := self._tree.evict()) is not None:
             self._free.append(page.page)
@@ -178,10 +177,8 @@ class CachingPool(PagePool):
         return num_dropped
 
     def close(self) -> None:
-        if self._disk is not None and self._store is not None:
+        if self._disk is not None:
             self._disk.close()
-            self._disk.save(self._store.max_bytes)
-            self._store.close()
             self._disk = None
 
     # ---- lookup -----------------------------------------------------------------------------------------------------

@@ -128,11 +128,14 @@ class PrefixDisk:
         return True
 
     def close(self) -> None:
+        """Stop reading, save, and close the store."""
         self._reader.shutdown(cancel_futures=True)
+        self.save()
+        self._store.close()
 
-    def save(self, max_bytes: int) -> None:
-        """Write everything in memory, most valuable first, up to `max_bytes`."""
-        left = max_bytes
+    def save(self) -> None:
+        """Write everything in memory, most valuable first, up to the store's size limit."""
+        left = self._store.max_bytes
         for page in self._tree.pages():
             if self._first_snapshot is not None and page.snapshot is None:
                 continue

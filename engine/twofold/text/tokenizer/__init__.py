@@ -137,19 +137,6 @@ class Tokenizer:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
-    def bos_token_id(self) -> int | None:
-        return self._role_id("bos_token")
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The tokenizer's own end token; `eos_token_ids` has all that end an answer."""
-        return self._role_id("eos_token")
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self._role_id("pad_token")
-
-    @property
     def special_token_ids(self) -> frozenset[int]:
         """Ids that `decode` leaves out."""
         return self._pieces.special
@@ -268,10 +255,6 @@ class Tokenizer:
         if not shown:
             return plain
         return MarkedDetokenizer(plain, {token: self.token_bytes(token).decode() for token in shown})
-
-    def _role_id(self, role: str) -> int | None:
-        token = self.special_tokens.get(role)
-        return None if token is None else self.token_id(token)
 
 
 def _encode_all(
