@@ -13,8 +13,9 @@ from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.slot_plan import DenseCost, SlotPlan
+from twofold.models import open_model_files
 from twofold.step.expert_loading import moe_shape
-from twofold.step.model import BatchMeta, LoadedModel, load_model
+from twofold.step.model import BatchMeta, LoadedModel
 
 from tests.kernels.kernel_levels import chosen
 
@@ -116,7 +117,9 @@ def rounds_activations(format_name: str) -> bool:
 
 
 def load(directory: Path, num_sequences: int = 2, num_threads: int = 2, num_deferred: int = 0) -> Runner:
-    return Runner(load_model(directory, pool=ops.ThreadPool(num_threads)), num_sequences, num_deferred)
+    return Runner(
+        LoadedModel(open_model_files(directory), ops.ThreadPool(num_threads)), num_sequences, num_deferred
+    )
 
 
 def split(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -13,7 +13,8 @@ from twofold.api.errors import RequestError
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams, TokenLogprob
 from twofold.blocks import ops
 from twofold.engine import Engine
-from twofold.step.model import load_model
+from twofold.models import open_model_files
+from twofold.step.model import LoadedModel
 
 from tests.engine.model_runs import Runner
 from tests.tiny_models.writing import TinyModel, write_tiny_model
@@ -67,7 +68,7 @@ def answer(engine: Engine, prompt: tuple[int, ...], params: SamplingParams) -> A
 
 def reference(model_dir: str, tokens: tuple[int, ...]) -> np.ndarray:
     """Log softmax [tokens, vocabulary] in float64 of the model's own logits."""
-    model = load_model(model_dir, pool=ops.ThreadPool(1))
+    model = LoadedModel(open_model_files(model_dir), ops.ThreadPool(1))
     runner = Runner(model)
     (hidden,) = runner.step((runner.sequence(len(tokens)), tokens))
     logits = model.logits(hidden).astype(np.float64)

@@ -1,6 +1,6 @@
 """A model directory or GGUF file, opened and checked: configuration and headers, no weights read.
 
-The first step of `load_model`, and sufficient to compute a model's size (`sizing.py`). Each block reports its tensors
+The first step of loading, and sufficient to compute a model's size (`sizing.py`). Each block reports its tensors
 in this checkpoint's naming, and the headers are checked against them.
 """
 

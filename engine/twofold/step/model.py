@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from twofold import _core
 from twofold.blocks import ops
 from twofold.blocks.rope import rope_tables
-from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn, open_model_files
+from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
 from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
@@ -160,14 +159,6 @@ class LoadedModel:
         for further in self._further_ropes:
             made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
         return made
-
-
-def load_model(path: str | Path, *, pool: ops.ThreadPool, progress: ProgressFn | None = None) -> LoadedModel:
-    """Load a Hugging Face model directory: check everything first, then pack the dense weights.
-
-    Experts stay on disk until `LoadedModel.expert_weights` is asked for them. Raises ModelLoadError.
-    """
-    return LoadedModel(open_model_files(path), pool, progress)
 
 
 class _Loading:
