@@ -15,9 +15,9 @@ from typing import Any, Final
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles
-from twofold.models.registry import family_of
+from twofold.models.registry import gguf_as_config_json
 from twofold.text.tokenizer import Tokenizer
-from twofold.weights.gguf_file import is_gguf
+from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import read_json_object
 
 TOKENIZER_FILES: Final = (
@@ -88,31 +88,5 @@ def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:
         raise ModelLoadError(
             f"{source}: its rope_freqs.weight has no place in config.json; give the Hugging Face checkpoint instead"
         )
-    rope: dict[str, Any] = {"rope_type": config.rope.kind, "rope_theta": config.rope.theta}
-    if config.rope.kind != "default":
-        rope["factor"] = config.rope.factor
-    if config.rope.kind == "yarn":
-        rope |= {
-            "original_max_position_embeddings": config.rope.original_max_position_embeddings,
-            "attention_factor": config.rope.attention_factor,
-            "truncate": config.rope.truncate,
-            "beta_fast": config.rope.beta_fast,
-            "beta_slow": config.rope.beta_slow,
-            "mscale": config.rope.mscale,
-            "mscale_all_dim": config.rope.mscale_all_dim,
-        }
-    return {
-        "architectures": [config.architecture],
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.head.tied,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.head.eps,
-        "rope_parameters": rope,
-        "bos_token_id": config.bos_token_id,
-        "pad_token_id": config.pad_token_id,
-        "eos_token_id": sorted(Tokenizer.open(source).eos_token_ids),
-        "dtype": config.dtype,
-    } | family_of(config.architecture).config_fields(config, str(source))
+    end = sorted(Tokenizer.open(source).eos_token_ids)
+    return gguf_as_config_json(GgufFile.open(source)) | {"eos_token_id": end, "dtype": config.dtype}

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as a source for `ModelConfig`.
+"""A GGUF file's metadata in config.json's format, which a family's `parse_config` reads.
 
 Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; a missing key has llama.cpp's default. Settings
 without a key (which layers have experts, attention biases, a tied head) are derived from the tensors.
@@ -6,50 +6,64 @@ without a key (which layers have experts, attention biases, a tied head) are der
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Block
-from twofold.blocks.experts import RoutedExperts
-from twofold.blocks.ffn import DenseFfn
-from twofold.blocks.gqa import Gqa
-from twofold.blocks.head import Embedding, Head
-from twofold.blocks.rope import RopeConfig
-from twofold.blocks.router import Router
-from twofold.models.config import MAX_EXPERTS, MAX_LAYERS, GenerationDefaults, ModelConfig, repeat_layers
+from twofold.models.config import MAX_EXPERTS, MAX_LAYERS, GenerationDefaults, ModelConfig
+from twofold.models.config_json import rotary_share
 from twofold.weights.gguf_file import GgufFile
 from twofold.weights.json_file import Fields
 
-_SOFTMAX: Final = 1
+Score = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+_GATING: Final[dict[Score, int]] = {"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3}
 
 
 class GgufMetadata:
-    """Header of a GGUF file, from which a family composes blocks; ModelLoadErrors name file and key."""
+    """Header of a GGUF file, from which a family makes its settings; ModelLoadErrors name file and key."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.fields = _scalars(file)
         """The architecture's own keys, without the prefix."""
-        self.num_layers = self.fields.integer("block_count", maximum=MAX_LAYERS)
+        self.num_blocks = self.fields.integer("block_count", maximum=MAX_LAYERS)
+        self.num_predicting = self.fields.integer("nextn_predict_layers", 0, minimum=0)
+        """Layers after the model's last one that predict further tokens."""
+        self.num_layers = self.num_blocks - self.num_predicting
         self.hidden_size = self.fields.integer("embedding_length")
-        self.max_positions = self.fields.integer("context_length")
-        self.eps = self.fields.number("attention.layer_norm_rms_epsilon", above=True)
 
-    def attention(
-        self,
-        *,
-        qk_norm: bool = False,
-        pairs_neighbours: bool = False,
-        flat_norms: bool = False,
-        o_bias: bool = True,
-        partly_rotated: bool = False,
-    ) -> Gqa:
-        """Grouped-query attention, the same for every layer.
+    def config_json(self, settings: dict[str, Any]) -> Fields:
+        """The file's whole configuration; `settings` are the family's."""
+        table = self.file.tensors.get("token_embd.weight")
+        if table is None or len(table.shape) != 2:
+            raise ModelLoadError(
+                f"{self.file.path}: tensor token_embd.weight is missing or no matrix; the file is damaged, download it "
+                "again"
+            )
+        shared = {
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_nextn_predict_layers": self.num_predicting,
+            "vocab_size": table.shape[0],
+            "tie_word_embeddings": "output.weight" not in self.file.tensors,
+            "max_position_embeddings": self.fields.integer("context_length"),
+            "rms_norm_eps": self.fields.number("attention.layer_norm_rms_epsilon", above=True),
+            "bos_token_id": self._token_id("tokenizer.ggml.bos_token_id"),
+            "pad_token_id": self._token_id("tokenizer.ggml.padding_token_id"),
+            # `Tokenizer.from_gguf` adds the tokens that end an answer by their text.
+            "eos_token_id": self._token_id("tokenizer.ggml.eos_token_id"),
+            "dtype": "bfloat16",
+        }
+        rope = {} if "rope_parameters" in settings else {"rope_parameters": self.rope_parameters()}
+        return Fields(str(self.file.path), shared | rope | settings)
 
-        `o_bias`: whether the output has a bias if q, k and v have one. With `partly_rotated`, rope.dimension_count may
-        be less than a head.
+    def attention(self, *, windows: bool = False, partly_rotated: bool = False) -> dict[str, Any]:
+        """Settings of grouped-query attention that is the same in every layer.
+
+        windows: it may have a sliding window. partly_rotated: rope.dimension_count may be less than a head.
         """
         fields = self.fields
         num_heads = fields.integer("attention.head_count")
@@ -60,147 +74,145 @@ class GgufMetadata:
                 raise fields.error(
                     key, fields.data[key], f"{head_dim} as attention.key_length, the only supported value"
                 )
-        bias = "blk.0.attn_q.bias" in self.file.tensors
-        return Gqa(
-            layer=0,
-            hidden_size=self.hidden_size,
-            num_heads=num_heads,
-            num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
-            head_dim=head_dim,
-            eps=self.eps,
-            bias=bias,
-            o_bias=bias and o_bias,
-            qk_norm=qk_norm or flat_norms,
-            flat_norms=flat_norms,
-            sliding_window=fields.optional_integer("attention.sliding_window") or None,
-            gguf_pairs_neighbours=pairs_neighbours,
-        )
+        settings = {
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": fields.integer("attention.head_count_kv", num_heads),
+            "head_dim": head_dim,
+            "attention_bias": "blk.0.attn_q.bias" in self.file.tensors,
+        }
+        if partly_rotated:
+            rotated = fields.integer("rope.dimension_count", head_dim, maximum=head_dim)
+            settings["partial_rotary_factor"] = rotary_share(rotated, head_dim)
+        if windows:
+            settings["sliding_window"] = fields.optional_integer("attention.sliding_window") or None
+        else:
+            fields.only("attention.sliding_window", 0)
+        return settings
 
-    def mixture(
+    def softmax_router(self, *, renormalise: bool = True) -> dict[str, Any]:
+        """Settings of a softmax router without a scale; `renormalise`: default if the file has no value."""
+        self.expect_score("softmax")
+        if self.fields.number("expert_weights_scale", 1.0) not in (0.0, 1.0):  # 0: not scaled
+            raise self.fields.error("expert_weights_scale", self.fields.data["expert_weights_scale"], "1.0")
+        return {"norm_topk_prob": self.fields.boolean("expert_weights_norm", renormalise)}
+
+    def experts(
         self,
-        expert_size_keys: tuple[str, ...],
-        modules: tuple[str, ...] = ("mlp",),
-        projections: tuple[tuple[str, str, str], ...] = (("gate_proj", "up_proj", "down_proj"),),
-        *,
-        renormalise: bool = True,
-    ) -> tuple[Router, RoutedExperts]:
-        """Softmax router and its experts, whose intermediate size is in the first key that exists.
+        num_experts: str = "num_experts",
+        *size_keys: str,
+        top_k: str = "num_experts_per_tok",
+        intermediate: str = "moe_intermediate_size",
+    ) -> dict[str, Any]:
+        """Sizes of routed experts under these keys of config.json; the intermediate size is in the first key that the
+        file has, or under "expert_feed_forward_length"."""
+        return {
+            num_experts: self.fields.integer("expert_count", maximum=MAX_EXPERTS),
+            top_k: self.fields.integer("expert_used_count"),
+            intermediate: self.fields.integer(("expert_feed_forward_length", *size_keys)),
+        }
 
-        `renormalise`: default if the file has no value.
-        """
-        fields = self.fields
-        if fields.integer("expert_gating_func", _SOFTMAX, minimum=0) not in (0, _SOFTMAX):
-            raise fields.error("expert_gating_func", fields.data["expert_gating_func"], "1 (softmax)")
-        if fields.number("expert_weights_scale", 1.0) not in (0.0, 1.0):  # 0: not scaled
-            raise fields.error("expert_weights_scale", fields.data["expert_weights_scale"], "1.0")
-        inner = fields.integer(expert_size_keys)
-        num_experts = fields.integer("expert_count", maximum=MAX_EXPERTS)
-        top_k = fields.integer("expert_used_count")
-        renormalise = fields.boolean("expert_weights_norm", renormalise)
-        return (
-            Router(0, self.hidden_size, num_experts, top_k, self.eps, renormalise, modules=modules),
-            RoutedExperts(0, self.hidden_size, num_experts, top_k, inner, modules, projections),
-        )
+    def expect_score(self, score: Score) -> None:
+        """Raises ModelLoadError if the file's router has another score."""
+        number = _GATING[score]
+        if self.fields.integer("expert_gating_func", number, minimum=0) not in (0, number):
+            raise self.fields.error(
+                "expert_gating_func", self.fields.data["expert_gating_func"], f"{number} ({score})"
+            )
+
+    def dense_layers(self) -> dict[str, Any]:
+        """Settings of the layers that have no router, by Qwen's keys."""
+        layers = [layer for layer in range(self.num_layers) if not self.has_gate(layer)]
+        return {"mlp_only_layers": layers, **self.dense_size()}
+
+    def dense_size(self) -> dict[str, Any]:
+        """Intermediate size of the layers that have no router, if there are such."""
+        if all(map(self.has_gate, range(self.num_layers))):
+            return {}
+        return {"intermediate_size": self.fields.integer("feed_forward_length")}
 
     def of_layers(self, key: str, *, minimum: int = 0) -> list[int]:
         """Per-layer values of a key, one value applying to all layers. Raises ModelLoadError for anything else."""
         said = self.file.fields.get(f"{self.file.fields['general.architecture']}.{key}")
         numbers = np.ravel(said if said is not None else minimum - 1)
-        fits = numbers.dtype.kind in "bui" and numbers.size in (1, self.num_layers)
+        fits = numbers.dtype.kind in "bui" and numbers.size in (1, self.num_blocks)
         if not fits or int(numbers.min()) < minimum or int(numbers.max()) >= 2**31:
             raise self.fields.error(key, numbers.tolist()[:8], f"{minimum} or more for each layer")
-        return [int(number) for number in np.broadcast_to(numbers, self.num_layers)]
+        return [int(number) for number in np.broadcast_to(numbers, self.num_blocks)]
 
     def has_gate(self, layer: int) -> bool:
         """Whether a layer has a router."""
         return f"blk.{layer}.ffn_gate_inp.weight" in self.file.tensors
 
-    def layers(self, attention: Block, *mixture: Block) -> tuple[tuple[Block, ...], ...]:
-        """Layers of attention and an MoE part; a layer without a router's gate has a dense feed-forward part."""
-
-        inner = 0
-        if not all(map(self.has_gate, range(self.num_layers))):
-            inner = self.fields.integer("feed_forward_length")
-        dense = DenseFfn(0, self.hidden_size, inner, self.eps)
-        return repeat_layers(
-            self.num_layers, lambda layer: (attention, *(mixture if self.has_gate(layer) else (dense,)))
-        )
-
-    def outline(
-        self,
-        class_name: str,
-        layers: tuple[tuple[Block, ...], ...],
-        *,
-        rope: RopeConfig,
-        rope_dim: int,
-    ) -> ModelConfig:
-        """A family's layers with the settings common to all files; `class_name` is Hugging Face's."""
-        file = self.file
-        table = file.tensors.get("token_embd.weight")
-        if table is None or len(table.shape) != 2:
-            raise ModelLoadError(
-                f"{file.path}: tensor token_embd.weight is missing or no matrix; the file is damaged, download it again"
-            )
-        tied = "output.weight" not in file.tensors
-        return ModelConfig(
-            architecture=class_name,
-            embedding=Embedding(table.shape[0], self.hidden_size, tied),
-            layers=layers,
-            head=Head(table.shape[0], self.hidden_size, self.eps, tied),
-            max_position_embeddings=self.max_positions,
-            rope=rope,
-            rope_dim=rope_dim,
-            dtype="bfloat16",
-            bos_token_id=_token_id(file, "tokenizer.ggml.bos_token_id"),
-            pad_token_id=_token_id(file, "tokenizer.ggml.padding_token_id"),
-            eos_token_ids=_eos_token_ids(file),
-            generation=_generation_defaults(file),
-        )
-
-    def rope(self, default_theta: float, rope_dim: int) -> RopeConfig:
-        """RoPE settings for `rope_dim` elements of a head."""
-        file, fields = self.file, self.fields
-        theta = fields.number("rope.freq_base", default_theta, above=True)
+    def rope_parameters(self, default_theta: float | None = None) -> dict[str, Any]:
+        """RoPE settings; `default_theta`: if llama.cpp's default is not the family's."""
+        fields = self.fields
+        theta = fields.optional_number("rope.freq_base", above=True) or default_theta
+        settings: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
         kind = fields.text("rope.scaling.type", "linear" if "rope.scale_linear" in fields.data else "none")
-        factors = _frequency_factors(file, rope_dim)
         if kind not in ("none", "linear", "yarn"):
             raise fields.error("rope.scaling.type", kind, "one of none, linear, yarn")
         factor = fields.number(("rope.scaling.factor", "rope.scale_linear"), 1.0) or 1.0  # 0: not scaled
         if kind == "none" or (kind == "linear" and factor == 1.0):
-            return RopeConfig(theta=theta, frequency_factors=factors)
-        if factors:
+            return settings
+        if "rope_freqs.weight" in self.file.tensors:
             raise ModelLoadError(
-                f"{file.path}: has both rope.scaling.type {kind} and factors in rope_freqs.weight, expected one of "
-                "them; convert the model again"
+                f"{self.file.path}: has both rope.scaling.type {kind} and factors in rope_freqs.weight, expected one "
+                "of them; convert the model again"
             )
         if kind == "yarn" and fields.get(("rope.scaling.factor", "rope.scale_linear"))[1] is None:
             raise ModelLoadError(
-                f"{file.path}: rope.scaling.factor is missing, expected the factor of rope.scaling.type yarn; convert "
-                "the model again"
+                f"{self.file.path}: rope.scaling.factor is missing, expected the factor of rope.scaling.type yarn; "
+                "convert the model again"
             )
         if factor < 1.0:
             raise fields.error("rope.scaling.factor", factor, "a number of at least 1")
-        if kind == "linear":
-            return RopeConfig(kind="linear", theta=theta, factor=factor)
+        settings |= {"rope_type": kind, "factor": factor}
+        return settings if kind == "linear" else settings | self._yarn(factor)
+
+    def _yarn(self, factor: float) -> dict[str, Any]:
+        fields = self.fields
         explicit = fields.optional_number("rope.scaling.yarn_attn_factor", above=True)
         multiplier = fields.number("rope.scaling.attn_factor", 1.0, above=True)
         if fields.number("rope.scaling.yarn_ext_factor", 1.0, minimum=-1.0) not in (1.0, -1.0):  # -1: default
             raise fields.error(
                 "rope.scaling.yarn_ext_factor", fields.data["rope.scaling.yarn_ext_factor"], "1.0"
             )
-        plain = 0.1 * np.log(factor) + 1.0
-        return RopeConfig(
-            kind="yarn",
-            theta=theta,
-            factor=factor,
-            original_max_position_embeddings=fields.integer(
-                "rope.scaling.original_context_length", self.max_positions
+        settings: dict[str, Any] = {
+            "original_max_position_embeddings": fields.integer(
+                "rope.scaling.original_context_length", fields.integer("context_length")
             ),
-            attention_factor=None
-            if explicit is None and multiplier == 1.0
-            else (explicit or plain) * multiplier,
-            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0, above=True),
-            beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0, above=True),
+            "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0, above=True),
+            "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0, above=True),
+        }
+        if explicit is not None or multiplier != 1.0:
+            usual = float(0.1 * np.log(factor) + 1.0)
+            settings["attention_factor"] = (explicit or usual) * multiplier
+        return settings
+
+    def with_frequency_factors(self, config: ModelConfig) -> ModelConfig:
+        """The configuration with the factors in rope_freqs.weight, for which config.json has no place.
+
+        A family with several rotations has read them itself (`layer_kinds.py`).
+        """
+        if config.further_rotations or not (factors := frequency_factors(self.file, config.rope_dim)):
+            return config
+        return replace(config, rope=replace(config.rope, frequency_factors=factors))
+
+    def generation_defaults(self) -> GenerationDefaults:
+        fields = Fields(str(self.file.path), dict(self.file.fields))
+        return GenerationDefaults(
+            do_sample=fields.optional_number("general.sampling.temp") not in (None, 0.0),
+            temperature=fields.optional_number("general.sampling.temp"),
+            top_p=fields.optional_number("general.sampling.top_p", maximum=1.0, above=True),
+            top_k=fields.optional_integer("general.sampling.top_k"),
+            min_p=fields.optional_number("general.sampling.min_p", maximum=1.0),
+            repetition_penalty=fields.optional_number("general.sampling.penalty_repeat", above=True),
+        )
+
+    def _token_id(self, key: str) -> int | None:
+        value = self.file.fields.get(key)
+        return (
+            value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
         )
 
 
@@ -221,44 +233,21 @@ def _scalars(file: GgufFile) -> Fields:
     return Fields(f"{file.path}: {prefix[:-1]}", found)
 
 
-def _frequency_factors(file: GgufFile, head_dim: int) -> tuple[float, ...]:
-    """Values of rope_freqs.weight, empty if the tensor is missing."""
+def frequency_factors(file: GgufFile, rope_dim: int) -> tuple[float, ...]:
+    """Values of rope_freqs.weight, empty if the tensor is missing. Raises ModelLoadError."""
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return ()
-    if tensor.type_name != "F32" or tensor.shape != (head_dim // 2,):
+    if tensor.type_name != "F32" or tensor.shape != (rope_dim // 2,):
         raise ModelLoadError(
             f"{tensor.file}: tensor rope_freqs.weight is {tensor.type_name} {list(tensor.shape)}, expected F32 "
-            f"[{head_dim // 2}]; convert the model again"
+            f"[{rope_dim // 2}]; convert the model again"
         )
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.offset)
         factors = np.frombuffer(stream.read(tensor.num_bytes), np.float32)
-    if len(factors) != head_dim // 2 or not np.all(np.isfinite(factors) & (factors > 0)):
+    if len(factors) != rope_dim // 2 or not np.all(np.isfinite(factors) & (factors > 0)):
         raise ModelLoadError(
             f"{tensor.file}: tensor rope_freqs.weight holds a factor that is not above 0; download it again"
         )
     return tuple(factors.tolist())
-
-
-def _generation_defaults(file: GgufFile) -> GenerationDefaults:
-    fields = Fields(str(file.path), dict(file.fields))
-    return GenerationDefaults(
-        do_sample=fields.optional_number("general.sampling.temp") not in (None, 0.0),
-        temperature=fields.optional_number("general.sampling.temp"),
-        top_p=fields.optional_number("general.sampling.top_p", maximum=1.0, above=True),
-        top_k=fields.optional_integer("general.sampling.top_k"),
-        min_p=fields.optional_number("general.sampling.min_p", maximum=1.0),
-        repetition_penalty=fields.optional_number("general.sampling.penalty_repeat", above=True),
-    )
-
-
-def _token_id(file: GgufFile, key: str) -> int | None:
-    value = file.fields.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value < 2**31 else None
-
-
-def _eos_token_ids(file: GgufFile) -> tuple[int, ...]:
-    """End tokens from the file; `Tokenizer.from_gguf` adds the tokens that end an answer by their text."""
-    end = _token_id(file, "tokenizer.ggml.eos_token_id")
-    return () if end is None else (end,)

@@ -19,7 +19,8 @@ from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import F32, Block, BlockWeights, ExpertBlock, ModelPart
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.blocks.recoding import RecodedExperts, Recoding
-from twofold.models.config import ModelConfig, WeightDType, directory_quantization
+from twofold.models.config import ModelConfig, WeightDType
+from twofold.models.config_json import directory_quantization
 from twofold.models.registry import read_config, read_gguf_config
 from twofold.weights.checkpoint import Checkpoint
 from twofold.weights.gguf_file import GgufFile, is_gguf

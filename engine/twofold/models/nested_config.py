@@ -32,5 +32,5 @@ def text_fields(fields: Fields, architecture: str) -> Fields:
 
 def without_images(config: ModelConfig, renamed: tuple[tuple[str, str], ...], *patterns: str) -> ModelConfig:
     """A text part with its checkpoint renames and the tensor patterns of the unsupported vision tower."""
-    seeing = tuple(("vision tower", pattern) for pattern in patterns)
-    return replace(config, renamed=renamed, left_out=(*config.left_out, *seeing))
+    vision = tuple(("vision tower", pattern) for pattern in patterns)
+    return replace(config, renamed=renamed, left_out=(*config.left_out, *vision))

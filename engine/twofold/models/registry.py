@@ -3,8 +3,9 @@
 A family's module defines
 
     def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig    of config.json
-    def parse_gguf(metadata: GgufMetadata) -> ModelConfig                              of a GGUF file's header
-    def config_fields(config: ModelConfig, where: str) -> dict[str, Any]               layers in config.json's format
+    def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]     a GGUF file's header in config.json's format
+
+The second is missing from families whose GGUF files another family reads.
 """
 
 from __future__ import annotations
@@ -15,13 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from twofold.api.errors import ModelLoadError
-from twofold.models.config import (
-    GenerationDefaults,
-    ModelConfig,
-    architecture_name,
-    read_config_json,
-    read_generation_defaults,
-)
+from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.config_json import architecture_name, read_config_json, read_generation_defaults
 from twofold.models.gguf_config import GgufMetadata
 from twofold.text.chat.marks import ChatMarks, FamilyChat
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -109,9 +105,7 @@ class FamilyModule(Protocol):
 
     def parse_config(self, fields: Fields, generation: GenerationDefaults) -> ModelConfig: ...
 
-    def parse_gguf(self, metadata: GgufMetadata) -> ModelConfig: ...
-
-    def config_fields(self, config: ModelConfig, where: str) -> dict[str, Any]: ...
+    def gguf_settings(self, metadata: GgufMetadata) -> dict[str, Any]: ...
 
 
 def family_of(architecture: str, *, where: str = "architectures") -> FamilyModule:
@@ -136,10 +130,23 @@ def read_config(path: str | Path) -> ModelConfig:
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
     """The validated configuration of an opened GGUF file."""
+    family, fields, metadata = _read_gguf(file)
+    config = family.parse_config(fields, metadata.generation_defaults())
+    return metadata.with_frequency_factors(config).validate(str(file.path))
+
+
+def gguf_as_config_json(file: GgufFile) -> dict[str, Any]:
+    """A GGUF file's settings as config.json would have them. Raises ModelLoadError as `read_gguf_config`."""
+    return _read_gguf(file)[1].data
+
+
+def _read_gguf(file: GgufFile) -> tuple[FamilyModule, Fields, GgufMetadata]:
     name = file.fields.get("general.architecture")
     for family in FAMILIES:
         if name == family.gguf:
-            return _module(family).parse_gguf(GgufMetadata(file)).validate(str(file.path))
+            module, metadata = _module(family), GgufMetadata(file)
+            settings = {"architectures": [family.classes[0]]} | module.gguf_settings(metadata)
+            return module, metadata.config_json(settings), metadata
     raise ModelLoadError(
         f"{file.path}: general.architecture is {name!r}, which is not supported; expected one that "
         "`twofold models` lists"

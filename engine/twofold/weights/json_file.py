@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,12 +62,18 @@ def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
 class Fields:
     """Typed access to one JSON object. A key may be a tuple: the first name present (and not null) counts.
 
-    null is treated as absent, as in Hugging Face configs. `where` begins every error message.
+    null is treated as absent, as in Hugging Face configs. `where` begins every error message. `defaults` has values of
+    absent keys.
     """
 
-    def __init__(self, where: str, data: dict[str, Any]) -> None:
+    def __init__(self, where: str, data: dict[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
         self.where = where
         self.data = data
+        self.defaults = defaults or {}
+
+    def defaulting(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same object with further defaults; those it has already take precedence."""
+        return Fields(self.where, self.data, {**defaults, **self.defaults})
 
     def error(self, key: str, found: object, expected: str) -> ModelLoadError:
         """The error for a key with an invalid value."""
@@ -77,9 +84,10 @@ class Fields:
     def get(self, key: str | tuple[str, ...]) -> tuple[str, Any]:
         """(name, value) of the first alternative that is present; value None if none is."""
         names = (key,) if isinstance(key, str) else key
-        for name in names:
-            if self.data.get(name) is not None:
-                return name, self.data[name]
+        for values in (self.data, self.defaults):
+            for name in names:
+                if values.get(name) is not None:
+                    return name, values[name]
         return names[0], None
 
     def _missing(self, name: str, expected: str) -> ModelLoadError:
@@ -166,8 +174,8 @@ class Fields:
         return value
 
     def only(self, key: str, *known: object) -> None:
-        """Raises ModelLoadError for any value but `known`; an absent key means the first of them."""
-        value = self.data.get(key, known[0])
+        """Raises ModelLoadError for any value but `known`; a key without value and default means the first of them."""
+        value = self.data.get(key, self.defaults.get(key, known[0]))
         if value not in known:
             raise self.error(key, value, f"{' or '.join(map(repr, known))}, which is what is supported")
 

@@ -3,118 +3,154 @@
 V2 routes by softmax, within the groups with the best expert. V3 routes by sigmoid and a bias, within the groups with
 the largest sum of their two best. Kimi-K2 (which calls itself V3), `glm4_moe_lite` and `kimi_k25` route like V3.
 References: transformers `models/deepseek_v2` and `deepseek_v3`; for `moe_layer_freq` the published code. GGUF files
-call both "deepseek2". If a value has several keys, the first is config.json's, the others are GGUF's.
+call both "deepseek2".
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, Final
 
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
+from twofold.blocks.gqa import Gqa
 from twofold.blocks.mla import Mla
 from twofold.blocks.rope import RopeConfig
 from twofold.blocks.router import Router
 from twofold.blocks.shared_experts import SharedExperts
-from twofold.models import config as common
-from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models import config_json
+from twofold.models.config import MAX_EXPERTS, GenerationDefaults, ModelConfig
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
 _V2: Final = "DeepseekV2ForCausalLM"
 _V3: Final = "DeepseekV3ForCausalLM"
+_SIGMOID: Final = 2
+_DEFAULTS: Final = {
+    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+    "n_shared_experts": 0, "first_k_dense_replace": 0, "moe_layer_freq": 1,
+}  # fmt: skip
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    common.read_activation(fields)
-    is_v3 = common.architecture_name(fields) != _V2
+    is_v3 = config_json.architecture_name(fields) != _V2
+    more = {"max_position_embeddings": 4096 if is_v3 else 2048, "norm_topk_prob": is_v3}
+    fields = fields.defaulting(_DEFAULTS | more)
+    config_json.read_activation(fields)
     fields.only("topk_method", *(("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")))
     fields.only("scoring_func", "sigmoid" if is_v3 else "softmax")
     # transformers and the published code disagree about the effect of normalising on V2's weights.
-    fields.only("norm_topk_prob", *((True, False) if is_v3 else (False, None)))
+    if not is_v3 and not fields.boolean("values_of_gguf", False):
+        fields.only("norm_topk_prob", False, None)
     fields.only("mlp_bias", False, None)
-    num_layers = fields.integer("num_hidden_layers", maximum=common.MAX_LAYERS)
-    eps = fields.number("rms_norm_eps", 1e-6, above=True)
-    max_positions = fields.integer("max_position_embeddings", 4096 if is_v3 else 2048)
-    rope = common.read_rope(fields, default_theta=10_000.0, max_position_embeddings=max_positions)
-    layers = _layers(fields, num_layers, fields.integer("hidden_size"), eps, rope, is_v3, is_v3)
-    config = common.read_outline(
-        fields, generation, layers, eps=eps, rope=rope, rope_dim=fields.integer("qk_rope_head_dim"),
-        max_position_embeddings=max_positions,
-    )  # fmt: skip
+    rope = config_json.read_rope(fields)
+    attention = _read_attention(fields, rope, neighbours=not is_v3 or fields.boolean("rope_interleave", True))
+    config = config_json.read_model(
+        fields,
+        generation,
+        read_layers(fields, attention, "ffn_norm", has_bias=is_v3),
+        eps=attention.eps,
+        rope=rope,
+        rope_dim=attention.qk_rope_head_dim,
+    )
     return config.without_predictions(fields.where, fields.optional_integer("num_nextn_predict_layers") or 0)
 
 
-def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
-    """A GGUF file of architecture "deepseek2". Raises ModelLoadError naming the file and the key."""
-    fields, rope_dim = metadata.fields, metadata.fields.integer("rope.dimension_count")
-    is_v3 = fields.integer("expert_gating_func", 0, minimum=0) == 2  # sigmoid
-    rope = metadata.rope(10_000.0, rope_dim)
-    if weight := fields.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1:  # of mscale_all_dim
-        rope = replace(rope, mscale=weight, mscale_all_dim=weight)
-    further = fields.integer("nextn_predict_layers", 0, minimum=0)
-    sizes = metadata.num_layers - further, metadata.hidden_size, metadata.eps
-    layers = _layers(fields, *sizes, rope, is_v3, False)
-    config = metadata.outline(_V3 if is_v3 else _V2, layers, rope=rope, rope_dim=rope_dim)
-    return config.without_predictions(fields.where, further)
-
-
-def _layers(
-    fields: Fields, num_layers: int, hidden: int, eps: float, rope: RopeConfig, is_v3: bool, renormalise: bool
-) -> tuple[tuple[Block, ...], ...]:
-    rope_dim = fields.integer(("qk_rope_head_dim", "rope.dimension_count"))
-    key_length = ("attention.key_length_mla", "attention.key_length")  # the latter in older files
-    nope_dim = fields.optional_integer("qk_nope_head_dim") or fields.integer(key_length) - rope_dim
+def _read_attention(fields: Fields, rope: RopeConfig, *, neighbours: bool) -> Mla:
+    nope_dim, rope_dim = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
     mscale = 0.1 * (rope.mscale_all_dim or 0.0) * math.log(rope.factor) + 1.0 if rope.kind == "yarn" else 1.0
-    attention = Mla(
-        0, hidden, fields.integer(("num_attention_heads", "attention.head_count")),
-        fields.optional_integer(("q_lora_rank", "attention.q_lora_rank")) or None,
-        fields.integer(("kv_lora_rank", "attention.kv_lora_rank")), nope_dim, rope_dim,
-        fields.integer(("v_head_dim", "attention.value_length_mla", "attention.value_length")), eps,
-        scale=float((nope_dim + rope_dim) ** -0.5 * mscale**2), bias=fields.boolean("attention_bias", False),
-        neighbours=not is_v3 or fields.boolean("rope_interleave", True),
-    )  # fmt: skip
-    experts = fields.integer(("n_routed_experts", "expert_count"), maximum=common.MAX_EXPERTS)
-    top_k = fields.integer(("num_experts_per_tok", "expert_used_count"))
-    plain = fields.data.get("topk_method") == "greedy"
-    router = Router(
-        0, hidden, experts, top_k, eps, fields.boolean(("norm_topk_prob", "expert_weights_norm"), renormalise) is True,
-        scale=fields.number(("routed_scaling_factor", "expert_weights_scale"), 1.0) or 1.0,
-        score="sigmoid" if is_v3 else "softmax", bias=is_v3, group_score="top_two_sum" if is_v3 else "max",
-        num_groups=1 if plain else fields.integer(("n_group", "expert_group_count"), 1),
-        top_groups=1 if plain else fields.integer(("topk_group", "expert_group_used_count"), 1),
-    )  # fmt: skip
-    inner = fields.integer(("moe_intermediate_size", "expert_feed_forward_length"))
-    shared = fields.optional_integer(("n_shared_experts", "expert_shared_count")) or 0
-    beside = (SharedExperts(0, hidden, shared * inner),) if shared else ()
-    mixture = (router, *beside, RoutedExperts(0, hidden, experts, top_k, inner))
-    dense = (DenseFfn(0, hidden, fields.integer(("intermediate_size", "feed_forward_length")), eps),)
-    first = fields.integer(("first_k_dense_replace", "leading_dense_block_count"), 0, minimum=0)
-    every = fields.integer("moe_layer_freq", 1)
-    return common.repeat_layers(
-        num_layers, lambda n: (attention, *(mixture if n >= first and n % every == 0 else dense))
+    return Mla(
+        layer=0,
+        hidden_size=fields.integer("hidden_size"),
+        num_heads=fields.integer("num_attention_heads"),
+        q_lora_rank=fields.optional_integer("q_lora_rank") or None,
+        kv_lora_rank=fields.integer("kv_lora_rank"),
+        qk_nope_head_dim=nope_dim,
+        qk_rope_head_dim=rope_dim,
+        v_head_dim=fields.integer("v_head_dim"),
+        eps=fields.number("rms_norm_eps", above=True),
+        scale=float((nope_dim + rope_dim) ** -0.5 * mscale**2),
+        bias=fields.boolean("attention_bias", False),
+        neighbours=neighbours,
     )
 
 
-def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
-    """The layers in config.json's format."""
-    attention, router, routed = config.blocks_of(Mla)[0], config.blocks_of(Router)[0], config.routed
-    dense, shared = config.blocks_of(DenseFfn), config.blocks_of(SharedExperts)
-    is_v3, inner = config.architecture != _V2, routed.intermediate_size
-    method = "greedy" if router.num_groups == 1 else "group_limited_greedy"
-    same = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return {key: getattr(attention, key) for key in same} | {
-        "model_type": "deepseek_v3" if is_v3 else "deepseek_v2", "topk_method": "noaux_tc" if is_v3 else method,
-        "num_attention_heads": attention.num_heads, "num_key_value_heads": attention.num_heads,
-        "attention_bias": attention.bias, "rope_interleave": attention.neighbours,
-        "first_k_dense_replace": config.moe_layers[0], "moe_intermediate_size": inner,
-        "intermediate_size": dense[0].intermediate_size if dense else inner,
-        "n_shared_experts": shared[0].intermediate_size // inner if shared else None,
-        "n_routed_experts": routed.num_experts, "num_experts_per_tok": routed.top_k,
-        "scoring_func": router.score, "norm_topk_prob": router.renormalise,
-        "routed_scaling_factor": router.scale, "n_group": router.num_groups, "topk_group": router.top_groups,
-    }  # fmt: skip
+def read_layers(
+    fields: Fields, attention: Mla | Gqa, gguf_norm: str, *, has_bias: bool
+) -> Callable[[int], tuple[Block, ...]]:
+    """Blocks by layer: `attention`, and the mixture or, in the first layers, a dense feed-forward block.
+
+    gguf_norm: name of the second norm in GGUF files. has_bias: V3's router, see the module.
+    """
+    hidden, eps = attention.hidden_size, attention.eps
+    groups = fields.data.get("topk_method") != "greedy"
+    router = Router(
+        layer=0,
+        hidden_size=hidden,
+        num_experts=fields.integer("n_routed_experts", maximum=MAX_EXPERTS),
+        top_k=fields.integer("num_experts_per_tok"),
+        eps=eps,
+        renormalise=fields.boolean("norm_topk_prob"),
+        scale=fields.number("routed_scaling_factor") or 1.0,
+        score="sigmoid" if has_bias else "softmax",
+        bias=has_bias,
+        num_groups=fields.integer("n_group") if groups else 1,
+        top_groups=fields.integer("topk_group") if groups else 1,
+        group_score="top_two_sum" if has_bias else "max",
+        gguf_norm=gguf_norm,
+    )
+    inner = fields.integer("moe_intermediate_size")
+    num_shared = fields.integer("n_shared_experts", minimum=0)
+    shared = (SharedExperts(0, hidden, num_shared * inner),) if num_shared else ()
+    mixture = (router, *shared, RoutedExperts(0, hidden, router.num_experts, router.top_k, inner))
+    dense = DenseFfn(0, hidden, fields.integer("intermediate_size"), eps, gguf_norm=gguf_norm)
+    first, every = fields.integer("first_k_dense_replace", minimum=0), fields.integer("moe_layer_freq")
+    return lambda n: (attention, *mixture) if n >= first and n % every == 0 else (attention, dense)
+
+
+def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
+    """A GGUF file of architecture "deepseek2" in config.json's format. Raises ModelLoadError naming file and key."""
+    fields, rope_dim = metadata.fields, metadata.fields.integer("rope.dimension_count")
+    is_v3 = fields.integer("expert_gating_func", 0, minimum=0) == _SIGMOID
+    rope = metadata.rope_parameters()
+    if weight := fields.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1:  # of mscale_all_dim
+        rope |= {"mscale": weight, "mscale_all_dim": weight}
+    mixture = gguf_mixture(metadata, num_shared=0, num_dense=0, renormalise=False)
+    method = "greedy" if mixture["n_group"] == 1 else "group_limited_greedy"
+    # The second key of a pair is that of older files.
+    return {
+        "architectures": [_V3 if is_v3 else _V2],
+        "model_type": "deepseek_v3" if is_v3 else "deepseek_v2",
+        "rope_parameters": rope,
+        "num_attention_heads": fields.integer("attention.head_count"),
+        "num_key_value_heads": fields.integer("attention.head_count"),
+        "q_lora_rank": fields.optional_integer("attention.q_lora_rank") or None,
+        "kv_lora_rank": fields.integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": fields.integer(("attention.key_length_mla", "attention.key_length")) - rope_dim,
+        "qk_rope_head_dim": rope_dim,
+        "v_head_dim": fields.integer(("attention.value_length_mla", "attention.value_length")),
+        "topk_method": "noaux_tc" if is_v3 else method,
+        "scoring_func": "sigmoid" if is_v3 else "softmax",
+        **mixture,
+        "values_of_gguf": True,
+    }
+
+
+def gguf_mixture(
+    metadata: GgufMetadata, *, num_shared: int, num_dense: int, renormalise: bool
+) -> dict[str, Any]:
+    """What `read_layers` reads, from a GGUF file with these defaults."""
+    fields = metadata.fields
+    return {
+        **metadata.experts("n_routed_experts"),
+        "n_shared_experts": fields.integer("expert_shared_count", num_shared, minimum=0),
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "first_k_dense_replace": fields.integer("leading_dense_block_count", num_dense, minimum=0),
+        "norm_topk_prob": fields.boolean("expert_weights_norm", renormalise),
+        "routed_scaling_factor": fields.number("expert_weights_scale", 1.0) or 1.0,
+        "n_group": fields.integer("expert_group_count", 1),
+        "topk_group": fields.integer("expert_group_used_count", 1),
+    }

@@ -1,4 +1,4 @@
-"""Gemma 4 with experts (26B-A4B), its text: windows in turn with full attention, norms behind blocks too.
+"""Gemma 4 with experts (26B-A4B), its text: windows in turn with full attention, norms after blocks too.
 
 Reference: transformers `models/gemma4`, defaults those of `Gemma4TextConfig`. Layers with full attention have heads of
 another size, turn a share of their pairs, and may have no v_proj; GGUF files omit missing parts. Features of the small
@@ -10,111 +10,190 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
+from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
+from twofold.blocks.post_norm import PostNorm
 from twofold.blocks.rope import RopeConfig
-from twofold.models import config as common
-from twofold.models import layer_kinds as kinds
+from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
-from twofold.models.gguf_config import GgufMetadata
+from twofold.models.gguf_config import GgufMetadata, frequency_factors
 from twofold.models.nested_config import text_fields, without_images
-from twofold.models.normed_mixture import read_normed_mixture
 from twofold.weights.json_file import Fields
 
-_ROPES: Final = {kinds.SLIDING: RopeConfig(), kinds.FULL: RopeConfig("proportional", 1e6, share=0.25)}
-_USUAL: Final = {"tie_word_embeddings": True, "hidden_size_per_layer_input": 256, "enable_moe_block": False}
-_SEEING: Final = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+_DEFAULTS: Final = {
+    "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "global_head_dim": 512, "rms_norm_eps": 1e-6, "max_position_embeddings": 131_072, "sliding_window": 512,
+    "rope_theta": 10_000.0, "tie_word_embeddings": True, "hidden_size_per_layer_input": 256,
+    "enable_moe_block": False,
+}  # fmt: skip
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_PROPORTIONAL: Final = "proportional"
+_ROPES: Final = {_SLIDING: RopeConfig(), _FULL: RopeConfig(_PROPORTIONAL, 1e6, share=0.25)}
+_VISION: Final = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+_NEVER_TURNS: Final = 1e20
+"""Frequency factor from which on a GGUF file means an unrotated pair."""
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig of the text part. Raises ModelLoadError naming the file and the key."""
-    if common.architecture_name(fields) == "Gemma4ForConditionalGeneration":
+    if config_json.architecture_name(fields) == "Gemma4ForConditionalGeneration":
         config = parse_config(text_fields(fields, "Gemma4ForCausalLM"), generation)
-        patterns = (f"model.{part}.*" for part in _SEEING)
+        patterns = (f"model.{part}.*" for part in _VISION)
         return without_images(config, (("model.language_model.", "model."),), *patterns)
-    fields = Fields(fields.where, _USUAL | fields.data)
+    fields = fields.defaulting(_DEFAULTS)
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     fields.only("use_bidirectional_attention", None, "vision")
     fields.only("hidden_size_per_layer_input", 0, None)
     fields.only("num_kv_shared_layers", 0, None)
     fields.only("enable_moe_block", True)
-    num_layers = fields.integer("num_hidden_layers", 30, maximum=common.MAX_LAYERS)
-    windows = common.read_layer_types(fields, num_layers, kinds.SLIDING, lambda n: (n + 1) % 6 != 0)
-    windows -= {num_layers - 1}
-    bias = fields.boolean("attention_bias", False)
-    attention = Gqa(
-        0, fields.integer("hidden_size"), fields.integer("num_attention_heads", 8),
-        fields.integer("num_key_value_heads", 4), fields.integer("head_dim", 256),
-        fields.number("rms_norm_eps", 1e-6, above=True), bias=bias, o_bias=bias, qk_norm=True, v_norm=True,
-        sliding_window=fields.integer("sliding_window", 512), multiplier=1.0,
-    )  # fmt: skip
-    head_dim, kv_heads = kinds.read_full_sizes(fields, {*range(num_layers)} - windows)
-    full = replace(
-        attention, head_dim=head_dim, num_kv_heads=kv_heads or attention.num_kv_heads, sliding_window=None, rotation=1,
-        keys_are_values=fields.boolean("attention_k_eq_v", False),
-    )  # fmt: skip
-    blocks, max_positions = (
-        read_normed_mixture(fields, attention),
-        fields.integer("max_position_embeddings", 131_072),
+    num_layers = config_json.num_layers_of(fields)
+    windows = config_json.read_layer_types(fields, _SLIDING, lambda n: (n + 1) % 6 != 0) - {num_layers - 1}
+    attention = replace(config_json.read_attention(fields), qk_norm=True, v_norm=True, multiplier=1.0)
+    sliding = replace(attention, sliding_window=fields.integer("sliding_window"))
+    full = _read_full(fields, attention, {*range(num_layers)} - windows)
+    blocks = _read_blocks(fields, attention)
+    rope, of_full = (_read_rope(fields, kind, usual) for kind, usual in _ROPES.items())
+    config = config_json.read_model(
+        fields,
+        generation,
+        lambda n: (sliding if n in windows else full, *blocks),
+        eps=attention.eps,
+        rope=rope,
+        rope_dim=attention.head_dim,
     )
-    layers = common.repeat_layers(num_layers, lambda n: (attention if n in windows else full, *blocks))
-    rope, of_full = (kinds.read_layer_rope(fields, *kind, max_positions) for kind in _ROPES.items())
-    config = common.read_outline(
-        fields, generation, layers, eps=attention.eps, rope=rope, rope_dim=attention.head_dim,
-        max_position_embeddings=max_positions,
-    )  # fmt: skip
-    return _with_ends(config, of_full, head_dim, fields)
+    return replace(
+        config,
+        further_rotations=((of_full, full.head_dim),),
+        head=replace(config.head, softcap=fields.optional_number("final_logit_softcapping", above=True)),
+        embedding=replace(config.embedding, scale=config.hidden_size**0.5),
+    )
 
 
-def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
-    """A GGUF file of architecture "gemma4". Raises ModelLoadError naming the file and the key."""
-    fields = metadata.fields
+def _read_full(fields: Fields, attention: Gqa, layers: set[int]) -> Gqa:
+    """Attention of the layers without a window.
+
+    Published files have `global_head_dim`; transformers writes the sizes of each layer that has its own.
+    """
+    shared = fields.boolean("attention_k_eq_v", False)
+    own = fields.section("per_layer_config")
+    if own is None:
+        head_dim = fields.integer("global_head_dim")
+        kv_heads = fields.optional_integer("num_global_key_value_heads", minimum=1) if shared else None
+    else:
+        first = own.section(str(min(layers)))
+        if first is None or own.data != {str(layer): first.data for layer in layers}:
+            raise fields.error(
+                "per_layer_config", own.data, "one for all layers with full attention and no others"
+            )
+        head_dim = first.integer("head_dim")
+        kv_heads = first.optional_integer("num_key_value_heads", minimum=1)
+    kv_heads = kv_heads or attention.num_kv_heads
+    return replace(attention, head_dim=head_dim, num_kv_heads=kv_heads, rotation=1, keys_are_values=shared)
+
+
+def _read_rope(fields: Fields, kind: str, usual: RopeConfig) -> RopeConfig:
+    """Rotation of layers of `kind`, from their section of `rope_parameters`; `usual` without one."""
+    sections = fields.section("rope_parameters")
+    section = None if sections is None else sections.section(kind)
+    if section is None:
+        return usual
+    if section.text("rope_type", "default") != _PROPORTIONAL:
+        defaults = {**fields.defaults, "rope_theta": usual.theta}
+        positions = {"max_position_embeddings": fields.integer("max_position_embeddings")}
+        return config_json.read_rope(
+            Fields(section.where, {"rope_parameters": section.data, **positions}, defaults)
+        )
+    return RopeConfig(
+        _PROPORTIONAL,
+        section.number("rope_theta", usual.theta, above=True),
+        section.number("factor", 1.0, above=True),
+        share=section.number("partial_rotary_factor", 1.0, maximum=1.0),
+    )
+
+
+def _read_blocks(fields: Fields, attention: Gqa) -> tuple[Block, ...]:
+    """Blocks after attention: norm of its output, dense part and experts in parallel with norms, norm of their sum."""
+    hidden, eps = attention.hidden_size, attention.eps
+    router, experts = config_json.read_mixture(fields, attention, top_k="top_k_experts")
+    router = replace(
+        router,
+        renormalise=True,
+        modules=("router",),
+        gates=("proj",),
+        gate_scaled=True,
+        norm="pre_feedforward_layernorm_2",
+        gguf_norm="pre_ffw_norm_2",
+        expert_scaled=True,
+    )
+    wide = fields.integer("intermediate_size")
+    return (
+        PostNorm(0, hidden, eps, "post_attention_layernorm", "post_attention_norm"),
+        DenseFfn(0, hidden, wide, eps, norm="pre_feedforward_layernorm", activation="gelu_tanh"),
+        PostNorm(0, hidden, eps, "post_feedforward_layernorm_1", "post_ffw_norm_1"),
+        router,
+        replace(experts, modules=("",), activation="gelu_tanh"),
+        PostNorm(0, hidden, eps, "post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        PostNorm(0, hidden, eps, "post_feedforward_layernorm", "post_ffw_norm", over=5, scalar=True),
+    )
+
+
+def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
+    """A GGUF file of architecture "gemma4" in config.json's format. Raises ModelLoadError naming file and key."""
+    fields, tensors, layers = metadata.fields, metadata.file.tensors, range(metadata.num_layers)
     fields.only("embedding_length_per_layer_input", 0)
     fields.only("attention.shared_kv_layers", 0)
     slides = metadata.of_layers("attention.sliding_window_pattern")
     kv_heads = metadata.of_layers("attention.head_count_kv", minimum=1)
-    attention = Gqa(
-        0, metadata.hidden_size, fields.integer("attention.head_count"), 1, fields.integer("attention.key_length_swa"),
-        metadata.eps, qk_norm=True, v_norm=True, multiplier=1.0,
-        sliding_window=fields.integer("attention.sliding_window"),
-    )  # fmt: skip
-    head_dim, blocks = fields.integer("attention.key_length"), read_normed_mixture(fields, attention)
-    for suffix, dim in (("_swa", attention.head_dim), ("", head_dim)):
+    head_dim, full_dim = fields.integer("attention.key_length_swa"), fields.integer("attention.key_length")
+    for suffix, dim in (("_swa", head_dim), ("", full_dim)):
         fields.only(f"attention.value_length{suffix}", dim)
         fields.only(f"rope.dimension_count{suffix}", dim)
+    shared = [f"blk.{n}.attn_v.weight" not in tensors for n in layers]
+    kinds = {(bool(slides[n]), kv_heads[n], shared[n] and not slides[n]) for n in layers}
+    if len(kinds) != len({slide for slide, *_ in kinds}) or slides[-1]:
+        raise ModelLoadError(
+            f"{fields.where}: attention is not one of two kinds, of which the last layer's is full; give the "
+            "Hugging Face checkpoint instead"
+        )
+    by_kind = {slide: (heads, is_shared) for slide, heads, is_shared in kinds}
+    own = {"head_dim": full_dim, "num_key_value_heads": by_kind[False][0]}
+    return {
+        "model_type": "gemma4_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "enable_moe_block": True,
+        "hidden_size_per_layer_input": 0,
+        "num_attention_heads": fields.integer("attention.head_count"),
+        "num_key_value_heads": by_kind.get(True, by_kind[False])[0],
+        "head_dim": head_dim,
+        "sliding_window": fields.integer("attention.sliding_window"),
+        "layer_types": [_SLIDING if slides[n] else _FULL for n in layers],
+        "attention_k_eq_v": by_kind[False][1],
+        "per_layer_config": {str(n): own for n in layers if not slides[n]},
+        "rope_parameters": {
+            _SLIDING: {"rope_theta": fields.number("rope.freq_base_swa", 10_000.0, above=True)},
+            _FULL: _full_rope(metadata, full_dim),
+        },
+        "intermediate_size": fields.integer("feed_forward_length"),
+        **metadata.experts(top_k="top_k_experts"),
+        "final_logit_softcapping": fields.optional_number("final_logit_softcapping", above=True),
+    }
 
-    def layer(n: int) -> tuple[Block, ...]:
-        own = replace(attention, num_kv_heads=kv_heads[n])
-        full = replace(
-            own, head_dim=head_dim, sliding_window=None, rotation=1,
-            keys_are_values=f"blk.{n}.attn_v.weight" not in metadata.file.tensors,
-        )  # fmt: skip
-        return own if slides[n] else full, *blocks
 
-    layers = common.repeat_layers(metadata.num_layers, layer)
-    rope = RopeConfig(theta=fields.number("rope.freq_base_swa", 10_000.0, above=True))
-    config = metadata.outline("Gemma4ForCausalLM", layers, rope=rope, rope_dim=attention.head_dim)
-    return _with_ends(config, kinds.with_share(metadata.rope(1e6, head_dim), head_dim), head_dim, fields)
-
-
-def _with_ends(config: ModelConfig, rope: RopeConfig, rope_dim: int, fields: Fields) -> ModelConfig:
-    """The configuration with the rotation of full-attention layers, embeddings times sqrt(hidden_size), capped
-    logits."""
-    cap = fields.optional_number("final_logit_softcapping", above=True)
-    return replace(
-        config, further_rotations=((rope, rope_dim),), head=replace(config.head, softcap=cap),
-        embedding=replace(config.embedding, scale=config.hidden_size**0.5),
-    )  # fmt: skip
-
-
-def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
-    """The layers in config.json's format. Raises ModelLoadError for layers it cannot express."""
-    routed = config.routed
-    return kinds.kind_fields(config, where) | {
-        "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "enable_moe_block": True,
-        "hidden_size_per_layer_input": 0, "attention_bias": config.blocks_of(Gqa)[0].bias,
-        "intermediate_size": config.blocks_of(DenseFfn)[0].intermediate_size, "num_experts": routed.num_experts,
-        "top_k_experts": routed.top_k, "moe_intermediate_size": routed.intermediate_size,
-        "final_logit_softcapping": config.head.softcap,
-    }  # fmt: skip
+def _full_rope(metadata: GgufMetadata, dim: int) -> dict[str, Any]:
+    """Rotation of layers with full attention: frequency factors that keep pairs from turning are a rotated share."""
+    settings = metadata.rope_parameters(1e6)
+    factors = np.array(frequency_factors(metadata.file, dim))
+    turning = int(np.sum(factors == 1.0))
+    if turning == len(factors):
+        return settings
+    if not np.all(factors[:turning] == 1.0) or not np.all(factors[turning:] >= _NEVER_TURNS):
+        raise ModelLoadError(
+            f"{metadata.file.path}: rope_freqs.weight holds factors other than 1 and, after them, at least "
+            f"{_NEVER_TURNS:g}, which alone are supported; give the Hugging Face checkpoint instead"
+        )
+    share = config_json.rotary_share(2 * turning, dim)
+    return {"rope_type": _PROPORTIONAL, "rope_theta": settings["rope_theta"], "partial_rotary_factor": share}

@@ -12,8 +12,6 @@ from twofold.models.families import deepseek
 from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
-parse_gguf, config_fields = deepseek.parse_gguf, deepseek.config_fields
-
 _RENAMED: Final = (("language_model.", ""), ("model.language_model.", "model."))
 _OF_IMAGES: Final = ("vision_tower.*", "mm_projector.*", "model.vision_tower.*", "model.mm_projector.*")
 

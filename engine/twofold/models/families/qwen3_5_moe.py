@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from twofold.models import config as common
+from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.families import qwen3_next
 from twofold.models.gguf_config import GgufMetadata
@@ -21,21 +21,17 @@ _RENAMED: Final = (("model.language_model.", "model."),)
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig of the text part. Raises ModelLoadError naming the file and the key."""
-    is_text = "text_config" not in fields.data and common.architecture_name(fields) == _CLASS
+    is_text = "text_config" not in fields.data and config_json.architecture_name(fields) == _CLASS
     of_text = fields if is_text else text_fields(fields, _CLASS)
     if not of_text.boolean("attn_output_gate", True):
         raise of_text.error("attn_output_gate", False, "true, the only supported value")
-    num_layers = of_text.integer("num_hidden_layers", maximum=common.MAX_LAYERS)
-    renormalise = of_text.boolean("norm_topk_prob", True)
-    config = qwen3_next.read(of_text, generation, set(range(num_layers)), renormalise)
+    # Every layer has experts: keys of other layers do not count.
+    every_layer = {"mlp_only_layers": None, "decoder_sparse_step": None}
+    config = qwen3_next.parse_config(Fields(of_text.where, of_text.data | every_layer), generation)
     return without_images(config, _RENAMED, "model.visual.*")
 
 
-def parse_gguf(metadata: GgufMetadata) -> ModelConfig:
-    """A GGUF file of architecture "qwen35moe". Raises ModelLoadError naming the file and the key."""
-    return qwen3_next.read_gguf(metadata, _CLASS, tiled=True)
-
-
-def config_fields(config: ModelConfig, where: str) -> dict[str, Any]:
-    """The layers in config.json's format, see `qwen3_next.config_fields`."""
-    return qwen3_next.config_fields(config, where) | {"model_type": "qwen3_5_moe_text"}
+def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
+    """A GGUF file of architecture "qwen35moe" in config.json's format. Raises ModelLoadError naming file and key."""
+    settings = qwen3_next.gguf_settings(metadata)
+    return settings | {"model_type": "qwen3_5_moe_text", "tiled_value_heads": True}
