@@ -57,7 +57,7 @@ def apply_rules(
     """
     if config.optimize_config is None:
         return files, ModuleRules()
-    rules = read_placement_rules(config.optimize_config, files.config.architecture)
+    rules = read_placement_rules(config.optimize_config)
     files, decisions = decide(files, rules, pool)
     for decision in decisions:
         _check(decision, pool, choice)

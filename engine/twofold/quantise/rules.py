@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError
-from twofold.rules.rule_parts import as_list, is_within, known_format, layer_range
+from twofold.rules.rule_parts import as_list, is_within, known_format, layer_range, mapping
 from twofold.rules.yaml_file import nearest, read_yaml, short
 from twofold.weights.tensor_spec import TensorSpec
 
@@ -92,42 +92,25 @@ class Rules:
 
 def read_rules(path: Path) -> Rules:
     """Read a rule file. Raises ConfigError naming the file, the rule and the known alternatives."""
-    data = read_yaml(path).value
-    reader = _Reader(str(path))
-    top = reader.mapping(data, "the file", ("format", "rules"))
+    top = mapping(read_yaml(path).value, str(path), "the file", ("format", "rules"))
     declared = top.get("rules", [])
     if not isinstance(declared, list):
         raise ConfigError(f"{path}: rules is {short(declared)}, expected a list of rules")
-    rules = tuple(reader.rule(each, f"rule {number}") for number, each in enumerate(declared, 1))
-    return Rules(reader.format(top.get("format"), "the file"), rules, str(path))
+    rules = tuple(_rule(each, str(path), f"rule {number}") for number, each in enumerate(declared, 1))
+    return Rules(known_format(top.get("format"), f"{path}: the file"), rules, str(path))
 
 
-@dataclass(frozen=True)
-class _Reader:
-    where: str
-
-    def mapping(self, value: Any, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
-        if not isinstance(value, dict) or not value:
-            raise ConfigError(f"{self.where}: {what} is {short(value)}, expected {', '.join(keys)}")
-        for key in value:
-            if key not in keys:
-                raise ConfigError(f"{self.where}: {what} has {key!r}; {nearest(str(key), keys)}")
-        return value
-
-    def rule(self, value: Any, what: str) -> Rule:
-        rule = self.mapping(value, what, _KEYS)
-        tensors = rule.get("tensors")
-        if tensors is not None and not isinstance(tensors, str):
-            raise ConfigError(f"{self.where}: {what}: tensors is {tensors!r}, expected a pattern of names")
-        blocks = None
-        if "blocks" in rule:
-            blocks = frozenset(map(str, as_list(rule["blocks"])))
-            for kind in blocks - set(KINDS):
-                raise ConfigError(f"{self.where}: {what}: blocks has {kind!r}; {nearest(kind, KINDS)}")
-        layers = None
-        if "layers" in rule:
-            layers = tuple(layer_range(each, f"{self.where}: {what}") for each in as_list(rule["layers"]))
-        return Rule(self.format(rule.get("format"), what), blocks, layers, tensors)
-
-    def format(self, value: Any, what: str) -> str:
-        return known_format(value, f"{self.where}: {what}")
+def _rule(value: Any, file: str, what: str) -> Rule:
+    rule, where = mapping(value, file, what, _KEYS), f"{file}: {what}"
+    tensors = rule.get("tensors")
+    if tensors is not None and not isinstance(tensors, str):
+        raise ConfigError(f"{where}: tensors is {tensors!r}, expected a pattern of names")
+    blocks = None
+    if "blocks" in rule:
+        blocks = frozenset(map(str, as_list(rule["blocks"])))
+        for kind in blocks - set(KINDS):
+            raise ConfigError(f"{where}: blocks has {kind!r}; {nearest(kind, KINDS)}")
+    layers = None
+    if "layers" in rule:
+        layers = tuple(layer_range(each, where) for each in as_list(rule["layers"]))
+    return Rule(known_format(rule.get("format"), where), blocks, layers, tensors)

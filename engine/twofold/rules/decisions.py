@@ -87,8 +87,7 @@ def _recoding(
     if files.mapped is not None:
         raise ConfigError(
             f"{rule.where}: format {rule.format} was given, but this model is packed and its panels keep the "
-            "formats they "
-            "were written in; give the model that it was packed from"
+            "formats they were written in; give the model that it was packed from"
         )
     for name, columns in _rows(module):
         if columns % FORMATS[rule.format].block_columns:

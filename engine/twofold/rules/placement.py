@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError
-from twofold.models.registry import FAMILIES
 from twofold.rules.ktransformers import translated
 from twofold.rules.modules import CLASSES, Module
-from twofold.rules.rule_parts import as_list, is_within, known_format, layer_range
+from twofold.rules.rule_parts import as_list, is_within, known_format, layer_range, mapping
 from twofold.rules.yaml_file import YamlFile, nearest, parse_yaml, read_yaml, short
 
 DEVICES: Final = ("auto", "cpu", "gpu")
 LEVELS: Final = ("auto", "generic", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 SHIPPED: Final = "shipped"
-"""Value of --optimize-config for the model family's rules that come with Twofold."""
+"""Value of --optimize-config for the rules that come with Twofold."""
 FROM_FILE: Final = "file"
 """The format of the model's files."""
 _KEYS: Final = ("match", "device", "format", "backend", "threads")
@@ -65,21 +64,15 @@ class PlacementRule:
         return module.layer is not None and is_within(module.layer, self.layers, num_layers)
 
 
-def read_placement_rules(name: str, architecture: str) -> tuple[PlacementRule, ...]:
-    """Rules of a file, or with `SHIPPED` those of the family of `architecture`.
+def read_placement_rules(name: str) -> tuple[PlacementRule, ...]:
+    """Rules of a file, or with `SHIPPED` those that come with Twofold and state the defaults.
 
     Raises ConfigError with file, line and the known alternatives.
     """
     if name != SHIPPED:
         return parse_placement_rules(read_yaml(Path(name).expanduser()))
-    return shipped_rules(architecture)
-
-
-def shipped_rules(architecture: str) -> tuple[PlacementRule, ...]:
-    """Rules that come with Twofold for a family; they state the defaults."""
-    family = next(family.module for family in FAMILIES if architecture in family.classes)
-    file = resources.files("twofold.rules") / f"{family}.yaml"
-    return parse_placement_rules(parse_yaml(file.read_text("utf-8"), f"{SHIPPED} rules {family}.yaml"))
+    file = resources.files("twofold.rules") / "shipped.yaml"
+    return parse_placement_rules(parse_yaml(file.read_text("utf-8"), f"{SHIPPED} rules"))
 
 
 def parse_placement_rules(file: YamlFile) -> tuple[PlacementRule, ...]:
@@ -112,9 +105,8 @@ def choose_rules(
             module, by = taken[0]
             assert by is not None, "it fits, so some rule does"
             raise ConfigError(
-                f"{rule.where}: all that this rule fits ({module.name} …) is taken by the rule of {by.where}; "
-                "the first "
-                "that fits counts: put the narrower rule first, or remove this one"
+                f"{rule.where}: all that this rule fits ({module.name} …) is taken by the rule of {by.where}; the "
+                "first that fits counts: put the narrower rule first, or remove this one"
             )
         raise ConfigError(f"{rule.where}: {_why_none(rule, modules, num_layers)}")
     return chosen
@@ -126,10 +118,8 @@ def _why_none(rule: PlacementRule, modules: Sequence[Module], num_layers: int) -
         names = list(dict.fromkeys(module.name for module in modules))
         return f"name {short(rule.name.pattern)} fits no module; {_nearest_names(plain, names)}"
     has = sorted(set().union(*(module.classes for module in modules)))
-    return (
-        f"the rule fits no module of this model, which has {num_layers} layers of {', '.join(has)}; mend or "
-        "remove it"
-    )
+    layers = f"{num_layers} layers of {', '.join(has)}"
+    return f"the rule fits no module of this model, which has {layers}; mend or remove it"
 
 
 def _nearest_names(given: str, names: Sequence[str]) -> str:
@@ -139,27 +129,18 @@ def _nearest_names(given: str, names: Sequence[str]) -> str:
     )
 
 
-def _mapping(value: Any, where: str, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
-        raise ConfigError(f"{where}: {what} is {short(value)}, expected {', '.join(keys)}")
-    for key in value:
-        if key not in keys:
-            raise ConfigError(f"{where}: {what} has {short(key)}; {nearest(key, keys)}")
-    return value
-
-
 def _rule(value: Any, where: str) -> PlacementRule:
     notes: list[str] = []
     if isinstance(value, dict) and "replace" in value:
         value, notes = translated(value, where)
-    rule = _mapping(value, where, "the rule", _KEYS)
+    rule = mapping(value, where, "the rule", _KEYS)
     if "match" not in rule:
         raise ConfigError(
             f"{where}: the rule has no match; give match: all, or some of {', '.join(_MATCH_KEYS)}"
         )
     if len(rule) == 1:
         raise ConfigError(f"{where}: the rule asks for nothing; give some of {', '.join(_KEYS[1:])}")
-    match = {} if rule["match"] == "all" else _mapping(rule["match"], where, "match", _MATCH_KEYS)
+    match = {} if rule["match"] == "all" else mapping(rule["match"], where, "match", _MATCH_KEYS)
     return PlacementRule(
         where,
         _pattern(match["name"], where) if "name" in match else None,

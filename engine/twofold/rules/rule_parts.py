@@ -1,4 +1,4 @@
-"""Values common to all kinds of rules: a format, layer ranges."""
+"""Values common to all kinds of rules: an object of known keys, a format, layer ranges."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import Any
 from twofold.api.errors import ConfigError
 from twofold.rules.yaml_file import nearest, short
 from twofold.weights.weight_format import FORMATS
+
+
+def mapping(value: Any, where: str, what: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The value if it is an object with some of these keys and no others. Raises ConfigError."""
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(f"{where}: {what} is {short(value)}, expected {', '.join(keys)}")
+    for key in value:
+        if key not in keys:
+            raise ConfigError(f"{where}: {what} has {short(key)}; {nearest(str(key), keys)}")
+    return value
 
 
 def known_format(value: Any, where: str) -> str:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     path = Path(args.model).expanduser() if args.model else bundled_model_path()
     files = open_model_files(path)
-    rules = read_placement_rules(args.optimize_config, files.config.architecture)
+    rules = read_placement_rules(args.optimize_config)
     _, decisions = decide(files, rules, None)
     if args.json:
         notes = [f"{rule.where}: {note}" for rule in rules for note in rule.notes]
