@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
-from twofold.weights.schemes import (
+from twofold.weights.schemes import blocks
+from twofold.weights.schemes.floats import float8_matrix, nvfp4_matrix
+from twofold.weights.schemes.stored import (
     LEFT_OUT,
     SchemeMatrix,
     Stored,
-    blocks,
     expect,
     matches,
     missing,
@@ -31,7 +32,6 @@ from twofold.weights.schemes import (
     of_modules,
     unpack,
 )
-from twofold.weights.schemes.floats import float8_matrix, nvfp4_matrix
 from twofold.weights.tensor_source import TensorEntry
 
 _SCALES: Final = ("BF16", "F16")
@@ -168,7 +168,7 @@ def parse(section: Fields) -> CompressedTensors:
         try:
             matches(pattern, "")
         except re.error:
-            raise section.error("targets or ignore", pattern, "a regular expression behind re:") from None
+            raise section.error("targets or ignore", pattern, "a regular expression after re:") from None
     return found
 
 
