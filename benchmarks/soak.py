@@ -140,7 +140,7 @@ async def soak(server: ServerProcess, args: argparse.Namespace) -> int:
         f"{args.seconds:.0f} s, {args.streams} streams: {dict(seen)}; memory {growth / 1e6:+.1f} MB; "
         f"idle again: {after}; at first {started_with}, at last {ended_with}"
     )
-    print("\n".join(problems) or "nothing leaked, nobody else was hurt")
+    print("\n".join(problems) or "nothing leaked, no other request was affected")
     return 1 if problems else 0
 
 

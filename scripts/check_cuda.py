@@ -182,7 +182,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         scratch.replace(options.table)
         return 0
     if version != by_nvcc:
-        print(f"nvcc is {version}, the table is {by_nvcc}'s: what differs is told, only spills are refused")
+        print(
+            f"nvcc is {version}, the table is {by_nvcc}'s: differences are reported, only spills are refused"
+        )
     return int(told(before, table, version == by_nvcc, not options.sources))
 
 

@@ -38,21 +38,18 @@ _INLINE: Final = re.compile(r"`[^`]*`|\]\([^)]*\)")
 _BLOCK_END: Final = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)|\n(?=\|)|\n(?=#)")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])[)\"*]?\s+(?=[A-Z`*\[(\d])")
 OWN: Final = "scripts/check_words.py"
+TALE: Final = "engine/twofold/quantise/tale.txt"
 GENERATED: Final = "docs/reference/"
 """Repeats sentences of the code, which are counted there."""
 SUFFIXES: Final = {".py", ".pyi", ".md", ".cpp", ".h", ".cu", ".cuh", ".sh", ".txt", ".toml"}
 LIMITS: Final[dict[str, int]] = {
-    "benchmarks": 4,
     "engine/bindings/bind_device_launches.cpp": 1,
     "engine/bindings/tensor_arguments.cpp": 1,
     "engine/runtime/device": 13,
     "engine/runtime/moe": 7,
     "engine/runtime/ops": 15,
-    "engine/twofold/quantise": 4,
     "engine/twofold/server": 2,
     "kernels": 40,
-    "models": 5,
-    "scripts": 2,
 }
 """Most hits of a top folder (of `engine`, the next two levels); what is not here has none."""
 
@@ -87,7 +84,7 @@ def main() -> int:
     failed = 0
     for name in listed.stdout.splitlines():
         path = ROOT / name
-        if path.suffix in SUFFIXES and path.is_file() and not name.startswith((GENERATED, OWN)):
+        if path.suffix in SUFFIXES and path.is_file() and not name.startswith((GENERATED, OWN, TALE)):
             text = path.read_text(encoding="utf-8")
             if name.startswith(SHORT):
                 for sentence in long_sentences(text):

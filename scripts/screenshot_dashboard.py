@@ -192,7 +192,7 @@ def faults(tools: DevTools, url: str, width: int) -> list[str]:
     own = urlsplit(url).netloc
     asked = {address for address in tools.requested if address.startswith(("http:", "https:"))}
     found = [
-        f"asked somebody else: {address}" for address in sorted(asked) if urlsplit(address).netloc != own
+        f"request to another host: {address}" for address in sorted(asked) if urlsplit(address).netloc != own
     ]
     return found + [f"cut off at {width} px: {what}" for what in tools.evaluate(CUT_OFF)]
 

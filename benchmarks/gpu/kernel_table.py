@@ -12,7 +12,7 @@ from benchmarks.gpu.sass import ACCESSES, Compiled, Instance, Widths, readable
 
 ARCHITECTURES: Final = (80, 86, 89, 90, 120)
 TRAFFIC: Final = ("shared wavefronts", "sectors read", "sectors written")
-_NARROWER: Final = 0.9  # of the mean width: a few scalars more are no news
+_NARROWER: Final = 0.9  # ratio of mean widths; above it the difference is a few scalars
 _BUSIER: Final = 1.02
 
 _EXPLANATION: Final = """\

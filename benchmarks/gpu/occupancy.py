@@ -12,10 +12,10 @@ from typing import Final
 
 WARP: Final = 32
 _REGISTERS: Final = 64 * 1024
-_REGISTER_UNIT: Final = 256  # of a warp
+_REGISTER_UNIT: Final = 256  # allocated per warp at a time
 _PARTITIONS: Final = 4  # a multiprocessor's schedulers, each with its share of the registers
 _SHARED_UNIT: Final = 128
-_SHARED_RESERVED: Final = 1024  # of each block, by the driver
+_SHARED_RESERVED: Final = 1024  # bytes that the driver keeps per block
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def read_tales(corpus: Path) -> list[Tale]:
 
 
 def spoken_title(title: str) -> str:
-    """A title the way somebody asks for it: 'XII. THE FOX AND THE CAT (3)' becomes 'the Fox and the Cat'."""
+    """A title as it is spoken in a prompt: 'XII. THE FOX AND THE CAT (3)' becomes 'the Fox and the Cat'."""
     title = re.sub(r"^(\d+|[IVXLC]+)\.?\s+(?=\w)", "", title)
     title = re.sub(r"\s*[(\[].*$", "", title).strip(" .")
     title = re.sub(r"^(the )?(story|tale|history) of (?=\w)", "", title, flags=re.IGNORECASE)

@@ -49,7 +49,7 @@ from torch import Tensor, nn
 TOKENS_PER_STEP = 8192
 MUON_LR, ADAM_LR = 0.02, 0.003
 MUON_DECAY, ADAM_DECAY = 0.1, 0.1
-BALANCE_WEIGHT = 0.01  # of the load-balancing loss of each layer
+BALANCE_WEIGHT = 0.01  # weight of each layer's load-balancing loss
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Recipe:
     phases: tuple[tuple[float, int, float], ...]
     warmup_steps: int
     decay_share: float  # the last share of training, over which the learning rate falls to zero
-    peak: float  # of the learning rate, as a multiple of MUON_LR and ADAM_LR
-    end_weight: float  # of the loss on the token that ends a turn
+    peak: float  # peak learning rate, as a multiple of MUON_LR and ADAM_LR
+    end_weight: float  # weight of the loss on the token that ends a turn
     writer: type[ChatWriter]
-    part: float  # of the tales, taken as running text in an epoch
+    part: float  # share of the tales, taken as running text in an epoch
 
 
 FROM_SCRATCH = Recipe(
