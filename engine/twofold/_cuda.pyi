@@ -5,7 +5,7 @@ data_ptr() and cuda_stream. Every launch raises KernelError if the device refuse
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict, final
+from typing import Final, TypedDict, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,16 +214,11 @@ class UploadProbe(TypedDict):
 class CudaAccelerator(_core.SlottedAccelerator):
     """Expert slots on a device, with uploads in real time. Addresses are device addresses."""
 
-    @property
-    def warning(self) -> str: ...
-    @property
-    def slot_base(self) -> int: ...
-    @property
-    def slot_stride(self) -> int: ...
-    @property
-    def slot_table(self) -> int: ...
-    @property
-    def store_base(self) -> int: ...
+    warning: Final[str]
+    slot_base: Final[int]
+    slot_stride: Final[int]
+    slot_table: Final[int]
+    store_base: Final[int]
     def split_table(self) -> Sequence[int]: ...
     def read_prices(self) -> Sequence[int]: ...
     def before_compute(self, stream: int) -> None: ...
@@ -331,10 +326,8 @@ _Compute = Callable[
 class DeviceMailbox:
     """Mapped memory shared by a decode graph and the CPU."""
 
-    @property
-    def address(self) -> int: ...
-    @property
-    def results(self) -> int: ...
+    address: Final[int]
+    results: Final[int]
     def wait(
         self, *, kind: str, layer: int, step: int, num_on_cpu: int, limit_s: float, stream: int
     ) -> None: ...
@@ -367,5 +360,4 @@ class TableStep:
     def end(self, stream: int) -> None: ...
     def confirm(self) -> ServedStep: ...
     def give_up(self, stream: int) -> None: ...
-    @property
-    def cpu_us(self) -> float: ...
+    cpu_us: Final[float]

@@ -94,14 +94,16 @@ def test_defaults_when_fields_are_absent(tmp_path: Path) -> None:
     assert config.head.eps == 1e-6
     assert config.dtype == "float32"
     assert config.eos_token_ids == ()
-    assert not config.blocks_of(Router)[0].renormalise
+    _, router, _ = config.layers[0]
+    assert isinstance(router, Router)
+    assert not router.renormalise
 
 
 def test_sliding_window_counts_only_when_switched_on(tmp_path: Path) -> None:
     config = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=False))
-    assert config.blocks_of(Gqa)[0].sliding_window is None
+    assert config.layers[0][0].sliding_window is None
     config = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=True))
-    assert config.blocks_of(Gqa)[0].sliding_window == 8
+    assert config.layers[0][0].sliding_window == 8
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])

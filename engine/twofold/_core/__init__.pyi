@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Final, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +29,11 @@ class MachineProfile:
 class CachePolicy:
     """One entry of the registry of cache policies."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def offline(self) -> bool: ...
-    @property
-    def pooled(self) -> bool: ...
-    @property
-    def prefetches(self) -> Literal["auto", "asked", "never"]: ...
-    @property
-    def help(self) -> str: ...
+    name: Final[str]
+    offline: Final[bool]
+    pooled: Final[bool]
+    prefetches: Final[Literal["auto", "asked", "never"]]
+    help: Final[str]
 
 def cache_policies() -> list[CachePolicy]: ...
 
@@ -74,20 +69,13 @@ class RoutingTrace:
 class ReplayCounts:
     """Sums over one replay; hits and misses count distinct experts per event."""
 
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def num_events(self) -> int: ...
-    @property
-    def num_hits(self) -> int: ...
-    @property
-    def num_misses(self) -> int: ...
-    @property
-    def num_uploads(self) -> int: ...
-    @property
-    def num_evictions(self) -> int: ...
+    num_steps: Final[int]
+    num_tokens: Final[int]
+    num_events: Final[int]
+    num_hits: Final[int]
+    num_misses: Final[int]
+    num_uploads: Final[int]
+    num_evictions: Final[int]
 
 def replay(
     trace: RoutingTrace,
@@ -104,36 +92,21 @@ def replay(
 class SimulationResult:
     """Sums over one simulated decode; times in microseconds."""
 
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def num_hits(self) -> int: ...
-    @property
-    def num_cpu(self) -> int: ...
-    @property
-    def num_fetched(self) -> int: ...
-    @property
-    def num_uploads(self) -> int: ...
-    @property
-    def num_evictions(self) -> int: ...
-    @property
-    def total_us(self) -> float: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
-    @property
-    def prompt_us(self) -> float: ...
-    @property
-    def moe_us(self) -> float: ...
-    @property
-    def cpu_us(self) -> float: ...
-    @property
-    def gpu_us(self) -> float: ...
-    @property
-    def link_us(self) -> float: ...
-    @property
-    def layer_us(self) -> _F32: ...
+    num_steps: Final[int]
+    num_tokens: Final[int]
+    num_hits: Final[int]
+    num_cpu: Final[int]
+    num_fetched: Final[int]
+    num_uploads: Final[int]
+    num_evictions: Final[int]
+    total_us: Final[float]
+    num_prompt_tokens: Final[int]
+    prompt_us: Final[float]
+    moe_us: Final[float]
+    cpu_us: Final[float]
+    gpu_us: Final[float]
+    link_us: Final[float]
+    layer_us: Final[_F32]
 
 def simulate(
     trace: RoutingTrace,
@@ -186,43 +159,30 @@ class Placement(_NativeEnum):
     HIT: ClassVar[Placement]
     CPU: ClassVar[Placement]
     FETCHED: ClassVar[Placement]
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> int: ...
+    name: Final[str]
+    value: Final[int]
 
 @final
 class UploadReason(_NativeEnum):
     DEMAND: ClassVar[UploadReason]
     ADMISSION: ClassVar[UploadReason]
     PREFETCH: ClassVar[UploadReason]
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> int: ...
+    name: Final[str]
+    value: Final[int]
 
 @final
 class PrefetchCounts:
     """Sums since the start."""
 
-    @property
-    def predicted(self) -> int: ...
-    @property
-    def correct(self) -> int: ...
-    @property
-    def misses(self) -> int: ...
-    @property
-    def foreseen(self) -> int: ...
-    @property
-    def issued(self) -> int: ...
-    @property
-    def used(self) -> int: ...
-    @property
-    def late(self) -> int: ...
-    @property
-    def wasted(self) -> int: ...
-    @property
-    def dropped(self) -> int: ...
+    predicted: Final[int]
+    correct: Final[int]
+    misses: Final[int]
+    foreseen: Final[int]
+    issued: Final[int]
+    used: Final[int]
+    late: Final[int]
+    wasted: Final[int]
+    dropped: Final[int]
 
 class LayerScheduler:
     """Schedules and plays the layers of decode steps."""
@@ -232,10 +192,8 @@ class LayerScheduler:
     def predict(self, layer: int, logits: _F32) -> None: ...
     def decide(self, layer: int, ids: _I32) -> None: ...
     def advance(self, us: float) -> None: ...
-    @property
-    def now_us(self) -> float: ...
-    @property
-    def prefetch_counts(self) -> PrefetchCounts: ...
+    now_us: Final[float]
+    prefetch_counts: Final[PrefetchCounts]
 
 # ---- bind_ops*.cpp, bind_sampling.cpp: operations on the CPU
 
@@ -264,16 +222,11 @@ class ThreadPool:
     def __init__(self, num_threads: int = 0, numa: str = "off", sysfs: str = "/sys") -> None: ...
     def at_level(self, level: str) -> ThreadPool:
         """The same threads, for operators with kernels of another level. ConfigError if this CPU cannot run it."""
-    @property
-    def level(self) -> str: ...
-    @property
-    def num_threads(self) -> int: ...
-    @property
-    def num_nodes(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def placement(self) -> list[tuple[int, list[int]]]: ...
+    level: Final[str]
+    num_threads: Final[int]
+    num_nodes: Final[int]
+    reason: Final[str]
+    placement: Final[list[tuple[int, list[int]]]]
     def bind_caller(self) -> None: ...
     def limit(self, count: int) -> None:
         """Set the number of threads for operations; 0: all. ConfigError with several memory nodes."""
@@ -323,8 +276,7 @@ class FileMapping:
     """A read-only memory-mapped file; all processes that map it share its pages. Calls raise OSError."""
 
     def __init__(self, path: str) -> None: ...
-    @property
-    def bytes(self) -> int: ...
+    bytes: Final[int]
     def populate(self, offset: int, bytes: int) -> None: ...
     def resident_bytes(self, offset: int, bytes: int) -> int: ...
 
@@ -337,18 +289,12 @@ class PackedMatrix:
     def from_file(
         pool: ThreadPool, parts: Sequence[tuple[str, int]], columns: int, file: FileMapping, offset: int
     ) -> PackedMatrix: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def formats(self) -> list[str]: ...
-    @property
-    def segment_rows(self) -> list[int]: ...
-    @property
-    def panels(self) -> _U8: ...
+    rows: Final[int]
+    columns: Final[int]
+    bytes: Final[int]
+    formats: Final[list[str]]
+    segment_rows: Final[list[int]]
+    panels: Final[_U8]
 
 @final
 class StateCache:
@@ -364,16 +310,11 @@ class StateCache:
     ) -> None:
         """record_bytes: bytes of a sequence's record in each layer; empty: no layer has records."""
 
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_pages(self) -> int: ...
-    @property
-    def page_size(self) -> int: ...
-    @property
-    def num_records(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
+    num_layers: Final[int]
+    num_pages: Final[int]
+    page_size: Final[int]
+    num_records: Final[int]
+    bytes: Final[int]
     def fork_page(self, from_page: int, to_page: int) -> None:
         """Copy one page to another, in all layers. IndexError for a page that does not exist."""
 
@@ -415,14 +356,12 @@ class AttentionBatch:
     def add_rotation(self, rope_cos: _F32, rope_sin: _F32) -> None:
         """Add a rotation for layers with a different one; rope_cos, rope_sin [T, its rotated pairs]."""
 
-    @property
-    def num_tokens(self) -> int: ...
+    num_tokens: Final[int]
 
 class Block:
     """Part of a layer: adds to the residual stream."""
 
-    @property
-    def hidden_size(self) -> int: ...
+    hidden_size: Final[int]
 
 @final
 class Gqa(Block):
@@ -683,10 +622,8 @@ class CacheEventKind(_NativeEnum):
     EVICT: ClassVar[CacheEventKind]
     REJECT: ClassVar[CacheEventKind]
     PUBLISH: ClassVar[CacheEventKind]
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> int: ...
+    name: Final[str]
+    value: Final[int]
 
 @final
 class ExpertStore:
@@ -726,16 +663,11 @@ class ExpertStore:
     def offset(self, layer: int) -> int: ...
     def stride(self, layer: int) -> int: ...
     def panels(self, layer: int) -> _U8: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def mapped(self) -> bool: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def expert_bytes(self) -> int: ...
-    @property
-    def flops_per_token(self) -> float: ...
+    num_layers: Final[int]
+    mapped: Final[bool]
+    bytes: Final[int]
+    expert_bytes: Final[int]
+    flops_per_token: Final[float]
 
 class SlottedAccelerator:
     """Created by a module with devices (twofold._cuda)."""
@@ -762,20 +694,15 @@ class RoutingDetail(_NativeEnum):
     OFF: ClassVar[RoutingDetail]
     COUNTS: ClassVar[RoutingDetail]
     TOKENS: ClassVar[RoutingDetail]
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> int: ...
+    name: Final[str]
+    value: Final[int]
 
 @final
 class RoutingCounts:
     def start(self, detail: RoutingDetail, every: int = 1) -> None: ...
-    @property
-    def detail(self) -> RoutingDetail: ...
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
+    detail: Final[RoutingDetail]
+    num_steps: Final[int]
+    num_tokens: Final[int]
     def take(self) -> NDArray[np.int64]:
         """[placements, layers, experts] since the last take."""
 
@@ -822,15 +749,11 @@ class MoeExecutor:
     def end_step(self) -> None: ...
     def idle(self) -> None: ...
     events_enabled: bool
-    @property
-    def routing_counts(self) -> RoutingCounts: ...
+    routing_counts: Final[RoutingCounts]
     def clock_parts(self) -> tuple[float, float, float, float, float]: ...
-    @property
-    def virtual_now_us(self) -> float | None: ...
-    @property
-    def num_slots(self) -> int: ...
-    @property
-    def device_bytes(self) -> int: ...
+    virtual_now_us: Final[float | None]
+    num_slots: Final[int]
+    device_bytes: Final[int]
     def placement(self) -> tuple[_U8, _F64] | None:
         """[layers, experts] state (0 absent, 1 in flight, 2 resident) and policy score; None without slots."""
 

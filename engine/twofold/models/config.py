@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
@@ -21,9 +21,6 @@ MAX_EXPERTS: Final = 65_535
 CacheDType = Literal["float32", "bfloat16", "q8", "fp8"]
 WeightDType = Literal["float32", "bfloat16", "float16"]
 WEIGHT_DTYPES: Final[tuple[WeightDType, ...]] = ("float32", "bfloat16", "float16")
-
-
-B = TypeVar("B", bound=Block)
 
 
 _log = logging.getLogger(__name__)
@@ -115,10 +112,6 @@ class ModelConfig:
         """Shape of the experts, the same in every layer that has any."""
         blocks = (block for layer in self.layers for block in layer)
         return next(block.routed for block in blocks if isinstance(block, ExpertBlock))
-
-    def blocks_of(self, kind: type[B]) -> list[B]:
-        """The blocks of one kind, for a family that writes its configuration."""
-        return [block for layer in self.layers for block in layer if isinstance(block, kind)]
 
     @property
     def num_experts(self) -> int:

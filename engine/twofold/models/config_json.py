@@ -78,14 +78,18 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     if not path.exists():
         return GenerationDefaults()
     fields = Fields(str(path), read_json_object(path, "the model's generation defaults"))
+    return replace(generation_defaults(fields, lambda key: key), do_sample=fields.boolean("do_sample", False))
+
+
+def generation_defaults(fields: Fields, key_of: Callable[[str], str]) -> GenerationDefaults:
+    """Sampling settings of `fields`; `key_of` gives their keys there for those of generation_config.json."""
     return GenerationDefaults(
-        do_sample=fields.boolean("do_sample", False),
-        temperature=fields.optional_number("temperature"),
-        top_p=fields.optional_number("top_p", maximum=1.0, above=True),
-        top_k=fields.optional_integer("top_k"),
-        min_p=fields.optional_number("min_p", maximum=1.0),
-        repetition_penalty=fields.optional_number("repetition_penalty", above=True),
-        eos_token_ids=fields.integers("eos_token_id"),
+        temperature=fields.optional_number(key_of("temperature")),
+        top_p=fields.optional_number(key_of("top_p"), maximum=1.0, above=True),
+        top_k=fields.optional_integer(key_of("top_k")),
+        min_p=fields.optional_number(key_of("min_p"), maximum=1.0),
+        repetition_penalty=fields.optional_number(key_of("repetition_penalty"), above=True),
+        eos_token_ids=fields.integers(key_of("eos_token_id")),
     )
 
 
@@ -107,16 +111,34 @@ def num_layers_of(fields: Fields) -> int:
 def read_model(
     fields: Fields,
     generation: GenerationDefaults,
+    attention: Gqa,
     layer: Callable[[int], tuple[Block, ...]],
     *,
-    eps: float,
-    rope_dim: int,
+    rotated_share: float | None = None,
     rope: RopeConfig | None = None,
 ) -> ModelConfig:
     """A family's model with the settings common to every config.json; `layer` returns the blocks of a layer index.
 
-    rope: None: `read_rope`.
+    rotated_share: default share of a head that is rotated; None: the family rotates whole heads. rope: None:
+    `read_rope`.
     """
+    rope_dim = attention.head_dim
+    if rotated_share is not None:
+        rope_dim = read_rotary_dim(fields, rope_dim, rotated_share)
+    rope = rope or read_rope(fields, partial=rotated_share is not None)
+    return compose_model(fields, generation, layer, eps=attention.eps, rope=rope, rope_dim=rope_dim)
+
+
+def compose_model(
+    fields: Fields,
+    generation: GenerationDefaults,
+    layer: Callable[[int], tuple[Block, ...]],
+    *,
+    eps: float,
+    rope: RopeConfig,
+    rope_dim: int,
+) -> ModelConfig:
+    """`read_model` for any attention and rotation."""
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     tied = fields.boolean("tie_word_embeddings", False)
     return ModelConfig(
@@ -127,7 +149,7 @@ def read_model(
         ),
         head=Head(vocab_size, hidden_size, eps, tied),
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        rope=rope or read_rope(fields),
+        rope=rope,
         rope_dim=rope_dim,
         dtype=read_dtype(fields),
         bos_token_id=fields.optional_integer("bos_token_id"),

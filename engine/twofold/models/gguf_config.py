@@ -13,7 +13,7 @@ import numpy as np
 
 from twofold.api.errors import ModelLoadError
 from twofold.models.config import MAX_EXPERTS, MAX_LAYERS, GenerationDefaults, ModelConfig
-from twofold.models.config_json import rotary_share
+from twofold.models.config_json import generation_defaults, rotary_share
 from twofold.weights.gguf_file import GgufFile
 from twofold.weights.json_file import Fields
 
@@ -74,7 +74,7 @@ class GgufMetadata:
                 raise fields.error(
                     key, fields.data[key], f"{head_dim} as attention.key_length, the only supported value"
                 )
-        settings = {
+        settings: dict[str, Any] = {
             "num_attention_heads": num_heads,
             "num_key_value_heads": fields.integer("attention.head_count_kv", num_heads),
             "head_dim": head_dim,
@@ -199,15 +199,10 @@ class GgufMetadata:
         return replace(config, rope=replace(config.rope, frequency_factors=factors))
 
     def generation_defaults(self) -> GenerationDefaults:
+        names = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
         fields = Fields(str(self.file.path), dict(self.file.fields))
-        return GenerationDefaults(
-            do_sample=fields.optional_number("general.sampling.temp") not in (None, 0.0),
-            temperature=fields.optional_number("general.sampling.temp"),
-            top_p=fields.optional_number("general.sampling.top_p", maximum=1.0, above=True),
-            top_k=fields.optional_integer("general.sampling.top_k"),
-            min_p=fields.optional_number("general.sampling.min_p", maximum=1.0),
-            repetition_penalty=fields.optional_number("general.sampling.penalty_repeat", above=True),
-        )
+        read = generation_defaults(fields, lambda key: f"general.sampling.{names.get(key, key)}")
+        return replace(read, do_sample=read.temperature not in (None, 0.0))
 
     def _token_id(self, key: str) -> int | None:
         value = self.file.fields.get(key)

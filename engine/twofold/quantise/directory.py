@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,30 +126,20 @@ class OutputDirectory:
             os.fsync(stream.fileno())
         part.replace(self.path / name)
 
-    def _disk_errors(self, done: int, total: int) -> _DiskErrors:
-        return _DiskErrors(self.path, done, total)
-
-
-class _DiskErrors:
-    """Converts an OSError of the output's disk to a message that another run resumes."""
-
-    def __init__(self, path: Path, done: int, total: int) -> None:
-        self._path = path
-        self._written = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB are written and kept"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, OSError):
-            return
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    @contextmanager
+    def _disk_errors(self, done: int, total: int) -> Iterator[None]:
+        """Converts an OSError of the output's disk to a message that another run resumes."""
+        written = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB are written and kept"
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise TwofoldError(
+                    f"{self.path}: the disk is full; {written}: free some space and run the same command again"
+                ) from error
             raise TwofoldError(
-                f"{self._path}: the disk is full; {self._written}: free some space and run the same command again"
+                f"{self.path}: cannot be written: {error.strerror}; {written}: run the same command again"
             ) from error
-        raise TwofoldError(
-            f"{self._path}: cannot be written: {error.strerror}; {self._written}: run the same command again"
-        ) from error
 
 
 def _stored(tensor: OutputTensor) -> tuple[str, tuple[int, ...]]:

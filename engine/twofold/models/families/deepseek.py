@@ -48,7 +48,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     fields.only("mlp_bias", False, None)
     rope = config_json.read_rope(fields)
     attention = _read_attention(fields, rope, neighbours=not is_v3 or fields.boolean("rope_interleave", True))
-    config = config_json.read_model(
+    config = config_json.compose_model(
         fields,
         generation,
         read_layers(fields, attention, "ffn_norm", has_bias=is_v3),

@@ -54,7 +54,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         has_experts = first <= n <= last and (n + 1) % step == 0
         return (attention, router, *shared, experts) if has_experts else (attention, dense)
 
-    config = config_json.read_model(fields, generation, layer, eps=attention.eps, rope_dim=attention.head_dim)
+    config = config_json.read_model(fields, generation, attention, layer)
     return replace(config, left_out=(("multi-token prediction", "model.mtp_*"),))
 
 

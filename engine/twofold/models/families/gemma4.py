@@ -60,10 +60,9 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     config = config_json.read_model(
         fields,
         generation,
+        attention,
         lambda n: (sliding if n in windows else full, *blocks),
-        eps=attention.eps,
         rope=rope,
-        rope_dim=attention.head_dim,
     )
     return replace(
         config,

@@ -31,10 +31,9 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     config = config_json.read_model(
         fields,
         generation,
+        attention,
         deepseek.read_layers(fields, attention, "post_attention_norm", has_bias=True),
-        eps=attention.eps,
-        rope=config_json.read_rope(fields, partial=True),
-        rope_dim=config_json.read_rotary_dim(fields, attention.head_dim, 0.5),
+        rotated_share=0.5,
     )
     further = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
     return config.without_predictions(fields.where, further)

@@ -57,10 +57,9 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     return config_json.read_model(
         fields,
         generation,
+        full,
         lambda n: (windowed if n in windows else full, router, biased),
-        eps=full.eps,
         rope=rope,
-        rope_dim=full.head_dim,
     )
 
 

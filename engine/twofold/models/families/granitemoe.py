@@ -53,13 +53,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     width = fields.integer("shared_intermediate_size", minimum=0)
     fused = ("input_linear", "output_linear")
     shared = (SharedExperts(0, attention.hidden_size, width, "shared_mlp", fused=fused),) if width else ()
-    config = config_json.read_model(
-        fields,
-        generation,
-        lambda n: (attention, router, *shared, experts),
-        eps=attention.eps,
-        rope_dim=attention.head_dim,
-    )
+    layer = (attention, router, *shared, experts)
+    config = config_json.read_model(fields, generation, attention, lambda n: layer)
     of_rows = fields.number("embedding_multiplier", above=True) / residual
     of_logits = 1.0 / fields.number("logits_scaling", above=True)
     return replace(

@@ -58,7 +58,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         mixer = conv if n in convolved else attention
         return (mixer, router, experts) if n >= first else (mixer, dense)
 
-    config = config_json.read_model(fields, generation, layer, eps=eps, rope_dim=attention.head_dim)
+    config = config_json.read_model(fields, generation, attention, layer)
     return replace(config, renamed=_RENAMED)
 
 

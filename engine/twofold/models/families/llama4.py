@@ -58,9 +58,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     rope = config_json.read_rope(fields)
     if normed and rope.kind == "yarn":
         rope = replace(rope, attention_factor=1.0)
-    return config_json.read_model(
-        fields, generation, layer, eps=attention.eps, rope=rope, rope_dim=attention.head_dim
-    )
+    return config_json.read_model(fields, generation, attention, layer, rope=rope)
 
 
 def _read_rotated(fields: Fields) -> list[bool]:

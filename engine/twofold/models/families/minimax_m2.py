@@ -47,10 +47,9 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     config = config_json.read_model(
         fields,
         generation,
+        attention,
         lambda n: (attention, router, experts),
-        eps=attention.eps,
-        rope=config_json.read_rope(fields, partial=True),
-        rope_dim=config_json.read_rotary_dim(fields, head_dim, rotated / head_dim),
+        rotated_share=rotated / head_dim,
     )
     return config.without_predictions(fields.where, fields.optional_integer("num_mtp_modules") or 0)
 

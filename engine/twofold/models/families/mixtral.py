@@ -35,13 +35,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     router, experts = config_json.read_mixture(fields, attention, intermediate="intermediate_size")
     router = replace(router, modules=MODULES)
     experts = replace(experts, modules=MODULES, projections=PROJECTIONS)
-    return config_json.read_model(
-        fields,
-        generation,
-        lambda n: (attention, router, experts),
-        eps=attention.eps,
-        rope_dim=attention.head_dim,
-    )
+    return config_json.read_model(fields, generation, attention, lambda n: (attention, router, experts))
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:

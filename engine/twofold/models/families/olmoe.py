@@ -26,9 +26,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     fields.only("clip_qkv", None)
     attention = replace(config_json.read_attention(fields), qk_norm=True, flat_norms=True)
     mixture = config_json.read_mixture(fields, attention, intermediate="intermediate_size")
-    return config_json.read_model(
-        fields, generation, lambda n: (attention, *mixture), eps=attention.eps, rope_dim=attention.head_dim
-    )
+    return config_json.read_model(fields, generation, attention, lambda n: (attention, *mixture))
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:

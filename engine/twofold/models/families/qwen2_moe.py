@@ -39,7 +39,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         attention = windowed if n in slides else plain
         return (attention, dense) if n in dense_layers else (attention, router, shared, experts)
 
-    return config_json.read_model(fields, generation, layer, eps=plain.eps, rope_dim=plain.head_dim)
+    return config_json.read_model(fields, generation, plain, layer)
 
 
 def _sliding_layers(fields: Fields) -> set[int]:

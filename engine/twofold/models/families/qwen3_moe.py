@@ -31,9 +31,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     return config_json.read_model(
         fields,
         generation,
+        attention,
         lambda n: (attention, dense) if n in dense_layers else (attention, *mixture),
-        eps=attention.eps,
-        rope_dim=attention.head_dim,
     )
 
 

@@ -56,14 +56,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         mixer = delta if n in linear_layers else attention
         return (mixer, dense) if n in dense_layers else (mixer, *mixture)
 
-    config = config_json.read_model(
-        fields,
-        generation,
-        layer,
-        eps=attention.eps,
-        rope=config_json.read_rope(fields, partial=True),
-        rope_dim=config_json.read_rotary_dim(fields, attention.head_dim, 0.25),
-    )
+    config = config_json.read_model(fields, generation, attention, layer, rotated_share=0.25)
     head, mtp = replace(config.head, zero_centred=zero_centred), ("multi-token prediction", "mtp.*")
     config = replace(config, head=head, left_out=(*config.left_out, mtp))
     return config.without_predictions(fields.where, fields.optional_integer("num_nextn_predict_layers") or 0)

@@ -17,6 +17,7 @@ from twofold.experts.profiles import MachineProfile
 from twofold.experts.slot_plan import SlotPlan
 from twofold.tools.lab.decoded_text import (
     DecodedText,
+    add_machine_arguments,
     add_text_arguments,
     quality_columns,
     quality_row,
@@ -45,6 +46,7 @@ def rows(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
+    add_machine_arguments(parser)
     parser.add_argument(
         "--priors",
         default=",".join(map(str, PRIORS)),

@@ -162,44 +162,46 @@ def quality_row(quality: Quality) -> dict[str, object]:
     return {name: value for name, value in quality.as_json().items() if name != "drift_by_layer"}
 
 
-def add_text_arguments(parser: argparse.ArgumentParser) -> None:
+def add_text_arguments(
+    parser: argparse.ArgumentParser, *, max_tokens: int = 1024, sequence_tokens: int = 256
+) -> None:
     parser.add_argument(
         "model", nargs="?", default="", help="directory or GGUF file (default: the bundled model)"
     )
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text to read (default: a tale in English)")
     for flag, default, what in (
-        ("--max-tokens", 1024, "tokens of the text"),
-        ("--sequence-tokens", 256, "tokens read as one sequence"),
+        ("--max-tokens", max_tokens, "tokens of the text"),
+        ("--sequence-tokens", sequence_tokens, "tokens read as one sequence, at most the model's context"),
+        ("--cpu-threads", 0, "0: one per physical core"),
     ):
         parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{what} (default: {default})")
-    parser.add_argument(
-        "--profile",
-        default="rtx4090-pcie4",
-        metavar="NAME",
-        help="the machine that is emulated (default: rtx4090-pcie4)",
-    )
-    parser.add_argument(
-        "--slots",
-        type=float,
-        default=0.25,
-        metavar="R",
-        help="share of the experts in slots there (default: 0.25)",
-    )
-    parser.add_argument(
-        "--cpu-threads", type=int, default=0, metavar="N", help="0: one per physical core (default: 0)"
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def read_arguments(args: argparse.Namespace) -> tuple[DecodedText, MachineProfile, SlotPlan]:
-    """The text, machine and slots from `add_text_arguments`. Raises ConfigError, ModelLoadError."""
+def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    machine, slots = "machine that is emulated (default: %(default)s)", "share of the experts in its slots"
+    parser.add_argument("--profile", default="rtx4090-pcie4", metavar="NAME", help=machine)
+    parser.add_argument(
+        "--slots", type=float, default=0.25, metavar="R", help=f"{slots} (default: %(default)s)"
+    )
+
+
+def read_text_arguments(args: argparse.Namespace) -> tuple[Path, ModelFiles, list[list[int]], ops.ThreadPool]:
+    """The model's path and files, its text and threads. Raises ConfigError, ModelLoadError."""
     for flag, value in (("--max-tokens", args.max_tokens), ("--sequence-tokens", args.sequence_tokens)):
         if value < 2:
             raise ConfigError(f"{flag} was given {value}; it takes 2 or more")
-    config = EngineConfig(cpu_threads=args.cpu_threads, gpu_experts_ratio=args.slots)
+    threads = EngineConfig(cpu_threads=args.cpu_threads).cpu_threads
     path = Path(args.model).expanduser() if args.model else bundled_model_path()
     files = open_model_files(path)
     sequences = token_sequences(path, files, read_text(args.text), args.max_tokens, args.sequence_tokens)
-    text = DecodedText(files, sequences, ops.ThreadPool(config.cpu_threads))
+    return path, files, sequences, ops.ThreadPool(threads)
+
+
+def read_arguments(args: argparse.Namespace) -> tuple[DecodedText, MachineProfile, SlotPlan]:
+    """The text, machine and slots. Raises ConfigError, ModelLoadError."""
+    policy = EngineConfig(gpu_experts_ratio=args.slots).policy
+    _, files, sequences, pool = read_text_arguments(args)
+    text = DecodedText(files, sequences, pool)
     num_slots = round(args.slots * text.shape.num_layers * text.shape.num_experts)
-    return text, load_profile(args.profile), replace(SlotPlan(num_slots, config.policy), num_staging=-1)
+    return text, load_profile(args.profile), replace(SlotPlan(num_slots, policy), num_staging=-1)

@@ -22,6 +22,7 @@ from twofold.experts.slot_plan import SlotPlan
 from twofold.tools.lab.decoded_text import (
     DecodedText,
     Reading,
+    add_machine_arguments,
     add_text_arguments,
     quality_columns,
     quality_row,
@@ -76,6 +77,7 @@ def rows(text: DecodedText, profile: MachineProfile, slots: SlotPlan) -> Iterato
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
+    add_machine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any, Final, get_args
 
-from twofold.api.config import EngineConfig
-from twofold.api.errors import ConfigError
 from twofold.blocks import ops
-from twofold.models.bundled import bundled_model_path
 from twofold.models.config import CacheDType
-from twofold.models.model_files import ModelFiles, open_model_files
+from twofold.models.model_files import ModelFiles
 from twofold.quantise.quality import Quality, compare
-from twofold.quantise.texts import read_text, token_sequences
+from twofold.tools.lab.decoded_text import add_text_arguments, read_text_arguments
 
 TYPES: Final[tuple[CacheDType, ...]] = ("bfloat16", "q8", "fp8")
 
@@ -31,36 +27,12 @@ def compare_types(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", default="", help="directory or GGUF file (default: the bundled model)"
-    )
-    parser.add_argument("--text", metavar="FILE", help="UTF-8 text to read (default: a tale in English)")
-    parser.add_argument(
-        "--max-tokens", type=int, default=2048, metavar="N", help="tokens of the text (default: 2048)"
-    )
-    parser.add_argument(
-        "--sequence-tokens",
-        type=int,
-        default=2048,
-        metavar="N",
-        help="tokens read as one sequence (default: 2048, or the model's context)",
-    )
-    parser.add_argument(
-        "--cpu-threads", type=int, default=0, metavar="N", help="0: one per physical core (default: 0)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_text_arguments(parser, max_tokens=2048, sequence_tokens=2048)
 
 
 def run(args: argparse.Namespace) -> int:
-    for flag, value in (("--max-tokens", args.max_tokens), ("--sequence-tokens", args.sequence_tokens)):
-        if value < 2:
-            raise ConfigError(f"{flag} was given {value}; it takes 2 or more")
-    threads = EngineConfig(cpu_threads=args.cpu_threads).cpu_threads
-    text = read_text(args.text)
-    path = Path(args.model).expanduser() if args.model else bundled_model_path()
-    files = open_model_files(path)
-    sequences = token_sequences(path, files, text, args.max_tokens, args.sequence_tokens)
-    found = compare_types(files, sequences, ops.ThreadPool(threads))
+    path, files, sequences, pool = read_text_arguments(args)
+    found = compare_types(files, sequences, pool)
     num_bytes = {dtype: files.config.cache_bytes_per_token(dtype) for dtype in get_args(CacheDType)}
     if args.json:
         report: dict[str, Any] = {

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -48,32 +50,6 @@ def first_tokens(trace: Trace, num_tokens: int, num_starts: int = NUM_STARTS) ->
     return parts
 
 
-def cost_of(
-    parts: Sequence[Trace],
-    policy: str,
-    *,
-    slots: float,
-    price: float,
-    batch: int = 1,
-    shared_pool: bool | None = None,
-    prior_usage: Sequence[float] = (),
-) -> float:
-    """Misses + price * uploads over replays of the parts, each from an empty cache."""
-    total = 0.0
-    for part in parts:
-        counts = replay_policy(
-            part,
-            policy,
-            slots=slots,
-            price=price,
-            batch=batch,
-            shared_pool=shared_pool,
-            prior_usage=prior_usage,
-        )
-        total += counts.num_misses + price * counts.num_uploads
-    return total
-
-
 def share_rows(
     trace: Trace,
     policies: Sequence[str],
@@ -94,17 +70,14 @@ def share_rows(
         if not parts:
             continue
         for size in slots:
+            replayed = partial(replay_policy, slots=size, price=price, batch=batch, prior_usage=prior_usage)
 
-            def cost(policy: str, pool: bool | None, parts: list[Trace] = parts, size: float = size) -> float:
-                return cost_of(
-                    parts,
-                    policy,
-                    slots=size,
-                    price=price,
-                    batch=batch,
-                    shared_pool=pool,
-                    prior_usage=prior_usage,
-                )
+            def cost(
+                policy: str, pool: bool | None, parts: list[Trace] = parts, replayed: Any = replayed
+            ) -> float:
+                """Misses + price * uploads over replays of the parts, each from an empty cache."""
+                played = [replayed(part, policy, shared_pool=pool) for part in parts]
+                return float(sum(counts.num_misses + price * counts.num_uploads for counts in played))
 
             lru = cost("lru", False)
             oracle = min(cost(name, False) for name in offline)
@@ -139,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=lambda text: counts_list(text, most=1_000_000),
+        type=counts_list(1_000_000),
         default=[64, 300, 1000],
         metavar="N,…",
         help="prefixes of each request that are reported apart, in tokens (default: 64,300,1000)",

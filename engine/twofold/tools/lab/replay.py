@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from twofold import _core
@@ -215,7 +215,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch",
-        type=counts_list,
+        type=counts_list(),
         default=[1],
         metavar="N,…",
         help="batch sizes: sequences decoded at once (default: 1)",
@@ -259,21 +259,25 @@ def names_list(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def shares_list(text: str) -> list[float]:
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected shares such as 0.1,0.25") from None
-    if not all(0 <= share <= 1 for share in shares):
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected shares from 0 to 1")
-    return shares
+def number_list(
+    kind: Callable[[str], float], expected: str, least: float, most: float
+) -> Callable[[str], Any]:
+    """A reader of comma-separated numbers, for argparse."""
+
+    def read(text: str) -> list[float]:
+        try:
+            numbers = [kind(part) for part in text.split(",")]
+        except ValueError:
+            numbers = []
+        if not numbers or not all(least <= number <= most for number in numbers):
+            raise argparse.ArgumentTypeError(f"{text!r} given, expected {expected}")
+        return numbers
+
+    return read
 
 
-def counts_list(text: str, most: int = 1024) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers such as 1,2,4") from None
-    if not all(1 <= count <= most for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected numbers from 1 to {most}")
-    return counts
+shares_list: Final = number_list(float, "shares from 0 to 1 such as 0.1,0.25", 0, 1)
+
+
+def counts_list(most: int = 1024) -> Callable[[str], Any]:
+    return number_list(int, f"numbers from 1 to {most} such as 1,2,4", 1, most)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from twofold import _core
@@ -17,7 +16,14 @@ from twofold.api.errors import ConfigError
 from twofold.experts.policies import POLICIES, check_names
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
 from twofold.tools.lab.explain import where_peers_win
-from twofold.tools.lab.replay import Row, add_common_arguments, counts_list, names_list, print_rows
+from twofold.tools.lab.replay import (
+    Row,
+    add_common_arguments,
+    counts_list,
+    names_list,
+    number_list,
+    print_rows,
+)
 from twofold.tools.lab.report import Table
 from twofold.tools.lab.shapes import ModelShape, find_shape
 from twofold.tools.lab.systems import SYSTEMS, System
@@ -152,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prompts",
-        type=partial(counts_list, most=65_536),
+        type=counts_list(65_536),
         metavar="N,…",
         help="prefill the sequences in chunks of N tokens, instead of decoding with --batch",
     )
@@ -182,7 +188,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vram",
-        type=_sizes,
+        type=number_list(float, "sizes above 0 GB such as 8,12,24", 1e-9, 10_000),
         metavar="GB,…",
         help="VRAM sizes: use the slots that fit into each, instead of --slots",
     )
@@ -278,13 +284,3 @@ def _table(rows: Sequence[Row]) -> Table:
             for row in rows
         ],
     )
-
-
-def _sizes(text: str) -> list[float]:
-    try:
-        sizes = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected sizes in GB such as 8,12,24") from None
-    if not all(0 < size < 10_000 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected sizes above 0 GB")
-    return sizes
