@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, cast, get_args
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
@@ -125,14 +125,8 @@ class ModelConfig:
         """KV cache type on the CPU for a value of --kv-cache-dtype."""
         if asked == "auto":
             return "bfloat16" if self.dtype == "bfloat16" else "float32"
-        names: dict[str, CacheDType] = {
-            "float32": "float32",
-            "bfloat16": "bfloat16",
-            "q8": "q8",
-            "fp8": "fp8",
-            "fp8_e4m3": "fp8",
-        }
-        return names[asked]
+        known = (each for each in get_args(CacheDType) if each == asked.removesuffix("_e4m3"))
+        return cast(CacheDType, next(known))
 
     def cache_bytes_per_token(self, dtype: CacheDType) -> int:
         """Cache bytes per token, over all blocks."""

@@ -192,8 +192,18 @@ def read_mixture(
         eps=attention.eps,
         renormalise=fields.boolean("norm_topk_prob", False),
     )
-    inner = fields.integer(intermediate)
-    return router, RoutedExperts(0, router.hidden_size, router.num_experts, router.top_k, inner)
+    return router, experts_of(router, fields.integer(intermediate))
+
+
+def experts_of(router: Router, intermediate_size: int) -> RoutedExperts:
+    """The routed experts of `router`."""
+    return RoutedExperts(
+        layer=0,
+        hidden_size=router.hidden_size,
+        num_experts=router.num_experts,
+        top_k=router.top_k,
+        intermediate_size=intermediate_size,
+    )
 
 
 def with_all_heads(fields: Fields) -> Fields:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Final
 
 from twofold.api.types import TraceSizes
-from twofold.blocks.block import Cost, ExpertBlock
+from twofold.blocks.block import BlockWeights, ExpertBlock, ModelPart
 from twofold.blocks.head import Embedding
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles, open_model_files
@@ -124,28 +125,16 @@ def dense_stretches(files: ModelFiles, on_cpu: Sequence[bool] = ()) -> tuple[lis
 
     on_cpu: for each of `ModelFiles.parts`, whether it is excluded because the CPU computes it.
     """
-    _, *blocks_on_cpu, head_on_cpu = on_cpu or [False] * len(list(files.parts()))
-    skipped = iter(blocks_on_cpu)
-    num_bytes, flops = [0.0], [0.0]
-    gate_bytes = 0.0
-    for layer in files.layers:
-        for block, weights in layer:
-            is_on_cpu = next(skipped)
-            if isinstance(block, ExpertBlock):
-                num_bytes.append(0.0)
-                flops.append(0.0)
-                continue
-            cost = block.cost(weights)
-            gate_bytes = cost.prediction_bytes or gate_bytes
-            if is_on_cpu:
-                continue
-            num_bytes[-1] += cost.num_bytes
-            flops[-1] += cost.flops
-    head = Cost(0, 0.0) if head_on_cpu else files.config.head.cost(files.head)
+    stretches = [
+        [(part.cost(weights), here) for part, weights, here in stretch if not isinstance(part, Embedding)]
+        for stretch in _stretches(files, on_cpu)
+    ]
+    gates = [cost.prediction_bytes for stretch in stretches for cost, _ in stretch if cost.prediction_bytes]
+    counted = [[cost for cost, here in stretch if not here] for stretch in stretches]
     return (
-        [*num_bytes[:-1], num_bytes[-1] + head.num_bytes],
-        [*flops[:-1], flops[-1] + head.flops],
-        gate_bytes,
+        [sum((cost.num_bytes for cost in stretch), 0.0) for stretch in counted],
+        [sum((cost.flops for cost in stretch), 0.0) for stretch in counted],
+        gates[-1] if gates else 0.0,
     )
 
 
@@ -163,21 +152,27 @@ def trace_sizes(files: ModelFiles) -> TraceSizes:
 def cpu_stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> tuple[list[float], list[float], list[float]]:
     """Costs that `dense_stretches` excludes: bytes, operations of a token, and how often the residual stream goes to
     the CPU and back, once for adjacent parts. The embedding's rows cost the transfer alone."""
-    num_bytes, flops, handovers = [0.0], [0.0], [0.0]
-    was_on_cpu = False
-    for (part, weights), here in zip(files.parts(), on_cpu, strict=True):
-        if isinstance(part, ExpertBlock):
-            for each in (num_bytes, flops, handovers):
-                each.append(0.0)
-            was_on_cpu = False
-            continue
-        handovers[-1] += here and not was_on_cpu
-        if here and not isinstance(part, Embedding):
-            cost = part.cost(weights)
-            num_bytes[-1] += cost.num_bytes
-            flops[-1] += cost.flops
-        was_on_cpu = here
+    num_bytes, flops, handovers = [], [], []
+    for stretch in _stretches(files, on_cpu):
+        costs = [
+            part.cost(weights) for part, weights, here in stretch if here and not isinstance(part, Embedding)
+        ]
+        places = [False, *(here for _, _, here in stretch)]
+        num_bytes.append(sum((cost.num_bytes for cost in costs), 0.0))
+        flops.append(sum((cost.flops for cost in costs), 0.0))
+        handovers.append(float(sum(here and not before for before, here in pairwise(places))))
     return num_bytes, flops, handovers
+
+
+def _stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> list[list[tuple[ModelPart, BlockWeights, bool]]]:
+    """Parts without experts, split at the layers with experts, each with its value of `on_cpu` (empty: False)."""
+    found: list[list[tuple[ModelPart, BlockWeights, bool]]] = [[]]
+    for (part, weights), here in zip(files.parts(), on_cpu or repeat(False), strict=False):
+        if isinstance(part, ExpertBlock):
+            found.append([])
+        else:
+            found[-1].append((part, weights, here))
+    return found
 
 
 def _gib(num_bytes: int) -> str:

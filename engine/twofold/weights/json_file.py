@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from twofold.api.errors import ModelLoadError
 
@@ -17,11 +17,8 @@ MAX_JSON_BYTES: Final = 256 * 1024 * 1024
 """Size limit, bytes: far above any config, index or tokenizer of a real model."""
 
 
-class _Required:
-    """Marks a key without a default."""
-
-
-REQUIRED: Final = _Required()
+Key = str | tuple[str, ...]
+T = TypeVar("T")
 
 
 def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
@@ -62,8 +59,8 @@ def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
 class Fields:
     """Typed access to one JSON object. A key may be a tuple: the first name present (and not null) counts.
 
-    null is treated as absent, as in Hugging Face configs. `where` begins every error message. `defaults` has values of
-    absent keys.
+    null is treated as absent, as in Hugging Face configs. `where` begins every error message. An absent key has its
+    value in `defaults`, else the reader's default; without either it is an error.
     """
 
     def __init__(self, where: str, data: dict[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
@@ -81,7 +78,7 @@ class Fields:
             f"{self.where}: {key} is {found!r}, expected {expected}; fix or replace this file"
         )
 
-    def get(self, key: str | tuple[str, ...]) -> tuple[str, Any]:
+    def get(self, key: Key) -> tuple[str, Any]:
         """(name, value) of the first alternative that is present; value None if none is."""
         names = (key,) if isinstance(key, str) else key
         for values in (self.data, self.defaults):
@@ -90,36 +87,31 @@ class Fields:
                     return name, values[name]
         return names[0], None
 
-    def _missing(self, name: str, expected: str) -> ModelLoadError:
-        return ModelLoadError(
-            f"{self.where}: {name} is missing, expected {expected}; fix or replace this file"
-        )
+    def _default(self, name: str, default: T | None, expected: str) -> T:
+        if default is None:
+            raise ModelLoadError(
+                f"{self.where}: {name} is missing, expected {expected}; fix or replace this file"
+            )
+        return default
 
     def integer(
-        self,
-        key: str | tuple[str, ...],
-        default: int | _Required = REQUIRED,
-        *,
-        minimum: int = 1,
-        maximum: int = 2**31 - 1,
+        self, key: Key, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1
     ) -> int:
         name, value = self.get(key)
         expected = f"an integer from {minimum} to {maximum}"
         if value is None:
-            if isinstance(default, _Required):
-                raise self._missing(name, expected)
-            return default
+            return self._default(name, default, expected)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise self.error(name, value, expected)
         return value
 
-    def optional_integer(self, key: str | tuple[str, ...], *, minimum: int = 0) -> int | None:
+    def optional_integer(self, key: Key, *, minimum: int = 0) -> int | None:
         return None if self.get(key)[1] is None else self.integer(key, minimum=minimum)
 
     def number(
         self,
-        key: str | tuple[str, ...],
-        default: float | _Required = REQUIRED,
+        key: Key,
+        default: float | None = None,
         *,
         minimum: float = 0.0,
         maximum: float = math.inf,
@@ -131,9 +123,7 @@ class Fields:
         if maximum != math.inf:
             expected += f" and at most {maximum:g}"
         if value is None:
-            if isinstance(default, _Required):
-                raise self._missing(name, expected)
-            return default
+            return self._default(name, default, expected)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, value, expected)
         number = float(value) if abs(value) < 1e300 else math.inf
@@ -142,33 +132,24 @@ class Fields:
         return number
 
     def optional_number(
-        self,
-        key: str | tuple[str, ...],
-        *,
-        minimum: float = 0.0,
-        maximum: float = math.inf,
-        above: bool = False,
+        self, key: Key, *, minimum: float = 0.0, maximum: float = math.inf, above: bool = False
     ) -> float | None:
         if self.get(key)[1] is None:
             return None
         return self.number(key, minimum=minimum, maximum=maximum, above=above)
 
-    def boolean(self, key: str | tuple[str, ...], default: bool | _Required = REQUIRED) -> bool:
+    def boolean(self, key: Key, default: bool | None = None) -> bool:
         name, value = self.get(key)
         if value is None:
-            if isinstance(default, _Required):
-                raise self._missing(name, "true or false")
-            return default
+            return self._default(name, default, "true or false")
         if not isinstance(value, bool):
             raise self.error(name, value, "true or false")
         return value
 
-    def text(self, key: str | tuple[str, ...], default: str | _Required = REQUIRED) -> str:
+    def text(self, key: Key, default: str | None = None) -> str:
         name, value = self.get(key)
         if value is None:
-            if isinstance(default, _Required):
-                raise self._missing(name, "a string")
-            return default
+            return self._default(name, default, "a string")
         if not isinstance(value, str):
             raise self.error(name, value, "a string")
         return value
@@ -179,7 +160,7 @@ class Fields:
         if value not in known:
             raise self.error(key, value, f"{' or '.join(map(repr, known))}, which is what is supported")
 
-    def integers(self, key: str | tuple[str, ...], *, minimum: int = 0) -> tuple[int, ...]:
+    def integers(self, key: Key, *, minimum: int = 0) -> tuple[int, ...]:
         """A list of integers, or a single one, or nothing (empty)."""
         name, value = self.get(key)
         if value is None:
@@ -190,7 +171,7 @@ class Fields:
                 raise self.error(name, value, f"an integer or a list of integers of at least {minimum}")
         return tuple(values)
 
-    def section(self, key: str | tuple[str, ...]) -> Fields | None:
+    def section(self, key: Key) -> Fields | None:
         """A nested object, or None if absent."""
         name, value = self.get(key)
         if value is None:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from twofold.blocks.block import Block
-from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.mla import Mla
@@ -105,7 +104,7 @@ def read_layers(
     inner = fields.integer("moe_intermediate_size")
     num_shared = fields.integer("n_shared_experts", minimum=0)
     shared = (SharedExperts(0, hidden, num_shared * inner),) if num_shared else ()
-    mixture = (router, *shared, RoutedExperts(0, hidden, router.num_experts, router.top_k, inner))
+    mixture = (router, *shared, config_json.experts_of(router, inner))
     dense = DenseFfn(0, hidden, fields.integer("intermediate_size"), eps, gguf_norm=gguf_norm)
     first, every = fields.integer("first_k_dense_replace", minimum=0), fields.integer("moe_layer_freq")
     return lambda n: (attention, *mixture) if n >= first and n % every == 0 else (attention, dense)

@@ -8,6 +8,7 @@ models (inputs of every layer, keys and values of earlier layers) are refused.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -128,15 +129,15 @@ def _read_blocks(fields: Fields, attention: Gqa) -> tuple[Block, ...]:
         gguf_norm="pre_ffw_norm_2",
         expert_scaled=True,
     )
-    wide = fields.integer("intermediate_size")
+    wide, norm = fields.integer("intermediate_size"), partial(PostNorm, 0, hidden, eps)
     return (
-        PostNorm(0, hidden, eps, "post_attention_layernorm", "post_attention_norm"),
+        norm("post_attention_layernorm", "post_attention_norm"),
         DenseFfn(0, hidden, wide, eps, norm="pre_feedforward_layernorm", activation="gelu_tanh"),
-        PostNorm(0, hidden, eps, "post_feedforward_layernorm_1", "post_ffw_norm_1"),
+        norm("post_feedforward_layernorm_1", "post_ffw_norm_1"),
         router,
         replace(experts, modules=("",), activation="gelu_tanh"),
-        PostNorm(0, hidden, eps, "post_feedforward_layernorm_2", "post_ffw_norm_2"),
-        PostNorm(0, hidden, eps, "post_feedforward_layernorm", "post_ffw_norm", over=5, scalar=True),
+        norm("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        norm("post_feedforward_layernorm", "post_ffw_norm", over=5, scalar=True),
     )
 
 

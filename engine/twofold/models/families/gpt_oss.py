@@ -43,14 +43,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         gate_bias=True,
         gguf_norm="post_attention_norm",
     )
-    biased = BiasedExperts(
-        0,
-        experts.hidden_size,
-        experts.num_experts,
-        experts.top_k,
-        experts.intermediate_size,
-        activation="swiglu_oai",
-    )
+    biased = BiasedExperts(**vars(experts) | {"activation": "swiglu_oai"})
     rope = config_json.read_rope(fields)
     if fields.section(("rope_parameters", "rope_scaling")) is None:
         rope = RopeConfig("yarn", rope.theta, 32.0, original_max_position_embeddings=4096, truncate=False)

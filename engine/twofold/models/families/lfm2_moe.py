@@ -40,7 +40,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     attention = replace(config_json.read_attention(fields), qk_norm=True)
     hidden, eps = attention.hidden_size, attention.eps
     conv = ShortConvolution(
-        0, hidden, fields.integer("conv_L_cache"), eps, fields.boolean("conv_bias", False)
+        0, hidden, fields.integer("conv_L_cache"), eps, bias=fields.boolean("conv_bias", False)
     )
     router, experts = config_json.read_mixture(fields, attention)
     router = replace(

@@ -143,33 +143,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
 def _table(rows: Sequence[Row]) -> Table:
-    return Table(
-        [
-            "trace",
-            "tokens",
-            "slots",
-            "policy",
-            "cost vs LRU",
-            "oracle vs LRU",
-            "share",
-            "share (pooled oracle)",
-        ],
-        [
-            [
-                row["trace"],
-                row["span"],
-                f"{row['slots']:.0%}",
-                row["policy"],
-                f"{row['cost_vs_lru']:.3f}",
-                f"{row['oracle_vs_lru']:.3f}",
-                _percent(row["share"]),
-                _percent(row["share_pooled"]),
-            ]
-            for row in rows
-        ],
-    )
+    shares = ("share", "share_pooled")
+    shown = [
+        row | {name: "-" if row[name] is None else f"{row[name]:.1%}" for name in shares} for row in rows
+    ]
+    columns = {
+        "trace": "{trace}",
+        "tokens": "{span}",
+        "slots": "{slots:.0%}",
+        "policy": "{policy}",
+        "cost vs LRU": "{cost_vs_lru:.3f}",
+        "oracle vs LRU": "{oracle_vs_lru:.3f}",
+        "share": "{share}",
+        "share (pooled oracle)": "{share_pooled}",
+    }
+    return Table.of(shown, columns)

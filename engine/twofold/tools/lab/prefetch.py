@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -26,6 +26,14 @@ PROMPTS: Final = (
     "Continue: Once upon a time there was a poor miller",
     "Tell me the story of three brothers",
 )
+_COLUMNS: Final = {
+    "machine": "{profile}", "slots": "{slots:.0%}", "off": "{off_tokens_per_s:.2f}", "on": "{on_tokens_per_s:.2f}",
+    "gain": "{gain:+.1%}", "issued": "{issued}", "used": "{used}",
+}  # fmt: skip
+_MORE_COLUMNS: Final = {
+    "wasted": "{wasted}", "dropped": "{dropped}", "precision": "{precision:.1%}", "recall": "{recall:.1%}",
+    "hit rate off": "{off_hit_rate:.1%}", "hit rate on": "{on_hit_rate:.1%}",
+}  # fmt: skip
 _MACHINES: Final = ("rtx4090-pcie4", "rtx3060-pcie3")
 
 
@@ -160,23 +168,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([*rows, *synthetic], indent=1))
         return 0
-    header = ["machine", "slots", "off", "on", "gain", "issued", "used"]
-    more = ["wasted", "dropped", "precision", "recall", "hit rate off", "on"]
     print("Decode tokens/s on the virtual clock\n")
-    print(Table([*header, *more], [[*_cells(row), *_more_cells(row)] for row in rows]).text())
+    print(_table(rows, _COLUMNS | _MORE_COLUMNS).text())
     print(f"\n{SHAPE.name}, synthetic routing\n")
-    print(Table(header, [_cells(row) for row in synthetic]).text())
+    print(_table(synthetic, _COLUMNS).text())
     return 0
 
 
-def _cells(row: Row) -> list[object]:
-    off, on = row["off_tokens_per_s"], row["on_tokens_per_s"]
-    return [
-        row["profile"], f"{row['slots']:.0%}", f"{off:.2f}", f"{on:.2f}", f"{on / off - 1:+.1%}",
-        row["issued"], row["used"],
-    ]  # fmt: skip
-
-
-def _more_cells(row: Row) -> list[object]:
-    shares = (row[name] for name in ("precision", "recall", "off_hit_rate", "on_hit_rate"))
-    return [row["wasted"], row["dropped"], *(f"{share:.1%}" for share in shares)]
+def _table(rows: Sequence[Row], columns: Mapping[str, str]) -> Table:
+    gains = (row["on_tokens_per_s"] / row["off_tokens_per_s"] - 1 for row in rows)
+    return Table.of([row | {"gain": gain} for row, gain in zip(rows, gains, strict=True)], columns)

@@ -180,22 +180,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    return Table(
-        ["trace", "batch", "slots", "policy", "hit rate", "uploads/token", "cost/token", "cost vs LRU"],
-        [
-            [
-                row["trace"],
-                row["batch"],
-                f"{row['slots']:.0%}",
-                row["policy"] + (" (offline)" if row["offline"] else ""),
-                f"{row['hit_rate']:.1%}",
-                f"{row['uploads_per_token']:.2f}",
-                f"{row['cost_per_token']:.2f}",
-                f"{row['cost_vs_lru']:.3f}",
-            ]
-            for row in rows
-        ],
-    )
+    shown = [{**row, "mark": " (offline)" if row["offline"] else ""} for row in rows]
+    columns = {
+        "trace": "{trace}",
+        "batch": "{batch}",
+        "slots": "{slots:.0%}",
+        "policy": "{policy}{mark}",
+        "hit rate": "{hit_rate:.1%}",
+        "uploads/token": "{uploads_per_token:.2f}",
+        "cost/token": "{cost_per_token:.2f}",
+        "cost vs LRU": "{cost_vs_lru:.3f}",
+    }
+    return Table.of(shown, columns)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:

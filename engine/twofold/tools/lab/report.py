@@ -29,6 +29,11 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
 
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+        """A table of `rows`; `columns` has the format of each column's cells, such as "{slots:.0%}"."""
+        return cls(list(columns), [[cell.format_map(row) for cell in columns.values()] for row in rows])
+
     def text(self) -> str:
         """The table with aligned columns."""
         cells = [list(map(str, self.header))] + [list(map(str, row)) for row in self.rows]

@@ -255,32 +255,24 @@ def _system(name: str, policy: str | None, no_stream_ahead: bool, num_deferred: 
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    return Table(
-        [
-            "trace",
-            "machine",
-            "batch",
-            "slots",
-            "VRAM",
-            "system",
-            "tokens/s",
-            "hit rate",
-            "uploads/token",
-            "link busy",
-        ],
-        [
-            [
-                row["trace"],
-                row["profile"],
-                f"prompts of {row['batch']}" if row["steps"] == "prompts" else row["batch"],
-                f"{row['slots']:.0%}",
-                f"{row['vram_gb']:g} GB" if "vram_gb" in row else "-",
-                row["system"],
-                f"{row['tokens_per_s']:.1f}",
-                f"{row['hit_rate']:.1%}",
-                f"{row['uploads_per_token']:.2f}",
-                f"{row['link_busy']:.0%}",
-            ]
-            for row in rows
-        ],
-    )
+    shown = [
+        {
+            **row,
+            "steps": f"prompts of {row['batch']}" if row["steps"] == "prompts" else row["batch"],
+            "vram": f"{row['vram_gb']:g} GB" if "vram_gb" in row else "-",
+        }
+        for row in rows
+    ]
+    columns = {
+        "trace": "{trace}",
+        "machine": "{profile}",
+        "batch": "{steps}",
+        "slots": "{slots:.0%}",
+        "VRAM": "{vram}",
+        "system": "{system}",
+        "tokens/s": "{tokens_per_s:.1f}",
+        "hit rate": "{hit_rate:.1%}",
+        "uploads/token": "{uploads_per_token:.2f}",
+        "link busy": "{link_busy:.0%}",
+    }
+    return Table.of(shown, columns)

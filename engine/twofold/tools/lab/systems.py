@@ -20,59 +20,55 @@ class System:
     options: Mapping[str, Any]
 
 
+def _system(name: str, what: str, policy: str, fetch_rule: str = "best-split", **rules: bool) -> System:
+    return System(name, what, {"policy": policy, "fetch_rule": fetch_rule, **rules})
+
+
+_AS_FETCHED: Final = {"background_uploads": False, "always_cache_fetched": True}
 SYSTEMS: Final[Mapping[str, System]] = {
     system.name: system
     for system in (
-        System(
-            "twofold",
-            "best split of the misses, payback cache, uploads priced",
-            {"policy": "payback"},
-        ),
-        System(
+        _system("twofold", "best split of the misses, payback cache, uploads priced", "payback"),
+        _system(
             "fiddler",
             "each miss by itself where the sum of costs is lower; the most popular experts stay",
-            {"policy": "static", "fetch_rule": "min-sum", "background_uploads": False},
+            "static",
+            "min-sum",
+            background_uploads=False,
         ),
-        System(
+        _system(
             "hybrimoe",
             "two-ended greedy; what was fetched is cached by its MRS score",
-            {
-                "policy": "mrs",
-                "fetch_rule": "two-ended",
-                "background_uploads": False,
-                "always_cache_fetched": True,
-            },
+            "mrs",
+            "two-ended",
+            **_AS_FETCHED,
         ),
-        System(
+        _system(
             "freetoken",
             "fetches the share link/(link + cpu) of the misses into one LRU pool of all layers",
-            {
-                "policy": "lru",
-                "fetch_rule": "link-share",
-                "background_uploads": False,
-                "always_cache_fetched": True,
-                "shared_pool": True,
-            },
+            "lru",
+            "link-share",
+            shared_pool=True,
+            **_AS_FETCHED,
         ),
-        System(
-            "cpu-lru",
-            "misses run on the CPU and are all uploaded behind, LRU",
-            {"policy": "lru", "fetch_rule": "none"},
+        _system(
+            "cpu-lru", "misses run on the CPU and are all uploaded in the background, LRU", "lru", "none"
         ),
-        System(
+        _system(
             "llama-cpp",
-            "misses run on the CPU and are all uploaded behind, classes of recent frequency over LRU",
-            {"policy": "frequency-lru", "fetch_rule": "none"},
+            "misses run on the CPU and are all uploaded in the background, classes of recent frequency over LRU",
+            "frequency-lru",
+            "none",
         ),
-        System(
-            "pinned-lru",
-            "as cpu-lru, but half the slots keep the most popular experts",
-            {"policy": "pinned-lru", "fetch_rule": "none"},
+        _system(
+            "pinned-lru", "as cpu-lru, but half the slots keep the most popular experts", "pinned-lru", "none"
         ),
-        System(
+        _system(
             "ktransformers",
             "the most popular experts stay, misses run on the CPU",
-            {"policy": "static", "fetch_rule": "none", "background_uploads": False},
+            "static",
+            "none",
+            background_uploads=False,
         ),
     )
 }
