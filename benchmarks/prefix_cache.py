@@ -134,17 +134,21 @@ def scheduling_s(length: int, rng: np.random.Generator) -> dict[str, float]:
             request = GenerationRequest(tuple(prompt), SamplingParams(), lambda chunk: None, str(number))
             sequence = Sequence(number, request, list(prompt), _ANSWER_TOKENS)
             begun = time.perf_counter()
-            scheduler = Scheduler(pool, 32, 512)
-            scheduler.add(sequence)
-            while scheduler.has_work:
-                for item in scheduler.schedule():
-                    sequence.num_computed += item.num_tokens
-                    if item.samples:
-                        sequence.token_ids.append(7)
-                    if sequence.num_generated == _ANSWER_TOKENS:
-                        scheduler.finish(sequence)
+            _schedule(Scheduler(pool, 32, 512), sequence)
             times[name].append(time.perf_counter() - begun)
     return {name: statistics.median(all_of) for name, all_of in times.items()}
+
+
+def _schedule(scheduler: Scheduler, sequence: Sequence) -> None:
+    """Schedule a sequence to its end."""
+    scheduler.add(sequence)
+    while scheduler.has_work:
+        for item in scheduler.schedule():
+            sequence.num_computed += item.num_tokens
+            if item.samples:
+                sequence.token_ids.append(7)
+            if sequence.num_generated == _ANSWER_TOKENS:
+                scheduler.finish(sequence)
 
 
 def _prompt(engine: Engine, length: int, rng: np.random.Generator) -> list[int]:

@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from twofold.quantise.texts import default_text
@@ -78,30 +79,27 @@ def main() -> int:
     )
     for telemetry in (False, True):
         with servers(checkouts, telemetry, ["--accelerator", args.accelerator]) as running:
-            for greedy in (True, False):
-                for streams in map(int, args.streams.split(",")):
-                    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in running}
-                    for turn in range(args.rounds + 1):
-                        for name, server in running.items():
-                            got = asyncio.run(one_round(server.url, streams, args.tokens, greedy))
-                            if turn:  # the first warms both
-                                rounds[name].append(got)
-                    kind = ("on" if telemetry else "off", "greedy" if greedy else "default", streams)
-                    print(_line(kind, rounds), flush=True)
-                    results += [
-                        {
-                            "telemetry": kind[0],
-                            "sampling": kind[1],
-                            "streams": streams,
-                            "server": name,
-                            **got,
-                        }
-                        for name, many in rounds.items()
-                        for got in many
-                    ]
+            for greedy, streams in product((True, False), map(int, args.streams.split(","))):
+                rounds = _rounds(running, args, streams, greedy=greedy)
+                kind = ("on" if telemetry else "off", "greedy" if greedy else "default", streams)
+                print(_line(kind, rounds), flush=True)
+                where = dict(zip(("telemetry", "sampling", "streams"), kind, strict=True))
+                results += [{**where, "server": name, **got} for name, many in rounds.items() for got in many]
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
     return 0
+
+
+def _rounds(
+    running: dict[str, ServerProcess], args: argparse.Namespace, streams: int, *, greedy: bool
+) -> dict[str, list[dict[str, float]]]:
+    """Figures of each server, in turns."""
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in running}
+    for turn, (name, server) in product(range(args.rounds + 1), running.items()):
+        got = asyncio.run(one_round(server.url, streams, args.tokens, greedy))
+        if turn:  # the first warms both
+            rounds[name].append(got)
+    return rounds
 
 
 def _line(kind: tuple[str, str, int], rounds: dict[str, list[dict[str, float]]]) -> str:

@@ -45,39 +45,9 @@ def main() -> int:
             print(f"port {port} is in use; choose another: make run {name}={free}", file=sys.stderr)
             return 2
 
-    accelerator, ratio = args.accelerator, args.ratio
-    if not accelerator:
-        if has_nvidia_gpu():
-            accelerator = "auto"
-            print("An NVIDIA GPU is here: --accelerator auto", flush=True)
-        else:
-            accelerator, default_ratio = EMULATED
-            ratio = ratio or default_ratio
-            print(
-                f"No NVIDIA GPU is here, so this asks for --accelerator {accelerator} --gpu-experts-ratio {ratio}:\n"
-                "experts are really moved, kept and evicted, but the CPU computes and GPU time is the cost model's\n"
-                "(virtual clock). Answers, database and dashboard say so. For the CPU alone at full speed:\n"
-                "make run ACCELERATOR=none",
-                flush=True,
-            )
-
     telemetry_url = os.environ.get("TWOFOLD_TELEMETRY_URL") or f"sqlite:///{ROOT / 'twofold.db'}"
     environment = dict(os.environ, TWOFOLD_TELEMETRY_URL=telemetry_url, PYTHONUNBUFFERED="1")
-    serve = [sys.executable, "-m", "twofold.tools.cli.main", "serve"]
-    serve += [os.path.expanduser(args.model)] if args.model else []
-    serve += ["--host", HOST, "--port", str(args.port), "--accelerator", accelerator]
-    serve += ["--telemetry-url", telemetry_url]
-    serve += ["--gpu-experts-ratio", ratio] if ratio else []
-    dashboard = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py")]
-    dashboard += ["--server.address", HOST, "--server.port", str(args.dashboard_port)]
-    dashboard += [
-        "--server.headless",
-        "true",
-        "--browser.gatherUsageStats",
-        "false",
-        "--server.fileWatcherType",
-        "none",
-    ]
+    serve, dashboard = commands(args, telemetry_url)
 
     def on_signal(_number: int, _frame: object) -> None:
         raise StopError
@@ -110,6 +80,47 @@ def main() -> int:
         return 0
     finally:
         end(children)
+
+
+def commands(args: argparse.Namespace, telemetry_url: str) -> tuple[list[str], list[str]]:
+    """Command lines of the server and the dashboard."""
+    accelerator, ratio = choose_accelerator(args)
+    serve = [sys.executable, "-m", "twofold.tools.cli.main", "serve"]
+    serve += [os.path.expanduser(args.model)] if args.model else []
+    serve += ["--host", HOST, "--port", str(args.port), "--accelerator", accelerator]
+    serve += ["--telemetry-url", telemetry_url]
+    serve += ["--gpu-experts-ratio", ratio] if ratio else []
+    dashboard = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py")]
+    dashboard += ["--server.address", HOST, "--server.port", str(args.dashboard_port)]
+    dashboard += [
+        "--server.headless",
+        "true",
+        "--browser.gatherUsageStats",
+        "false",
+        "--server.fileWatcherType",
+        "none",
+    ]
+    return serve, dashboard
+
+
+def choose_accelerator(args: argparse.Namespace) -> tuple[str, str]:
+    """(--accelerator, --gpu-experts-ratio); reports an automatic choice."""
+    accelerator, ratio = args.accelerator, args.ratio
+    if not accelerator:
+        if has_nvidia_gpu():
+            accelerator = "auto"
+            print("An NVIDIA GPU is here: --accelerator auto", flush=True)
+        else:
+            accelerator, default_ratio = EMULATED
+            ratio = ratio or default_ratio
+            print(
+                f"No NVIDIA GPU is here, so this asks for --accelerator {accelerator} --gpu-experts-ratio {ratio}:\n"
+                "experts are really moved, kept and evicted, but the CPU computes and GPU time is the cost model's\n"
+                "(virtual clock). Answers, database and dashboard say so. For the CPU alone at full speed:\n"
+                "make run ACCELERATOR=none",
+                flush=True,
+            )
+    return accelerator, ratio
 
 
 def parse_arguments() -> argparse.Namespace:

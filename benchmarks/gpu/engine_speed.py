@@ -198,23 +198,29 @@ def telemetry_cost(machine: Machine, shape: Shape, share: float) -> dict[str, An
         took = {}
         for on in (turn % 2 == 0, turn % 2 == 1):
             runner.moe.enable_events(on)
-            began, seconds = time.perf_counter(), 0.0
-            for _ in range(max(1, machine.sizes.steps // _DRAIN_EVERY)):
-                seconds += sum(conversation.steps(min(_DRAIN_EVERY, machine.sizes.steps)))
-                if on:
-                    drained = time.perf_counter()
-                    for kind, rows in runner.moe.drain_events().items():
-                        if sink is not None and len(rows):
-                            sink.native_events(kind, rows)
-                    seconds += time.perf_counter() - drained
-            took[on] = (seconds, time.perf_counter() - began)
-        costs.append(took[True][0] / took[False][0] - 1)
+            took[on] = _decode_s(conversation, machine.sizes.steps, runner.moe if on else None, sink)
+        costs.append(took[True] / took[False] - 1)
     if sink is not None:
         sink.close()
     cost = statistics.median(costs)
     return expect(
         {"cost": cost, "of_rounds": costs, "written": written}, cost <= 0.02, "at most 2 % of decode"
     )
+
+
+def _decode_s(conversation: Conversation, num_steps: int, moe: Any, sink: Any) -> float:
+    """Seconds of decode steps; `moe`: with its events drained and written, None: without."""
+    seconds = 0.0
+    for _ in range(max(1, num_steps // _DRAIN_EVERY)):
+        seconds += sum(conversation.steps(min(_DRAIN_EVERY, num_steps)))
+        if moe is None:
+            continue
+        began = time.perf_counter()
+        for kind, rows in moe.drain_events().items():
+            if sink is not None and len(rows):
+                sink.native_events(kind, rows)
+        seconds += time.perf_counter() - began
+    return seconds
 
 
 def _sink(machine: Machine) -> tuple[Any, str]:

@@ -55,17 +55,11 @@ def model_folder(machine: Machine, shape: Shape) -> Path:
     return machine.keep(("model", shape.name), lambda: _write(machine, shape))
 
 
-def _write(machine: Machine, shape: Shape) -> Path:
-    from safetensors.torch import save_file
-    from twofold.models.bundled import bundled_model_path
-
-    folder = machine.folder / shape.name
-    folder.mkdir(parents=True, exist_ok=True)
-    layers, vocab = machine.sizes.model_layers, machine.sizes.vocab_size
-    config = {
+def _config(shape: Shape, num_layers: int, vocab_size: int) -> dict[str, Any]:
+    return {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": shape.hidden,
-        "num_hidden_layers": layers, "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "vocab_size": vocab,
+        "num_hidden_layers": num_layers, "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "vocab_size": vocab_size,
         "intermediate_size": shape.intermediate, "moe_intermediate_size": shape.intermediate,
         "num_experts": shape.num_experts, "num_experts_per_tok": shape.top_k, "norm_topk_prob": True,
         "mlp_only_layers": [], "decoder_sparse_step": 1, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
@@ -73,6 +67,15 @@ def _write(machine: Machine, shape: Shape) -> Path:
         "torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 0, "eos_token_id": 0,
         "use_sliding_window": False, "sliding_window": None,
     }  # fmt: skip
+
+
+def _write(machine: Machine, shape: Shape) -> Path:
+    from safetensors.torch import save_file
+    from twofold.models.bundled import bundled_model_path
+
+    folder = machine.folder / shape.name
+    folder.mkdir(parents=True, exist_ok=True)
+    layers, vocab = machine.sizes.model_layers, machine.sizes.vocab_size
     generator = torch.Generator(machine.device).manual_seed(0)
 
     def matrix(*sizes: int) -> Tensor:
@@ -118,7 +121,7 @@ def _write(machine: Machine, shape: Shape) -> Path:
         save(f"model-{layer:02}.safetensors", tensors)
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(_config(shape, layers, vocab)))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(bundled_model_path() / name, folder / name)
     return folder

@@ -101,6 +101,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--write-docs", action="store_true", help="put the table into the performance page")
     args = parser.parse_args(arguments)
+    _check(parser, args)
+    return args
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse arguments that do not fit together; complete the lists of formats and engines."""
     for name in ("rounds", "repeats", "prompt_tokens", "new_tokens", "threads", "layers"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} was given {getattr(args, name)}; it takes 1 or more")
@@ -113,7 +119,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("--engine ik_llama.cpp needs --ik PATH, where it is found")
     there = [name for name in ENGINES if name != "ik_llama.cpp" or args.ik is not None]
     args.engine = [name for name in there if name in (args.engine or there)]
-    return args
 
 
 def say(text: str) -> None:

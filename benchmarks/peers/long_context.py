@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -152,36 +153,34 @@ def _measure_type(specs: list[EngineSpec], model: Path, args: argparse.Namespace
             except PeerError as error:
                 say(str(error))
         for positions in args.positions:
-            orders = {"decode": args.new_tokens, "prefill": args.prompt_tokens}
-            samples: dict[tuple[str, str], list[float]] = {}
             for process in processes:
                 process.order({"fill": positions}, _FILL_TIMEOUT_S)
                 say(f"{process.spec.name}: {positions} positions are filled")
-            for turn in range(args.rounds + 1):
-                for test, count in orders.items():
-                    for process in processes:
-                        if count and (test == "decode" or turn <= 3):
-                            took = process.order({test: count}, _FILL_TIMEOUT_S)["seconds"]
-                            if turn > 0:  # the first warms caches and threads
-                                samples.setdefault((test, process.spec.name), []).append(count / took)
-            for spec in specs:
-                for test in TESTS:
-                    if (test, spec.name) in samples:
-                        found = samples[test, spec.name]
-                        say(f"{spec.name} {positions} {test}: {statistics.median(found):.1f} tokens/s")
-                        rows.append(
-                            {
-                                "kv": spec.kv,
-                                "positions": positions,
-                                "test": test,
-                                "engine": spec.engine,
-                                "samples": found,
-                            }
-                        )
+            samples = _samples(processes, args)
+            for spec, test in product(specs, TESTS):
+                found = samples.get((test, spec.name))
+                if found is None:
+                    continue
+                say(f"{spec.name} {positions} {test}: {statistics.median(found):.1f} tokens/s")
+                where = {"kv": spec.kv, "positions": positions, "test": test}
+                rows.append({**where, "engine": spec.engine, "samples": found})
     finally:
         for process in processes:
             process.close()
     return rows
+
+
+def _samples(processes: list[LayerProcess], args: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
+    """Tokens per second of each test and engine, in turns."""
+    orders = {"decode": args.new_tokens, "prefill": args.prompt_tokens}
+    samples: dict[tuple[str, str], list[float]] = {}
+    for turn in range(args.rounds + 1):
+        for (test, count), process in product(orders.items(), processes):
+            if count and (test == "decode" or turn <= 3):
+                took = process.order({test: count}, _FILL_TIMEOUT_S)["seconds"]
+                if turn > 0:  # the first warms caches and threads
+                    samples.setdefault((test, process.spec.name), []).append(count / took)
+    return samples
 
 
 def table(rows: list[dict[str, Any]]) -> str:

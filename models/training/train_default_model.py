@@ -129,6 +129,19 @@ def export(model: Model, tokenizer: Tokenizer, out: Path) -> None:
     save_file(stored, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # the library writes it for its owner alone, which a container's user may not be
 
+    files = tokenizer_files(tokenizer, model.shape.max_position_embeddings) | _configurations(
+        model, tokenizer
+    )
+    for name, content in files.items():
+        if isinstance(content, Tokenizer):
+            content.save(str(out / name))
+        else:
+            text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+            (out / name).write_text(text, encoding="utf-8")
+
+
+def _configurations(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    """config.json and generation_config.json."""
     shape = model.shape
     ends = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
     config = {
@@ -162,14 +175,7 @@ def export(model: Model, tokenizer: Tokenizer, out: Path) -> None:
         "eos_token_id": ends,
         "pad_token_id": ends[1],
     }
-    files = tokenizer_files(tokenizer, shape.max_position_embeddings)
-    files |= {"config.json": config, "generation_config.json": generation}
-    for name, content in files.items():
-        if isinstance(content, Tokenizer):
-            content.save(str(out / name))
-        else:
-            text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
-            (out / name).write_text(text, encoding="utf-8")
+    return {"config.json": config, "generation_config.json": generation}
 
 
 class Training:

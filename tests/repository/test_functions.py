@@ -14,12 +14,6 @@ MAX_NESTING = 4
 """Statements within one another that hold statements; an elif and a function within a function begin none."""
 
 EXCEPTIONS = {
-    "benchmarks/gpu/engine_speed.py: telemetry_cost",
-    "benchmarks/gpu/models.py: _write",
-    "benchmarks/peers/__main__.py: parse",
-    "benchmarks/peers/long_context.py: _measure_type",
-    "benchmarks/prefix_cache.py: scheduling_s",
-    "benchmarks/serving.py: main",
     "dashboard/pages_loadtest.py: body",
     "engine/twofold/device/loading.py: load_on_device",
     "engine/twofold/device/table_layers.py: __init__",
@@ -31,8 +25,6 @@ EXCEPTIONS = {
     "engine/twofold/server/ollama/routes.py: router",
     "engine/twofold/text/chat/dialects/harmony.py: read_answer",
     "engine/twofold/text/tokenizer/chat_template.py: render",
-    "models/training/train_default_model.py: export",
-    "scripts/run_stack.py: main",
 }
 """Functions beyond a limit. None may be added; remove those that have become short."""
 
