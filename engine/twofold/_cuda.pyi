@@ -195,14 +195,6 @@ class DeviceFacts(TypedDict):
     link: str
     link_gbps: float
 
-class UploadCounts(TypedDict):
-    landed: int
-    failed: int
-    batches: int
-    bytes: int
-    busy_us: float
-    held: int
-
 class UploadProbe(TypedDict):
     bytes: int
     us: float

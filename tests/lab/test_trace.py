@@ -102,7 +102,7 @@ def test_pickles_are_refused(tmp_path):
         ({"ids": np.full((12, 2, 1), 70_000), "probs": None}, "holds 70000"),
         ({"ids": np.full((12, 2, 2), 5)}, "expert 5 routed twice at token 0, layer 0"),
         ({"probs": np.ones((12, 2, 3))}, r"'probs' is float64 of shape \(12, 2, 3\)"),
-        ({"probs": np.full((12, 2, 2), np.nan)}, "no numbers"),
+        ({"probs": np.full((12, 2, 2), np.nan)}, "holds a NaN"),
         ({"offsets": np.array([0, 4])}, r"offsets must rise from 0 to the number of tokens \(12\)"),
         ({"offsets": np.array([0, 9, 4, 12])}, "offsets must rise"),
         ({"offsets": np.array([0.0, 12.0])}, "'offsets' is float64"),

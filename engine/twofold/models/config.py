@@ -121,11 +121,11 @@ class ModelConfig:
     def top_k(self) -> int:
         return self.routed.top_k
 
-    def cache_dtype(self, asked: str) -> CacheDType:
+    def cache_dtype(self, setting: str) -> CacheDType:
         """KV cache type on the CPU for a value of --kv-cache-dtype."""
-        if asked == "auto":
+        if setting == "auto":
             return "bfloat16" if self.dtype == "bfloat16" else "float32"
-        known = (each for each in get_args(CacheDType) if each == asked.removesuffix("_e4m3"))
+        known = (each for each in get_args(CacheDType) if each == setting.removesuffix("_e4m3"))
         return cast(CacheDType, next(known))
 
     def cache_bytes_per_token(self, dtype: CacheDType) -> int:

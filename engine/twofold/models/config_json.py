@@ -232,11 +232,11 @@ def read_layer_types(fields: Fields, kind: str, usual: Callable[[int], bool] | N
     if kinds is None and usual is not None:
         return set(filter(usual, range(num_layers)))
     known = (kind, "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(said not in known for said in kinds):
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(each not in known for each in kinds):
         raise fields.error(
             "layer_types", kinds, f"{known[0]!r} or {known[1]!r} for each of {num_layers} layers"
         )
-    return {layer for layer, said in enumerate(kinds) if said == kind}
+    return {layer for layer, each in enumerate(kinds) if each == kind}
 
 
 def rotary_share(rotary_dim: int, head_dim: int) -> float:
@@ -248,8 +248,8 @@ def rotary_share(rotary_dim: int, head_dim: int) -> float:
 def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:
     """Rotated elements of a head, from the share in `partial_rotary_factor`."""
     section = fields.section(("rope_parameters", "rope_scaling"))
-    said = None if section is None else section.optional_number("partial_rotary_factor", maximum=1.0)
-    share = said if said is not None else fields.number("partial_rotary_factor", default, maximum=1.0)
+    stated = None if section is None else section.optional_number("partial_rotary_factor", maximum=1.0)
+    share = stated if stated is not None else fields.number("partial_rotary_factor", default, maximum=1.0)
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:
         raise fields.error(

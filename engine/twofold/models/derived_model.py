@@ -74,8 +74,9 @@ def write_tokenizer(source: Path, output: Path, config: ModelConfig) -> None:
     """Copy or write all files that `Tokenizer.load` reads, and the recommended sampling."""
     if is_gguf(source):
         Tokenizer.open(source).save(output)
-        said = config.generation
-        given = {name: value for name, value in vars(said).items() if value not in (None, (), False)}
+        given = {
+            name: value for name, value in vars(config.generation).items() if value not in (None, (), False)
+        }
         (output / "generation_config.json").write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
         return
     for name in TOKENIZER_FILES:

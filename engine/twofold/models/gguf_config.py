@@ -132,8 +132,8 @@ class GgufMetadata:
 
     def of_layers(self, key: str, *, minimum: int = 0) -> list[int]:
         """Per-layer values of a key, one value applying to all layers. Raises ModelLoadError for anything else."""
-        said = self.file.fields.get(f"{self.file.fields['general.architecture']}.{key}")
-        numbers = np.ravel(said if said is not None else minimum - 1)
+        value = self.file.fields.get(f"{self.file.fields['general.architecture']}.{key}")
+        numbers = np.ravel(value if value is not None else minimum - 1)
         fits = numbers.dtype.kind in "bui" and numbers.size in (1, self.num_blocks)
         if not fits or int(numbers.min()) < minimum or int(numbers.max()) >= 2**31:
             raise self.fields.error(key, numbers.tolist()[:8], f"{minimum} or more for each layer")

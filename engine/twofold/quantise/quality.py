@@ -100,11 +100,11 @@ def compare(
     step = max(1, _LOGITS_AT_ONCE // source.config.vocab_size)
 
     def compared() -> Iterable[tuple[I64, F32, F32]]:
-        for sequence, ours, theirs in zip(sequences, *states, strict=True):
+        for sequence, source_rows, other_rows in zip(sequences, *states, strict=True):
             following = np.array([*sequence[1:], -1])
             for begin in range(0, len(sequence), step):
                 rows = slice(begin, begin + step)
-                yield following[rows], models[0].logits(ours[rows]), models[1].logits(theirs[rows])
+                yield following[rows], models[0].logits(source_rows[rows]), models[1].logits(other_rows[rows])
 
     return quality_of(compared(), tuple(drift))
 
@@ -116,8 +116,8 @@ def quality_of(compared: Iterable[tuple[I64, F32, F32]], drift: tuple[float, ...
         p, q = log_probabilities(source_logits), log_probabilities(logits)
         divergence.append(np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0.0))
         same.append(p.argmax(axis=1) == q.argmax(axis=1))
-        said = following >= 0
-        index = np.flatnonzero(said), following[said]
+        is_known = following >= 0
+        index = np.flatnonzero(is_known), following[is_known]
         losses[0].append(-p[index])
         losses[1].append(-q[index])
     kl = np.concatenate(divergence)

@@ -78,7 +78,7 @@ class Rules:
             if not any(rule.fits(kind, layer, num_layers, spec.name) for kind, layer, spec in known):
                 raise ConfigError(
                     f"{self.where}: rule {number} fits no tensor of this model, which has {num_layers} layers of "
-                    f"{', '.join(sorted({kind for kind, _, _ in known}))}; mend or remove it"
+                    f"{', '.join(sorted({kind for kind, _, _ in known}))}; correct or remove it"
                 )
 
     @property

@@ -119,7 +119,7 @@ def _why_none(rule: PlacementRule, modules: Sequence[Module], num_layers: int) -
         return f"name {short(rule.name.pattern)} fits no module; {_nearest_names(plain, names)}"
     has = sorted(set().union(*(module.classes for module in modules)))
     layers = f"{num_layers} layers of {', '.join(has)}"
-    return f"the rule fits no module of this model, which has {layers}; mend or remove it"
+    return f"the rule fits no module of this model, which has {layers}; correct or remove it"
 
 
 def _nearest_names(given: str, names: Sequence[str]) -> str:

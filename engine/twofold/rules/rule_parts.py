@@ -25,10 +25,10 @@ def known_format(value: Any, where: str) -> str:
     """The name of a format that weights can be converted to. Raises ConfigError that begins with `where`."""
     known = tuple(name for name, layout in FORMATS.items() if layout.quantised)
     if value not in known:
-        said = f"has no format; it takes {', '.join(known)}"
+        problem = f"has no format; it takes {', '.join(known)}"
         if value is not None:
-            said = f"format is {short(value)}; {nearest(str(value), known)}"
-        raise ConfigError(f"{where}: {said}")
+            problem = f"format is {short(value)}; {nearest(str(value), known)}"
+        raise ConfigError(f"{where}: {problem}")
     return str(value)
 
 

@@ -97,7 +97,9 @@ def _value_of(node: yaml.Node, where: str, path: Path_, lines: dict[Path_, int])
         made: dict[str, Any] = {}
         for key_node, of_key in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"{where}:{key_node.start_mark.line + 1}: not YAML: a key that is no word")
+                raise ConfigError(
+                    f"{where}:{key_node.start_mark.line + 1}: not YAML: a key that is no scalar"
+                )
             key = str(key_node.value)
             if key in made:
                 raise ConfigError(f"{where}:{key_node.start_mark.line + 1}: {key!r} is there twice; keep one")

@@ -119,11 +119,11 @@ class Checkpoint(TensorSource):
 
 
 def _renamed(name: str, renamed: tuple[tuple[str, str], ...]) -> str:
-    for theirs, ours in renamed:
-        if theirs.startswith("*"):
-            name = name.replace(theirs[1:], ours[1:])
-    theirs, ours = next((pair for pair in renamed if name.startswith(pair[0])), ("", ""))
-    return ours + name.removeprefix(theirs)
+    for old, new in renamed:
+        if old.startswith("*"):
+            name = name.replace(old[1:], new[1:])
+    old, new = next((pair for pair in renamed if name.startswith(pair[0])), ("", ""))
+    return new + name.removeprefix(old)
 
 
 def _rename(

@@ -59,9 +59,9 @@ class GgufSource(TensorSource):
     def entry(self, name: str) -> TensorEntry:
         """Location of tensor `name`. The ModelLoadError for a missing one gives its GGUF name."""
         if name not in self:
-            theirs = self._specs[name].gguf if name in self._specs else name
+            gguf_name = self._specs[name].gguf if name in self._specs else name
             raise ModelLoadError(
-                f"{self.where}: tensor {theirs} is missing from the file's {len(self)} tensors; the download "
+                f"{self.where}: tensor {gguf_name} is missing from the file's {len(self)} tensors; the download "
                 "is incomplete or the conversion was"
             )
         return super().entry(name)

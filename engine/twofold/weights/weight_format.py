@@ -133,7 +133,7 @@ class WeightMatrix:
                 f"{element} (rows, {width})"
             )
         if width > 1 and self.data.strides[1] != element.itemsize:
-            raise ValueError("the elements of a row lie apart; expected contiguous rows")
+            raise ValueError("the elements of a row are not adjacent; expected contiguous rows")
         if self.is_apart:
             self._check_exponents()
         elif (self.scales is None) != (FORMATS[self.format].scale_grid == 0):

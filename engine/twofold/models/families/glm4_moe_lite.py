@@ -14,9 +14,9 @@ from twofold.weights.json_file import Fields
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
     num_layers, kinds = num_layers_of(fields), fields.data.get("mlp_layer_types")
-    said = kinds or ["dense"] + ["sparse"] * (num_layers - 1)
-    dense = said.index("sparse") if isinstance(said, list) and "sparse" in said else 0
-    if said != ["dense"] * dense + ["sparse"] * (num_layers - dense):
+    types = kinds or ["dense"] + ["sparse"] * (num_layers - 1)
+    dense = types.index("sparse") if isinstance(types, list) and "sparse" in types else 0
+    if types != ["dense"] * dense + ["sparse"] * (num_layers - dense):
         raise fields.error(
             "mlp_layer_types", kinds, f"'dense' of the first, 'sparse' of the others of {num_layers} layers"
         )

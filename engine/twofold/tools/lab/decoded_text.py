@@ -110,8 +110,10 @@ class DecodedText:
 
     def quality(self, source: Reading, other: Reading) -> Quality:
         def compared() -> Iterator[tuple[npt.NDArray[np.int64], F32, F32]]:
-            for tokens, ours, theirs in zip(self.sequences, source.logits, other.logits, strict=True):
-                yield np.array([*tokens[1:], -1], np.int64), ours, theirs
+            for tokens, source_rows, other_rows in zip(
+                self.sequences, source.logits, other.logits, strict=True
+            ):
+                yield np.array([*tokens[1:], -1], np.int64), source_rows, other_rows
 
         return quality_of(compared())
 

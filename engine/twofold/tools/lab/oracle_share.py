@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=counts_list(1_000_000),
         default=[64, 300, 1000],
         metavar="N,…",
-        help="prefixes of each request that are reported apart, in tokens (default: 64,300,1000)",
+        help="prefixes of each request that are reported separately, in tokens (default: 64,300,1000)",
     )
 
 

@@ -59,8 +59,8 @@ def answer(config: EngineConfig, new_tokens: int) -> Answers:
     decoded, seconds = 0, 0.0
     try:
         for number, prompt in enumerate(PROMPTS):
-            said, usage = _answer_one(engine, prompt, number, new_tokens)
-            answers.append(said)
+            tokens, usage = _answer_one(engine, prompt, number, new_tokens)
+            answers.append(tokens)
             decoded += usage.completion_tokens - 1
             seconds += usage.decode_s
         stats = engine.stats()
@@ -72,11 +72,11 @@ def answer(config: EngineConfig, new_tokens: int) -> Answers:
 def _answer_one(engine: Engine, prompt: str, seed: int, new_tokens: int) -> tuple[list[int], Usage]:
     text = engine.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
     sampling = SamplingParams(temperature=0.8, top_p=0.9, seed=seed, max_tokens=new_tokens, ignore_eos=True)
-    said: list[int] = []
+    tokens: list[int] = []
     usage = engine.generate(
-        engine.tokenizer.encode(text), sampling, lambda chunk: said.extend(chunk.token_ids)
+        engine.tokenizer.encode(text), sampling, lambda chunk: tokens.extend(chunk.token_ids)
     )
-    return said, usage
+    return tokens, usage
 
 
 def engine_rows(

@@ -109,7 +109,7 @@ def make_trace(
                 f"{ids.shape}"
             )
         if not np.isfinite(probs).all():
-            raise fail("'probs' holds values that are no numbers; record it anew")
+            raise fail("'probs' holds a NaN or an infinity; record it again")
     if offsets is None:
         offsets = np.array([0, ids.shape[0]])
     if offsets.ndim != 1 or len(offsets) < 2 or not np.issubdtype(offsets.dtype, np.integer):
