@@ -5,7 +5,7 @@ data_ptr() and cuda_stream. Every launch raises KernelError if the device refuse
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypedDict, final
+from typing import TypedDict, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,6 +195,14 @@ class DeviceFacts(TypedDict):
     link: str
     link_gbps: float
 
+class UploadCounts(TypedDict):
+    landed: int
+    failed: int
+    batches: int
+    bytes: int
+    busy_us: float
+    held: int
+
 class UploadProbe(TypedDict):
     bytes: int
     us: float
@@ -206,11 +214,16 @@ class UploadProbe(TypedDict):
 class CudaAccelerator(_core.SlottedAccelerator):
     """Expert slots on a device, with uploads in real time. Addresses are device addresses."""
 
-    warning: Final[str]
-    slot_base: Final[int]
-    slot_stride: Final[int]
-    slot_table: Final[int]
-    store_base: Final[int]
+    @property
+    def warning(self) -> str: ...
+    @property
+    def slot_base(self) -> int: ...
+    @property
+    def slot_stride(self) -> int: ...
+    @property
+    def slot_table(self) -> int: ...
+    @property
+    def store_base(self) -> int: ...
     def split_table(self) -> Sequence[int]: ...
     def read_prices(self) -> Sequence[int]: ...
     def before_compute(self, stream: int) -> None: ...
@@ -318,8 +331,10 @@ _Compute = Callable[
 class DeviceMailbox:
     """Mapped memory shared by a decode graph and the CPU."""
 
-    address: Final[int]
-    results: Final[int]
+    @property
+    def address(self) -> int: ...
+    @property
+    def results(self) -> int: ...
     def wait(
         self, *, kind: str, layer: int, step: int, num_on_cpu: int, limit_s: float, stream: int
     ) -> None: ...
@@ -352,4 +367,5 @@ class TableStep:
     def end(self, stream: int) -> None: ...
     def confirm(self) -> ServedStep: ...
     def give_up(self, stream: int) -> None: ...
-    cpu_us: Final[float]
+    @property
+    def cpu_us(self) -> float: ...

@@ -4,7 +4,7 @@ All are frozen. Addresses are integers, from torch's data_ptr(); 0 is none. kern
 step_control.h document the memory they point to.
 """
 
-from typing import Final, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,10 @@ class ExpertLayout:
         activation: str = "silu",
         biases: bool = False,
     ) -> None: ...
-    bytes: Final[int]
-    activations: Final[str]
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def activations(self) -> str: ...
     def encoded_bytes(self, num_tokens: int) -> int: ...
     def intermediate_bytes(self, num_pairs: int) -> int: ...
 

@@ -53,6 +53,7 @@ class LoadProgress:
 
 ProgressFn = Callable[[LoadProgress], None]
 OpenBlock = tuple[Block, BlockWeights]
+OpenPart = tuple[ModelPart, BlockWeights]
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class ModelFiles:
             weights.recoding.format if weights.recoding is not None else "" for _, weights in self.parts()
         )
 
-    def parts(self) -> Iterator[tuple[ModelPart, BlockWeights]]:
+    def parts(self) -> Iterator[OpenPart]:
         """Embedding, blocks and head with their tensors."""
         yield self.config.embedding, self.embedding
         yield from self.blocks()

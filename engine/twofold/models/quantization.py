@@ -10,8 +10,8 @@ from twofold.api.errors import ModelLoadError
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
 from twofold.weights.json_file import Fields
 from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
-from twofold.weights.schemes.registry import METHODS, parse_scheme
-from twofold.weights.schemes.stored import Scheme
+from twofold.weights.schemes import METHODS, parse_scheme
+from twofold.weights.schemes.scheme import Scheme
 
 FP8_BLOCK: Final = 128
 """Rows and columns per scale in FP8 checkpoints."""

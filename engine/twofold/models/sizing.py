@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from twofold.api.types import TraceSizes
-from twofold.blocks.block import BlockWeights, ExpertBlock, ModelPart
+from twofold.blocks.block import ExpertBlock
 from twofold.blocks.head import Embedding
 from twofold.models.config import ModelConfig
-from twofold.models.model_files import ModelFiles, open_model_files
+from twofold.models.model_files import ModelFiles, OpenPart, open_model_files
 
 WORKING_BYTES: Final = 512 * 1024 * 1024
 """Interpreter, libraries and activations, bytes: a conservative estimate, not a measurement."""
@@ -126,7 +126,7 @@ def dense_stretches(files: ModelFiles, on_cpu: Sequence[bool] = ()) -> tuple[lis
     on_cpu: for each of `ModelFiles.parts`, whether it is excluded because the CPU computes it.
     """
     stretches = [
-        [(part.cost(weights), here) for part, weights, here in stretch if not isinstance(part, Embedding)]
+        [(part.cost(weights), here) for (part, weights), here in stretch if not isinstance(part, Embedding)]
         for stretch in _stretches(files, on_cpu)
     ]
     gates = [cost.prediction_bytes for stretch in stretches for cost, _ in stretch if cost.prediction_bytes]
@@ -155,23 +155,25 @@ def cpu_stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> tuple[list[float
     num_bytes, flops, handovers = [], [], []
     for stretch in _stretches(files, on_cpu):
         costs = [
-            part.cost(weights) for part, weights, here in stretch if here and not isinstance(part, Embedding)
+            part.cost(weights)
+            for (part, weights), here in stretch
+            if here and not isinstance(part, Embedding)
         ]
-        places = [False, *(here for _, _, here in stretch)]
+        places = [False, *(here for _, here in stretch)]
         num_bytes.append(sum((cost.num_bytes for cost in costs), 0.0))
         flops.append(sum((cost.flops for cost in costs), 0.0))
         handovers.append(float(sum(here and not before for before, here in pairwise(places))))
     return num_bytes, flops, handovers
 
 
-def _stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> list[list[tuple[ModelPart, BlockWeights, bool]]]:
+def _stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> list[list[tuple[OpenPart, bool]]]:
     """Parts without experts, split at the layers with experts, each with its value of `on_cpu` (empty: False)."""
-    found: list[list[tuple[ModelPart, BlockWeights, bool]]] = [[]]
-    for (part, weights), here in zip(files.parts(), on_cpu or repeat(False), strict=False):
-        if isinstance(part, ExpertBlock):
+    found: list[list[tuple[OpenPart, bool]]] = [[]]
+    for opened, here in zip(files.parts(), on_cpu or repeat(False), strict=False):
+        if isinstance(opened[0], ExpertBlock):
             found.append([])
         else:
-            found[-1].append((part, weights, here))
+            found[-1].append((opened, here))
     return found
 
 

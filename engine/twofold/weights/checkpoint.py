@@ -23,7 +23,7 @@ from twofold.api.errors import ModelLoadError
 from twofold.weights.block_formats import with_block_formats
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.mxfp4_tensors import with_mxfp4
-from twofold.weights.schemes.stored import Scheme, SchemeMatrix
+from twofold.weights.schemes.scheme import Scheme, SchemeMatrix
 from twofold.weights.tensor_source import TensorEntry, TensorSource
 
 SINGLE_FILE: Final = "model.safetensors"

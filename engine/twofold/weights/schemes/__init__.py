@@ -1,6 +1,27 @@
-"""Quantisation schemes of Hugging Face checkpoints: their config.json names, and conversion of their tensors.
+"""Quantisation schemes of Hugging Face checkpoints, by their config.json names; `scheme` has their interface."""
 
-A scheme's matrix is several stored tensors (packed integers, scales, zero points). `Scheme.matrices` locates them in
-the files' headers. Each matrix becomes one tensor in a kernel format, with the same values: groups of a symmetric 4-bit
-scheme are blocks of q4_0, integers of up to 8 bits blocks of int8 or q8_0.
-"""
+from __future__ import annotations
+
+from twofold.weights.json_file import Fields
+from twofold.weights.schemes.scheme import Scheme
+
+
+def parse_scheme(section: Fields) -> Scheme | None:
+    """Scheme of `quantization_config`; None for a method without one. Raises ModelLoadError."""
+    method = section.text("quant_method", "?")
+    if method == "compressed-tensors":
+        from twofold.weights.schemes import compressed_tensors
+
+        return compressed_tensors.parse(section)
+    if method in ("gptq", "awq"):
+        from twofold.weights.schemes import gptq
+
+        return gptq.parse_gptq(section) if method == "gptq" else gptq.parse_awq(section)
+    if method in ("modelopt", "modelopt_fp4"):
+        from twofold.weights.schemes import modelopt
+
+        return modelopt.parse(section)
+    return None
+
+
+METHODS = ("compressed-tensors", "gptq", "awq", "modelopt")

@@ -21,7 +21,7 @@ from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
 from twofold.weights.schemes import blocks
 from twofold.weights.schemes.floats import float8_matrix, nvfp4_matrix
-from twofold.weights.schemes.stored import (
+from twofold.weights.schemes.scheme import (
     LEFT_OUT,
     SchemeMatrix,
     Stored,

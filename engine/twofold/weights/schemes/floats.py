@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.schemes import blocks
-from twofold.weights.schemes.stored import SchemeMatrix, Stored, expect, missing
+from twofold.weights.schemes.scheme import SchemeMatrix, Stored, expect, missing
 from twofold.weights.tensor_source import TensorEntry, scales_name
 from twofold.weights.weight_format import FORMATS, scale_grid
 

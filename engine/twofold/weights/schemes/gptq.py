@@ -20,7 +20,7 @@ import numpy.typing as npt
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
 from twofold.weights.schemes import blocks
-from twofold.weights.schemes.stored import SchemeMatrix, Stored, expect, missing, of_modules, unpack
+from twofold.weights.schemes.scheme import SchemeMatrix, Stored, expect, missing, of_modules, unpack
 from twofold.weights.tensor_source import TensorEntry
 
 _AWQ_ORDER: Final = np.array([0, 4, 1, 5, 2, 6, 3, 7])

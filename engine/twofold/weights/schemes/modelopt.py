@@ -16,7 +16,7 @@ from typing import Final
 
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.schemes.floats import float8_matrix, nvfp4_matrix
-from twofold.weights.schemes.stored import LEFT_OUT, SchemeMatrix, no_group, of_modules
+from twofold.weights.schemes.scheme import LEFT_OUT, SchemeMatrix, no_group, of_modules
 from twofold.weights.tensor_source import TensorEntry
 
 SEPARATE_FILE: Final = "hf_quant_config.json"

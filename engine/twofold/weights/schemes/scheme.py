@@ -1,4 +1,9 @@
-"""A scheme's interface, and the stored tensors of its matrices: found by module, checked, unpacked."""
+"""The interface of a quantisation scheme, and what schemes share.
+
+A scheme's matrix is several stored tensors (packed integers, scales, zero points). `Scheme.matrices` locates them in
+the files' headers. Each matrix becomes one tensor in a kernel format, with the same values: groups of a symmetric 4-bit
+scheme are blocks of q4_0, integers of up to 8 bits blocks of int8 or q8_0.
+"""
 
 from __future__ import annotations
 
