@@ -10,6 +10,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
 from typing import Any, Final
 
 from twofold import _core
@@ -76,45 +78,38 @@ def replay_rows(
     played = trace.part(part)
     before = trace.part("first") if part == "second" and trace.num_sequences > 1 else None
     prior = (before or played).usage()
-    for batch in batches:
-        for share in slots:
-
-            def counts_of(
-                policy: str, pool: bool | None = shared_pool, batch: int = batch, share: float = share
-            ) -> Any:
-                return replay_policy(
-                    played,
-                    policy,
-                    slots=share,
-                    price=price,
-                    batch=batch,
-                    prior_usage=prior,
-                    warm_up=before if warm else None,
-                    shared_pool=pool,
-                )
-
-            lru = counts_of("lru", False)
-            lru_cost = lru.num_misses + price * lru.num_uploads
-            for policy in policies:
-                counts = counts_of(policy)
-                cost = counts.num_misses + price * counts.num_uploads
-                row: Row = {
-                    "trace": trace.name,
-                    "part": part,
-                    "batch": batch,
-                    "slots": share,
-                    "policy": policy,
-                    "price": price,
-                    "hit_rate": counts.num_hits / max(1, counts.num_hits + counts.num_misses),
-                    "uploads_per_token": counts.num_uploads / counts.num_tokens,
-                    "misses_per_token": counts.num_misses / counts.num_tokens,
-                    "cost_per_token": cost / counts.num_tokens,
-                    "cost_vs_lru": cost / lru_cost if lru_cost > 0 else 1.0,
-                    "offline": POLICIES[policy].offline,
-                }
-                if expert_bytes is not None:
-                    row["upload_bytes_per_token"] = row["uploads_per_token"] * expert_bytes
-                yield row
+    for batch, share in product(batches, slots):
+        counts_of = partial(
+            replay_policy,
+            played,
+            slots=share,
+            price=price,
+            batch=batch,
+            prior_usage=prior,
+            warm_up=before if warm else None,
+        )
+        lru = counts_of("lru", shared_pool=False)
+        lru_cost = lru.num_misses + price * lru.num_uploads
+        for policy in policies:
+            counts = counts_of(policy, shared_pool=shared_pool)
+            cost = counts.num_misses + price * counts.num_uploads
+            row: Row = {
+                "trace": trace.name,
+                "part": part,
+                "batch": batch,
+                "slots": share,
+                "policy": policy,
+                "price": price,
+                "hit_rate": counts.num_hits / max(1, counts.num_hits + counts.num_misses),
+                "uploads_per_token": counts.num_uploads / counts.num_tokens,
+                "misses_per_token": counts.num_misses / counts.num_tokens,
+                "cost_per_token": cost / counts.num_tokens,
+                "cost_vs_lru": cost / lru_cost if lru_cost > 0 else 1.0,
+                "offline": POLICIES[policy].offline,
+            }
+            if expert_bytes is not None:
+                row["upload_bytes_per_token"] = row["uploads_per_token"] * expert_bytes
+            yield row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
