@@ -113,17 +113,22 @@ class Usage:
     """Most tokens the answer was allowed to have."""
 
 
+def _drop(chunk: Chunk) -> None:
+    """Receiver of a template's answer, which has none."""
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """A tokenised prompt and the callback that receives its answer.
 
+    Without a prompt it is a template: `dataclasses.replace` makes the requests from it.
     `on_chunk` runs on the engine's thread and must return at once (put the chunk on a queue, post it to a loop).
     """
 
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    on_chunk: Callable[[Chunk], None]
-    request_id: str
+    prompt_token_ids: tuple[int, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    on_chunk: Callable[[Chunk], None] = _drop
+    request_id: str = ""
     """Unique name given by the caller, e.g. "chatcmpl-…"."""
     model: str = ""
     endpoint: str = ""

@@ -54,7 +54,7 @@ def router(state: ServerState) -> APIRouter:
         loop = asyncio.get_running_loop()
         return [
             _slot(state, number, progress)
-            | {"prompt": await loop.run_in_executor(state.workers, _prompt_text, state, progress)}
+            | {"prompt": await loop.run_in_executor(state.threads.tokenisers, _prompt_text, state, progress)}
             for number, progress in enumerate(places)
         ]
 

@@ -15,7 +15,9 @@ from twofold.server.anthropic.schemas import MessagesChat
 from twofold.server.http.anthropic_errors import anthropic_error, anthropic_status
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.chat_format import ChatFormat
+from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.custom_tools import parsed_so_far
+from twofold.server.openai.formats import Asked
 
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _STILL_S: Final = 60.0
@@ -33,8 +35,8 @@ class AnthropicMessage(ChatFormat):
 
     stream_ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, asked: Asked, reading: ChatReading) -> None:
+        super().__init__(asked, reading)
         self._id = f"msg_{str(self._head['id']).rpartition('-')[2]}"
         self._nothing = isinstance(self._asked, MessagesChat) and self._asked.answers_nothing
         self._open = ""

@@ -11,7 +11,6 @@ from twofold.server.anthropic.answers import COUNTED, MESSAGES
 from twofold.server.anthropic.format import AnthropicMessage
 from twofold.server.anthropic.prompts import chat_fields
 from twofold.server.anthropic.schemas import CountTokensRequest, MessagesChat, MessagesRequest
-from twofold.server.bridge.bounded_tokenizer import tokenising
 from twofold.server.bridge.request_body import parse_body, translated
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.anthropic_errors import MESSAGES_PATH
@@ -49,7 +48,7 @@ def router(state: ServerState) -> APIRouter:
         def count() -> int:
             return len(chat_prompts(asked, tokenizer, marks, kept=state.kept_tokens)[0].token_ids)
 
-        number = await tokenising(count, state.workers, state.counters, param="messages")
+        number = await state.threads.tokenise(count, param="messages")
         return JSONResponse({"input_tokens": number})
 
     return routes

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from twofold.server.bridge.protocol import ServingTokenizer
-from twofold.server.http.errors import CONTEXT_LENGTH, ApiError, too_long
 from twofold.text.tokenizer import ToolForm
 from twofold.text.tokenizer.literal_text import PromptText
-
-T = TypeVar("T")
 
 _CHARS_PER_TOKEN: Final = 8
 """Characters per token assumed for the first piece. Text has about 4, so most texts that fit are tokenised once."""
@@ -32,20 +27,6 @@ class TooManyTokensError(Exception):
         super().__init__(max_context)
         self.max_context = max_context
         self.count = count
-
-
-async def tokenising(work: Callable[[], T], workers: Executor, counters: Executor, *, param: str) -> T:
-    """Run `work` on a thread of `workers` and return its result. ApiError 400 with the length for a text that is too
-    long.
-
-    The length is counted on `counters`, so that requests that fit do not wait for it.
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.run_in_executor(workers, work)
-    except TooManyTokensError as error:
-        message = too_long(await loop.run_in_executor(counters, error.count), error.max_context)
-        raise ApiError(400, message, param=param, code=CONTEXT_LENGTH) from None
 
 
 class BoundedTokenizer:

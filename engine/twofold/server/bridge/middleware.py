@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.api.errors import CapacityError
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
-from twofold.server.http.early_refusals import COMPUTING_PATHS, EarlyRefusals
 from twofold.server.http.errors import ApiError
 from twofold.server.http.web_pages import foreign_caller
 
@@ -28,6 +26,17 @@ _OPEN: Final = frozenset(("/", "/health", "/ready", "/metrics", "/version", "/op
 """Paths that never need a key."""
 _ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
 """Admin routes under SGLang's names."""
+_COMPUTING: Final = frozenset(
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+    )
+)
+"""Paths that a full server refuses; all are POST."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -50,8 +59,8 @@ class RequestFrame:
             if message["type"] == "http.response.start":
                 started = True
                 self._label(MutableHeaders(scope=message), request_id)
-                if scope["method"] == "POST":
-                    self._count(message["status"])
+                if scope["method"] == "POST" and message["status"] >= 400:
+                    self._state.metrics.refused[str(message["status"])] += 1
             await send(message)
 
         try:
@@ -66,25 +75,6 @@ class RequestFrame:
             _logger.debug("its traceback", exc_info=error)
             if not started:
                 await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
-
-    @property
-    def early_refusals(self) -> EarlyRefusals:
-        """Early refusals for the listening layer, which answers them without calling this."""
-        return EarlyRefusals(lambda: self._full() is not None, self._refuse_early)
-
-    def _refuse_early(self, path: str, raw_headers: list[tuple[bytes, bytes]]) -> Response | None:
-        headers = Headers(raw=raw_headers)
-        refusal = self._refusal("POST", path, headers)
-        if refusal is None:
-            return None
-        response = refusal.response(path)
-        self._label(response.headers, _request_id(headers))
-        self._count(response.status_code)
-        return response
-
-    def _count(self, status: int) -> None:
-        if status >= 400:
-            self._state.metrics.refused[str(status)] += 1
 
     def _label(self, headers: MutableHeaders, request_id: str) -> None:
         headers["x-request-id"] = request_id
@@ -111,7 +101,7 @@ class RequestFrame:
             refusal = None if _has_key(headers, config.api_key) else _unauthorised()
         if refusal is None and is_admin:
             return _no_admin_routes(path)
-        return refusal or (self._full() if method == "POST" and path in COMPUTING_PATHS else None)
+        return refusal or (self._full() if method == "POST" and path in _COMPUTING else None)
 
     def _full(self) -> ApiError | None:
         """The refusal of a full server, before the request is read: the running requests need the time."""

@@ -54,7 +54,9 @@ async def parse_body(request: Request, schema: type[M], state: ServerState) -> M
     if len(body) <= _INLINE_BYTES:
         return parse(schema, body, max_context)
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(state.parsers, state.body_worker.parse, schema, body, max_context)
+    return await loop.run_in_executor(
+        state.threads.parsers, state.body_worker.parse, schema, body, max_context
+    )
 
 
 def translated(schema: type[M], fields: Mapping[str, Any], state: ServerState) -> M:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Final, Literal
 
@@ -17,6 +16,7 @@ from twofold.server.bridge.kept_tokens import KeptTokens
 from twofold.server.bridge.metrics import Metrics
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.sampling_defaults import OPENAI_DEFAULTS
+from twofold.server.bridge.threads import Threads
 from twofold.server.http.errors import ApiError
 from twofold.telemetry.sink import TelemetrySink
 from twofold.text.chat.marks import ChatMarks, check_parsers, chosen_marks
@@ -41,15 +41,8 @@ class ServerState:
         """The model's markers of tool calls and thinking; known once it is loaded."""
         self.started_s = time.time()
         self.phase: Phase = "loading"
-        # Two, so that a long prompt does not delay a short one. Tokenising releases the GIL.
-        self.workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
-        # One, only for prompts that are refused: they delay no other request.
-        self.counters = ThreadPoolExecutor(max_workers=1, thread_name_prefix="count")
+        self.threads = Threads()
         self.body_worker = BodyWorker()
-        # One, because the worker parses one body at a time; only large bodies wait here.
-        self.parsers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
-        # Several, so that a compiled grammar does not wait for a new one.
-        self.compilers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="compile")
         self.kept_tokens: KeptTokens | None = None
         """Set if the engine caches prefixes; known once it is loaded."""
         self.answers: set[AnswerStream] = set()
@@ -68,8 +61,7 @@ class ServerState:
 
     def close(self) -> None:
         """Stop the threads and the process that prepare requests."""
-        for executor in (self.workers, self.counters, self.parsers, self.compilers):
-            executor.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
         self.body_worker.close()
 
     @cached_property

@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from twofold.api.types import Chunk, Usage
 from twofold.server.bridge.crossing import AnswerStream
 from twofold.server.bridge.metrics import RequestTimer
-from twofold.server.http.connections import PROBE_KEY
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.formats import AnswerFormat, joined_chunks
 
@@ -77,7 +76,6 @@ class StreamedAnswer(AnswerResponse):
     """Loop time of the stream's last bytes of the answer."""
 
     async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[PROBE_KEY] = self.form.stream_probe
         headers = [
             (b"content-type", self.form.stream_type),
             (b"cache-control", b"no-cache"),

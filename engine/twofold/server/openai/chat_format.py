@@ -8,12 +8,10 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from twofold.api.types import Chunk, FinishReason
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.custom_tools import custom_input
-from twofold.server.openai.formats import AnswerFormat
+from twofold.server.openai.formats import AnswerFormat, Asked
 from twofold.server.openai.logprobs import chat_logprobs
-from twofold.server.openai.schemas import SamplingFields
 from twofold.text.chat.answer_parser import AnswerParser
 from twofold.text.chat.events import Event
 
@@ -28,16 +26,8 @@ class ChatFormat(AnswerFormat):
     shows_custom_tools = True
     """Whether calls of custom tools have their own format; otherwise they look like function calls."""
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        asked: SamplingFields,
-        prompts: Sequence[Prompt],
-        tokenizer: ServingTokenizer,
-        reading: ChatReading,
-    ) -> None:
-        super().__init__(request_id, model, asked, prompts, tokenizer)
+    def __init__(self, asked: Asked, reading: ChatReading) -> None:
+        super().__init__(asked)
         self._reading = reading
         self._parsers = [reading.parser(self.prompt_of(index)) for index in range(self.num_choices)]
         self._num_begun = [0] * self.num_choices

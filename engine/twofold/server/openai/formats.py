@@ -13,6 +13,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from json.encoder import encode_basestring
 from typing import Any, Final
@@ -30,6 +31,17 @@ from twofold.server.openai.schemas import SamplingFields
 _DONE: Final = b"data: [DONE]\n\n"
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The request that an answer belongs to, for its format."""
+
+    request_id: str
+    model: str
+    body: SamplingFields
+    prompts: Sequence[Prompt]
+    tokenizer: ServingTokenizer
+
+
 class AnswerFormat(ABC):
     """Bodies of one answer; `id`, `created` and `model` are the same in all of its chunks."""
 
@@ -37,23 +49,14 @@ class AnswerFormat(ABC):
     chunk_object: str
     stream_type = b"text/event-stream; charset=utf-8"
     """Content-Type of a stream."""
-    stream_probe: bytes | None = b":\n\n"
-    """Bytes that clients ignore: a comment of an event stream; None: the format has none."""
     stream_ping = b": ping\n\n"
     """Keep-alive bytes that clients ignore: a comment or an equivalent."""
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        asked: SamplingFields,
-        prompts: Sequence[Prompt],
-        tokenizer: ServingTokenizer,
-    ) -> None:
-        self._head = {"id": request_id, "created": int(time.time()), "model": model}
-        self._asked = asked
-        self._prompts = prompts
-        self._names = TokenNames(tokenizer, as_ids=bool(asked.return_tokens_as_token_ids))
+    def __init__(self, asked: Asked) -> None:
+        self._head = {"id": asked.request_id, "created": int(time.time()), "model": asked.model}
+        self._asked = asked.body
+        self._prompts = asked.prompts
+        self._names = TokenNames(asked.tokenizer, as_ids=bool(asked.body.return_tokens_as_token_ids))
         self._num_sent = [0] * self.num_choices
         """Tokens sent so far per choice of a stream."""
         self._begun = [False] * self.num_choices

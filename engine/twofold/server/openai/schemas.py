@@ -157,6 +157,10 @@ class SamplingFields(StructuredFields):
         return self.max_tokens
 
     @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
     def num_choices(self) -> int:
         """Choices per prompt."""
         return self.n or 1
@@ -382,6 +386,10 @@ class CompletionRequest(SamplingFields):
         """The prompts in the request's order."""
         several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
         return cast(list[str] | list[list[int]], self.prompt if several else [self.prompt])
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts)
 
     @property
     def answer_limit(self) -> int | None:

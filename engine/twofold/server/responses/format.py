@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from twofold.api.types import Chunk, FinishReason, SamplingParams, TokenLogprob, Usage
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
 from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
+from twofold.server.openai.formats import Asked
 from twofold.server.openai.logprobs import chat_logprobs
-from twofold.server.openai.schemas import SamplingFields
 from twofold.server.responses.input import Offer
 from twofold.server.responses.items import OutputItems, Said
 from twofold.server.responses.schemas import ResponsesRequest
@@ -101,20 +100,11 @@ _MESSAGE: Final = ("content", "call_damaged")
 class ResponsesFormat(ChatFormat):
     """Answers of /v1/responses."""
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        asked: SamplingFields,
-        prompts: Sequence[Prompt],
-        tokenizer: ServingTokenizer,
-        reading: ChatReading,
-        response: AskedResponse,
-    ) -> None:
-        super().__init__(request_id, model, asked, prompts, tokenizer, reading)
+    def __init__(self, asked: Asked, reading: ChatReading, response: AskedResponse) -> None:
+        super().__init__(asked, reading)
         request = response.request
         self._response = response
-        self._id = response_id(request_id)
+        self._id = response_id(asked.request_id)
         self._created_at = int(time.time())
         self._items = OutputItems(
             response.offer,
