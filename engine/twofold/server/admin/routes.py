@@ -15,8 +15,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from twofold import __version__
+from twofold.api.control import MemoryUse, Resize
 from twofold.api.errors import ConfigError
-from twofold.api.types import MemoryUse, RequestProgress, Resize
+from twofold.api.types import RequestProgress
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.request_body import read_body
 from twofold.server.bridge.state import ServerState

@@ -12,14 +12,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from twofold import __version__
+from twofold.server.admin.answer_schemas import Health, ModelList
 from twofold.server.bridge.metrics import Gauge, Histogram, label_text, step_tokens
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.request_body import read_body
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers, text_answer
-from twofold.server.openai.answer_schemas import Health, Model, ModelList
-from twofold.server.openai.model_card import listed_names, ollama_card, openai_card
+from twofold.server.ollama.model_card import ollama_card
+from twofold.server.openai.answer_schemas import Model
+from twofold.server.openai.model_card import listed_names, openai_card
 from twofold.telemetry.sink import parse_load_samples
 
 

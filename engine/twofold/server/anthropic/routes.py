@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from twofold.server.anthropic.answers import COUNTED, MESSAGES
+from twofold.server.anthropic.answer_schemas import COUNTED, MESSAGES
 from twofold.server.anthropic.format import AnthropicMessage
 from twofold.server.anthropic.prompts import chat_fields
 from twofold.server.anthropic.schemas import CountTokensRequest, MessagesChat, MessagesRequest

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from twofold.server.http.fields import Unlisted
+from twofold.server.http.fields import refused
 from twofold.server.openai.messages import MAX_MESSAGES, Name, Text
 from twofold.server.openai.schemas import MAX_INT64, MAX_TOOLS, ChatRequest, StopText
 
@@ -152,11 +152,6 @@ class OutputConfig(BaseModel):
     format: OutputFormat | None = None
 
 
-def _no_servers(value: Any) -> None:
-    if value:
-        raise ValueError("not supported: no other server is asked; offer its tools in tools")
-
-
 class CountTokensRequest(BaseModel):
     """Body of POST /v1/messages/count_tokens: all inputs of a prompt."""
 
@@ -171,7 +166,7 @@ class CountTokensRequest(BaseModel):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """Older location of `output_config.format`."""
-    mcp_servers: Annotated[Unlisted, AfterValidator(_no_servers)] = None
+    mcp_servers: refused("no other server is called; offer its tools in tools") = None  # type: ignore[valid-type]
 
 
 class MessagesRequest(CountTokensRequest):

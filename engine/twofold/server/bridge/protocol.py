@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from twofold.api.constraints import CompiledConstraint, Constraint
-from twofold.api.types import (
-    ExpertPlacement,
-    GenerationRequest,
-    LayerPlacement,
-    MappedWeights,
-    MemoryUse,
-    PlacementCounts,
-    RequestProgress,
-    Resize,
-    RunInfo,
-)
+from twofold.api.control import ExpertPlacement, LayerPlacement, MemoryUse, Resize
+from twofold.api.types import GenerationRequest, MappedWeights, PlacementCounts, RequestProgress, RunInfo
 from twofold.text.tokenizer import ToolForm
 
 

@@ -19,6 +19,17 @@ M = TypeVar("M", bound=BaseModel)
 Unlisted = SkipJsonSchema[Any]
 """Leaves refused fields out of /openapi.json."""
 
+
+def refused(why: str) -> Any:
+    """Type of a field that is accepted only with an empty value."""
+
+    def check(value: Any) -> None:
+        if value not in (None, False, "", [], {}):
+            raise ValueError(f"not supported: {why}")
+
+    return Annotated[Unlisted, AfterValidator(check)]
+
+
 State = Literal["done", "refused", "harmless"]
 Endpoint = Literal["chat", "completions"]
 ENDPOINTS: Final[tuple[Endpoint, ...]] = ("chat", "completions")

@@ -16,8 +16,19 @@ from twofold import __version__
 from twofold.server.bridge.request_body import parse_body, translated
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
-from twofold.server.http.openapi import answers, body_of
+from twofold.server.http.openapi import answers, body_of, lines_of
+from twofold.server.ollama.answer_schemas import (
+    OllamaChatAnswer,
+    OllamaChatLine,
+    OllamaGenerateAnswer,
+    OllamaGenerateLine,
+    OllamaModelList,
+    OllamaProcessList,
+    OllamaShown,
+    OllamaVersion,
+)
 from twofold.server.ollama.formats import OllamaChat, OllamaGenerate, OllamaRaw, now
+from twofold.server.ollama.model_card import ollama_card, ollama_process
 from twofold.server.ollama.schemas import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -25,18 +36,10 @@ from twofold.server.ollama.schemas import (
     OllamaOptions,
     OllamaShowRequest,
 )
-from twofold.server.openai.answer_schemas import (
-    OllamaChatAnswer,
-    OllamaGenerateAnswer,
-    OllamaModelList,
-    OllamaProcessList,
-    OllamaShown,
-    OllamaVersion,
-)
-from twofold.server.openai.model_card import listed_names, ollama_card, ollama_process
+from twofold.server.openai.completion_schema import CompletionRequest
+from twofold.server.openai.model_card import listed_names
 from twofold.server.openai.routes import answer_chat, answer_completion
-from twofold.server.openai.schemas import ChatRequest, CompletionRequest
-from twofold.server.openai.stream_schemas import OllamaChatLine, OllamaGenerateLine, lines_of
+from twofold.server.openai.schemas import ChatRequest
 from twofold.server.openai.thinking import thinking_variables
 
 _SAME: Final = (

@@ -7,22 +7,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from twofold.server.http.fields import Unlisted
+from twofold.server.http.fields import refused
+from twofold.server.openai.completion_schema import fits_the_context
 from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, Name, Text
-from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, TokenId, fits_the_context
+from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, TokenId
 
-
-def _refused(why: str) -> Any:
-    """A field accepted only with an empty value."""
-
-    def check(value: Any) -> None:
-        if value not in (None, False, "", [], {}):
-            raise ValueError(f"not supported: {why}")
-
-    return Annotated[Unlisted, AfterValidator(check)]
-
-
-_NoImages = _refused("the model reads text only")
+_NoImages = refused("the model reads text only")
 Context = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(fits_the_context)]
 
 
@@ -104,8 +94,8 @@ class OllamaGenerateRequest(_Shared):
     system: Text | None = None
     raw: bool | None = None
     """Take the prompt as it is, without the chat template."""
-    suffix: _refused("text cannot be inserted before other text") = None  # type: ignore[valid-type]
-    template: _refused("only the model's own template is rendered") = None  # type: ignore[valid-type]
+    suffix: refused("text cannot be inserted before other text") = None  # type: ignore[valid-type]
+    template: refused("only the model's own template is rendered") = None  # type: ignore[valid-type]
     context: Context | None = None
     """Tokens of an earlier prompt and its answer, placed before the prompt."""
 

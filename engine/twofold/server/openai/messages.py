@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from twofold.api.errors import RequestError
+from twofold.server.http.fields import refused
 from twofold.server.openai.custom_tools import custom_arguments
 
 if TYPE_CHECKING:
@@ -41,27 +42,14 @@ def _flatten_content(value: object) -> object:
     return "".join(texts)
 
 
-def _no_function_call(value: Any) -> None:
-    if value:
-        raise ValueError("not supported: send tool_calls, which replaced it")
-
-
 def _no_function_role(value: str) -> str:
     if value == "function":
         raise ValueError("not supported: send role 'tool', which replaced it")
     return value
 
 
-def _no_refusal(value: Any) -> None:
-    if value:
-        raise ValueError("not supported: put the text into content")
-
-
-def _no_prefix(value: Any) -> None:
-    if value:
-        raise ValueError("not supported: send continue_final_message: true beside messages")
-
-
+_NoPrefix = refused("send continue_final_message: true beside messages")
+_NoRefusal = refused("put the text into content")
 Text = Annotated[str, Field(max_length=16 * 1024 * 1024)]
 Role = Annotated[str, Field(min_length=1, max_length=64)]
 KNOWN_ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
@@ -124,11 +112,11 @@ class Message(BaseModel):
     """Other name of `reasoning_content`."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    function_call: Annotated[Any, AfterValidator(_no_function_call)] = None
-    audio: Annotated[Any, AfterValidator(_no_refusal)] = None
-    refusal: Annotated[Any, AfterValidator(_no_refusal)] = None
-    prefix: Annotated[Any, AfterValidator(_no_prefix)] = None
-    partial: Annotated[Any, AfterValidator(_no_prefix)] = None
+    function_call: refused("send tool_calls, which replaced it") = None  # type: ignore[valid-type]
+    audio: _NoRefusal = None  # type: ignore[valid-type]
+    refusal: _NoRefusal = None  # type: ignore[valid-type]
+    prefix: _NoPrefix = None  # type: ignore[valid-type]
+    partial: _NoPrefix = None  # type: ignore[valid-type]
 
     def for_template(self, where: str, form: ToolForm | None, *, reads_thinking: bool) -> dict[str, Any]:
         """The message for the chat template. RequestError for calls that the template (`form`) does not support."""
@@ -136,10 +124,13 @@ class Message(BaseModel):
         message: dict[str, Any] = {"role": role, "content": self.content or ""}
         thinking = self.reasoning_content if self.reasoning_content is not None else self.reasoning
         given = {
-            "name": self.name, "reasoning_content": thinking, "reasoning": thinking, "tool_call_id": self.tool_call_id,
+            "name": self.name,
+            "reasoning_content": thinking,
+            "reasoning": thinking,
+            "tool_call_id": self.tool_call_id,
             # gpt-oss uses it only in messages without text.
             "thinking": thinking if reads_thinking and not self.content else None,
-        }  # fmt: skip
+        }
         message |= {name: value for name, value in given.items() if value is not None}
         if not self.tool_calls and role != "tool":
             return message

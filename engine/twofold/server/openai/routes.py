@@ -16,11 +16,12 @@ from twofold.server.bridge.crossing import AnswerStream, RequestPlan, submit
 from twofold.server.bridge.protocol import Prompt
 from twofold.server.bridge.request_body import parse_body
 from twofold.server.bridge.state import ServerState
-from twofold.server.http.openapi import answers, body_of
-from twofold.server.openai.answer_schemas import ChatCompletion, TextCompletion
+from twofold.server.http.openapi import answers, body_of, events_of
+from twofold.server.openai.answer_schemas import ChatChunk, ChatCompletion, TextChunk, TextCompletion
 from twofold.server.openai.answers import StreamedAnswer, WholeAnswer
 from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
+from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.formats import AnswerFormat, Asked, CompletionFormat
 from twofold.server.openai.prompts import (
     bad_word_sequences,
@@ -28,8 +29,7 @@ from twofold.server.openai.prompts import (
     completion_prompts,
     continuing,
 )
-from twofold.server.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
-from twofold.server.openai.stream_schemas import ChatChunk, TextChunk, events_of
+from twofold.server.openai.schemas import ChatRequest, SamplingFields
 from twofold.server.openai.thinking_budget import bounded_thinking
 
 _ID_PREFIXES: Final = {"chat.completions": "chatcmpl", "completions": "cmpl"}

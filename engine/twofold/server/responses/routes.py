@@ -19,12 +19,11 @@ from twofold.server.bridge.request_body import parse_body, translated
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
-from twofold.server.http.openapi import answers, body_of
+from twofold.server.http.openapi import answers, body_of, events_of
 from twofold.server.openai.routes import answer_chat
 from twofold.server.openai.schemas import ChatRequest
-from twofold.server.openai.stream_schemas import events_of
 from twofold.server.openai.template_variables import reads_effort
-from twofold.server.responses.answers import ResponseAnswer, ResponseEvent
+from twofold.server.responses.answer_schemas import ResponseAnswer, ResponseEvent
 from twofold.server.responses.format import (
     AskedResponse,
     EventNumbers,

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from twofold.server.http.fields import Unlisted
+from twofold.server.http.fields import refused
 from twofold.server.openai.messages import Text
 
 MAX_ITEMS: Final = 4096
@@ -66,18 +66,8 @@ def _flatten(value: object) -> object:
     return "".join(texts)
 
 
-def _refused(why: str) -> Any:
-    """A field accepted only with an empty value."""
-
-    def check(value: Any) -> None:
-        if value not in (None, False, "", [], {}):
-            raise ValueError(f"not supported: {why}")
-
-    return Annotated[Unlisted, AfterValidator(check)]
-
-
-_Stored = _refused("nothing is stored here; send the whole conversation in input")
-_Budget = _refused("use max_output_tokens")
+_Stored = refused("nothing is stored here; send the whole conversation in input")
+_Budget = refused("use max_output_tokens")
 
 
 def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -230,13 +220,13 @@ class ResponsesRequest(BaseModel):
     # Refused, because ignoring them would change the answer.
     previous_response_id: _Stored = None  # type: ignore[valid-type]
     conversation: _Stored = None  # type: ignore[valid-type]
-    prompt: _refused("prompts are not stored; put the text into instructions and input") = None  # type: ignore[valid-type]
-    background: _refused("answers come while the connection is open; leave it out") = None  # type: ignore[valid-type]
-    messages: _refused("use input") = None  # type: ignore[valid-type]
+    prompt: refused("prompts are not stored; put the text into instructions and input") = None  # type: ignore[valid-type]
+    background: refused("answers come while the connection is open; leave it out") = None  # type: ignore[valid-type]
+    messages: refused("use input") = None  # type: ignore[valid-type]
     max_tokens: _Budget = None  # type: ignore[valid-type]
     max_completion_tokens: _Budget = None  # type: ignore[valid-type]
-    response_format: _refused("use text.format") = None  # type: ignore[valid-type]
-    reasoning_effort: _refused("use reasoning.effort") = None  # type: ignore[valid-type]
+    response_format: refused("use text.format") = None  # type: ignore[valid-type]
+    reasoning_effort: refused("use reasoning.effort") = None  # type: ignore[valid-type]
 
     @property
     def items(self) -> list[InputItem]:
