@@ -17,13 +17,11 @@ from pathlib import Path
 import locust  # noqa: F401  isort: skip
 
 import argparse
-import json
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 import gevent
+import httpx
 from gevent.event import Event
 from locust.env import Environment
 from twofold.api.errors import ConfigError
@@ -114,15 +112,13 @@ def bounded(low: int, high: int) -> Any:
 
 
 def get_json(url: str) -> Any:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=10) as answer:
-        return json.loads(answer.read())
+    return httpx.get(url, timeout=10, trust_env=False).raise_for_status().json()
 
 
 def served_model(host: str) -> str:
     try:
         return str(get_json(f"{host}/v1/models")["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise UnreachableError(
             f"no OpenAI server answers at {host} ({error}); start one with `make run` or give its --host"
         ) from None
@@ -133,7 +129,7 @@ def describe(host: str) -> str:
     try:
         health = get_json(f"{host}/health")
         accelerator = str(health.get("accelerator", "unknown accelerator"))
-    except (OSError, ValueError, AttributeError):
+    except (httpx.HTTPError, ValueError, AttributeError):
         return "the server no longer answers /health"
     note = " (emulated; times are the users' wall clock)" if accelerator.startswith("emulated") else ""
     return f"{health.get('model', 'model')} on {accelerator}{note}"

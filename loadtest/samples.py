@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.error
-import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import httpx
 from twofold.tools.loadgen.metrics import percentile
 
 LOAD_SAMPLES_PATH: Final = "/internal/load_samples"
@@ -43,8 +42,6 @@ class SampleStore:
     def __init__(self, host: str, fallback: Path) -> None:
         self._url = host + LOAD_SAMPLES_PATH
         self._fallback = fallback
-        # The server is on this machine: environment proxies do not apply.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._unsent: list[Sample] = []
         self._to_file = False
         self._flushing = threading.Lock()
@@ -67,22 +64,17 @@ class SampleStore:
                 del self._unsent[: len(batch)]
 
     def _post(self, batch: list[Sample]) -> bool:
-        body = json.dumps({"samples": [asdict(sample) for sample in batch]}).encode()
-        request = urllib.request.Request(  # noqa: S310  http(s) only: check_url saw to it
-            self._url, data=body, headers={"Content-Type": "application/json"}, method="POST"
-        )
+        body = {"samples": [asdict(sample) for sample in batch]}
         try:
-            with self._opener.open(request, timeout=10) as answer:
-                answer.read()
-        except urllib.error.HTTPError as error:
-            keeps_none = error.code == 404
-            self.problem = (
-                "the server keeps no telemetry" if keeps_none else f"the server answered HTTP {error.code}"
-            )
-            error.close()
-            return False
-        except OSError as error:
+            # The server is on this machine: environment proxies do not apply.
+            status = httpx.post(self._url, json=body, timeout=10, trust_env=False).status_code
+        except httpx.HTTPError as error:
             self.problem = f"the server took no samples: {error}"
+            return False
+        if status != 200:
+            self.problem = (
+                "the server keeps no telemetry" if status == 404 else f"the server answered HTTP {status}"
+            )
             return False
         self.num_sent += len(batch)
         return True

@@ -132,8 +132,9 @@ ONLY_IN: dict[str, set[str]] = {
     **{name: {"telemetry"} for name in ("sqlalchemy", "psycopg")},
     **{
         name: set()
-        for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "httpx", "requests")
+        for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "requests")
     },
+    "httpx": {"tools"},
     "transformers": {"tools"},
     "llguidance": {"engine.grammar_source", "engine.constraints"},
     "gguf": {"weights.gguf_file"},

@@ -74,6 +74,7 @@ _DEBUG_HELP: Final = "show tracebacks and debug messages"
 
 _EXTRA_OF: Final = {
     "fastapi": "server",
+    "httpx": "server",
     "starlette": "server",
     "uvicorn": "server",
     "pydantic": "server",

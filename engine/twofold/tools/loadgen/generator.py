@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -152,10 +151,6 @@ class _Generator:
             failure = error.kind, str(error)
         except TimeoutError:
             failure = "timeout", f"not complete after {self._plan.timeout_s:g} s"
-        except ssl.SSLError as error:
-            failure = "TLS", str(error)
         except OSError as error:
-            failure = type(error).__name__, str(error) or "the connection broke"
-        except ValueError as error:
-            failure = "no HTTP", str(error)
+            failure = type(error).__name__, str(error)
         return Sample(number, turn, answer, waited_s, *(failure or ()))

@@ -21,7 +21,7 @@ _GIB: Final = 2**30
 _LEAST_DISK_BYTES: Final = 2 * _GIB
 
 _EXTRAS: Final = {
-    "server": ("fastapi", "uvicorn", "pydantic"),
+    "server": ("fastapi", "uvicorn", "pydantic", "httpx"),
     "telemetry": ("sqlalchemy",),
     "dashboard": ("streamlit", "plotly", "pandas"),
     "loadtest": ("locust",),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import secrets
 import shlex
@@ -17,13 +16,13 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import httpx
 
 from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
@@ -34,7 +33,6 @@ from twofold.tools.loadgen.http_client import check_url
 from twofold.tools.loadgen.server_process import serving
 
 _ANSWER_S: Final = 30.0
-_MAX_ANSWER_BYTES: Final = 1 << 20
 _MASK: Final = "********"
 
 
@@ -135,9 +133,9 @@ class _Server:
         """ready, loading or draining; None if no server answers."""
         try:
             status, body = self._get("/ready")
-        except urllib.error.URLError:
+        except (httpx.ConnectError, httpx.ConnectTimeout):
             return None
-        except (OSError, ValueError) as error:
+        except httpx.HTTPError as error:
             raise CapacityError(f"what answers at {self.url} is no server of models: {error}") from None
         told = body.get("status") if isinstance(body, dict) else None
         # Other servers have no /ready.
@@ -163,7 +161,7 @@ class _Server:
             card = body["data"][0]
             check_served_model(card, body, self.url)
             name, length = str(card["id"]), card.get("max_model_len")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (httpx.HTTPError, LookupError, TypeError, AttributeError) as error:
             raise CapacityError(f"{self.url}/v1/models does not say what is served there: {error}") from None
         if asked_model is not None and _name_of(asked_model) != name:
             raise ConfigError(
@@ -175,21 +173,12 @@ class _Server:
     def _get(self, path: str) -> tuple[int, Any]:
         """Status and JSON; None for an answer without JSON."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310  http(s) was checked
         # The user's proxies cannot reach this machine's servers.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        answer = httpx.get(self.url + path, headers=headers, timeout=_ANSWER_S, trust_env=False)
         try:
-            with opener.open(request, timeout=_ANSWER_S) as answer:
-                return answer.status, _json_of(answer.read(_MAX_ANSWER_BYTES))
-        except urllib.error.HTTPError as refusal:
-            return refusal.code, _json_of(refusal.read(_MAX_ANSWER_BYTES))
-
-
-def _json_of(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+            return answer.status_code, answer.json()
+        except (ValueError, RecursionError):
+            return answer.status_code, None
 
 
 def _serve_arguments(args: argparse.Namespace, url: str) -> list[str]:
