@@ -16,8 +16,7 @@ from twofold.tools.cli.model_options import (
     add_sampling_arguments,
     emulation_notice,
     engine_config,
-    load_engine,
-    open_telemetry,
+    running_engine,
     sampling_from,
 )
 from twofold.tools.cli.terminal_text import print_piece
@@ -45,21 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
     config = engine_config(args)
     sampling = sampling_from(args, sampling_defaults(Path(config.model)))
-    sink = open_telemetry(args)
-    try:
-        engine = load_engine(config, sink)
-        try:
-            if not engine.tokenizer.has_chat_template:
-                raise ConfigError(
-                    f"{config.model} has no chat template; use: twofold generate --raw --prompt …"
-                )
-            engine.start()
-            Conversation(engine, sampling, args.system).run()
-        finally:
-            engine.close()
-    finally:
-        if sink is not None:
-            sink.close()
+    with running_engine(args, config) as engine:
+        if not engine.tokenizer.has_chat_template:
+            raise ConfigError(f"{config.model} has no chat template; use: twofold generate --raw --prompt …")
+        Conversation(engine, sampling, args.system).run()
     return 0
 
 

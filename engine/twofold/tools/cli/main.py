@@ -52,6 +52,7 @@ COMMANDS: Final[dict[str, str]] = {
 
 _MODULES: Final = {
     "bench": "bench.model",
+    "ctl wake": "ctl.sleep",
     "doctor": "doctor.command",
     "launch": "launch.command",
     "placement import": "placement.import_",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,15 +127,25 @@ def load_engine(config: EngineConfig, sink: TelemetrySink | None) -> Engine:
     """Load the engine, with a progress bar on a terminal's stderr."""
     from twofold.engine import Engine
 
-    bar = Bar("loading", "GB", 1e-9)
-    try:
+    with Bar("loading", "GB", 1e-9) as bar:
         return Engine.load(
             config,
             telemetry=sink,
             progress=lambda at: bar.show(at.bytes_done, at.bytes_total, at.stage),
         )
-    finally:
-        bar.clear()
+
+
+@contextlib.contextmanager
+def running_engine(args: argparse.Namespace, config: EngineConfig) -> Iterator[Engine]:
+    """A started engine that records as the flags say; closed at the end."""
+    with contextlib.ExitStack() as closing:
+        sink = open_telemetry(args)
+        if sink is not None:
+            closing.callback(sink.close)
+        engine = load_engine(config, sink)
+        closing.callback(engine.close)
+        engine.start()
+        yield engine
 
 
 def emulation_notice(accelerator: str) -> str | None:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.tools.cli.bar import Bar
+from twofold.tools.cli.number_options import add_options, cpu_threads_option, whole
 
 if TYPE_CHECKING:
     from twofold.blocks.ops import ThreadPool
@@ -42,18 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="UTF-8 text on which both models are compared (default: a tale in English)",
     )
-    parser.add_argument(
-        "--max-tokens",
-        default="2048",
-        metavar="N",
-        help="tokens of the text to compare on; 0: do not compare (default: 2048)",
-    )
-    parser.add_argument(
-        "--cpu-threads",
-        default="0",
-        metavar="N",
-        help="threads to use; 0: one per physical core (default: 0)",
-    )
+    compared = "tokens of the text on which the models are compared; 0: do not compare"
+    add_options(parser, ("--max-tokens", "N", whole(0, 2**31 - 1), 2048, compared), cpu_threads_option())
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -64,13 +54,11 @@ def run(args: argparse.Namespace) -> int:
     from twofold.quantise.texts import read_text, token_sequences
 
     rules = _rules(args)
-    max_tokens = _whole_number("--max-tokens", args.max_tokens, 2**31 - 1)
-    threads = EngineConfig(cpu_threads=_whole_number("--cpu-threads", args.cpu_threads, 1024)).cpu_threads
-    text = read_text(args.text) if max_tokens else ""
+    text = read_text(args.text) if args.max_tokens else ""
     source, output = Path(args.model).expanduser(), Path(args.output).expanduser()
     files = open_model_files(source)
-    sequences = token_sequences(source, files, text, max_tokens) if max_tokens else []
-    pool = ops.ThreadPool(threads)
+    sequences = token_sequences(source, files, text, args.max_tokens) if args.max_tokens else []
+    pool = ops.ThreadPool(args.cpu_threads)
     recipe = make_recipe(files, rules, pool)
     _write(files, recipe, source, output, rules)
     quality = _compare(files, output, sequences, pool) if sequences else None
@@ -103,11 +91,8 @@ def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, rules:
     if directory.begin():
         print(f"{output} is complete already", file=sys.stderr)
         return
-    bar = Bar(f"quantising to {rules.label}", "GB", 1e-9)
-    try:
+    with Bar(f"quantising to {rules.label}", "GB", 1e-9) as bar:
         kept = directory.write(bar.show)
-    finally:
-        bar.clear()
     if kept:
         print(f"taken up again: {kept} of {len(recipe.files)} files were there", file=sys.stderr)
     directory.finish(config, lambda: write_tokenizer(source, output, files.config))
@@ -117,21 +102,8 @@ def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], pool: 
     from twofold.models.model_files import open_model_files
     from twofold.quantise.quality import compare
 
-    bar = Bar("comparing", "layers", 1.0)
-    try:
+    with Bar("comparing", "layers", 1.0) as bar:
         return compare(files, open_model_files(output), sequences, pool, bar.show)
-    finally:
-        bar.clear()
-
-
-def _whole_number(flag: str, text: str, highest: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value <= highest:
-        raise ConfigError(f"{flag} was given {text!r}; it takes a whole number from 0 to {highest}")
-    return value
 
 
 def _report(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import ipaddress
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold import __version__
+from twofold.api.addresses import is_loopback
 from twofold.api.config import ServerConfig, TelemetryConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
@@ -105,7 +105,7 @@ def greeting(
     notice = emulation_notice(info.accelerator)
     if notice:
         lines.append(f"  {notice}")
-    if not server_config.api_key and not _is_loopback(server_config.host):
+    if not server_config.api_key and not is_loopback(server_config.host):
         lines.append(
             f"  warning: any client that reaches {server_config.host} may use it; require a key with --api-key"
         )
@@ -131,10 +131,3 @@ def _without_password(url: str) -> str:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,9 +1,10 @@
-"""Prints a model's text as it streams. On a terminal, control characters are shown, not executed."""
+"""Text for terminals: a model's text as it streams, without control characters, and ranges of numbers."""
 
 from __future__ import annotations
 
 import sys
 import unicodedata
+from collections.abc import Sequence
 
 
 def print_piece(text: str) -> None:
@@ -17,3 +18,14 @@ def harmless(text: str) -> str:
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char) == "Cc" and char not in "\n\t" else char
         for char in text
     )
+
+
+def ranges(numbers: Sequence[int], separator: str = " ") -> str:
+    """Ascending numbers as "0-3 7 9-11"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return separator.join("-".join(map(str, part)) for part in parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import urllib.parse
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from twofold.api.addresses import is_loopback
 from twofold.api.errors import ConfigError
 
 _MAX_ERROR_BYTES: Final = 1 << 16
@@ -36,21 +36,12 @@ def check_url(url: str, *, flag: str, allow_remote: bool) -> str:
         valid = False
     if not valid:
         raise ConfigError(f"{flag} {url!r} is not an address; expected e.g. http://127.0.0.1:10002")
-    if not allow_remote and not _is_loopback(parsed.hostname or ""):
+    if not allow_remote and not is_loopback(parsed.hostname or ""):
         raise ConfigError(
             f"{flag} {url!r} is not this machine; a load test against others' servers needs their consent. "
             "Give http://127.0.0.1:PORT, or --allow-remote-host if the server is yours"
         )
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _is_loopback(name: str) -> bool:
-    if name.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 class HttpClient:

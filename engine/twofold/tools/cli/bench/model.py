@@ -18,7 +18,8 @@ from twofold.api.errors import ConfigError, KernelError
 from twofold.api.types import Chunk, SamplingParams
 from twofold.tools.cli.bench.speed import Speed, median_speed
 from twofold.tools.cli.bench.transformers_speed import TransformersBench
-from twofold.tools.cli.model_options import add_model_arguments, engine_config, load_engine, open_telemetry
+from twofold.tools.cli.model_options import add_model_arguments, engine_config, running_engine
+from twofold.tools.cli.number_options import add_options, several, whole
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
@@ -34,20 +35,13 @@ _TEXT: Final = "Once upon a time there was a miller who had three sons, his mill
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("What to measure")
-    group.add_argument(
-        "--prompt-tokens",
-        default=[128],
-        type=_lengths,
-        metavar="N[,N…]",
-        help="length of the prompt, or several to measure one after the other (default: 128)",
+    lengths = several(whole(1, 10_000_000))
+    add_options(
+        group,
+        ("--prompt-tokens", "N[,N…]", lengths, [128], "length of the prompt, or several to measure in turn"),
+        ("--new-tokens", "N", whole(2, 10_000_000), 128, "length of the answer"),
+        ("--repeats", "N", whole(1, 100_000), 3, "rounds; the medians are reported"),
     )
-    for flag, default, help_text in (
-        ("--new-tokens", 128, "length of the answer"),
-        ("--repeats", 3, "rounds; the medians are reported"),
-    ):
-        group.add_argument(
-            flag, default=default, type=int, metavar="N", help=f"{help_text} (default: {default})"
-        )
     group.add_argument(
         "--compare-transformers",
         action=argparse.BooleanOptionalAction,
@@ -79,11 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, least in (("new_tokens", 2), ("repeats", 1)):
-        if getattr(args, name) < least:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} was given {getattr(args, name)}; it takes {least} or more"
-            )
     # No prefix cache: a repeated prompt must be prefilled again, which is what is timed.
     config = dataclasses.replace(engine_config(args), enable_prefix_caching=False)
     ceilings: Ceilings | None = None
@@ -92,25 +81,16 @@ def run(args: argparse.Namespace) -> int:
 
         # Before the model is loaded: it may take the memory that this reads.
         ceilings = measure_ceilings(config.cpu_threads, config.numa)
-    sink = open_telemetry(args)
     profile: AnswerProfile | None = None
-    try:
-        engine = load_engine(config, sink)
-        engine.start()
-        try:
-            results = measure(engine, args)
-            if ceilings is not None and engine.info.accelerator == "none":
-                add_shares(results, ceilings, config.max_num_batched_tokens)
-            if args.profile:
-                from twofold.tools.cli.bench.step_profile import profile_answer
+    with running_engine(args, config) as engine:
+        results = measure(engine, args)
+        if ceilings is not None and engine.info.accelerator == "none":
+            add_shares(results, ceilings, config.max_num_batched_tokens)
+        if args.profile:
+            from twofold.tools.cli.bench.step_profile import profile_answer
 
-                prompt = prompt_of(engine, args.prompt_tokens[-1], args.random_prompt)
-                profile = profile_answer(engine, prompt, args.new_tokens)
-        finally:
-            engine.close()
-    finally:
-        if sink is not None:
-            sink.close()
+            prompt = prompt_of(engine, args.prompt_tokens[-1], args.random_prompt)
+            profile = profile_answer(engine, prompt, args.new_tokens)
     if args.json:
         found: dict[str, Any] = {"ceilings": ceilings.as_json()} if ceilings else {}
         found |= results[0] | {"tests": [test for result in results for test in tests_of(result)]}
@@ -218,15 +198,6 @@ def tests_of(result: dict[str, Any]) -> list[dict[str, Any]]:
         if result[engine] is not None
         for prefix, length, figure in named
     ]
-
-
-def _lengths(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} was given; a length of 1 or more is expected, or several separated by commas"
-        )
-    return [int(part) for part in parts]
 
 
 def prompt_of(engine: Engine, num_tokens: int, seed: int | None = None) -> list[int]:
