@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -110,9 +111,6 @@ def report(samples: list[Sample], seconds: float) -> str:
         f"{'tokens/s, all users':<22}{tokens / seconds if seconds > 0 else 0.0:>10,.1f}",
         f"{'failures':<22}{len(samples) - len(good):>10,}",
     ]
-    errors: dict[str, int] = {}
-    for sample in samples:
-        if not sample.ok:
-            errors[sample.error or "unknown"] = errors.get(sample.error or "unknown", 0) + 1
-    lines += [f"  {count:>5} × {error}" for error, count in sorted(errors.items(), key=lambda item: -item[1])]
+    errors = Counter(sample.error or "unknown" for sample in samples if not sample.ok)
+    lines += [f"  {count:>5} × {error}" for error, count in errors.most_common()]
     return "\n".join(lines)

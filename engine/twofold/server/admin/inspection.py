@@ -48,7 +48,7 @@ def router(state: ServerState) -> APIRouter:
         engine = state.engine_while_draining
         places = table.places(engine.live_requests(), engine.max_num_seqs)
         if fail_on_no_slot in ("1", "true") and None not in places:
-            raise ApiError(503, "no slot is free", kind="server_error", code="no_slot_available")
+            raise ApiError(503, "no slot is free", code="no_slot_available")
         if not state.config.slots_show_prompts:
             return [_slot(state, number, progress) for number, progress in enumerate(places)]
         loop = asyncio.get_running_loop()

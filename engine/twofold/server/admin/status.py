@@ -70,6 +70,11 @@ def router(state: ServerState) -> APIRouter:
         state.check_model(name)
         return served
 
+    _add_load_samples(routes, state)
+    return routes
+
+
+def _add_load_samples(routes: APIRouter, state: ServerState) -> None:
     @routes.post("/internal/load_samples", include_in_schema=False)
     async def load_samples(request: Request) -> dict[str, int]:
         _require_loopback(request)
@@ -85,8 +90,6 @@ def router(state: ServerState) -> APIRouter:
         rows = parse_load_samples(body)
         state.sink.load_samples(rows)
         return {"accepted": len(rows)}
-
-    return routes
 
 
 def _health(state: ServerState) -> dict[str, Any]:

@@ -85,7 +85,6 @@ class BodyWorker:
                     500,
                     f"the process that reads large request bodies ended or took longer than {_TIMEOUT_S:.0f} s; send "
                     "a smaller request",
-                    kind="server_error",
                     code="internal_error",
                 ) from None
             if is_large:

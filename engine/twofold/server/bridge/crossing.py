@@ -109,7 +109,7 @@ class AnswerStream:
         num_answers: int = 1,
         on_close: Callable[[AnswerStream], None] = lambda answer: None,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._on_close = on_close
         self.crossing = crossing
         self._arrived: list[tuple[int, Chunk]] = []
@@ -148,7 +148,7 @@ class AnswerStream:
     def cancel(self) -> None:
         """Cancel the incomplete answers in the engine; their last chunks still arrive."""
         for index in sorted(self._unfinished):
-            self._engine.cancel(self.engine_ids[index])
+            self.engine.cancel(self.engine_ids[index])
 
     def close(self) -> None:
         """Cancel and stop reading. May be called twice."""
@@ -157,9 +157,7 @@ class AnswerStream:
         self._unfinished.clear()
 
 
-async def submit(
-    plan: RequestPlan, engine: ServingEngine, answer: AnswerStream, threads: Threads
-) -> list[Prompt]:
+async def submit(plan: RequestPlan, answer: AnswerStream, threads: Threads) -> list[Prompt]:
     """Tokenise on a thread and submit the requests to the engine: all of them, or none.
 
     Returns the prompts.
@@ -173,15 +171,15 @@ async def submit(
         prompts = plan.tokenise()
         constraint = plan.constraint_of(prompts[0])
         if constraint is None:
-            _hand_over(plan, engine, answer, prompts, None)
+            _hand_over(plan, answer, prompts, None)
         return prompts, constraint
 
     async def submitted() -> list[Prompt]:
         loop = asyncio.get_running_loop()
         prompts, constraint = await threads.tokenise(work, param=plan.prompt_field)
         if constraint is not None:
-            compiled = await loop.run_in_executor(threads.compilers, engine.compile, constraint)
-            hand_over = partial(_hand_over, plan, engine, answer, prompts)
+            compiled = await loop.run_in_executor(threads.compilers, answer.answer.engine.compile, constraint)
+            hand_over = partial(_hand_over, plan, answer, prompts)
             await loop.run_in_executor(threads.tokenisers, hand_over, compiled)
         return prompts
 
@@ -198,11 +196,12 @@ async def submit(
 
 def _hand_over(
     plan: RequestPlan,
-    engine: ServingEngine,
     answer: AnswerStream,
     prompts: Sequence[Prompt],
     constraint: CompiledConstraint | None,
 ) -> None:
+    engine = answer.engine
+    engine = answer.engine
     samplings = [plan.sampling(prompt, engine.max_context) for prompt in prompts]
     per_prompt = len(answer.engine_ids) // len(prompts)
     taken: list[str] = []

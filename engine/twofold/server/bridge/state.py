@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
@@ -14,10 +14,10 @@ from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer
 from twofold.server.bridge.crossing import AnswerStream, Crossing
 from twofold.server.bridge.kept_tokens import KeptTokens
 from twofold.server.bridge.metrics import Metrics
-from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.protocol import ServingEngine, ServingTokenizer
 from twofold.server.bridge.sampling_defaults import OPENAI_DEFAULTS
 from twofold.server.bridge.threads import Threads
-from twofold.server.http.errors import ApiError
+from twofold.server.http.errors import ApiError, unavailable
 from twofold.telemetry.sink import TelemetrySink
 from twofold.text.chat.marks import ChatMarks, check_parsers, chosen_marks
 from twofold.weights.gguf_file import model_name
@@ -77,32 +77,23 @@ class ServerState:
     def engine(self) -> ServingEngine:
         """The engine, for endpoints that need it. ApiError 503 while it loads or drains."""
         if self.phase == "draining":
-            raise ApiError(
-                503,
-                "the server is shutting down and takes no new requests; send it to another one or later",
-                kind="server_error",
-                code="server_draining",
-                headers={"Retry-After": "5"},
-            )
+            message = "the server is shutting down and takes no new requests; send it to another one or later"
+            raise unavailable(message, "server_draining", 5)
         return self.engine_while_draining
 
     @property
     def engine_while_draining(self) -> ServingEngine:
         """The engine, for queries that compute nothing. ApiError 503 while it loads."""
         if self._engine is None:
-            raise ApiError(
-                503,
-                "the model is still being loaded; ask /health when it is ready",
-                kind="server_error",
-                code="model_loading",
-                headers={"Retry-After": "2"},
+            raise unavailable(
+                "the model is still loading; /health tells when it is ready", "model_loading", 2
             )
         return self._engine
 
     @property
-    def tokenizer(self) -> BoundedTokenizer:
+    def tokenizer(self) -> ServingTokenizer:
         """The engine's tokenizer, bounded for texts that are too long. ApiError 503 as `engine`."""
-        return BoundedTokenizer(self.engine.tokenizer, self.engine.max_context)
+        return cast(ServingTokenizer, BoundedTokenizer(self.engine.tokenizer, self.engine.max_context))
 
     @cached_property
     def _given_names(self) -> tuple[str, ...]:

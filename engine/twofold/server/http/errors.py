@@ -33,7 +33,6 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -41,15 +40,20 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.kind = kind
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
 
+    @property
+    def kind(self) -> str:
+        """The error's type, by its status."""
+        if self.status >= 500:
+            return "server_error"
+        return "rate_limit_error" if self.status == 429 else "invalid_request_error"
+
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments, to rebuild the error in another process."""
-        names = ("status", "message", "kind", "param", "code", "headers")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("status", "message", "param", "code", "headers")}
 
     def body(self) -> dict[str, Any]:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
@@ -76,23 +80,32 @@ def from_twofold(error: TwofoldError) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=error.param)
     if isinstance(error, CapacityError):
-        retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-        if error.draining:
-            return ApiError(503, str(error), kind="server_error", code="server_draining", headers=retry)
-        if error.asleep:
-            return ApiError(503, str(error), kind="server_error", code="server_asleep", headers=retry)
-        return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded", headers=retry)
-    code = "kernel_error" if isinstance(error, KernelError) else "internal_error"
-    return ApiError(500, str(error), kind="server_error", code=code)
+        seconds = max(1, math.ceil(error.retry_after_s))
+        if error.draining or error.asleep:
+            return unavailable(str(error), "server_draining" if error.draining else "server_asleep", seconds)
+        headers = {"Retry-After": str(seconds)}
+        return ApiError(429, str(error), code="rate_limit_exceeded", headers=headers)
+    return ApiError(
+        500, str(error), code="kernel_error" if isinstance(error, KernelError) else "internal_error"
+    )
+
+
+def unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
+    """503: a later request may succeed."""
+    return ApiError(503, message, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+def wrong_field(param: str, problem: str) -> ApiError:
+    """400 for one field of a request."""
+    return ApiError(400, f"{param}: {problem}", param=param)
 
 
 def from_validation(error: ValidationError) -> ApiError:
     """The first validation error of a request body, with the field and the given value."""
     first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
-        return ApiError(
-            400, f"the request body is not valid JSON ({_lower(first['msg'])})", code="invalid_json"
-        )
+        problem = _lower(first["msg"])
+        return ApiError(400, f"the request body is not valid JSON ({problem})", code="invalid_json")
     param = _path(first["loc"])
     message = _lower(first["msg"].removeprefix("Value error, "))
     if first["type"] == CONTEXT_LENGTH:
@@ -113,10 +126,7 @@ def too_long(num_tokens: int, max_context: int) -> str:
 
 def internal() -> ApiError:
     return ApiError(
-        500,
-        "an internal error occurred; the server's log names it",
-        kind="server_error",
-        code="internal_error",
+        500, "an internal error occurred; the server's log has the details", code="internal_error"
     )
 
 

@@ -65,7 +65,7 @@ def _rows(
 ) -> list[RequestField]:
     endpoints = ENDPOINTS if only is None else (only,)
     return [
-        RequestField(name, endpoint, state, note, harmless, example)
+        RequestField(name, endpoint, state, note, harmless=harmless, example=example)
         for name in names.split()
         for endpoint in endpoints
     ]

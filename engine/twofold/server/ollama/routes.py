@@ -40,7 +40,7 @@ from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.model_card import listed_names
 from twofold.server.openai.routes import answer_chat, answer_completion
 from twofold.server.openai.schemas import ChatRequest
-from twofold.server.openai.thinking import thinking_variables
+from twofold.server.openai.template_variables import thinking_variables
 
 _SAME: Final = (
     "temperature",
@@ -94,6 +94,11 @@ def router(state: ServerState) -> APIRouter:
         asked = translated(ChatRequest, fields | {"messages": messages}, state)
         return await answer_chat(state, asked, OllamaGenerate, context=body.context or ())
 
+    _add_queries(routes, state)
+    return routes
+
+
+def _add_queries(routes: APIRouter, state: ServerState) -> None:
     @routes.get("/tags", response_model=None, responses=answers(OllamaModelList))
     @routes.head("/tags", include_in_schema=False)
     async def tags() -> dict[str, Any]:
@@ -118,8 +123,6 @@ def router(state: ServerState) -> APIRouter:
     @routes.head("/version", include_in_schema=False)
     async def version() -> dict[str, str]:
         return {"version": OLLAMA_VERSION, "twofold_version": __version__}
-
-    return routes
 
 
 def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:

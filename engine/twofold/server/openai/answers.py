@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from twofold.api.types import Chunk, Usage
 from twofold.server.bridge.crossing import AnswerStream
 from twofold.server.bridge.metrics import RequestTimer
-from twofold.server.http.errors import ApiError
+from twofold.server.http.errors import ApiError, unavailable
 from twofold.server.openai.formats import AnswerFormat, joined_chunks
 
 PING_S: Final = 5.0
@@ -136,14 +136,9 @@ class WholeAnswer(AnswerResponse):
 def _given_up(last: Chunk) -> ApiError:
     if last.finish_reason == "error":
         message = last.error or "the engine failed while it computed this answer"
-        return ApiError(500, message, kind="server_error", code="engine_error")
-    return ApiError(
-        503,
-        "the server is shutting down and gave this answer up; send the request again later",
-        kind="server_error",
-        code="server_draining",
-        headers={"Retry-After": "5"},
-    )
+        return ApiError(500, message, code="engine_error")
+    message = "the server is shutting down and cancelled this answer; send the request again later"
+    return unavailable(message, "server_draining", 5)
 
 
 async def _until_disconnected(receive: Receive) -> None:

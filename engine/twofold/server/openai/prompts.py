@@ -13,8 +13,7 @@ from twofold.server.bridge.turn_ends import turn_ends
 from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.messages import KNOWN_ROLES, Message, messages_for_template
 from twofold.server.openai.schemas import ChatRequest, SamplingFields
-from twofold.server.openai.template_variables import template_variables
-from twofold.server.openai.thinking import thinking_is_off
+from twofold.server.openai.template_variables import template_variables, thinking_is_off
 from twofold.text.chat.marks import ChatMarks
 
 

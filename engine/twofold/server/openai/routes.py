@@ -130,8 +130,8 @@ async def _answer(
     timers = [timer for _ in range(body.num_prompts) for timer in state.metrics.begin(body.num_candidates)]
     request_id = f"{_ID_PREFIXES[plan.template.endpoint]}-{uuid.uuid4().hex}"
     answer = AnswerStream(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
-    prompts = await submit(plan, engine, answer, state.threads)
+    prompts = await submit(plan, answer, state.threads)
     state.answers.add(answer)
-    asked = Asked(request_id, state.model_name, body, prompts, engine.tokenizer)
+    asked = Asked(request_id, state.model_name, body, prompts=prompts, tokenizer=engine.tokenizer)
     respond = StreamedAnswer if body.stream else WholeAnswer
     return respond(answer, make_format(asked), timers)

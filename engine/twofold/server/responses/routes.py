@@ -69,7 +69,9 @@ def router(state: ServerState) -> APIRouter:
         state.check_model(body.model)
         offer = offer_of(body.all_tools)
         effort = _effort(state, body)
-        asked = AskedResponse(body, offer, state.model_name, state.sampling_defaults, effort)
+        asked = AskedResponse(
+            body, offer, model=state.model_name, defaults=state.sampling_defaults, effort=effort
+        )
         if not any(item.kind != "additional_tools" for item in body.items):
             return _empty(asked)
         functions, tool_choice = tool_choice_of(body, offer)

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", metavar="FILE.json", help="where to keep the profile (default: this user's settings)"
     )
     repeats = "most measurements of each figure"
-    add_options(parser, cpu_threads_option(), ("--repeats", "N", whole(1, 1000), 15, repeats))
+    add_options(parser, [cpu_threads_option(), ("--repeats", "N", whole(1, 1000), 15, repeats)])
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 

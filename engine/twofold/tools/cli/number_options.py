@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -42,7 +42,7 @@ Option = tuple[str, str, Callable[[str], Any], Any, str]
 """(flag, metavar, type, default, help); the help of an option with a default ends with it."""
 
 
-def add_options(group: Any, *options: Option) -> None:
+def add_options(group: Any, options: Sequence[Option]) -> None:
     """Add options to a parser or an argument group."""
     for flag, metavar, parse, default, help_text in options:
         shown = ",".join(map(str, default)) if isinstance(default, list) else f"{default}"

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read a packed model and compare every byte with what was written",
     )
-    add_options(parser, cpu_threads_option())
+    add_options(parser, [cpu_threads_option()])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -58,7 +58,9 @@ def _pack(source: Path, output: Path, threads: int) -> dict[str, Any]:
         def show(progress: LoadProgress) -> None:
             bar.show(progress.bytes_done, progress.bytes_total)
 
-        written = pack_directory(open_model_files(source), source, output, ops.ThreadPool(threads), show)
+        written = pack_directory(
+            open_model_files(source), source, output, ops.ThreadPool(threads), progress=show
+        )
     if not written:
         print(f"{output} is complete already", file=sys.stderr)
     size = (output / PANEL_FILE).stat().st_size

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         def announce(engine: ServingEngine) -> None:
             url = f"http://{_in_url(server_config.host)}:{port}/v1"
             name = process.state.model_name
-            _say(greeting(engine.info, name, url, telemetry_url, server_config))
+            _say(greeting(engine.info, name, url, telemetry_url=telemetry_url, server_config=server_config))
 
         process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_tell_drain)
         process.run(listener)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def greeting(
-    info: RunInfo, name: str, url: str, telemetry_url: str | None, server_config: ServerConfig
+    info: RunInfo, name: str, url: str, *, telemetry_url: str | None, server_config: ServerConfig
 ) -> str:
     """What runs where, and how to stop it."""
     experts = info.num_layers * info.num_experts

@@ -38,9 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = several(whole(1, 10_000_000))
     add_options(
         group,
-        ("--prompt-tokens", "N[,N…]", lengths, [128], "length of the prompt, or several to measure in turn"),
-        ("--new-tokens", "N", whole(2, 10_000_000), 128, "length of the answer"),
-        ("--repeats", "N", whole(1, 100_000), 3, "rounds; the medians are reported"),
+        [
+            (
+                "--prompt-tokens",
+                "N[,N…]",
+                lengths,
+                [128],
+                "length of the prompt, or several to measure in turn",
+            ),
+            ("--new-tokens", "N", whole(2, 10_000_000), 128, "length of the answer"),
+            ("--repeats", "N", whole(1, 100_000), 3, "rounds; the medians are reported"),
+        ],
     )
     group.add_argument(
         "--compare-transformers",
@@ -113,8 +121,8 @@ def add_shares(results: list[dict[str, Any]], ceilings: Ceilings, step_tokens: i
     files = open_model_files(results[0]["model"])
     for result in results:
         prompt, new = result["prompt_tokens"], result["new_tokens"]
-        prefill = least_times(ceilings, files, prompt, 0, step_tokens)
-        decode = least_times(ceilings, files, 1, prompt + new // 2, 1)
+        prefill = least_times(ceilings, files, prompt, context_len=0, step_tokens=step_tokens)
+        decode = least_times(ceilings, files, 1, context_len=prompt + new // 2, step_tokens=1)
         speed = result["twofold"]
         result["shares"] = {
             "prefill": prefill.shares(speed["prefill_ms"] * 1e-3),
@@ -134,15 +142,16 @@ def measure(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
     )
     if other is not None:
         other.choose_fastest(prompts[0])
-    return [measure_prompt(engine, other, why_not, prompt, args) for prompt in prompts]
+    return [measure_prompt(engine, other, prompt, args, why_not=why_not) for prompt in prompts]
 
 
 def measure_prompt(
     engine: Engine,
     other: TransformersBench | None,
-    why_not: str,
     prompt: list[int],
     args: argparse.Namespace,
+    *,
+    why_not: str,
 ) -> dict[str, Any]:
     """Medians of alternating rounds with this prompt."""
     ours: list[Speed] = []
@@ -235,7 +244,7 @@ def answer_once(engine: Engine, prompt: list[int], new_tokens: int) -> Speed:
         raise ConfigError(
             f"--new-tokens was given {new_tokens}; with this prompt the context holds {len(times)}"
         )
-    return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage)
+    return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage=usage)
 
 
 def table(result: dict[str, Any]) -> str:

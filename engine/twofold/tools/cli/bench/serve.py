@@ -22,7 +22,7 @@ from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.whole_file import whole_file
 from twofold.tools.cli.bar import Bar
 from twofold.tools.cli.number_options import add_options, number, several, whole
-from twofold.tools.loadgen.generator import LoadPlan, run_load
+from twofold.tools.loadgen.generator import Load, LoadPlan
 from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError, check_url
 from twofold.tools.loadgen.metrics import SLO_METRICS
 from twofold.tools.loadgen.report import as_json, table
@@ -72,7 +72,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     )
     add_options(
         group,
-        ("--start-timeout", "S", number(1, 86_400), 600, "seconds that its own server may take to load"),
+        [("--start-timeout", "S", number(1, 86_400), 600, "seconds that its own server may take to load")],
     )
 
 
@@ -84,14 +84,16 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     burstiness = "1: Poisson arrivals; less: in bursts; inf: at constant intervals"
     add_options(
         group,
-        ("--num-prompts", "N", whole(1, 100_000), 100, "conversations"),
-        ("--max-concurrency", "N[,N…]", several(whole(1, 4096)), None, at_once),
-        ("--request-rate", "R", number(0.001, 100_000), None, rate),
-        ("--burstiness", "B", number(0.01, math.inf), 1.0, burstiness),
-        ("--duration", "S", number(0.1, 86_400), None, "seconds after which no request starts"),
-        ("--timeout", "S", number(0.1, 86_400), 600.0, "seconds that one request may take"),
-        ("--num-warmups", "N", whole(0, 1000), 1, "conversations before the measurement, not counted"),
-        ("--seed", "N", whole(0, 2**31), 0, "seed of prompts and arrivals"),
+        [
+            ("--num-prompts", "N", whole(1, 100_000), 100, "conversations"),
+            ("--max-concurrency", "N[,N…]", several(whole(1, 4096)), None, at_once),
+            ("--request-rate", "R", number(0.001, 100_000), None, rate),
+            ("--burstiness", "B", number(0.01, math.inf), 1.0, burstiness),
+            ("--duration", "S", number(0.1, 86_400), None, "seconds after which no request starts"),
+            ("--timeout", "S", number(0.1, 86_400), 600.0, "seconds that one request may take"),
+            ("--num-warmups", "N", whole(0, 1000), 1, "conversations before the measurement, not counted"),
+            ("--seed", "N", whole(0, 2**31), 0, "seed of prompts and arrivals"),
+        ],
     )
 
 
@@ -100,25 +102,27 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
     turns = "requests of each conversation; from the second on, a prompt repeats the whole conversation"
     add_options(
         group,
-        (
-            "--input-len",
-            "N[,N…]",
-            lengths,
-            [1024],
-            "tokens of a prompt, or several numbers to measure in turn",
-        ),
-        ("--output-len", "N", whole(1, 1_000_000), 128, "tokens of an answer"),
-        (
-            "--random-prefix-len",
-            "N",
-            whole(0, 1_000_000),
-            0,
-            "tokens of the prompt that all conversations share",
-        ),
-        ("--num-turns", "N", whole(1, 1000), 1, turns),
-        ("--turn-input-len", "N", whole(1, 1_000_000), 64, "new tokens of each later request"),
-        ("--temperature", "T", number(0, 2), 0.0, "sampling temperature; 0 is greedy"),
-        ("--extra-body", "JSON", _object, None, "further fields of each request"),
+        [
+            (
+                "--input-len",
+                "N[,N…]",
+                lengths,
+                [1024],
+                "tokens of a prompt, or several numbers to measure in turn",
+            ),
+            ("--output-len", "N", whole(1, 1_000_000), 128, "tokens of an answer"),
+            (
+                "--random-prefix-len",
+                "N",
+                whole(0, 1_000_000),
+                0,
+                "tokens of the prompt that all conversations share",
+            ),
+            ("--num-turns", "N", whole(1, 1000), 1, turns),
+            ("--turn-input-len", "N", whole(1, 1_000_000), 64, "new tokens of each later request"),
+            ("--temperature", "T", number(0, 2), 0.0, "sampling temperature; 0 is greedy"),
+            ("--extra-body", "JSON", _object, None, "further fields of each request"),
+        ],
     )
     group.add_argument(
         "--dataset-name",
@@ -182,7 +186,11 @@ def _cells(args: argparse.Namespace) -> list[_Cell]:
     return [
         _Cell(
             PromptShape(
-                input_len, args.output_len, args.random_prefix_len, args.num_turns, args.turn_input_len
+                input_len,
+                args.output_len,
+                prefix_len=args.random_prefix_len,
+                num_turns=args.num_turns,
+                turn_input_len=args.turn_input_len,
             ),
             LoadPlan(
                 num_prompts=args.num_prompts,
@@ -245,7 +253,7 @@ async def _measure(client: HttpClient, args: argparse.Namespace, cells: list[_Ce
     print(f"{model} at {client.base_url}, {workload.path}")
     for cell in cells:
         with Bar("asking", "requests", 1) as bar:
-            run = await run_load(client, workload, cell.shape, cell.plan, bar.show)
+            run = await Load(client, workload, cell.shape, cell.plan, progress=bar.show).run()
         found = as_json(run)
         print(table(cell.title, found, cell.plan.slos), flush=True)
         failed |= found["failed"] > 0 or not found["completed"]

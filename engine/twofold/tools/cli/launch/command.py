@@ -28,7 +28,15 @@ from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.whole_file import whole_file
 from twofold.tools.cli.launch.agent_models import check_model_to_serve, check_served_model
-from twofold.tools.cli.launch.agents import AGENTS, KEY_NAME, NO_KEY, Provider, Settings, local_proxy_settings
+from twofold.tools.cli.launch.agents import (
+    AGENTS,
+    KEY_NAME,
+    NO_KEY,
+    Agent,
+    Provider,
+    Settings,
+    local_proxy_settings,
+)
 from twofold.tools.loadgen.http_client import check_url
 from twofold.tools.loadgen.server_process import serving
 
@@ -100,24 +108,20 @@ def run(args: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "twofold.tools.cli", "serve", *arguments]
     if args.dry_run:
         provider = server.provider(args.model) if runs and server.phase() == "ready" else _guess(args, server)
-        print(
-            _plan(
-                agent.executable, executable, agent.settings(provider), folder, command, provider, args.rest
-            )
-        )
+        print(_plan(agent, provider, folder, executable=executable, command=command, rest=args.rest))
         return 0
     assert executable is not None, "it was found above"
+
+    def prepared() -> tuple[list[str], dict[str, str]]:
+        return _prepared(executable, agent.settings(server.provider(args.model)), folder, args.rest)
+
     if runs:
         server.wait(args.start_timeout)
-        argv, environment = _prepared(
-            executable, agent.settings(server.provider(args.model)), folder, args.rest
-        )
+        argv, environment = prepared()
         sys.stdout.flush()
         os.execve(executable, argv, environment)  # noqa: S606  the user's command
     with _own_server(command, server, args.start_timeout):
-        argv, environment = _prepared(
-            executable, agent.settings(server.provider(args.model)), folder, args.rest
-        )
+        argv, environment = prepared()
         return _run_agent(executable, argv, environment)
 
 
@@ -298,15 +302,16 @@ def _restore(folder: Path) -> int:
 
 
 def _plan(
-    name: str,
-    executable: str | None,
-    settings: Settings,
-    folder: Path,
-    command: list[str],
+    agent: Agent,
     provider: Provider,
+    folder: Path,
+    *,
+    executable: str | None,
+    command: list[str],
     rest: list[str],
 ) -> str:
     """The planned actions as text, with the key masked everywhere."""
+    settings, name = agent.settings(provider), agent.executable
     own_key = f"{KEY_NAME}={_MASK} " if command else ""
     lines = [
         f"server  start: {own_key}{shlex.join(command)}"

@@ -54,7 +54,7 @@ def _mask(args: argparse.Namespace, layers: int, experts: int, slots: int) -> Ma
     mask, kind = read_placement(args.file)
     if kind == "statistics":
         return placement_mask(
-            "frequency", layers, experts, slots, read_statistics(args.file, layers, experts)
+            "frequency", layers, experts, slots, counts=read_statistics(args.file, layers, experts)
         )
     if mask.shape != (layers, experts):
         raise ConfigError(
