@@ -71,21 +71,21 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--host", default="http://127.0.0.1:10002", help="of the server (default: %(default)s)"
+        "--host", default="http://127.0.0.1:10002", help="address of the server (default: %(default)s)"
     )
-    parser.add_argument("--users", type=bounded(1, locustfile.MAX_USERS), default=10, help="at the same time")
+    parser.add_argument("--users", type=bounded(1, locustfile.MAX_USERS), default=10, help="concurrent users")
     parser.add_argument(
-        "--seconds", type=bounded(1, 3600), default=60, help="for which users begin new requests"
+        "--seconds", type=bounded(1, 3600), default=60, help="seconds in which users start requests"
     )
     parser.add_argument(
-        "--spawn-rate", type=float, default=2.0, help="users that come per second (default: %(default)s)"
+        "--spawn-rate", type=float, default=2.0, help="new users per second (default: %(default)s)"
     )
-    parser.add_argument("--model", default="", help="model to ask for (default: the one that is served)")
+    parser.add_argument("--model", default="", help="requested model (default: the served one)")
     parser.add_argument(
         "--output",
         type=Path,
         default=Path(),
-        help="directory for samples the server does not take (default: here)",
+        help="directory for samples that the server does not store (default: here)",
     )
     parser.add_argument(
         "--allow-remote-host",

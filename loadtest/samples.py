@@ -70,11 +70,11 @@ class SampleStore:
             # The server is on this machine: environment proxies do not apply.
             status = httpx.post(self._url, json=body, timeout=10, trust_env=False).status_code
         except httpx.HTTPError as error:
-            self.problem = f"the server took no samples: {error}"
+            self.problem = f"the server stored no samples: {error}"
             return False
         if status != 200:
             self.problem = (
-                "the server keeps no telemetry" if status == 404 else f"the server answered HTTP {status}"
+                "the server has no telemetry" if status == 404 else f"the server answered HTTP {status}"
             )
             return False
         self.num_sent += len(batch)

@@ -49,7 +49,6 @@ LIMITS: Final[dict[str, int]] = {
     "engine/runtime/moe": 7,
     "engine/runtime/ops": 15,
     "engine/twofold/quantise": 4,
-    "engine/twofold/server": 2,
     "kernels": 40,
     "models": 5,
     "scripts": 2,

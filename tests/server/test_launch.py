@@ -185,7 +185,7 @@ def test_a_plan_starts_and_writes_nothing_and_shows_no_key(name, server, model, 
     ("arguments", "has_agent", "key", "words"),
     [
         (["claude"], False, "sesame", "not found on PATH"),
-        (["claude"], True, "open", "wants a key; put it into TWOFOLD_API_KEY"),
+        (["claude"], True, "open", "requires a key; set TWOFOLD_API_KEY"),
         (["claude", "other"], True, "sesame", "serves 'fake-tales', not 'other'"),
         (["claude", "/nowhere/at-all", "--base-url", "http://127.0.0.1:1"], True, "", "no such model"),
     ],

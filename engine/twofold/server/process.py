@@ -158,7 +158,7 @@ class _Teller:
             try:
                 call()
             except Exception as error:
-                _logger.warning("cannot tell what the server does: %s: %s", type(error).__name__, error)
+                _logger.warning("a notification of the server failed: %s: %s", type(error).__name__, error)
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ def _add_load_samples(routes: APIRouter, state: ServerState) -> None:
         _require_loopback(request)
         if state.sink is None:
             raise ApiError(
-                404, "no telemetry database is configured (--telemetry-url), so there is no place for samples"
+                404, "no telemetry database is configured (--telemetry-url), so samples cannot be stored"
             )
         raw = await read_body(request, state.config.max_body_bytes)
         try:

@@ -19,7 +19,7 @@ MAX_STOP_SEQUENCES: Final = 64
 _HINTS: Final = {
     "image": "the model reads text only; describe the picture in a text block",
     "document": "the model reads text only; put the document's text into a text block",
-    "tool_reference": "tools are not searched for here; offer all of them",
+    "tool_reference": "tools are not searched; offer all of them",
 }
 _PLACES: Final = "a text, thinking, redacted_thinking, tool_use or tool_result block belongs here"
 
@@ -62,7 +62,7 @@ class _UnreadBlock(BaseModel):
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(kind, str):
             raise ValueError('expected an object such as {"type": "text", "text": "…"}')
-        raise ValueError(f"blocks of type {kind[:40]!r} are not read here: {_HINTS.get(kind, _PLACES)}")
+        raise ValueError(f"blocks of type {kind[:40]!r} are not supported: {_HINTS.get(kind, _PLACES)}")
 
 
 def _one_of(*kinds: str) -> Discriminator:

@@ -140,7 +140,7 @@ def _unauthorised(which: str = "API") -> ApiError:
 def _no_admin_routes(path: str) -> ApiError:
     return ApiError(
         404,
-        f"{path[:200]} is there only on a server that was started with --admin-key KEY (or TWOFOLD_ADMIN_KEY)",
+        f"{path[:200]} exists only on a server that was started with --admin-key KEY (or TWOFOLD_ADMIN_KEY)",
         code="no_admin_key",
     )
 

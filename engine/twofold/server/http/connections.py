@@ -163,7 +163,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._abort_later()
 
     def send_400_response(self, msg: str) -> None:
-        message = "this is no valid HTTP/1.1 request (a bad request line or header, or a head above 16 KiB)"
+        message = "invalid HTTP/1.1 request (a bad request line or header, or a head above 16 KiB)"
         self.transport.write(_refusal(HTTPStatus.BAD_REQUEST, message))
         self.transport.close()
         self._abort_later()
@@ -216,7 +216,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.abort()
             return
         message = (
-            f"all {self._limits.max_connections} connections of this server are answering; try again later "
+            f"all {self._limits.max_connections} connections of this server are in use; try again later "
             "(--max-connections)"
         )
         self.transport.write(_refusal(HTTPStatus.SERVICE_UNAVAILABLE, message))

@@ -92,8 +92,8 @@ class CompletionRequest(SamplingFields):
             raise disagreement(
                 "n" if self.best_of is None else "best_of",
                 self.num_candidates,
-                f"{len(self.prompts)} prompts with so many answers each are {wanted}, more than the {MAX_CHOICES} one "
-                "request may ask for; send several requests",
+                f"{len(self.prompts)} prompts with this many answers each are {wanted}, more than the "
+                f"{MAX_CHOICES} that one request may ask for; send several requests",
             )
         return self
 

@@ -69,7 +69,7 @@ class CalledFunction(BaseModel):
             arguments = None
         if not isinstance(arguments, dict):
             raise RequestError(
-                f"{where}.function.arguments: expected the JSON text of an object, as the answer had it",
+                f"{where}.function.arguments: expected the JSON text of an object, unchanged from the answer",
                 param=f"{where}.function.arguments",
             )
         return {
@@ -136,16 +136,16 @@ class Message(BaseModel):
             return message
         param = f"{where}.tool_calls" if self.tool_calls else f"{where}.role"
         if form is None or (self.tool_calls and role != "assistant"):
-            problem = "this model's chat template shows no calls of tools and no results; write them as text"
+            problem = "this model's chat template renders no tool calls and no results; write them as text"
             if form is not None:
-                problem = "only an assistant's message calls tools; move them there"
+                problem = "only an assistant's message may have tool calls; move them there"
             raise RequestError(f"{param}: {problem}", param=param)
         if not self.tool_calls:
             return message
         if len(self.tool_calls) > 1 and not form.several:
             raise RequestError(
-                f"{param}: this model's chat template shows one call of a message, not {len(self.tool_calls)}; send "
-                "each in a message of its own with its result behind it",
+                f"{param}: this model's chat template renders one tool call per message, not {len(self.tool_calls)}; "
+                "send each in a message of its own, followed by its result",
                 param=param,
             )
         message["tool_calls"] = [

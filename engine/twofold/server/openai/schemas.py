@@ -133,7 +133,7 @@ class SamplingFields(StructuredFields):
             )
         for second in self.constraints[1:]:
             raise disagreement(
-                second.field, None, "asks for a second form; the answer has one, so send one such field"
+                second.field, None, "is a second constraint on the answer; send only one such field"
             )
         limit = self.answer_limit
         if limit is not None and (self.min_tokens or 0) > limit:
@@ -244,13 +244,13 @@ class ChatRequest(SamplingFields, TemplateFields):
             raise disagreement(
                 "tool_choice",
                 self.tool_choice,
-                f"names or forces a tool, but tools has not {wanted}; send it in tools",
+                f"names or forces a tool, but tools does not contain {wanted}; add it to tools",
             )
         if self.continue_final_message and self.add_generation_prompt:
             raise disagreement(
                 "continue_final_message",
                 True,
-                "add_generation_prompt cannot be true as well: the answer either goes on with the last message or "
+                "add_generation_prompt cannot be true as well: the answer either continues the last message or "
                 "begins a new one; send one of them",
             )
         return self

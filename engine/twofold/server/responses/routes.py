@@ -116,8 +116,8 @@ def router(state: ServerState) -> APIRouter:
 def _not_stored(response_id: str) -> ApiError:
     return ApiError(
         404,
-        f"the response {response_id[:200]!r} is not here: none is stored (store is answered with false); keep what "
-        "the answer had, and send it in the next request's input",
+        f"the response {response_id[:200]!r} does not exist: responses are not stored (store is always false); "
+        "send the previous output in the next request's input",
         param="response_id",
         code="response_not_found",
     )

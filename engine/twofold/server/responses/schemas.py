@@ -90,7 +90,7 @@ def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"needs a list of at most {MAX_TOOLS} tools in 'tools'")
         for each in held:
             if not isinstance(each, dict) or each.get("type") not in ("function", "custom"):
-                raise ValueError("holds what is neither a function nor a custom tool")
+                raise ValueError("contains a tool that is neither a function nor a custom tool")
             _is_tool(each)
     return tool
 
@@ -128,14 +128,14 @@ class InputItem(BaseModel):
         needed = _NEEDED.get(self.kind)
         if needed is None:
             raise ValueError(
-                f"an item of type {self.kind[:40]!r} cannot be read here; send messages, calls of tools, their "
-                "outputs and reasoning"
+                f"an item of type {self.kind[:40]!r} is not supported; send messages, tool calls, their outputs "
+                "and reasoning"
             )
         for name in needed:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of type {self.kind!r} needs {name!r}")
         if self.kind == "function_call" and not _is_object(self.arguments or "{}"):
-            raise ValueError("arguments must be the JSON text of an object, as the answer had it")
+            raise ValueError("arguments must be the JSON text of an object, unchanged from the answer")
         return self
 
 
@@ -221,7 +221,7 @@ class ResponsesRequest(BaseModel):
     previous_response_id: _Stored = None  # type: ignore[valid-type]
     conversation: _Stored = None  # type: ignore[valid-type]
     prompt: refused("prompts are not stored; put the text into instructions and input") = None  # type: ignore[valid-type]
-    background: refused("answers come while the connection is open; leave it out") = None  # type: ignore[valid-type]
+    background: refused("answers are sent while the connection is open; leave it out") = None  # type: ignore[valid-type]
     messages: refused("use input") = None  # type: ignore[valid-type]
     max_tokens: _Budget = None  # type: ignore[valid-type]
     max_completion_tokens: _Budget = None  # type: ignore[valid-type]

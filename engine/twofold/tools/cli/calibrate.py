@@ -28,16 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", default="", help="model whose experts are measured (default: the bundled one)"
     )
     parser.add_argument(
-        "--base", default="rtx4090-pcie4", help="profile that lends the accelerator's figures"
+        "--base",
+        default="rtx4090-pcie4",
+        help="profile whose accelerator figures are used if no GPU is measured",
     )
     parser.add_argument(
         "--accelerator",
         choices=("auto", "cuda", "none"),
         default="auto",
-        help="measure the GPU too: auto, if there is one; cuda, or fail; none, borrow its figures (default: auto)",
+        help="measure the GPU: auto (if there is one), cuda (fail without one), none (default: auto)",
     )
     parser.add_argument(
-        "--output", metavar="FILE.json", help="where to keep the profile (default: this user's settings)"
+        "--output", metavar="FILE.json", help="file for the profile (default: in this user's settings)"
     )
     repeats = "most measurements of each figure"
     add_options(parser, [cpu_threads_option(), ("--repeats", "N", whole(1, 1000), 15, repeats)])
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         print(
             format_device(device)
             if device is not None
-            else f"accelerator not measured ({why_none}): its figures are those of {base.name}"
+            else f"accelerator not measured ({why_none}): its figures come from {base.name}"
         )
         print(f"stored in {output}; used from now on for predictions on this machine")
     return 0
@@ -110,7 +112,7 @@ def format_calibration(calibration: Calibration) -> str:
     lines += [
         f"a decode layer by threads: {threads}",
         f"slow-down while {calibration.copy_gbps:.1f} GB/s are copied beside it: {calibration.contention:.1%}",
-        f"error on {len(calibration.unseen)} layers of mixed loads that the fit never saw: median "
+        f"error on {len(calibration.unseen)} layers of mixed loads that were not fitted: median "
         f"{calibration.median_error:.1%}, worst {max(s.error for s in calibration.unseen):.1%}",
     ]
     return "\n".join(lines)
@@ -135,7 +137,7 @@ def format_device(device: DeviceCalibration) -> str:
         f"{len(s.loads):>8} {max(s.loads):>12} {s.measured_us:>10.1f} {s.error:>8.1%}" for s in device.layers
     ]
     lines += [
-        f"error on {len(device.unseen)} layers of mixed loads that the fit never saw: median "
+        f"error on {len(device.unseen)} layers of mixed loads that were not fitted: median "
         f"{device.median_error:.1%}, worst {max(s.error for s in device.unseen):.1%}",
         f"handshake to the CPU and back {device.handshake_us:.2f} us, join {device.join_us:.2f} us",
         f"slow-down of the CPU's decode layers beside uploads of {device.copy_gbps:.1f} GB/s: "

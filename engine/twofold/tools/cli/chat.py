@@ -34,7 +34,7 @@ _LEAST_ROOM = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", help="system message in front of the conversation")
+    parser.add_argument("--system", help="system message at the start of the conversation")
     add_sampling_arguments(parser)
     add_model_arguments(parser)
 
@@ -130,5 +130,5 @@ class Conversation:
             del self._turns[:2]
             forgotten += 2
         if forgotten:
-            print(f"(the context is full: the {forgotten} oldest turns are forgotten)")
+            print(f"(the context is full: dropped the {forgotten} oldest turns)")
         return token_ids

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt",
-        help="what to answer; -, or nothing where standard input is a pipe or file: read from there",
+        help="prompt to answer; -, or left out if standard input is a pipe or file: read it from there",
     )
-    parser.add_argument("--system", help="system message in front of the prompt")
+    parser.add_argument("--system", help="system message before the prompt")
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as it is, without the model's chat template"
     )

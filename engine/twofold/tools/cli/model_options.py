@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 _SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
-    "temperature": (float, "0 always picks the likeliest token; higher is more varied"),
-    "top_p": (float, "draw from the likeliest tokens that together have this probability"),
-    "top_k": (int, "draw from this many likeliest tokens; 0: all"),
-    "min_p": (float, "leave out tokens less likely than this share of the likeliest"),
+    "temperature": (float, "sampling temperature; 0 is greedy"),
+    "top_p": (float, "sample from the most likely tokens whose probabilities sum to this"),
+    "top_k": (int, "sample from this many most likely tokens; 0: all"),
+    "min_p": (float, "exclude tokens less likely than this share of the most likely one"),
     "max_tokens": (int, "longest answer in tokens"),
 }
 _RANGES = {**SAMPLING_RANGES, "max_tokens": Range(1, 2**31)}
@@ -49,7 +49,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("How to pick tokens (default: what the model's authors recommend)")
+    group = parser.add_argument_group("Sampling (default: the model's generation_config.json)")
     for name, (_, help_text) in _SAMPLING.items():
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, dest=name, help=help_text, metavar=name.upper())
@@ -153,6 +153,6 @@ def emulation_notice(accelerator: str) -> str | None:
     if not accelerator.startswith("emulated"):
         return None
     return (
-        f"note: the GPU is emulated ({accelerator}). Experts really move and are really evicted; the CPU computes "
-        "and GPU times are the cost model's, on a virtual clock."
+        f"note: the GPU is emulated ({accelerator}). Uploads and evictions are real; the CPU computes, and GPU times "
+        "come from the cost model, on a virtual clock."
     )

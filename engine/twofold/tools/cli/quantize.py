@@ -26,18 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", help="directory or GGUF file to quantise (BF16, F16, F32, FP8, or any other)"
     )
-    parser.add_argument(
-        "output", metavar="out", help="directory to write; an interrupted run is taken up again"
-    )
+    parser.add_argument("output", metavar="out", help="directory to write; an interrupted run is resumed")
     parser.add_argument(
         "--format",
         metavar="FORMAT",
-        help="of all matrices: int8, int8_channel, int4, int4_channel, mxfp4, q8_0, q4_0, q4_k, q5_k or q6_k",
+        help="format of all matrices: int8, int8_channel, int4, int4_channel, mxfp4, q8_0, q4_0, q4_k, q5_k or q6_k",
     )
     parser.add_argument(
         "--rules",
         metavar="FILE",
-        help="YAML file that says which blocks, layers and tensors get which format (docs/guides/quantise.md)",
+        help="YAML file with the format of blocks, layers and tensors (docs/guides/quantise.md)",
     )
     parser.add_argument(
         "--text",
@@ -185,7 +183,7 @@ def _layer_table(layers: list[dict[str, Any]], quality: Quality | None) -> list[
             first = rows.pop()[0]
         drift = quality.drift[entry["layer"]] if quality is not None else 0.0
         rows.append((first, entry["layer"], drift, shares))
-    drifts = "" if quality is None else "   hidden states away from the source's"
+    drifts = "" if quality is None else "   drift of hidden states from the source's"
     return [f"  layers     bytes by format{drifts}"] + [
         f"  {f'{first}-{last}':<9}  {shares}" + ("" if quality is None else f"   {100 * drift:.2f} %")
         for first, last, drift, shares in rows

@@ -99,7 +99,7 @@ def greeting(
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
         ("API", url),
         ("telemetry", _without_password(telemetry_url or "off (--telemetry-url records every decision)")),
-        ("stop", "Ctrl-C: running answers finish first; again: at once"),
+        ("stop", "Ctrl-C: running answers finish first; Ctrl-C again: stop at once"),
     ]
     lines = [f"Twofold {__version__} is ready", *(f"  {label:<12} {text}" for label, text in rows)]
     notice = emulation_notice(info.accelerator)
@@ -114,7 +114,7 @@ def greeting(
 
 def _tell_drain(num_running: int) -> None:
     answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
-    _say(f"\nstopping: {answers} may finish, new requests are refused; once more ends at once")
+    _say(f"\nstopping: {answers} may finish, new requests are refused; Ctrl-C again stops at once")
 
 
 def _say(text: str) -> None:

@@ -127,8 +127,8 @@ async def prepare(
     (small, few), (large, many) = [(size, await count(size)) for size in sizes]
     if many <= few:
         raise ConfigError(
-            f"prompts of {small} and {large} words have {few} and {many} tokens, as the server says; it does not count "
-            "them, so no prompt of a given length can be made"
+            f"prompts of {small} and {large} words have {few} and {many} tokens by the server's count, which "
+            "cannot be right; without the count, prompts of a given length cannot be made"
         )
     per_word = (many - few) / (large - small)
     overhead = max(0.0, few - small * per_word)

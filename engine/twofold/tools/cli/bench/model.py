@@ -67,14 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ceilings",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="measure first what this machine can do at most, and say which share prefill and decode reach of it "
-        "(default: on; the shares are of a CPU alone)",
+        help="measure this machine's ceilings first, and print the share of them that prefill and decode reach "
+        "(default: on; shares are for the CPU only)",
     )
     group.add_argument(
         "--profile",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="answer once more and say where the time went: native work by kind, sampler, Python between (default: on)",
+        help="answer once more and print the step time by operation: native kinds, sampler, Python (default: on)",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(parser)
@@ -270,14 +270,14 @@ def table(result: dict[str, Any]) -> str:
             prefill, decode = (f"{shares[step][name]:.0%}" for step in ("prefill", "decode"))
             lines.append(f"  {name.replace('_', ' '):<14}{prefill:>22}{decode:>22}")
         lines.append(
-            f"  what the model must read: {shares['prefill']['gb']:.2f} GB for the prompt, "
+            f"  bytes the model must read: {shares['prefill']['gb']:.2f} GB for the prompt, "
             f"{shares['decode']['gb']:.3f} GB for a decoded token"
         )
     clock = result["twofold"]["clock"]
     if clock["name"] == "virtual":
         lines.append(
             f"  on the virtual clock of the emulated GPU: prefill {clock['prefill_tokens_per_s']:.1f}, "
-            f"decode {clock['decode_tokens_per_s']:.1f} tokens/s (the rows above are the wall's)"
+            f"decode {clock['decode_tokens_per_s']:.1f} tokens/s (the rows above are wall-clock times)"
         )
     if result["transformers"] is None:
         lines.append(f"  not compared with transformers: {result['not_compared_because']}")

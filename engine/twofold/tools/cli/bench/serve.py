@@ -44,23 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_slo,
         default=[],
         metavar="NAME:MS",
-        help=f"most milliseconds of {', '.join(SLO_METRICS)} that count as good, e.g. ttft:500 tpot:50",
+        help=f"limits of {', '.join(SLO_METRICS)} in milliseconds, for goodput, e.g. ttft:500 tpot:50",
     )
     group.add_argument("--json", type=Path, metavar="FILE", help="write figures and samples to this file")
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "model", nargs="?", metavar="MODEL", help="start a server of its own for this model, and end it"
+        "model", nargs="?", metavar="MODEL", help="start a server for this model, and stop it afterwards"
     )
     group.add_argument(
         "--server-args",
         type=shlex.split,
         default=[],
         metavar="FLAGS",
-        help='for `twofold serve` with MODEL, e.g. --server-args="--accelerator none --max-num-seqs 64"',
+        help='flags for the server of MODEL, e.g. --server-args="--accelerator none --max-num-seqs 64"',
     )
-    group.add_argument("--base-url", metavar="URL", help=f"of a running server (default: {DEFAULT_URL})")
+    group.add_argument(
+        "--base-url", metavar="URL", help=f"address of a running server (default: {DEFAULT_URL})"
+    )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="model to ask for (default: the first served)"
     )
@@ -179,8 +181,8 @@ def _cells(args: argparse.Namespace) -> list[_Cell]:
         )
     if args.num_prompts * args.num_turns * args.output_len > _MAX_TOKENS:
         raise ConfigError(
-            f"{args.num_prompts} prompts × {args.num_turns} turns × {args.output_len} tokens are more than the "
-            f"{_MAX_TOKENS} whose times are kept; lower one of them"
+            f"{args.num_prompts} prompts × {args.num_turns} turns × {args.output_len} tokens exceed the limit of "
+            f"{_MAX_TOKENS}; lower one of these numbers"
         )
     slos = dict(args.goodput)
     return [
@@ -278,7 +280,7 @@ async def _served_model(client: HttpClient) -> str:
     try:
         return str(listed["data"][0]["id"])
     except (LookupError, TypeError):
-        raise ValueError("its /v1/models lists no model; give --served-model-name") from None
+        raise ValueError("/v1/models lists no model; give --served-model-name") from None
 
 
 def _extra_body(args: argparse.Namespace, model: str) -> dict[str, Any]:

@@ -28,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
     found = client.get("/requests")
     rows = [[request[name] for name in _COLUMNS] for request in found["requests"]]
     left_out = found["num_requests"] - len(rows)
-    lines = table(list(_COLUMNS.values()), rows) if rows else ["no request runs or waits"]
+    lines = table(list(_COLUMNS.values()), rows) if rows else ["no request is running or waiting"]
     return show(args, found, lines + ([f"and {left_out} more"] if left_out else []))

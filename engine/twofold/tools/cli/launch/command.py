@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print what would be done, with keys masked; start and write nothing",
+        help="print the planned actions, with keys masked, without starting or writing anything",
     )
     parser.add_argument(
         "--restore", action="store_true", help="remove the files that were written for this agent, and exit"
@@ -92,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
         return _restore(folder)
     executable = shutil.which(agent.executable)
     if executable is None and not args.dry_run:
-        raise ConfigError(
-            f"{agent.executable!r} was not found on PATH; install the agent, or see with --dry-run what would be done"
-        )
+        raise ConfigError(f"{agent.executable!r} was not found on PATH; install the agent, or try --dry-run")
     url = check_url(args.base_url, flag="--base-url", allow_remote=True)
     key = os.environ.get(KEY_NAME) or ""
     server = _Server(url, key)
@@ -140,7 +138,7 @@ class _Server:
         except (httpx.ConnectError, httpx.ConnectTimeout):
             return None
         except httpx.HTTPError as error:
-            raise CapacityError(f"what answers at {self.url} is no server of models: {error}") from None
+            raise CapacityError(f"what answers at {self.url} is no model server: {error}") from None
         told = body.get("status") if isinstance(body, dict) else None
         # Other servers have no /ready.
         return str(told) if status == 503 and told else "ready"
@@ -161,15 +159,15 @@ class _Server:
         try:
             status, body = self._get("/v1/models")
             if status in (401, 403):
-                raise ConfigError(f"the server at {self.url} wants a key; put it into {KEY_NAME}")
+                raise ConfigError(f"the server at {self.url} requires a key; set {KEY_NAME}")
             card = body["data"][0]
             check_served_model(card, body, self.url)
             name, length = str(card["id"]), card.get("max_model_len")
         except (httpx.HTTPError, LookupError, TypeError, AttributeError) as error:
-            raise CapacityError(f"{self.url}/v1/models does not say what is served there: {error}") from None
+            raise CapacityError(f"{self.url}/v1/models does not list the served model: {error}") from None
         if asked_model is not None and _name_of(asked_model) != name:
             raise ConfigError(
-                f"the server at {self.url} serves {name!r}, not {asked_model!r}; end it, leave MODEL out, or give "
+                f"the server at {self.url} serves {name!r}, not {asked_model!r}; stop it, leave MODEL out, or give "
                 "another --base-url"
             )
         return Provider(self.url, self.key or NO_KEY, name, length if isinstance(length, int) else None)

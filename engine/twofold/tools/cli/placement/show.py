@@ -32,9 +32,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         mask, kind = read_placement(args.file)
         if kind == "statistics":
-            raise ConfigError(
-                f"{args.file} counts how often experts are routed to, it places none; import it"
-            )
+            raise ConfigError(f"{args.file} counts routed experts and places none; import it instead")
         found = {
             "model": f"{args.file} ({kind})",
             "strategy": None,
