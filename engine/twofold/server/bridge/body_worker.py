@@ -110,7 +110,7 @@ class BodyWorker:
                 raise EOFError
             self._channel, theirs = socket.socketpair()
             self._channel.settimeout(_TIMEOUT_S)
-            package = str(Path(__file__).parents[2])
+            package = str(Path(__file__).parents[3])
             path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603  this interpreter and our own module
