@@ -175,7 +175,6 @@ def test_a_prompt_or_a_sampling_flag_that_cannot_be_is_refused(tiny, capsys, fla
     [
         (("--prompt-tokens", "99999"), "99999"),
         (("--prompt-tokens", "250", "--new-tokens", "50"), "50"),
-        (("--new-tokens", "1"), "--new-tokens"),
     ],
 )
 def test_a_measurement_that_cannot_be_is_refused(tiny, capsys, flags, words):

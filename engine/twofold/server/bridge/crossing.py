@@ -178,7 +178,7 @@ async def submit(plan: RequestPlan, answer: AnswerStream, threads: Threads) -> l
         loop = asyncio.get_running_loop()
         prompts, constraint = await threads.tokenise(work, param=plan.prompt_field)
         if constraint is not None:
-            compiled = await loop.run_in_executor(threads.compilers, answer.answer.engine.compile, constraint)
+            compiled = await loop.run_in_executor(threads.compilers, answer.engine.compile, constraint)
             hand_over = partial(_hand_over, plan, answer, prompts)
             await loop.run_in_executor(threads.tokenisers, hand_over, compiled)
         return prompts

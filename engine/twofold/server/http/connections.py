@@ -164,9 +164,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def send_400_response(self, msg: str) -> None:
         message = "invalid HTTP/1.1 request (a bad request line or header, or a head above 16 KiB)"
-        self.transport.write(_refusal(HTTPStatus.BAD_REQUEST, message))
-        self.transport.close()
-        self._abort_later()
+        self._close(_refusal(HTTPStatus.BAD_REQUEST, message))
 
     # Deadlines
 
@@ -190,9 +188,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             )
 
     def _head_is_late(self) -> None:
-        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
-            message = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
-            self.transport.write(_refusal(HTTPStatus.REQUEST_TIMEOUT, message))
+        begun = self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]
+        message = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
+        self._close(_refusal(HTTPStatus.REQUEST_TIMEOUT, message) if begun else b"")
+
+    def _close(self, answer: bytes) -> None:
+        self.transport.write(answer)
         self.transport.close()
         self._abort_later()
 

@@ -42,16 +42,6 @@ from twofold.server.openai.routes import answer_chat, answer_completion
 from twofold.server.openai.schemas import ChatRequest
 from twofold.server.openai.template_variables import thinking_variables
 
-_SAME: Final = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-)
 OLLAMA_VERSION: Final = "0.12.11"
 """Ollama version of this API. Clients compare it with their minimum: VS Code needs 0.6.4 or later."""
 _REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
@@ -131,8 +121,7 @@ def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest)
     state.check_model(name)
     fields: dict[str, Any] = {"model": name, "stream": body.stream is not False, "return_speed": True}
     options = body.options or OllamaOptions()
-    for option in (*_SAME, *_REFUSED_THERE):
-        fields[option] = getattr(options, option)
+    fields |= options.passed_on() | {name: getattr(options, name) for name in _REFUSED_THERE}
     fields["repetition_penalty"] = options.repeat_penalty
     if options.num_predict is not None and options.num_predict >= 0:
         fields["max_tokens"] = options.num_predict

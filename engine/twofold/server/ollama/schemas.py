@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from twofold.server.http.fields import refused
 from twofold.server.openai.completion_schema import fits_the_context
 from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, Name, Text
-from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, TokenId
+from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, PassedSampling, TokenId
 
 _NoImages = refused("the model reads text only")
 Context = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(fits_the_context)]
@@ -39,23 +39,15 @@ class OllamaMessage(BaseModel):
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-class OllamaOptions(BaseModel):
+class OllamaOptions(PassedSampling):
     """Options that change the answer. Others concern memory and threads, which the server's own flags set; so does
     num_ctx, which Ollama also cuts to the model's limit."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
     repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
     num_predict: int | None = None
     """Token limit; negative: the rest of the context."""
-    stop: list[str] | str | None = None
     # Refused by the translated request, unless they have no effect.
     mirostat: int | None = None
     tfs_z: float | None = None

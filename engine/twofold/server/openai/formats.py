@@ -60,7 +60,7 @@ class AnswerFormat(ABC):
         self._num_sent = [0] * self.num_choices
         """Tokens sent so far per choice of a stream."""
         self._begun = [False] * self.num_choices
-        self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self._templates: dict[tuple[int, str], list[bytes]] = {}
 
     @property
     def num_choices(self) -> int:
@@ -134,8 +134,7 @@ class AnswerFormat(ABC):
     def events(self, index: int, chunk: Chunk) -> bytes:
         """Stream events of the next chunk of choice `index`."""
         if self._says_text_only and chunk.text and chunk.finish_reason is None:
-            before, after = self._around_text(index)
-            return before + encode_basestring(chunk.text).encode() + after
+            return self._text_event(index, "content", chunk.text)
         is_first, self._begun[index] = not self._begun[index], True
         self._num_sent[index] += len(chunk.token_ids)
         delta = self.delta_choice(index, chunk, is_first=is_first)
@@ -157,17 +156,20 @@ class AnswerFormat(ABC):
         asked = self._asked
         return not (self._logprobs_asked() or asked.return_token_ids or asked.wants_continuous_usage)
 
-    def _around_text(self, index: int) -> tuple[bytes, bytes]:
-        """The bytes before and after the text in a text event of choice `index`. Built once, because serialising JSON
-        for every token takes ten times as long."""
-        found = self._templates.get(index)
-        if found is None:
-            text = uuid.uuid4().hex
-            delta = self.delta_choice(index, Chunk(text, ()), is_first=False)
-            assert delta is not None
-            before, after = self._event([delta], None).split(f'"{text}"'.encode())
-            found = self._templates[index] = before, after
-        return found
+    def _text_choice(self, index: int, kind: str, text: str) -> dict[str, Any] | None:
+        """The choice of a text event; `kind` is "content" or, in chats, "reasoning"."""
+        return self.delta_choice(index, Chunk(text, ()), is_first=False)
+
+    def _text_event(self, index: int, kind: str, text: str) -> bytes:
+        """A text event. The bytes around the text are built once, because serialising JSON for every token takes ten
+        times as long."""
+        parts = self._templates.get((index, kind))
+        if parts is None:
+            mark = uuid.uuid4().hex
+            choice = self._text_choice(index, kind, mark)
+            assert choice is not None
+            parts = self._templates[index, kind] = self._event([choice], None).split(f'"{mark}"'.encode())
+        return encode_basestring(text).encode().join(parts)
 
     def stream_end(self, usage: Usage) -> bytes:
         """The last bytes of a stream."""

@@ -82,6 +82,22 @@ NumLogprobs = Annotated[Count, _within(LOGPROBS_RANGE)]
 Bias = Annotated[float, _within(BIAS_RANGE)]
 
 
+class PassedSampling(BaseModel):
+    """Sampling fields of other APIs. The chat request that they are passed on to validates them."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | str | None = None
+
+    def passed_on(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in PassedSampling.model_fields}
+
+
 class StreamOptions(BaseModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -129,10 +129,7 @@ class ResponsesFormat(ChatFormat):
 
     def first_events(self) -> bytes:
         """The events response.created and in_progress, with the request's fields."""
-        body = self._body_now("in_progress")
-        return self._numbers.written(
-            [("response.created", {"response": body}), ("response.in_progress", {"response": body})]
-        )
+        return self._numbers.written(begin_events(self._body_now("in_progress")))
 
     def saw(self, index: int, chunk: Chunk) -> None:
         """Parse a chunk of a whole answer as it arrives, like a stream's."""
@@ -210,6 +207,11 @@ def usage_body(usage: Usage, num_reasoning: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def begin_events(body: dict[str, Any]) -> list[Said]:
+    """The first events of a stream."""
+    return [(kind, {"response": body}) for kind in ("response.created", "response.in_progress")]
 
 
 def response_id(request_id: str) -> str:

@@ -19,6 +19,7 @@ from pydantic import (
 
 from twofold.server.http.fields import refused
 from twofold.server.openai.messages import Text
+from twofold.server.openai.schemas import PassedSampling
 
 MAX_ITEMS: Final = 4096
 MAX_TOOLS: Final = 512
@@ -178,7 +179,7 @@ def _kind_of_input(value: object) -> str:
     return "some-items" if isinstance(value, list) else "a-text"
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(PassedSampling):
     """Body of POST /v1/responses."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
@@ -197,22 +198,14 @@ class ResponsesRequest(BaseModel):
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     stream: bool | None = None
     top_logprobs: int | None = None
     include: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=32)] | None = None
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     """No effect: prompts with the same `cache_salt` share the cache, whatever their key."""
-    # vLLM's field, as at /v1/chat/completions.
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    # vLLM's fields, as at /v1/chat/completions.
     repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: list[str] | str | None = None
     ignore_eos: bool | None = None
     cache_salt: ShortText | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
             raise argparse.ArgumentTypeError(
-                f"{text!r} was given; it takes a whole number from {low} to {high}"
+                f"{text!r} was given; a whole number from {low} to {high} is expected"
             )
         return int(text)
 
@@ -28,7 +28,7 @@ def number(low: float, high: float) -> Callable[[str], float]:
         with contextlib.suppress(ValueError):
             if low <= float(text) <= high:
                 return float(text)
-        raise argparse.ArgumentTypeError(f"{text!r} was given; it takes a number from {low:g} to {high:g}")
+        raise argparse.ArgumentTypeError(f"{text!r} was given; a number from {low:g} to {high:g} is expected")
 
     return parse
 
