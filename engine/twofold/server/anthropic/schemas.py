@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from twofold.server.http.fields import refused
+from twofold.server.http.bodies import Body, refused
 from twofold.server.openai.messages import MAX_MESSAGES, Name, Text
 from twofold.server.openai.schemas import MAX_INT64, MAX_TOOLS, ChatRequest, StopText
 
@@ -116,8 +116,6 @@ class Turn(BaseModel):
 class OfferedTool(BaseModel):
     """A client tool, or one that Anthropic's servers or models know by its `type`."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Annotated[str, Field(max_length=64)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     description: Text | None = None
@@ -152,10 +150,8 @@ class OutputConfig(BaseModel):
     format: OutputFormat | None = None
 
 
-class CountTokensRequest(BaseModel):
+class CountTokensRequest(Body):
     """Body of POST /v1/messages/count_tokens: all inputs of a prompt."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

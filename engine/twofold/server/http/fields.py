@@ -13,23 +13,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, create_model
-from pydantic.json_schema import SkipJsonSchema
+
+from twofold.server.http.bodies import Unlisted
 
 M = TypeVar("M", bound=BaseModel)
-
-Unlisted = SkipJsonSchema[Any]
-"""Leaves refused fields out of /openapi.json."""
-
-
-def refused(why: str) -> Any:
-    """Type of a field that is accepted only with an empty value."""
-
-    def check(value: Any) -> None:
-        if value not in (None, False, "", [], {}):
-            raise ValueError(f"not supported: {why}")
-
-    return Annotated[Unlisted, AfterValidator(check)]
-
 
 State = Literal["done", "refused", "harmless"]
 Endpoint = Literal["chat", "completions"]

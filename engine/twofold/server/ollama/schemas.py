@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from twofold.server.http.fields import refused
+from twofold.server.http.bodies import Body, ModelName, refused
 from twofold.server.openai.completion_schema import fits_the_context
 from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, Name, Text
 from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, PassedSampling, TokenId
@@ -43,8 +43,6 @@ class OllamaOptions(PassedSampling):
     """Options that change the answer. Others concern memory and threads, which the server's own flags set; so does
     num_ctx, which Ollama also cuts to the model's limit."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-
     repeat_penalty: float | None = None
     num_predict: int | None = None
     """Token limit; negative: the rest of the context."""
@@ -54,9 +52,7 @@ class OllamaOptions(PassedSampling):
     typical_p: float | None = None
 
 
-class _Shared(BaseModel):
-    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
-
+class _Shared(Body):
     model: Annotated[str, Field(min_length=1, max_length=512)]
     stream: bool | None = None
     """Streams by default."""
@@ -98,11 +94,9 @@ class OllamaGenerateRequest(_Shared):
         return self
 
 
-class OllamaShowRequest(BaseModel):
+class OllamaShowRequest(Body):
     """Body of POST /api/show."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    model: Annotated[str, Field(max_length=512)] | None = None
-    name: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
+    name: ModelName | None = None
     """Older name of `model`."""

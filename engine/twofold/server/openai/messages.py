@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from twofold.api.errors import RequestError
-from twofold.server.http.fields import refused
+from twofold.server.http.bodies import refused
 from twofold.server.openai.custom_tools import custom_arguments
 
 if TYPE_CHECKING:
@@ -22,24 +22,28 @@ MAX_CALLS: Final = 128
 """Most tool calls of one message."""
 
 
-def _flatten_content(value: object) -> object:
-    """Join a list of text parts into one text; the error names any other kind of part."""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for index, part in enumerate(value):
-        if not isinstance(part, dict) or "type" not in part:
-            raise ValueError(
-                f'part {index} of the content must be an object such as {{"type": "text", "text": "…"}}'
-            )
-        if part["type"] != "text":
-            raise ValueError(
-                f"part {index} of the content has type {str(part['type'])[:40]!r}; the model reads text only"
-            )
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {index} of the content needs a string in 'text'")
-        texts.append(part["text"])
-    return "".join(texts)
+def flattened(*kinds: str) -> BeforeValidator:
+    """Joins a list of text parts of these kinds into one text; the error names any other kind of part."""
+
+    def join(value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        texts: list[str] = []
+        for index, part in enumerate(value):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if not isinstance(part, dict) or kind is None:
+                raise ValueError(
+                    f'part {index} must be an object such as {{"type": "{kinds[0]}", "text": "…"}}'
+                )
+            if kind not in kinds:
+                raise ValueError(f"part {index} has type {str(kind)[:40]!r}; the model reads text only")
+            text = part.get("refusal" if kind == "refusal" else "text")
+            if not isinstance(text, str):
+                raise ValueError(f"part {index} needs a string in 'text'")
+            texts.append(text)
+        return "".join(texts)
+
+    return BeforeValidator(join)
 
 
 def _no_function_role(value: str) -> str:
@@ -104,7 +108,7 @@ class Message(BaseModel):
     """
 
     role: Annotated[Role, AfterValidator(_no_function_role)]
-    content: Annotated[Text | None, BeforeValidator(_flatten_content)] = None
+    content: Annotated[Text | None, flattened("text")] = None
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: Text | None = None
     """Passed to the template, like `name`; not all templates use them."""

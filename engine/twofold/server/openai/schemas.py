@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -20,6 +19,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES, Range
 from twofold.api.types import SamplingParams
+from twofold.server.http.bodies import Body, ModelName
 from twofold.server.http.fields import refusing
 from twofold.server.openai.chat_tools import Choice, Tool, as_function, tool_name
 from twofold.server.openai.messages import MAX_MESSAGES, Message
@@ -82,7 +82,7 @@ NumLogprobs = Annotated[Count, _within(LOGPROBS_RANGE)]
 Bias = Annotated[float, _within(BIAS_RANGE)]
 
 
-class PassedSampling(BaseModel):
+class PassedSampling(Body):
     """Sampling fields of other APIs. The chat request that they are passed on to validates them."""
 
     temperature: float | None = None
@@ -103,12 +103,10 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(StructuredFields):
+class SamplingFields(Body, StructuredFields):
     """Fields of both endpoints: model, sampling, answer format."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
-
-    model: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
     temperature: Annotated[float, _within(SAMPLING_RANGES["temperature"])] | None = None
     top_p: Annotated[float, _within(SAMPLING_RANGES["top_p"])] | None = None
     # vLLM's clients send -1 for what is 0 here.

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -17,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from twofold.server.http.fields import refused
-from twofold.server.openai.messages import Text
+from twofold.server.http.bodies import ModelName, refused
+from twofold.server.openai.messages import Text, flattened
 from twofold.server.openai.schemas import PassedSampling
 
 MAX_ITEMS: Final = 4096
@@ -46,25 +45,7 @@ _NEEDED: Final = {
     "custom_tool_call_output": ("call_id", "output"),
     "additional_tools": ("tools",),
 } | dict.fromkeys(_IGNORED_ITEMS, ())
-_TEXT_PARTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-
-def _flatten(value: object) -> object:
-    """Join a list of text parts into one text; the error names any other kind of part."""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind is None:
-            raise ValueError(f'part {index} must be an object such as {{"type": "input_text", "text": "…"}}')
-        if kind != "refusal" and kind not in _TEXT_PARTS:
-            raise ValueError(f"part {index} has type {str(kind)[:40]!r}; the model reads text only")
-        if not isinstance(text, str):
-            raise ValueError(f"part {index} needs a string in 'text'")
-        texts.append(text)
-    return "".join(texts)
+_TEXT_PARTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 
 _Stored = refused("nothing is stored here; send the whole conversation in input")
@@ -99,7 +80,7 @@ def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
 Tools = Annotated[
     list[Annotated[dict[str, Any], AfterValidator(_is_tool)]], Field(max_length=MAX_TOOLS, fail_fast=True)
 ]
-Flat = Annotated[Text | None, BeforeValidator(_flatten)]
+Flat = Annotated[Text | None, flattened(*_TEXT_PARTS)]
 ShortText = Annotated[str, Field(max_length=256)]
 
 
@@ -182,15 +163,13 @@ def _kind_of_input(value: object) -> str:
 class ResponsesRequest(PassedSampling):
     """Body of POST /v1/responses."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
-
     input: Annotated[
         Annotated[Text, Tag("a-text")]
         | Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("some-items")],
         Discriminator(_kind_of_input),
     ]
     """Input items; empty for a probe, answered at once."""
-    model: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
     instructions: Text | None = None
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx
 
 from twofold.api.addresses import is_loopback
+from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import ConfigError
 
 _MAX_ERROR_BYTES: Final = 1 << 16
@@ -35,7 +36,7 @@ def check_url(url: str, *, flag: str, allow_remote: bool) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise ConfigError(f"{flag} {url!r} is not an address; expected e.g. http://127.0.0.1:10002")
+        raise ConfigError(f"{flag} {url!r} is not an address; expected e.g. {DEFAULT_URL}")
     if not allow_remote and not is_loopback(parsed.hostname or ""):
         raise ConfigError(
             f"{flag} {url!r} is not this machine; a load test against others' servers needs their consent. "
