@@ -107,7 +107,7 @@ class AnthropicMessage(ChatFormat):
         said = (
             b""
             if self._nothing
-            else b"".join(map(self._said, self._deltas(index, self._said_by(index, chunk))))
+            else b"".join(map(self._said, self._deltas(index, self._parsed_events(index, chunk))))
         )
         if chunk.finish_reason is not None:
             reason = self.last_choice(index, chunk.finish_reason)["finish_reason"]
@@ -124,7 +124,7 @@ class AnthropicMessage(ChatFormat):
         return self.stream_ping + _event("message_delta", said)
 
     def held_back(self) -> bytes:
-        return b"".join(map(self._said, self._deltas(0, self._kept(0))))
+        return b"".join(map(self._said, self._deltas(0, self._held_events(0))))
 
     def stream_end(self, usage: Usage) -> bytes:
         said = {"delta": self._end, "usage": self._usage_body(usage)}

@@ -46,7 +46,7 @@ def router(state: ServerState) -> APIRouter:
         ChatReading.of(asked, marks, tokenizer)  # refuses tools whose calls cannot be parsed
 
         def count() -> int:
-            return len(chat_prompts(asked, tokenizer, marks, kept=state.kept_tokens)[0].token_ids)
+            return len(chat_prompts(asked, tokenizer, marks, cache=state.token_cache)[0].token_ids)
 
         number = await state.threads.tokenise(count, param="messages")
         return JSONResponse({"input_tokens": number})

@@ -171,7 +171,7 @@ async def submit(plan: RequestPlan, answer: AnswerStream, threads: Threads) -> l
         prompts = plan.tokenise()
         constraint = plan.constraint_of(prompts[0])
         if constraint is None:
-            _hand_over(plan, answer, prompts, None)
+            _submit_all(plan, answer, prompts, None)
         return prompts, constraint
 
     async def submitted() -> list[Prompt]:
@@ -179,8 +179,8 @@ async def submit(plan: RequestPlan, answer: AnswerStream, threads: Threads) -> l
         prompts, constraint = await threads.tokenise(work, param=plan.prompt_field)
         if constraint is not None:
             compiled = await loop.run_in_executor(threads.compilers, answer.engine.compile, constraint)
-            hand_over = partial(_hand_over, plan, answer, prompts)
-            await loop.run_in_executor(threads.tokenisers, hand_over, compiled)
+            submit_all = partial(_submit_all, plan, answer, prompts)
+            await loop.run_in_executor(threads.tokenisers, submit_all, compiled)
         return prompts
 
     submission = asyncio.ensure_future(submitted())
@@ -194,7 +194,7 @@ async def submit(plan: RequestPlan, answer: AnswerStream, threads: Threads) -> l
         raise
 
 
-def _hand_over(
+def _submit_all(
     plan: RequestPlan,
     answer: AnswerStream,
     prompts: Sequence[Prompt],

@@ -156,23 +156,23 @@ class RequestTimer:
         self._metrics = metrics
         self._prompt = prompt
         self._begun = self._latest = time.perf_counter()
-        self._first_seen = False
+        self._has_first_token = False
         self._ended = False
 
-    def saw(self, batch: Sequence[Chunk]) -> None:
+    def observe(self, batch: Sequence[Chunk]) -> None:
         now = time.perf_counter()
         for chunk in batch:
             num_tokens = len(chunk.token_ids)
             if num_tokens:
-                self._saw_tokens(num_tokens, now)
+                self._observe_tokens(num_tokens, now)
             if chunk.finish_reason is not None:
                 self._end(chunk.finish_reason, chunk.usage)
 
-    def _saw_tokens(self, num_tokens: int, now: float) -> None:
+    def _observe_tokens(self, num_tokens: int, now: float) -> None:
         metrics = self._metrics
         metrics.generation_tokens += num_tokens
-        if not self._first_seen:
-            self._first_seen = True
+        if not self._has_first_token:
+            self._has_first_token = True
             metrics.observe("time_to_first_token_seconds", now - self._begun)
             num_tokens -= 1
         if num_tokens:

@@ -12,11 +12,11 @@ from twofold.models.registry import chat_marks
 from twofold.server.bridge.body_worker import BodyWorker
 from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer
 from twofold.server.bridge.crossing import AnswerStream, Crossing
-from twofold.server.bridge.kept_tokens import KeptTokens
 from twofold.server.bridge.metrics import Metrics
 from twofold.server.bridge.protocol import ServingEngine, ServingTokenizer
 from twofold.server.bridge.sampling_defaults import OPENAI_DEFAULTS
 from twofold.server.bridge.threads import Threads
+from twofold.server.bridge.token_cache import TokenCache
 from twofold.server.http.errors import ApiError, unavailable
 from twofold.telemetry.sink import TelemetrySink
 from twofold.text.chat.marks import ChatMarks, check_parsers, chosen_marks
@@ -43,7 +43,7 @@ class ServerState:
         self.phase: Phase = "loading"
         self.threads = Threads()
         self.body_worker = BodyWorker()
-        self.kept_tokens: KeptTokens | None = None
+        self.token_cache: TokenCache | None = None
         """Set if the engine caches prefixes; known once it is loaded."""
         self.answers: set[AnswerStream] = set()
         """Submitted answers whose client is still connected."""
@@ -54,7 +54,7 @@ class ServerState:
         self._engine = engine
         self.metrics.set_context(engine.max_context)
         self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
-        self.kept_tokens = KeptTokens() if engine.caches_prefixes else None
+        self.token_cache = TokenCache() if engine.caches_prefixes else None
         self.chat_marks = _chat_marks(self.config, engine)
         if self.phase == "loading":
             self.phase = "ready"

@@ -21,8 +21,8 @@ from uvicorn.server import ServerState
 
 _SMALL_READ: Final = 4 * 1024
 _LARGE_READ: Final = 64 * 1024
-_MAX_TURNED_AWAY: Final = 32
-_TURN_AWAY_S: Final = 1.0
+_MAX_REFUSED: Final = 32
+_REFUSAL_S: Final = 1.0
 
 
 class _Http11(h11.Connection):
@@ -65,7 +65,7 @@ class SharedByConnections:
     limits: ConnectionLimits
     # asyncio copies into it and `buffer_updated` copies out of it before other code runs.
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_LARGE_READ)))
-    turned_away: set[Connection] = field(default_factory=set)
+    refused: set[Connection] = field(default_factory=set)
     """Connections beyond the limit that are being closed."""
 
 
@@ -109,12 +109,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             others: set[Any] = self.connections - {self}
             idle = [connection for connection in others if connection.is_idle]
             if not idle:
-                self._turn_away()
+                self._refuse()
                 return
             oldest = min(idle, key=lambda connection: connection.idle_since_s)
             self.connections.discard(oldest)
             oldest.transport.abort()
-        self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+        self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._time_out)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         body = self.conn.their_state is h11.SEND_BODY and self.headers is not None
@@ -122,7 +122,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return self._shared.buffer if in_one_piece else self._shared.buffer[:_SMALL_READ]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self not in self._shared.turned_away:
+        if self not in self._shared.refused:
             self.data_received(bytes(self._shared.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
@@ -144,7 +144,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
         self._unset_keepalive_if_required()
-        self._shared.turned_away.discard(self)
+        self._shared.refused.discard(self)
         super().connection_lost(exc)
 
     # Called by uvicorn
@@ -177,7 +177,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             # Not renewed by further bytes: neither a head nor the unread rest of a body may drip.
             self._unset_keepalive_if_required()
             if self._deadline is None:
-                self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+                self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._time_out)
             return
         if self._deadline is not None:
             self._deadline.cancel()
@@ -187,7 +187,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
                 self._limits.keep_alive_s, self.timeout_keep_alive_handler
             )
 
-    def _head_is_late(self) -> None:
+    def _time_out(self) -> None:
         begun = self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]
         message = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
         self._close(_refusal(HTTPStatus.REQUEST_TIMEOUT, message) if begun else b"")
@@ -199,9 +199,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _abort_later(self) -> None:
         if self._write_deadline is None:
-            self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self._cut_off)
+            self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self._reset)
 
-    def _cut_off(self) -> None:
+    def _reset(self) -> None:
         """Drop all unread data, also in the kernel, which would keep megabytes of it for a waiting client."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None and connection.fileno() >= 0:
@@ -210,10 +210,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     # Connection limit
 
-    def _turn_away(self) -> None:
+    def _refuse(self) -> None:
         self.connections.discard(self)
-        self._shared.turned_away.add(self)
-        if len(self._shared.turned_away) > _MAX_TURNED_AWAY:
+        self._shared.refused.add(self)
+        if len(self._shared.refused) > _MAX_REFUSED:
             self.transport.abort()
             return
         message = (
@@ -224,7 +224,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         # Closing at once would reset the connection while the request is in flight, and lose the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._deadline = self.loop.call_later(_TURN_AWAY_S, self.transport.abort)
+        self._deadline = self.loop.call_later(_REFUSAL_S, self.transport.abort)
 
 
 def _refusal(status: HTTPStatus, message: str) -> bytes:

@@ -85,7 +85,7 @@ class ChatFormat(AnswerFormat):
         return b"".join(
             self._event([_choice(index, delta)], self._usage_so_far(index))
             for index in range(self.num_choices)
-            for delta in self._deltas(index, self._kept(index))
+            for delta in self._deltas(index, self._held_events(index))
         )
 
     def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
@@ -144,14 +144,14 @@ class ChatFormat(AnswerFormat):
         (delta,) = self._deltas(index, [Event(kind, text)])
         return _choice(index, delta)
 
-    def _said_by(self, index: int, chunk: Chunk) -> list[Event]:
+    def _parsed_events(self, index: int, chunk: Chunk) -> list[Event]:
         """Parsed events of a choice's chunk; without a parser, all of it is text."""
         parser = self._parsers[index]
         if parser is not None:
             return self._read(parser, chunk)
         return [Event("content", chunk.text)] if chunk.text else []
 
-    def _kept(self, index: int) -> list[Event]:
+    def _held_events(self, index: int) -> list[Event]:
         """Events that the parser held back as a possible mark."""
         parser = self._parsers[index]
         return parser.finish() if parser is not None else []

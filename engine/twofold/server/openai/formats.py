@@ -85,7 +85,7 @@ class AnswerFormat(ABC):
     @abstractmethod
     def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]: ...
 
-    def saw(self, index: int, chunk: Chunk) -> None:  # noqa: B027  most have nothing to do
+    def observe(self, index: int, chunk: Chunk) -> None:  # noqa: B027  most have nothing to do
         """Process a chunk of a whole answer; `whole` later gets all chunks joined."""
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:

@@ -74,8 +74,8 @@ async def answer_chat(
     def tokenise() -> list[Prompt]:
         # Models without records can resume a conversation at any position.
         with_turn_ends = state.engine.stats().num_records > 0
-        kept = state.kept_tokens
-        prompts = chat_prompts(body, tokenizer, marks, with_turn_ends=with_turn_ends, kept=kept)
+        cache = state.token_cache
+        prompts = chat_prompts(body, tokenizer, marks, with_turn_ends=with_turn_ends, cache=cache)
         return [continuing(context, prompt, tokenizer) for prompt in prompts] if context else prompts
 
     plan = _plan(state, body, tokenise, endpoint="chat.completions")

@@ -63,9 +63,11 @@ def run(args: argparse.Namespace) -> int:
         def announce(engine: ServingEngine) -> None:
             url = f"http://{_in_url(server_config.host)}:{port}/v1"
             name = process.state.model_name
-            _say(greeting(engine.info, name, url, telemetry_url=telemetry_url, server_config=server_config))
+            _write_line(
+                greeting(engine.info, name, url, telemetry_url=telemetry_url, server_config=server_config)
+            )
 
-        process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_tell_drain)
+        process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_announce_drain)
         process.run(listener)
     finally:
         for engine in loaded:
@@ -112,12 +114,12 @@ def greeting(
     return "\n".join(lines)
 
 
-def _tell_drain(num_running: int) -> None:
+def _announce_drain(num_running: int) -> None:
     answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
-    _say(f"\nstopping: {answers} may finish, new requests are refused; Ctrl-C again stops at once")
+    _write_line(f"\nstopping: {answers} may finish, new requests are refused; Ctrl-C again stops at once")
 
 
-def _say(text: str) -> None:
+def _write_line(text: str) -> None:
     """Print without sys.stdout: its buffer would raise a failed write again at interpreter exit, and its lock would be
     held by a print that never returns. Raises OSError when the reader has closed the pipe."""
     data = (text + "\n").encode(errors="replace")
