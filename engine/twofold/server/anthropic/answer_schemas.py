@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NotRequired
 # Python 3.11's own TypedDict does not tell pydantic which fields are optional.
 from typing_extensions import TypedDict
 
-from twofold.server.http.anthropic_errors import anthropic_status
+from twofold.server.anthropic.errors import anthropic_status
 from twofold.server.http.openapi import REFUSALS, REFUSALS_OF_BODIES, events_of
 
 

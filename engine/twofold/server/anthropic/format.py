@@ -11,8 +11,8 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from twofold.api.types import Chunk, Usage
+from twofold.server.anthropic.errors import anthropic_error
 from twofold.server.anthropic.schemas import MessagesChat
-from twofold.server.http.anthropic_errors import anthropic_error, anthropic_status
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
@@ -131,7 +131,7 @@ class AnthropicMessage(ChatFormat):
         return _event("message_delta", said) + _event("message_stop", {})
 
     def stream_error(self, error: ApiError) -> bytes:
-        body = anthropic_error(anthropic_status(error.status), error.message)
+        _, body = anthropic_error(error)
         return _event("error", {"error": body["error"]})
 
     def _said(self, delta: Mapping[str, Any]) -> bytes:

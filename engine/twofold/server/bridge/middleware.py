@@ -26,17 +26,6 @@ _OPEN: Final = frozenset(("/", "/health", "/ready", "/metrics", "/version", "/op
 """Paths that never need a key."""
 _ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
 """Admin routes under SGLang's names."""
-_COMPUTING: Final = frozenset(
-    (
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/api/chat",
-        "/api/generate",
-    )
-)
-"""Paths that a full server refuses; all are POST."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -101,7 +90,9 @@ class RequestFrame:
             refusal = None if _has_key(headers, config.api_key) else _unauthorised()
         if refusal is None and is_admin:
             return _no_admin_routes(path)
-        return refusal or (self._full() if method == "POST" and path in _COMPUTING else None)
+        if refusal is None and method == "POST" and path in self._state.computing_paths:
+            return self._full()
+        return refusal
 
     def _full(self) -> ApiError | None:
         """The refusal of a full server, before the request is read: the running requests need the time."""

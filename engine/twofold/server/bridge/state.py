@@ -47,6 +47,8 @@ class ServerState:
         """Set if the engine caches prefixes; known once it is loaded."""
         self.answers: set[AnswerStream] = set()
         """Submitted answers whose client is still connected."""
+        self.computing_paths: set[str] = set()
+        """Paths of POST requests that a full server refuses before reading them; the routers add theirs."""
         self._engine: ServingEngine | None = None
 
     def ready(self, engine: ServingEngine, sampling_defaults: SamplingParams | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError
-from twofold.server.http.anthropic_errors import anthropic_error, anthropic_status, is_anthropic
 
 _MAX_ECHO = 200
 """Most characters of a caller's value that an error message repeats."""
@@ -60,19 +59,26 @@ class ApiError(Exception):
         return {"error": error}
 
     def response(self, path: str = "") -> JSONResponse:
-        """The error as an HTTP response. `path`: the requested path; Ollama's clients expect a text, Anthropic's their
-        own format."""
-        if is_anthropic(path):
-            status = anthropic_status(self.status)
-            return JSONResponse(
-                anthropic_error(status, self.message), status_code=status, headers=self.headers
-            )
-        body = {"error": self.message} if path.startswith("/api/") else self.body()
-        return JSONResponse(body, status_code=self.status, headers=self.headers)
+        """The error as an HTTP response, in the format of the API that the requested path belongs to."""
+        status, body = self.status, self.body()
+        for prefix, make in _FORMATS.items():
+            if f"{path}/".startswith(prefix):
+                status, body = make(self)
+        return JSONResponse(body, status_code=status, headers=self.headers)
 
     def event(self) -> bytes:
         """The error as one server-sent event, for a stream that has already begun."""
         return b"data: " + json.dumps(self.body(), ensure_ascii=False).encode() + b"\n\n"
+
+
+ErrorFormat = Callable[[ApiError], tuple[int, dict[str, Any]]]
+"""Status and body of an error in the format of another API than OpenAI's."""
+_FORMATS: Final[dict[str, ErrorFormat]] = {}
+
+
+def set_error_format(prefix: str, make: ErrorFormat) -> None:
+    """Answer errors at and below a path in an API's own format. Called by the API's router."""
+    _FORMATS[f"{prefix}/"] = make
 
 
 def from_twofold(error: TwofoldError) -> ApiError:

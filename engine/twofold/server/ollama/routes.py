@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from twofold import __version__
 from twofold.server.bridge.request_body import parse_body, translated
 from twofold.server.bridge.state import ServerState
-from twofold.server.http.errors import ApiError
+from twofold.server.http.errors import ApiError, set_error_format
 from twofold.server.http.openapi import answers, body_of, lines_of
 from twofold.server.ollama.answer_schemas import (
     OllamaChatAnswer,
@@ -49,6 +49,8 @@ _REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/api")
+    set_error_format("/api", lambda error: (error.status, {"error": error.message}))
+    state.computing_paths |= {"/api/chat", "/api/generate"}
 
     @routes.post(
         "/chat",

@@ -38,6 +38,7 @@ _ID_PREFIXES: Final = {"chat.completions": "chatcmpl", "completions": "cmpl"}
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/v1")
+    state.computing_paths |= {"/v1/chat/completions", "/v1/completions"}
 
     @routes.post(
         "/chat/completions",

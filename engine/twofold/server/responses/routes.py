@@ -55,6 +55,7 @@ _NOTHING: Final = Usage(0, 0, 0.0, 0.0)
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/v1/responses")
+    state.computing_paths.add("/v1/responses")
 
     @routes.post(
         "",
