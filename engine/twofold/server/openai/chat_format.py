@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from twofold.api.types import Chunk, FinishReason
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.custom_tools import custom_input
-from twofold.server.openai.formats import AnswerFormat, Asked
+from twofold.server.openai.formats import AnswerFormat, Asked, TextKind
 from twofold.server.openai.logprobs import chat_logprobs
 from twofold.text.chat.answer_parser import AnswerParser
 from twofold.text.chat.events import Event
@@ -65,7 +65,7 @@ class ChatFormat(AnswerFormat):
         if len(read) == 1 and read[0].kind in _TEXTS and self._says_text_only and chunk.finish_reason is None:
             if read[0].kind == "reasoning" and self._reading.hides_reasoning:
                 return b""
-            return self._text_event(index, read[0].kind, read[0].text)
+            return self._text_event(index, cast(TextKind, read[0].kind), read[0].text)
         self._num_sent[index] += len(chunk.token_ids)
         deltas = list(self._deltas(index, read))
         logprobs, ids = self._logprobs(chunk), self._ids(chunk)
@@ -140,7 +140,7 @@ class ChatFormat(AnswerFormat):
             "custom": {"name": name, "input": custom_input(arguments)},
         }
 
-    def _text_choice(self, index: int, kind: str, text: str) -> dict[str, Any] | None:
+    def _text_choice(self, index: int, kind: TextKind, text: str) -> dict[str, Any] | None:
         (delta,) = self._deltas(index, [Event(kind, text)])
         return _choice(index, delta)
 

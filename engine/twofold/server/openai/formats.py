@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from json.encoder import encode_basestring
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from twofold.server.http.errors import ApiError
 from twofold.server.openai.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from twofold.server.openai.schemas import SamplingFields
 
+TextKind = Literal["content", "reasoning"]
 _DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -156,11 +157,11 @@ class AnswerFormat(ABC):
         asked = self._asked
         return not (self._logprobs_asked() or asked.return_token_ids or asked.wants_continuous_usage)
 
-    def _text_choice(self, index: int, kind: str, text: str) -> dict[str, Any] | None:
-        """The choice of a text event; `kind` is "content" or, in chats, "reasoning"."""
+    def _text_choice(self, index: int, kind: TextKind, text: str) -> dict[str, Any] | None:
+        """The choice of a text event; only chats have reasoning."""
         return self.delta_choice(index, Chunk(text, ()), is_first=False)
 
-    def _text_event(self, index: int, kind: str, text: str) -> bytes:
+    def _text_event(self, index: int, kind: TextKind, text: str) -> bytes:
         """A text event. The bytes around the text are built once, because serialising JSON for every token takes ten
         times as long."""
         parts = self._templates.get((index, kind))
