@@ -130,10 +130,7 @@ ROOMS_USED: dict[str, set[str]] = {
 ONLY_IN: dict[str, set[str]] = {
     **{name: {"server"} for name in ("fastapi", "starlette", "uvicorn", "pydantic", "anyio")},
     **{name: {"telemetry"} for name in ("sqlalchemy", "psycopg")},
-    **{
-        name: set()
-        for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "requests")
-    },
+    **{name: set() for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "requests")},
     "httpx": {"tools"},
     "transformers": {"tools"},
     "llguidance": {"engine.grammar_source", "engine.constraints"},

@@ -71,6 +71,14 @@ def test_a_freed_place_is_used_again(held_engine, address):
     assert HTTP.post(url, json={"prompt": "a b"}).json()["choices"][0]["text"] == "a b "
 
 
+def test_a_client_that_stops_sending_counts_as_gone(held_engine, address):
+    connection = post(address, {"prompt": "a b c"})
+    assert held_engine.started.wait(WAIT_S)
+    connection.shutdown(socket.SHUT_WR)
+    assert held_engine.idle.wait(WAIT_S)
+    assert held_engine.cancelled == [held_engine.requests[0].request_id]
+
+
 def test_a_request_cut_in_its_middle_is_not_waited_for(address):
     connection = socket.create_connection(address, timeout=WAIT_S)
     connection.sendall(
