@@ -69,7 +69,11 @@ def tiny(tmp_path: Path) -> Path:
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line with which `arguments` are refused."""
-    assert main(arguments) == 2
+    try:
+        code: object = main(arguments)
+    except SystemExit as refusal:
+        code = refusal.code
+    assert code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1, captured.err

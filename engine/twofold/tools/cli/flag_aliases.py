@@ -314,19 +314,27 @@ class _AliasAction(argparse.Action):
     ) -> None:
         alias, option = self._alias, option or self._alias.names[0]
         try:
-            found = alias.values(given)
-        except ValueError as error:
+            for name, value in alias.values(given).items():
+                self._set(parser, namespace, name, value)
+        except (ValueError, argparse.ArgumentTypeError) as error:
             told = "" if given in (None, []) else f" was given {_told(given)}"
             parser.error(f"{option}{told}: {error}")
-        for name, value in found.items():
-            known = {action.dest: action for action in parser._actions if action is not self}
-            if name not in known and name not in _NOT_SETTINGS:
-                parser.error(f"{option} is {flag_name(name)} elsewhere; this command has no such flag")
-            if name in known and isinstance(known[name], argparse._AppendAction):
-                value = [*(getattr(namespace, name, None) or []), value]
-            setattr(namespace, name, value)
         notes = getattr(namespace, "alias_notes", None) or []
         namespace.alias_notes = [*notes, f"{option} {alias.note}"]
+
+    def _set(self, parser: argparse.ArgumentParser, namespace: Any, name: str, value: Any) -> None:
+        """Give a setting its value, as its own flag would."""
+        known = {action.dest: action for action in parser._actions if action is not self}
+        if name not in known and name not in _NOT_SETTINGS:
+            parser.error(
+                f"{self._alias.names[0]} is {flag_name(name)} elsewhere; this command has no such flag"
+            )
+        flag = known.get(name)
+        if flag is not None and callable(flag.type):
+            value = flag.type(value)
+        if isinstance(flag, argparse._AppendAction):
+            value = [*(getattr(namespace, name, None) or []), value]
+        setattr(namespace, name, value)
 
 
 def _told(given: Any) -> str:

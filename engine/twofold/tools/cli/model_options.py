@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from twofold.api.config import EngineConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
-from twofold.api.settings import add_arguments, from_namespace
+from twofold.api.settings import add_arguments, flag_name, from_namespace
 from twofold.api.types import SamplingParams
 from twofold.tools.cli.bar import Bar
 from twofold.tools.cli.flag_aliases import (
@@ -23,20 +23,21 @@ from twofold.tools.cli.flag_aliases import (
     cpu_moe_ratio,
     gguf_model,
 )
+from twofold.tools.cli.number_options import within
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
     from twofold.telemetry.sink import TelemetrySink
 
 
-_SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
+_MAX_TOKENS: Final = Range(1, 2**31)
+_SAMPLING: Final = {
     "temperature": (float, "sampling temperature; 0 is greedy"),
     "top_p": (float, "sample from the most likely tokens whose probabilities sum to this"),
     "top_k": (int, "sample from this many most likely tokens; 0: all"),
     "min_p": (float, "exclude tokens less likely than this share of the most likely one"),
     "max_tokens": (int, "longest answer in tokens"),
 }
-_RANGES = {**SAMPLING_RANGES, "max_tokens": Range(1, 2**31)}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,28 +51,18 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Sampling (default: the model's generation_config.json)")
-    for name, (_, help_text) in _SAMPLING.items():
-        flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, dest=name, help=help_text, metavar=name.upper())
+    for name, (parse, help_text) in _SAMPLING.items():
+        read = within(parse, SAMPLING_RANGES.get(name, _MAX_TOKENS))
+        group.add_argument(flag_name(name), dest=name, type=read, help=help_text, metavar=name.upper())
     add_aliases(parser, GENERATION)
 
 
 def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
-    """`defaults` with the values of the flags. ConfigError for a value out of range."""
-    changes: dict[str, Any] = {}
-    for name, (parse, _) in _SAMPLING.items():
-        text = getattr(args, name, None)
-        if text is None:
-            continue
-        expected = f"a {'number' if parse is float else 'whole number'} from {_RANGES[name]}"
-        try:
-            value = parse(text)
-        except ValueError:
-            value = None
-        if value is None or not _RANGES[name].holds(value):
-            raise ConfigError(f"--{name.replace('_', '-')} was given {text!r}; it takes {expected}")
-        changes[name] = value
-    return dataclasses.replace(defaults, **changes)
+    """`defaults` with the values of the flags."""
+    given = {name: getattr(args, name) for name in _SAMPLING}
+    return dataclasses.replace(
+        defaults, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

@@ -7,30 +7,30 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from twofold.api.sampling_ranges import Range
+
+
+def within(parse: Callable[[str], float], allowed: Range) -> Callable[[str], Any]:
+    """An argparse type: a number that `parse` reads, within limits."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if allowed.holds(value := parse(text)):
+                return value
+        kind = "whole number" if parse is int else "number"
+        raise argparse.ArgumentTypeError(f"{text!r} was given; a {kind} from {allowed} is expected")
+
+    return read
+
 
 def whole(low: int, high: int) -> Callable[[str], int]:
     """An argparse type: a whole number within limits."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} was given; a whole number from {low} to {high} is expected"
-            )
-        return int(text)
-
-    return parse
+    return within(int, Range(low, high))
 
 
 def number(low: float, high: float) -> Callable[[str], float]:
     """An argparse type: a number within limits."""
-
-    def parse(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if low <= float(text) <= high:
-                return float(text)
-        raise argparse.ArgumentTypeError(f"{text!r} was given; a number from {low:g} to {high:g} is expected")
-
-    return parse
+    return within(float, Range(low, high))
 
 
 def several(parse_one: Callable[[str], int]) -> Callable[[str], list[int]]:
