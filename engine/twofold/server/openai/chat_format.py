@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from twofold.api.types import Chunk, FinishReason
 from twofold.server.openai.chat_reading import ChatReading
@@ -65,7 +65,7 @@ class ChatFormat(AnswerFormat):
         if len(read) == 1 and read[0].kind in _TEXTS and self._says_text_only and chunk.finish_reason is None:
             if read[0].kind == "reasoning" and self._reading.hides_reasoning:
                 return b""
-            return self._text_event(index, cast(TextKind, read[0].kind), read[0].text)
+            return self._text_event(index, read[0].kind, read[0].text)
         self._num_sent[index] += len(chunk.token_ids)
         deltas = list(self._deltas(index, read))
         logprobs, ids = self._logprobs(chunk), self._ids(chunk)
