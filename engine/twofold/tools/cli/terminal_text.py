@@ -1,4 +1,4 @@
-"""Text for terminals: a model's text as it streams, without control characters, and ranges of numbers."""
+"""Text for terminals: a model's text as it streams, without control characters; tables and ranges of numbers."""
 
 from __future__ import annotations
 
@@ -29,3 +29,24 @@ def ranges(numbers: Sequence[int], separator: str = " ") -> str:
         else:
             parts.append([number])
     return separator.join("-".join(map(str, part)) for part in parts)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Columns as narrow as possible; numbers right-aligned."""
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(len(row[n]) for row in [list(head), *texts]) for n in range(len(head))]
+    is_number = [
+        bool(rows) and all(isinstance(row[n], int | float) for row in rows) for n in range(len(head))
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(cells, widths, is_number, strict=True)
+        ).rstrip()
+
+    return [line(head), *map(line, texts)]
+
+
+def _text(cell: object) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

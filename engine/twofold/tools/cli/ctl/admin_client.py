@@ -96,23 +96,6 @@ def show(args: argparse.Namespace, answer: dict[str, Any], lines: Sequence[str])
     return 0
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Columns as narrow as possible; numbers right-aligned."""
-    texts = [[_text(cell) for cell in row] for row in rows]
-    widths = [max(len(row[n]) for row in [list(head), *texts]) for n in range(len(head))]
-    is_number = [
-        bool(rows) and all(isinstance(row[n], int | float) for row in rows) for n in range(len(head))
-    ]
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(cells, widths, is_number, strict=True)
-        ).rstrip()
-
-    return [line(head), *map(line, texts)]
-
-
 def memory_lines(memory: dict[str, Any]) -> list[str]:
     used = memory["num_pages"] - memory["num_free_pages"]
     return [
@@ -123,10 +106,6 @@ def memory_lines(memory: dict[str, Any]) -> list[str]:
         f"({_size(memory['prefix_cache_bytes'])})",
         f"context        {memory['max_context']} tokens a request",
     ]
-
-
-def _text(cell: object) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def _size(num_bytes: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import urllib.parse
 
-from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show, table
+from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show
+from twofold.tools.cli.terminal_text import table
 
 _COLUMNS = {
     "id": "id", "state": "state", "endpoint": "endpoint", "prompt_tokens": "prompt", "cached_tokens": "cached",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import socket
 import sqlite3
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
@@ -218,17 +218,9 @@ def check_sqlite() -> Check:
 
 def check_packages() -> Check:
     """Which optional packages are installed."""
-    missing = [extra for extra, packages in _EXTRAS.items() if not all(map(_is_installed, packages))]
+    missing = [extra for extra, packages in _EXTRAS.items() if not all(map(find_spec, packages))]
     present = [extra for extra in _EXTRAS if extra not in missing]
     found = f"installed: {', '.join(present) or 'none'}"
     if missing:
         return Check("extras", "note", found, f"the rest: pip install 'twofold[{','.join(missing)}]'")
     return Check("extras", "ok", found)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

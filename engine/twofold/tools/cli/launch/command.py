@@ -231,19 +231,17 @@ def _prepared(
     executable: str, settings: Settings, folder: Path, rest: list[str]
 ) -> tuple[list[str], dict[str, str]]:
     """The agent's command line and environment; writes its configuration file, if it reads one."""
-    environment = _environment(settings, folder)
+    environment = {name: value for name, value in os.environ.items() if name not in settings.unset}
+    environment |= _own_variables(settings, folder)
     if settings.config is not None:
         _private(folder)
-        _write(folder / _CONFIG, settings.config)
+        # Only its owner can read it.
+        with whole_file(folder / _CONFIG, mode=0o600) as part:
+            part.write_text(settings.config, encoding="utf-8")
     return [executable, *settings.arguments, *rest], environment
 
 
 _CONFIG: Final = "config.json"
-
-
-def _environment(settings: Settings, folder: Path) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in settings.unset}
-    return environment | _own_variables(settings, folder)
 
 
 def _own_variables(settings: Settings, folder: Path) -> dict[str, str]:
@@ -278,12 +276,6 @@ def _folder() -> Path:
 
 def _private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner can read."""
-    with whole_file(path, mode=0o600) as part:
-        part.write_text(text, encoding="utf-8")
 
 
 def _restore(folder: Path) -> int:

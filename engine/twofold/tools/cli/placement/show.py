@@ -12,8 +12,8 @@ import numpy as np
 from twofold.api.errors import ConfigError
 from twofold.experts.dynamic_update import REASONS
 from twofold.experts.placement_files import read_placement
-from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show, table
-from twofold.tools.cli.terminal_text import ranges
+from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show
+from twofold.tools.cli.terminal_text import ranges, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

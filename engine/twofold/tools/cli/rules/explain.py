@@ -14,7 +14,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.models.model_files import open_model_files
 from twofold.rules.decisions import Decision, decide
 from twofold.rules.placement import SHIPPED, read_placement_rules
-from twofold.tools.cli.terminal_text import ranges
+from twofold.tools.cli.terminal_text import ranges, table
 
 _HEADS: Final = ("modules", "class", "rule", "device", "format", "level", "threads", "MB")
 
@@ -40,10 +40,7 @@ def run(args: argparse.Namespace) -> int:
         modules = [_described(each) for each in decisions]
         print(json.dumps({"model": str(path), "modules": modules, "notes": notes}))
         return 0
-    rows: list[tuple[str, ...]] = [_HEADS, *_rows(decisions)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*table(_HEADS, list(_rows(decisions))), sep="\n")
     for rule in rules:
         for note in rule.notes:
             print(f"note: {rule.where}: {note}")
