@@ -147,7 +147,7 @@ def test_arguments_of_its_local_chat_are_taken() -> None:
         --use_cuda_graph --prompt_file f --mode normal --force_think --chunk_prefill_size 8192"""
     args = parser_of("chat").parse_args(["chat", *words.split()])
     assert from_namespace(EngineConfig, args, {}).max_num_batched_tokens == 8192
-    assert args.max_tokens == "99"
+    assert args.max_tokens == 99
 
 
 @pytest.mark.parametrize("order", [1, -1])
