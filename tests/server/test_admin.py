@@ -246,7 +246,7 @@ def test_a_placement_is_shown_written_and_put_back_while_a_request_runs(url, eng
         (["import", other], f"2 layers of 3 experts, the server's model has {layers} layers of {experts}"),
         (["import"], "either a FILE or --strategy"),
         (["export", str(tmp_path / "placed.txt")], "ends in .npz"),
-        (["show", str(tmp_path / "counts.pt")], "it places none"),
+        (["show", str(tmp_path / "counts.pt")], "places none"),
         (["show", str(tmp_path / "none.npz")], "cannot be read"),
     ):
         code, out = placement(capsys, url, *words)

@@ -215,7 +215,7 @@ def test_a_running_server_whose_model_cannot_call_tools_is_refused(agents, here,
 @pytest.mark.parametrize(
     ("template", "flags", "words"),
     [
-        (CHATML_TEMPLATE, [], "its chat template takes none"),
+        (CHATML_TEMPLATE, [], "its chat template renders none"),
         ("{{ tools }}" + CHATML_TEMPLATE, [], "--tool-call-parser NAME"),
         (TOOLS_TEMPLATE, ["--server-args=--tool-call-parser none"], "--tool-call-parser NAME"),
         ("{{ tools }}" + CHATML_TEMPLATE, ["--server-args=--tool_call_parser hermes"], None),
