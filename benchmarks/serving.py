@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 from twofold.quantise.texts import default_text
-from twofold.tools.loadgen.generator import LoadPlan, run_load
+from twofold.tools.loadgen.generator import Load, LoadPlan
 from twofold.tools.loadgen.http_client import HttpClient
 from twofold.tools.loadgen.server_process import ServerProcess
 from twofold.tools.loadgen.workload import CHAT, PromptShape, Workload
@@ -37,7 +37,7 @@ async def one_round(url: str, streams: int, tokens: int, greedy: bool) -> dict[s
     extra: dict[str, object] = {"ignore_eos": True} | ({"temperature": 0} if greedy else {})
     work = Workload(CHAT, "tale", default_text().split(), extra)
     plan = LoadPlan(num_prompts=streams, max_concurrency=streams)
-    figures = (await run_load(HttpClient(url), work, PromptShape(PROMPT_WORDS, tokens), plan)).figures()
+    figures = (await Load(HttpClient(url), work, PromptShape(PROMPT_WORDS, tokens), plan).run()).figures()
     if figures["failed"]:
         raise RuntimeError(f"answers failed: {figures['errors']}")
     return {name: figures[name] or 0.0 for name in FIGURES}

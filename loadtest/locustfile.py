@@ -161,7 +161,7 @@ def pass_samples_on(environment: Environment, ended: Event) -> None:
 @events.init_command_line_parser.add_listener
 def _add_arguments(parser: LocustArgumentParser) -> None:
     parser.add_argument("--model", default="twofold-tales", help="model to ask for")
-    parser.add_argument("--output", default=".", help="directory for samples the server does not take")
+    parser.add_argument("--output", default=".", help="directory for samples that the server does not store")
     parser.add_argument(
         "--allow-remote-host",
         action="store_true",

@@ -17,13 +17,11 @@ from pathlib import Path
 import locust  # noqa: F401  isort: skip
 
 import argparse
-import json
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 import gevent
+import httpx
 from gevent.event import Event
 from locust.env import Environment
 from twofold.api.errors import ConfigError
@@ -73,21 +71,21 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--host", default="http://127.0.0.1:10002", help="of the server (default: %(default)s)"
+        "--host", default="http://127.0.0.1:10002", help="address of the server (default: %(default)s)"
     )
-    parser.add_argument("--users", type=bounded(1, locustfile.MAX_USERS), default=10, help="at the same time")
+    parser.add_argument("--users", type=bounded(1, locustfile.MAX_USERS), default=10, help="concurrent users")
     parser.add_argument(
-        "--seconds", type=bounded(1, 3600), default=60, help="for which users begin new requests"
+        "--seconds", type=bounded(1, 3600), default=60, help="seconds in which users start requests"
     )
     parser.add_argument(
-        "--spawn-rate", type=float, default=2.0, help="users that come per second (default: %(default)s)"
+        "--spawn-rate", type=float, default=2.0, help="new users per second (default: %(default)s)"
     )
-    parser.add_argument("--model", default="", help="model to ask for (default: the one that is served)")
+    parser.add_argument("--model", default="", help="requested model (default: the served one)")
     parser.add_argument(
         "--output",
         type=Path,
         default=Path(),
-        help="directory for samples the server does not take (default: here)",
+        help="directory for samples that the server does not store (default: here)",
     )
     parser.add_argument(
         "--allow-remote-host",
@@ -114,15 +112,13 @@ def bounded(low: int, high: int) -> Any:
 
 
 def get_json(url: str) -> Any:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=10) as answer:
-        return json.loads(answer.read())
+    return httpx.get(url, timeout=10, trust_env=False).raise_for_status().json()
 
 
 def served_model(host: str) -> str:
     try:
         return str(get_json(f"{host}/v1/models")["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise UnreachableError(
             f"no OpenAI server answers at {host} ({error}); start one with `make run` or give its --host"
         ) from None
@@ -133,7 +129,7 @@ def describe(host: str) -> str:
     try:
         health = get_json(f"{host}/health")
         accelerator = str(health.get("accelerator", "unknown accelerator"))
-    except (OSError, ValueError, AttributeError):
+    except (httpx.HTTPError, ValueError, AttributeError):
         return "the server no longer answers /health"
     note = " (emulated; times are the users' wall clock)" if accelerator.startswith("emulated") else ""
     return f"{health.get('model', 'model')} on {accelerator}{note}"

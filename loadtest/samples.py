@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.error
-import urllib.request
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import httpx
 from twofold.tools.loadgen.metrics import percentile
 
 LOAD_SAMPLES_PATH: Final = "/internal/load_samples"
@@ -43,8 +43,6 @@ class SampleStore:
     def __init__(self, host: str, fallback: Path) -> None:
         self._url = host + LOAD_SAMPLES_PATH
         self._fallback = fallback
-        # The server is on this machine: environment proxies do not apply.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._unsent: list[Sample] = []
         self._to_file = False
         self._flushing = threading.Lock()
@@ -67,22 +65,17 @@ class SampleStore:
                 del self._unsent[: len(batch)]
 
     def _post(self, batch: list[Sample]) -> bool:
-        body = json.dumps({"samples": [asdict(sample) for sample in batch]}).encode()
-        request = urllib.request.Request(  # noqa: S310  http(s) only: check_url saw to it
-            self._url, data=body, headers={"Content-Type": "application/json"}, method="POST"
-        )
+        body = {"samples": [asdict(sample) for sample in batch]}
         try:
-            with self._opener.open(request, timeout=10) as answer:
-                answer.read()
-        except urllib.error.HTTPError as error:
-            keeps_none = error.code == 404
-            self.problem = (
-                "the server keeps no telemetry" if keeps_none else f"the server answered HTTP {error.code}"
-            )
-            error.close()
+            # The server is on this machine: environment proxies do not apply.
+            status = httpx.post(self._url, json=body, timeout=10, trust_env=False).status_code
+        except httpx.HTTPError as error:
+            self.problem = f"the server stored no samples: {error}"
             return False
-        except OSError as error:
-            self.problem = f"the server took no samples: {error}"
+        if status != 200:
+            self.problem = (
+                "the server has no telemetry" if status == 404 else f"the server answered HTTP {status}"
+            )
             return False
         self.num_sent += len(batch)
         return True
@@ -118,9 +111,6 @@ def report(samples: list[Sample], seconds: float) -> str:
         f"{'tokens/s, all users':<22}{tokens / seconds if seconds > 0 else 0.0:>10,.1f}",
         f"{'failures':<22}{len(samples) - len(good):>10,}",
     ]
-    errors: dict[str, int] = {}
-    for sample in samples:
-        if not sample.ok:
-            errors[sample.error or "unknown"] = errors.get(sample.error or "unknown", 0) + 1
-    lines += [f"  {count:>5} × {error}" for error, count in sorted(errors.items(), key=lambda item: -item[1])]
+    errors = Counter(sample.error or "unknown" for sample in samples if not sample.ok)
+    lines += [f"  {count:>5} × {error}" for error, count in errors.most_common()]
     return "\n".join(lines)

@@ -69,7 +69,11 @@ def tiny(tmp_path: Path) -> Path:
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line with which `arguments` are refused."""
-    assert main(arguments) == 2
+    try:
+        code: object = main(arguments)
+    except SystemExit as refusal:
+        code = refusal.code
+    assert code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1, captured.err
@@ -175,7 +179,6 @@ def test_a_prompt_or_a_sampling_flag_that_cannot_be_is_refused(tiny, capsys, fla
     [
         (("--prompt-tokens", "99999"), "99999"),
         (("--prompt-tokens", "250", "--new-tokens", "50"), "50"),
-        (("--new-tokens", "1"), "--new-tokens"),
     ],
 )
 def test_a_measurement_that_cannot_be_is_refused(tiny, capsys, flags, words):

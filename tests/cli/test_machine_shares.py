@@ -38,7 +38,7 @@ def test_a_decoded_token_reads_dense_weights_and_its_experts(files: ModelFiles) 
     dense, flops, _ = dense_stretches(files)
     one_expert = 3 * MODEL.hidden_size * MODEL.moe_intermediate_size
     experts = MODEL.num_layers * MODEL.top_k
-    least = least_times(ceilings(), files, 1, 0, 1)
+    least = least_times(ceilings(), files, 1, context_len=0, step_tokens=1)
     # Panels of 32 rows and whole blocks of columns: an expert takes more than its 4 bytes a weight.
     packed = sum(
         block.host_bytes(weights) / MODEL.num_experts * MODEL.top_k
@@ -54,9 +54,9 @@ def test_a_decoded_token_reads_dense_weights_and_its_experts(files: ModelFiles) 
 
 def test_each_step_of_a_long_prompt_reads_the_weights_again(files: ModelFiles) -> None:
     head = files.config.head.cost(files.head).num_bytes
-    once = least_times(ceilings(), files, 8, 0, 64).num_bytes - head
+    once = least_times(ceilings(), files, 8, context_len=0, step_tokens=64).num_bytes - head
     keys_and_values = 8 * 2 * 2 * MODEL.num_layers * MODEL.num_kv_heads * MODEL.head_dim
-    assert least_times(ceilings(), files, 16, 0, 8).num_bytes == pytest.approx(
+    assert least_times(ceilings(), files, 16, context_len=0, step_tokens=8).num_bytes == pytest.approx(
         2 * once + keys_and_values + head
     )
 

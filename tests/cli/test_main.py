@@ -92,7 +92,8 @@ def test_the_module_runs_as_a_program():
         (["serve", "--colour", "red"], "--colour"),
         (["serve", "a", "b"], "b"),
         (["bench", "--repeats", "many"], "many"),
-        (["bench", "--prompt-tokens", "16,0"], "'16,0'"),
+        (["bench", "--prompt-tokens", "16,0"], "'0'"),
+        (["bench", "--new-tokens", "1"], "--new-tokens"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_code_2(arguments, words, capsys):

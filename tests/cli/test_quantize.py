@@ -71,11 +71,8 @@ def test_the_command(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture
     ("arguments", "message"),
     [
         (["--format", "q3_k"], "--format was given 'q3_k'; it takes q8_0, q4_0, q4_k"),
-        (
-            ["--format", "q8_0", "--max-tokens", "many"],
-            "--max-tokens was given 'many'; it takes a whole number",
-        ),
-        (["--format", "q8_0", "--cpu-threads", "-1"], "--cpu-threads was given '-1'"),
+        (["--format", "q8_0", "--max-tokens", "many"], "--max-tokens: 'many' was given; a whole number"),
+        (["--format", "q8_0", "--cpu-threads", "-1"], "--cpu-threads: '-1' was given"),
         (["--format", "q8_0", "--text", "/absent/text"], "--text /absent/text: cannot be read"),
         (["--format", "q8_0", "--text", "BINARY"], "not UTF-8 text at byte 0"),
         (["--format", "q8_0", "--text", "EMPTY"], "--text has fewer than two tokens"),

@@ -31,7 +31,7 @@ URL = "http://127.0.0.1:1/v1"
 
 
 def test_without_an_accelerator_all_experts_run_on_the_cpu():
-    told = greeting(INFO, "tales", URL, None, ServerConfig())
+    told = greeting(INFO, "tales", URL, telemetry_url=None, server_config=ServerConfig())
     assert "all 192 run on the CPU" in told
     assert "telemetry    off" in told
     assert "emulated" not in told
@@ -40,7 +40,7 @@ def test_without_an_accelerator_all_experts_run_on_the_cpu():
 
 def test_with_one_the_slots_and_the_emulation_are_told():
     emulated = dataclasses.replace(INFO, accelerator="emulated:rtx4090-pcie4", policy="lru", num_slots=48)
-    told = greeting(emulated, "tales", URL, "sqlite:///t.db", ServerConfig())
+    told = greeting(emulated, "tales", URL, telemetry_url="sqlite:///t.db", server_config=ServerConfig())
     assert "48 of 192 have a slot in VRAM (25 %), policy lru" in told
     assert "note: the GPU is emulated" in told
 
@@ -50,7 +50,9 @@ def test_with_one_the_slots_and_the_emulation_are_told():
     [("0.0.0.0", (), True), ("0.0.0.0", ("k",), False), ("::1", (), False), ("localhost", (), False)],
 )
 def test_an_open_door_is_warned_of(host, key, warned):
-    told = greeting(INFO, "tales", URL, None, ServerConfig(host=host, api_key=key))
+    told = greeting(
+        INFO, "tales", URL, telemetry_url=None, server_config=ServerConfig(host=host, api_key=key)
+    )
     assert ("--api-key" in told) is warned
 
 
@@ -60,6 +62,8 @@ def test_a_models_text_cannot_steer_the_terminal():
 
 
 def test_the_databases_password_is_not_shown():
-    told = greeting(INFO, "tales", URL, "postgresql://me:secret@db.example/t", ServerConfig())
+    told = greeting(
+        INFO, "tales", URL, telemetry_url="postgresql://me:secret@db.example/t", server_config=ServerConfig()
+    )
     assert "secret" not in told
     assert "postgresql://me:***@db.example/t" in told

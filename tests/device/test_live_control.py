@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 import torch
 from twofold.api.config import EngineConfig
+from twofold.api.control import Resize
 from twofold.api.errors import CapacityError, ConfigError
-from twofold.api.types import Chunk, GenerationRequest, Resize, SamplingParams
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.device.model import DeviceModel
 from twofold.engine import Engine
 

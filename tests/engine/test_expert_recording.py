@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from twofold.api.config import EngineConfig
+from twofold.api.control import Resize
 from twofold.api.errors import ConfigError, RequestError
-from twofold.api.types import Chunk, GenerationRequest, Resize, SamplingParams
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.expert_recording import SAMPLED
 from twofold.engine.waiting import Waiter

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from twofold.api.config import EngineConfig
+from twofold.api.control import Resize
 from twofold.api.errors import CapacityError, ConfigError, TwofoldError
-from twofold.api.types import Chunk, GenerationRequest, Resize, SamplingParams
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.waiting import Waiter
 

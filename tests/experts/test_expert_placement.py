@@ -239,7 +239,7 @@ def test_why_dynamic_update_does_not_act_is_said_once(
 
 
 def test_other_slots_are_filled_by_the_strategy_again(model: Path, engine: Engine) -> None:
-    from twofold.api.types import Resize
+    from twofold.api.control import Resize
 
     engine.control.resize(Resize(num_gpu_experts=2))
     np.testing.assert_array_equal(resident(engine), placement_mask("uniform", LAYERS, EXPERTS, 6))

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from twofold.api.errors import ConfigError
 from twofold.tools.loadgen.arrivals import arrival_times
-from twofold.tools.loadgen.generator import LoadPlan, run_load
+from twofold.tools.loadgen.generator import Load, LoadPlan
 from twofold.tools.loadgen.http_client import HttpClient
 from twofold.tools.loadgen.metrics import Run
 from twofold.tools.loadgen.workload import CHAT, COMPLETIONS, PromptShape, Workload, prepare
@@ -123,7 +123,7 @@ def with_server(script: Script, use: Callable[[HttpClient], Awaitable[Any]]) -> 
 def load(
     script: Script, plan: LoadPlan, *, work: Workload = IDS, shape: PromptShape = SHAPE
 ) -> tuple[Run, ScriptedServer]:
-    return with_server(script, lambda client: run_load(client, work, shape, plan))
+    return with_server(script, lambda client: Load(client, work, shape, plan).run())
 
 
 def sent_at(server: ScriptedServer) -> list[float]:
@@ -134,7 +134,7 @@ def test_the_closed_loop_keeps_so_many_under_way_and_times_them() -> None:
     done: list[tuple[int, int]] = []
     plan = LoadPlan(num_prompts=4, max_concurrency=2, slos={"ttft": 501})
     run, server = with_server(
-        in_seven_tenths, lambda client: run_load(client, IDS, SHAPE, plan, lambda *at: done.append(at))
+        in_seven_tenths, lambda client: Load(client, IDS, SHAPE, plan, lambda *at: done.append(at)).run()
     )
     figures = run.figures()
     expected = {
@@ -239,11 +239,11 @@ async def speak_otherwise(exchange: Exchange) -> None:
         (refuse, "HTTP 429 rate_limit_exceeded", "all places are taken"),
         (break_down, "HTTP 500", "<html>oops"),
         (report_an_error, "error within the stream", "failed in layer 3"),
-        (hang_up, "ConnectionError", "within its answer"),
+        (hang_up, "ConnectionError", "without sending complete message body"),
         (stop_early, "malformed stream", "without a finish reason"),
         (never_end, "timeout", "not complete after 5 s"),
-        (say_nothing, "ConnectionError", "closed the connection"),
-        (speak_otherwise, "ConnectionError", "220 mail"),
+        (say_nothing, "ConnectionError", "without sending a response"),
+        (speak_otherwise, "ConnectionError", "without sending a response"),
     ],
 )
 def test_a_failure_is_counted_by_its_kind_and_the_others_go_on(script: Script, kind: str, words: str) -> None:
@@ -260,8 +260,8 @@ def test_a_failure_is_counted_by_its_kind_and_the_others_go_on(script: Script, k
 
 
 def test_nobody_at_the_other_end_is_an_error_too() -> None:
-    run = run_virtually(run_load(HttpClient("http://127.0.0.1:1"), IDS, SHAPE, LoadPlan(2, 1)))
-    assert [error["kind"] for error in run.figures()["errors"]] == ["ConnectionRefusedError"]
+    run = run_virtually(Load(HttpClient("http://127.0.0.1:1"), IDS, SHAPE, LoadPlan(2, 1)).run())
+    assert [error["kind"] for error in run.figures()["errors"]] == ["ConnectionError"]
 
 
 def test_conversations_grow_by_what_was_answered() -> None:
@@ -351,7 +351,7 @@ def test_prompts_get_their_length_by_what_the_server_counts(
 
 
 def test_a_server_that_counts_nothing_is_told_so() -> None:
-    with pytest.raises(ConfigError, match="does not count them"):
+    with pytest.raises(ConfigError, match="cannot be right"):
         with_server(
             counting_nothing,
             lambda client: prepare(

@@ -62,12 +62,21 @@ ROOMS_USED: dict[str, set[str]] = {
         "api",
         "server.bridge",
         "server.http",
+        "server.ollama",
         "server.openai",
         "telemetry",
         "weights",
     },
     "server.anthropic": {"api", "server.bridge", "server.http", "server.openai"},
-    "server.ollama": {"__init__", "api", "server.bridge", "server.http", "server.openai", "text.chat"},
+    "server.ollama": {
+        "__init__",
+        "api",
+        "server.bridge",
+        "server.http",
+        "server.openai",
+        "text.chat",
+        "weights",
+    },
     "server.responses": {"api", "server.bridge", "server.http", "server.openai", "text.chat"},
     "server": {
         "__init__",
@@ -121,10 +130,8 @@ ROOMS_USED: dict[str, set[str]] = {
 ONLY_IN: dict[str, set[str]] = {
     **{name: {"server"} for name in ("fastapi", "starlette", "uvicorn", "pydantic", "anyio")},
     **{name: {"telemetry"} for name in ("sqlalchemy", "psycopg")},
-    **{
-        name: set()
-        for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "httpx", "requests")
-    },
+    **{name: set() for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "requests")},
+    "httpx": {"tools"},
     "transformers": {"tools"},
     "llguidance": {"engine.grammar_source", "engine.constraints"},
     "gguf": {"weights.gguf_file"},

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
+from twofold.api.control import Resize
 from twofold.api.errors import ConfigError
-from twofold.api.types import Resize, SamplingParams
+from twofold.api.types import SamplingParams
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
 from twofold.engine import Engine

@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from twofold.api.constraints import CompiledConstraint, Constraint, TokenMatcher
 from twofold.api.errors import CapacityError, RequestError
 from twofold.api.types import (
     Chunk,
+    EngineStats,
     GenerationRequest,
     MappedWeights,
     PlacementCounts,
@@ -112,23 +113,6 @@ def fake_logprob(token_id: int, num_top: int) -> TokenLogprob:
     ranked = [(token_id + 1, own + 0.125), (token_id, own)]
     ranked += [(token_id + place, own - place) for place in range(2, num_top)]
     return TokenLogprob(token_id, own, tuple(ranked[:num_top]))
-
-
-@dataclass(frozen=True)
-class FakeStats:
-    num_running: int
-    num_waiting: int
-    num_free_pages: int = 3
-    num_pages: int = 4
-    num_free_records: int = 0
-    num_records: int = 0
-    prefix_cache_queries: int = 9
-    prefix_cache_hits: int = 7
-    decode_tokens_per_s: float = 0.0
-    placement: PlacementCounts = field(default_factory=PlacementCounts)
-    dynamic_update: Mapping[str, int] = field(default_factory=dict)
-    num_preemptions: int = 5
-    step_tokens: Mapping[int, int] = field(default_factory=lambda: {1: 3, 9: 2, 40000: 1})
 
 
 @dataclass(frozen=True)
@@ -236,8 +220,24 @@ class FakeEngine:
             if request.request_id in self._running
         ]
 
-    def stats(self) -> FakeStats:
-        return FakeStats(num_running=len(self._running), num_waiting=0)
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=0,
+            num_free_pages=3,
+            num_pages=4,
+            num_free_records=0,
+            num_records=0,
+            num_steps=6,
+            decode_tokens_per_s=0.0,
+            clock=self.info.clock,
+            placement=PlacementCounts(),
+            draining=self._draining,
+            prefix_cache_queries=9,
+            prefix_cache_hits=7,
+            num_preemptions=5,
+            step_tokens={1: 3, 9: 2, 40000: 1},
+        )
 
     def close(self) -> None:
         with self._changed:

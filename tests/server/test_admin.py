@@ -219,7 +219,7 @@ def test_a_placement_is_shown_written_and_put_back_while_a_request_runs(url, eng
     layers, experts, slots = engine.info.num_layers, engine.info.num_experts, engine.info.num_slots
     code, out = placement(capsys, url, "import", "--strategy", "uniform")
     assert (code, f"placed {slots} experts in {slots} slots" in out) == (0, True), out
-    assert "policy payback goes on from there" in out
+    assert "policy payback continues from there" in out
     file = str(tmp_path / "placed.npz")
     assert placement(capsys, url, "export", file)[0] == 0
     assert placement(capsys, url, "import", file)[0] == 0
@@ -246,7 +246,7 @@ def test_a_placement_is_shown_written_and_put_back_while_a_request_runs(url, eng
         (["import", other], f"2 layers of 3 experts, the server's model has {layers} layers of {experts}"),
         (["import"], "either a FILE or --strategy"),
         (["export", str(tmp_path / "placed.txt")], "ends in .npz"),
-        (["show", str(tmp_path / "counts.pt")], "it places none"),
+        (["show", str(tmp_path / "counts.pt")], "places none"),
         (["show", str(tmp_path / "none.npz")], "cannot be read"),
     ):
         code, out = placement(capsys, url, *words)

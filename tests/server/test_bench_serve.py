@@ -89,7 +89,7 @@ def test_a_key_comes_from_the_environment(engine, tmp_path, monkeypatch, capsys)
         (["some-model", "--base-url", "http://127.0.0.1:1"], "give one"),
         (["--num-turns", "2", "--endpoint", "/v1/completions"], "conversations are chats"),
         (["--random-prefix-len", "1024"], "must be below --input-len, 1024"),
-        (["--num-prompts", "100000", "--output-len", "1000000"], "lower one of them"),
+        (["--num-prompts", "100000", "--output-len", "1000000"], "lower one of these"),
         (["/nowhere/at-all"], "no such model"),
     ],
 )

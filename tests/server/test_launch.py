@@ -185,7 +185,7 @@ def test_a_plan_starts_and_writes_nothing_and_shows_no_key(name, server, model, 
     ("arguments", "has_agent", "key", "words"),
     [
         (["claude"], False, "sesame", "not found on PATH"),
-        (["claude"], True, "open", "wants a key; put it into TWOFOLD_API_KEY"),
+        (["claude"], True, "open", "requires a key; set TWOFOLD_API_KEY"),
         (["claude", "other"], True, "sesame", "serves 'fake-tales', not 'other'"),
         (["claude", "/nowhere/at-all", "--base-url", "http://127.0.0.1:1"], True, "", "no such model"),
     ],
@@ -215,7 +215,7 @@ def test_a_running_server_whose_model_cannot_call_tools_is_refused(agents, here,
 @pytest.mark.parametrize(
     ("template", "flags", "words"),
     [
-        (CHATML_TEMPLATE, [], "its chat template takes none"),
+        (CHATML_TEMPLATE, [], "its chat template renders none"),
         ("{{ tools }}" + CHATML_TEMPLATE, [], "--tool-call-parser NAME"),
         (TOOLS_TEMPLATE, ["--server-args=--tool-call-parser none"], "--tool-call-parser NAME"),
         ("{{ tools }}" + CHATML_TEMPLATE, ["--server-args=--tool_call_parser hermes"], None),

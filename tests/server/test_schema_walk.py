@@ -20,7 +20,6 @@ from schemathesis.schemas import APIOperation
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
 from twofold.server.app import create_app
-from twofold.server.openai.stream_schemas import LINES
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
@@ -59,11 +58,11 @@ def operations(url: str) -> list[APIOperation]:
 
 def check_lines(operation: APIOperation, response: schemathesis.Response) -> None:
     """A stream of lines, which schemathesis does not read: each is what its `itemSchema` says."""
-    if response.headers["content-type"] != [LINES]:
+    if response.headers["content-type"] != ["application/x-ndjson"]:
         return
     document = operation.schema.raw_schema
     told = document["paths"][operation.path][operation.method]["responses"][str(response.status_code)]
-    schema = told["content"][LINES]["itemSchema"] | {"components": document["components"]}
+    schema = told["content"]["application/x-ndjson"]["itemSchema"] | {"components": document["components"]}
     for line in response.content.splitlines():
         jsonschema.Draft202012Validator(schema).validate(json.loads(line))
 

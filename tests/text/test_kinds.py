@@ -16,7 +16,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from twofold.api.errors import ModelLoadError
-from twofold.server.bridge.kept_tokens import KeptTokens
+from twofold.server.bridge.token_cache import TokenCache
 from twofold.text.tokenizer import Tokenizer
 from twofold.text.tokenizer.pieces import character_of_byte
 from twofold.weights.gguf_file import GgufFile
@@ -288,7 +288,7 @@ def _greedy_tokens(directory: Path, ranks: dict[bytes, int]) -> Path:
 @pytest.mark.parametrize("kind", [*KINDS, "greedy"])
 def test_stretches_have_the_ids_of_the_whole(tmp_path: Path, ranks: dict[bytes, int], kind: str) -> None:
     tokenizer = Tokenizer.load(KINDS.get(kind, _greedy_tokens)(tmp_path, ranks))
-    kept, r = KeptTokens(max_bytes=20_000), random.Random(2)
+    kept, r = TokenCache(max_bytes=20_000), random.Random(2)
     scraps = (
         *CONTROL * 5,
         *SCRAPS,

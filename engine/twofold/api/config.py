@@ -183,16 +183,10 @@ class ServerConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in self.api_key:
-            expected = "printable ASCII without spaces; to serve without a key, leave it out and unset TWOFOLD_API_KEY"
-            # The key itself is not repeated: messages end up in logs.
-            check(re.fullmatch(r"[!-~]+", key) is not None, "api_key", key and "***", expected)
+            _check_key("api_key", key, "to serve without a key, leave it out and unset TWOFOLD_API_KEY")
         if self.admin_key is not None:
-            is_key = re.fullmatch(r"[!-~]+", self.admin_key) is not None
-            expected = (
-                "printable ASCII without spaces; for a server without admin routes, leave it out and unset "
-                "TWOFOLD_ADMIN_KEY"
-            )
-            check(is_key, "admin_key", self.admin_key and "***", expected)
+            remedy = "for a server without admin routes, leave it out and unset TWOFOLD_ADMIN_KEY"
+            _check_key("admin_key", self.admin_key, remedy)
             if self.admin_key in self.api_key:
                 raise ConfigError(
                     "--admin-key and --api-key were given the same key; give them different ones"
@@ -205,6 +199,12 @@ class ServerConfig(Checked):
             self.served_model_name,
             "a name, or several with commas between them",
         )
+
+
+def _check_key(field: str, key: str, remedy: str) -> None:
+    # The key itself is not repeated: messages end up in logs.
+    is_key = re.fullmatch(r"[!-~]+", key) is not None
+    check(is_key, field, key and "***", f"printable ASCII without spaces; {remedy}")
 
 
 DEFAULT_URL: Final = f"http://{ServerConfig.host}:{ServerConfig.port}"

@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 
 from twofold.api.config import EngineConfig
+from twofold.api.control import MemorySplit
 from twofold.api.errors import CapacityError
-from twofold.api.types import MemorySplit
 from twofold.blocks import ops
 from twofold.device.budget import DeviceBudget, device_cache_dtype, needs_of, plan_device
 from twofold.device.device import Device

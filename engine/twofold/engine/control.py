@@ -15,9 +15,10 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 
 from twofold.api.config import EngineConfig
+from twofold.api.control import ExpertPlacement, LayerPlacement, MemorySplit, MemoryUse, Resize
 from twofold.api.errors import ConfigError
 from twofold.api.placement_config import SLOT_FIELDS
-from twofold.api.types import ExpertPlacement, LayerPlacement, MemorySplit, MemoryUse, RequestProgress, Resize
+from twofold.api.types import RequestProgress
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.scheduler import Scheduler

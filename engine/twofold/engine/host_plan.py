@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twofold import _core
 from twofold.api.config import EngineConfig
+from twofold.api.control import MemorySplit
 from twofold.api.errors import ConfigError
-from twofold.api.types import MemorySplit
 from twofold.blocks import ops
 from twofold.experts.accelerator import num_slots
 from twofold.experts.moe import MoeRuntime

@@ -62,7 +62,7 @@ class ServerProcess:
         self._on_drain = on_drain
         self._failure: BaseException | None = None
         self._loader = threading.Thread(target=self._run_load, name="load", daemon=True)
-        self._teller = _Teller()
+        self._notifier = _Notifier()
         self._num_signals = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,7 +73,7 @@ class ServerProcess:
         """Serve on `listener` until a signal has been handled."""
         with _handling_signals(self._on_signal):
             asyncio.run(self._serve(listener))
-            self._teller.close()
+            self._notifier.close()
             if self._failure is not None:
                 raise self._failure
 
@@ -101,7 +101,7 @@ class ServerProcess:
     def _ready(self, engine: ServingEngine, sampling_defaults: SamplingParams | None) -> None:
         self.state.ready(engine, sampling_defaults)
         if self.state.phase == "ready":
-            self._teller.tell(self._on_ready, engine)
+            self._notifier.notify(self._on_ready, engine)
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error
@@ -123,7 +123,7 @@ class ServerProcess:
     async def _drain(self) -> None:
         engine = self.state.loaded_engine
         if engine is not None:
-            self._teller.tell(self._on_drain, len(self.state.answers))
+            self._notifier.notify(self._on_drain, len(self.state.answers))
             if not await asyncio.to_thread(engine.drain, self._config.drain_timeout_s):
                 for answer in list(self.state.answers):
                     answer.cancel()
@@ -135,30 +135,30 @@ class ServerProcess:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-class _Teller:
+class _Notifier:
     """Runs notification callbacks in order on a thread, without waiting for them."""
 
-    _LAST_WORDS_S: Final = 1.0
+    _CLOSE_TIMEOUT_S: Final = 1.0
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="tell", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
         self._thread.start()
 
-    def tell(self, function: Callable[..., None], *arguments: object) -> None:
+    def notify(self, function: Callable[..., None], *arguments: object) -> None:
         self._calls.put(lambda: function(*arguments))
 
     def close(self) -> None:
         """Finish pending callbacks, waiting a second at most."""
         self._calls.put(None)
-        self._thread.join(self._LAST_WORDS_S)
+        self._thread.join(self._CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
                 call()
             except Exception as error:
-                _logger.warning("cannot tell what the server does: %s: %s", type(error).__name__, error)
+                _logger.warning("a notification of the server failed: %s: %s", type(error).__name__, error)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.config import EngineConfig
-from twofold.api.types import MemorySplit
+from twofold.api.control import MemorySplit
 from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.placement import Mask

@@ -268,11 +268,11 @@ CALLS = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name"
             400,
             "the document's text",
         ),
-        ({"tools": [SEARCH]}, 400, "run by Anthropic's servers"),
+        ({"tools": [SEARCH]}, 400, "only Anthropic's servers run"),
         (
             {"tools": [SEARCH, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}},
             400,
-            "run by Anthropic's",
+            "only Anthropic's",
         ),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "input_schema"),
         ({"tools": [{"name": "f"}]}, 400, "input_schema"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 
 import pytest
 from fake_engine import FakeEngine
@@ -72,26 +71,10 @@ def test_a_freed_place_is_used_again(held_engine, address):
     assert HTTP.post(url, json={"prompt": "a b"}).json()["choices"][0]["text"] == "a b "
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_only_stops_sending_gets_its_answer(held_engine, address, stream):
-    connection = post(address, {"prompt": "a b c", "stream": stream})
+def test_a_client_that_stops_sending_counts_as_gone(held_engine, address):
+    connection = post(address, {"prompt": "a b c"})
     assert held_engine.started.wait(WAIT_S)
     connection.shutdown(socket.SHUT_WR)
-    time.sleep(0.3)  # long enough for the probes that find a client gone, which this one is not
-    held_engine.hold.set()
-    answer = b"".join(iter(lambda: connection.recv(4096), b""))
-    assert b'"finish_reason":"stop"' in answer
-    assert held_engine.cancelled == []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_stops_sending_and_then_hangs_up_frees_the_place(held_engine, address, stream):
-    connection = post(address, {"prompt": "a b c", "stream": stream})
-    assert held_engine.started.wait(WAIT_S)
-    connection.shutdown(socket.SHUT_WR)
-    time.sleep(0.1)
-    assert held_engine.cancelled == []
-    connection.close()
     assert held_engine.idle.wait(WAIT_S)
     assert held_engine.cancelled == [held_engine.requests[0].request_id]
 

@@ -21,7 +21,8 @@ from twofold.server.bridge.body_worker import MAX_VALUES, BodyWorker
 from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer, TooManyTokensError
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
-from twofold.server.openai.schemas import ChatRequest, CompletionRequest
+from twofold.server.openai.completion_schema import CompletionRequest
+from twofold.server.openai.schemas import ChatRequest
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"

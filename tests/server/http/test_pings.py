@@ -17,7 +17,6 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import CapacityError
 from twofold.api.types import Chunk, GenerationRequest, Usage
 from twofold.server.app import create_app
-from twofold.server.http.early_refusals import EarlyRefusals
 
 MESSAGES = [{"role": "user", "content": "a b"}]
 ASKED: dict[str, dict[str, Any]] = {
@@ -135,12 +134,6 @@ def test_no_stream_is_silent_for_ten_seconds(engine: LateEngine, path: str) -> N
         assert text.count(": ping\n\n") >= LAST_S / LONGEST_S
 
 
-class Replay(Response):
-    """Says the same to every request."""
-
-    early_refusals = EarlyRefusals(lambda: False, lambda path, headers: None)
-
-
 def test_anthropics_client_is_given_an_event_in_a_minute_of_silence(engine: LateEngine) -> None:
     """The client drops `ping`, so that Claude Code sees none of them."""
     path = "/v1/messages"
@@ -149,7 +142,7 @@ def test_anthropics_client_is_given_an_event_in_a_minute_of_silence(engine: Late
     assert still == [0.0, 60.0]
     body = b"".join(message.get("body", b"") for _, message in sent)
     with (
-        serving(Replay(body, media_type="text/event-stream")) as base,
+        serving(Response(body, media_type="text/event-stream")) as base,
         anthropic.Anthropic(base_url=base, api_key="x", max_retries=0) as client,
         client.messages.stream(**ASKED[path]) as stream,
     ):

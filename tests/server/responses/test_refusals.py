@@ -93,4 +93,4 @@ def test_a_prompt_that_is_too_long_says_so_as_clients_know_it(shared: tuple[str,
 def test_no_response_is_stored(shared: tuple[str, FakeEngine], method: str, path: str) -> None:
     answer = HTTP.request(method, f"{shared[0]}/v1/responses/resp_1{path}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
-    assert "none is stored" in answer.json()["error"]["message"]
+    assert "not stored" in answer.json()["error"]["message"]

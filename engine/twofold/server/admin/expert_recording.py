@@ -9,12 +9,11 @@ import asyncio
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from twofold.api.errors import ConfigError
-from twofold.server.bridge.request_body import read_body
+from twofold.server.bridge.request_body import small_body
 from twofold.server.bridge.state import ServerState
-from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import ApiError
 
 _MAX_BODY: Final = 4096
@@ -36,12 +35,8 @@ def router(state: ServerState) -> APIRouter:
         return await asyncio.to_thread(state.engine_while_draining.recording.status)
 
     async def start(request: Request) -> dict[str, Any]:
-        body = await read_body(request, _MAX_BODY)
-        try:
-            mode = StartBody.model_validate_json(body).mode if body.strip() else None
-        except ValidationError as error:
-            raise api_errors.from_validation(error) from None
-        return await asyncio.to_thread(state.engine.recording.start, mode)
+        asked = await small_body(request, StartBody, _MAX_BODY, if_empty=b"{}")
+        return await asyncio.to_thread(state.engine.recording.start, asked.mode)
 
     async def stop() -> dict[str, Any]:
         return await asyncio.to_thread(state.engine_while_draining.recording.stop)
@@ -50,7 +45,7 @@ def router(state: ServerState) -> APIRouter:
         try:
             return await asyncio.to_thread(state.engine_while_draining.recording.dump)
         except ConfigError as error:
-            raise ApiError(500, str(error), kind="server_error", code="cannot_write") from None
+            raise ApiError(500, str(error), code="cannot_write") from None
 
     for name, work in (("start", start), ("stop", stop), ("dump", dump)):
         routes.add_api_route(f"/admin/experts/{name}", work, methods=["POST"])

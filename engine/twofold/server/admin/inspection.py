@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from twofold import __version__
 from twofold.api.types import RequestProgress, SamplingParams
+from twofold.server.admin.answer_schemas import Props, Readiness, Slot, Version
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers
-from twofold.server.openai.answer_schemas import Props, Readiness, Slot, Version
 from twofold.weights.gguf_file import model_name
 
 
@@ -48,13 +48,13 @@ def router(state: ServerState) -> APIRouter:
         engine = state.engine_while_draining
         places = table.places(engine.live_requests(), engine.max_num_seqs)
         if fail_on_no_slot in ("1", "true") and None not in places:
-            raise ApiError(503, "no slot is free", kind="server_error", code="no_slot_available")
+            raise ApiError(503, "no slot is free", code="no_slot_available")
         if not state.config.slots_show_prompts:
             return [_slot(state, number, progress) for number, progress in enumerate(places)]
         loop = asyncio.get_running_loop()
         return [
             _slot(state, number, progress)
-            | {"prompt": await loop.run_in_executor(state.workers, _prompt_text, state, progress)}
+            | {"prompt": await loop.run_in_executor(state.threads.tokenisers, _prompt_text, state, progress)}
             for number, progress in enumerate(places)
         ]
 

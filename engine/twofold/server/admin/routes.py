@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import time
-from typing import Annotated, Any, Final
+from collections.abc import Callable
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from twofold import __version__
+from twofold.api.control import MemoryUse, Resize
 from twofold.api.errors import ConfigError
-from twofold.api.types import MemoryUse, RequestProgress, Resize
+from twofold.api.types import RequestProgress
 from twofold.server.bridge.protocol import ServingEngine
-from twofold.server.bridge.request_body import read_body
+from twofold.server.bridge.request_body import small_body
 from twofold.server.bridge.state import ServerState
-from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import ApiError
+
+T = TypeVar("T")
 
 _MAX_BODY: Final = 4096
 _MAX_PLACEMENT_BODY: Final = 1 << 20
@@ -50,11 +54,36 @@ class PlacementBody(BaseModel):
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/admin", include_in_schema=False)
+    _add_requests(routes, state)
+    _add_placement(routes, state)
 
     @routes.get("/status")
     async def status() -> dict[str, Any]:
         return _status(state)
 
+    @routes.post("/resize")
+    async def resize(request: Request) -> dict[str, Any]:
+        control = state.engine.control
+        asked = await small_body(request, ResizeBody, _MAX_BODY)
+        await _change(control.resize, Resize(**asked.model_dump()))
+        return {"memory": _memory(control.memory())}
+
+    @routes.post("/sleep")
+    async def sleep() -> dict[str, Any]:
+        control = state.engine.control
+        await _change(control.sleep)
+        return {"state": _phase(state), "memory": _memory(control.memory())}
+
+    @routes.post("/wake")
+    async def wake() -> dict[str, Any]:
+        control = state.engine.control
+        await _change(control.wake)
+        return {"state": _phase(state), "memory": _memory(control.memory())}
+
+    return routes
+
+
+def _add_requests(routes: APIRouter, state: ServerState) -> None:
     @routes.get("/requests")
     async def requests() -> dict[str, Any]:
         live = state.engine_while_draining.control.requests()
@@ -68,22 +97,21 @@ def router(state: ServerState) -> APIRouter:
     async def cancel(request_id: str) -> dict[str, str]:
         engine = state.engine_while_draining
         # A request for several answers is several engine requests under one client-visible id.
-        names = {progress.request.request_id for progress in engine.control.requests()}
-        own = [
-            name
-            for name in names
-            if name == request_id
-            or (name.startswith(f"{request_id}-") and name[len(request_id) + 1 :].isdigit())
-        ]
+        pattern = re.compile(re.escape(request_id) + r"(-\d+)?", re.ASCII)
+        own = {
+            name for each in engine.control.requests() if pattern.fullmatch(name := each.request.request_id)
+        }
         if not own:
-            raise ApiError(
-                404,
-                f"no request {request_id[:200]!r} runs or waits; `twofold ctl requests` lists those that do",
+            message = (
+                f"no request {request_id[:200]!r} is running or waiting; `twofold ctl requests` lists them"
             )
+            raise ApiError(404, message)
         for name in own:
             engine.cancel(name)
         return {"cancelled": request_id}
 
+
+def _add_placement(routes: APIRouter, state: ServerState) -> None:
     @routes.get("/cache")
     async def cache() -> dict[str, Any]:
         engine = state.engine_while_draining
@@ -102,10 +130,10 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/placement")
     async def placement(request: Request) -> dict[str, Any]:
         layer, top = _whole(request, "layer"), _whole(request, "top")
-        control = state.engine_while_draining.control
+        engine = state.engine_while_draining
         layers = None if layer is None else [layer]
         try:
-            placed = await asyncio.to_thread(control.placement, layers, 16 if top is None else top)
+            placed = await asyncio.to_thread(engine.control.placement, layers, 16 if top is None else top)
         except ConfigError as error:
             raise ApiError(400, str(error), param="layer") from None
         return {
@@ -120,7 +148,7 @@ def router(state: ServerState) -> APIRouter:
                 }
                 for each in placed
             ],
-            "dynamic_update": dict(state.engine_while_draining.stats().dynamic_update),
+            "dynamic_update": dict(engine.stats().dynamic_update),
         }
 
     @routes.get("/placement/experts")
@@ -131,44 +159,16 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/placement/experts")
     async def place_experts(request: Request) -> dict[str, int]:
         control = state.engine.control
-        try:
-            asked = PlacementBody.model_validate_json(await read_body(request, _MAX_PLACEMENT_BODY))
-        except ValidationError as error:
-            raise api_errors.from_validation(error) from None
-        try:
-            return {"uploaded": await asyncio.to_thread(control.place_experts, asked.resident)}
-        except ConfigError as error:
-            raise ApiError(400, str(error), code="does_not_fit") from None
+        asked = await small_body(request, PlacementBody, _MAX_PLACEMENT_BODY)
+        return {"uploaded": await _change(control.place_experts, asked.resident)}
 
-    @routes.post("/resize")
-    async def resize(request: Request) -> dict[str, Any]:
-        engine = state.engine
-        try:
-            asked = ResizeBody.model_validate_json(await read_body(request, _MAX_BODY))
-        except ValidationError as error:
-            raise api_errors.from_validation(error) from None
-        try:
-            await asyncio.to_thread(engine.control.resize, Resize(**asked.model_dump()))
-        except ConfigError as error:
-            raise ApiError(400, str(error), code="does_not_fit") from None
-        return {"memory": _memory(engine.control.memory())}
 
-    @routes.post("/sleep")
-    async def sleep() -> dict[str, Any]:
-        engine = state.engine
-        await asyncio.to_thread(engine.control.sleep)
-        return {"state": _phase(state), "memory": _memory(engine.control.memory())}
-
-    @routes.post("/wake")
-    async def wake() -> dict[str, Any]:
-        engine = state.engine
-        try:
-            await asyncio.to_thread(engine.control.wake)
-        except ConfigError as error:
-            raise ApiError(400, str(error), code="does_not_fit") from None
-        return {"state": _phase(state), "memory": _memory(engine.control.memory())}
-
-    return routes
+async def _change(work: Callable[..., T], *arguments: Any) -> T:
+    """Run a change of the engine on a thread. ApiError 400 for one that cannot be made."""
+    try:
+        return await asyncio.to_thread(work, *arguments)
+    except ConfigError as error:
+        raise ApiError(400, str(error), code="does_not_fit") from None
 
 
 def _phase(state: ServerState) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import json
 import time
 from typing import Any
@@ -12,14 +11,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from twofold import __version__
+from twofold.api.addresses import is_loopback
+from twofold.api.types import EngineStats, RunInfo
+from twofold.server.admin.answer_schemas import Health, ModelList
 from twofold.server.bridge.metrics import Gauge, Histogram, label_text, step_tokens
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.request_body import read_body
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers, text_answer
-from twofold.server.openai.answer_schemas import Health, Model, ModelList
-from twofold.server.openai.model_card import listed_names, ollama_card, openai_card
+from twofold.server.ollama.model_card import ollama_card
+from twofold.server.openai.answer_schemas import Model
+from twofold.server.openai.model_card import listed_names, openai_card
 from twofold.telemetry.sink import parse_load_samples
 
 
@@ -67,12 +70,17 @@ def router(state: ServerState) -> APIRouter:
         state.check_model(name)
         return served
 
+    _add_load_samples(routes, state)
+    return routes
+
+
+def _add_load_samples(routes: APIRouter, state: ServerState) -> None:
     @routes.post("/internal/load_samples", include_in_schema=False)
     async def load_samples(request: Request) -> dict[str, int]:
         _require_loopback(request)
         if state.sink is None:
             raise ApiError(
-                404, "no telemetry database is configured (--telemetry-url), so there is no place for samples"
+                404, "no telemetry database is configured (--telemetry-url), so samples cannot be stored"
             )
         raw = await read_body(request, state.config.max_body_bytes)
         try:
@@ -82,8 +90,6 @@ def router(state: ServerState) -> APIRouter:
         rows = parse_load_samples(body)
         state.sink.load_samples(rows)
         return {"accepted": len(rows)}
-
-    return routes
 
 
 def _health(state: ServerState) -> dict[str, Any]:
@@ -131,21 +137,17 @@ def _telemetry_gauges(state: ServerState) -> list[Gauge]:
     stats = state.sink.stats() if state.sink is not None else None
     if stats is None:
         return []
+    is_recording = float(stats.last_error is None)
+    lost: dict[str, float] = {label_text(place=place): count for place, count in stats.dropped.items()}
     return [
         (
             "twofold:telemetry_recording",
-            "gauge",
-            "1 while the telemetry database is being written, 0 while it cannot be.",
-            float(stats.last_error is None),
+            "1 while the telemetry database can be written, else 0.",
+            is_recording,
         ),
-        ("twofold:telemetry_events_written_total", "counter", "Events in the database.", stats.num_written),
-        ("twofold:telemetry_events_queued", "gauge", "Events that wait to be written.", stats.num_queued),
-        (
-            "twofold:telemetry_events_lost_total",
-            "counter",
-            "Events lost in native rings, in the queue, by the database.",
-            {label_text(place=place): count for place, count in stats.dropped.items()},
-        ),
+        ("twofold:telemetry_events_written_total", "Events in the database.", stats.num_written),
+        ("twofold:telemetry_events_queued", "Events that wait to be written.", stats.num_queued),
+        ("twofold:telemetry_events_lost_total", "Events lost: in native rings, queue or database.", lost),
     ]
 
 
@@ -154,93 +156,63 @@ def _engine_gauges(state: ServerState) -> list[Gauge]:
     if engine is None:
         return []
     stats = engine.stats()
-    placement = stats.placement
+    used = 1 - stats.num_free_pages / max(stats.num_pages, 1)
+    queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
     rows: list[Gauge] = [
-        ("vllm:num_requests_running", "gauge", "Requests being computed.", stats.num_running),
-        ("vllm:num_requests_waiting", "gauge", "Requests waiting for a place.", stats.num_waiting),
+        ("vllm:num_requests_running", "Running requests.", stats.num_running),
+        ("vllm:num_requests_waiting", "Waiting requests.", stats.num_waiting),
         (
             "vllm:kv_cache_usage_perc",
-            "gauge",
-            "Share of the KV cache's pages that requests run with; 1 is all of them.",
-            1 - stats.num_free_pages / max(stats.num_pages, 1),
+            "Share of the KV cache's pages in use by running requests, 0 to 1.",
+            used,
         ),
+        ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", queries),
+        ("vllm:prefix_cache_hits_total", "Prefix-cache hits, tokens.", hits),
+        ("vllm:num_preemptions_total", "Preemptions.", stats.num_preemptions),
         (
-            "vllm:prefix_cache_queries_total",
-            "counter",
-            "Prompt tokens looked for in the prefix cache.",
-            stats.prefix_cache_queries,
+            "vllm:cache_config_info",
+            "Configuration of the KV cache; always 1.",
+            _cache_config(engine, stats.num_pages),
         ),
-        (
-            "vllm:prefix_cache_hits_total",
-            "counter",
-            "Prompt tokens found in the prefix cache.",
-            stats.prefix_cache_hits,
-        ),
-        (
-            "vllm:num_preemptions_total",
-            "counter",
-            "Requests that gave up their KV cache pages to others.",
-            stats.num_preemptions,
-        ),
-        ("vllm:cache_config_info", "gauge", "The KV cache; 1.", _cache_config(engine, stats.num_pages)),
     ]
     if stats.num_records:
-        rows.append(
-            (
-                "twofold:records_usage_perc",
-                "gauge",
-                "Share of the records of sequences in use; 1 is all of them.",
-                1 - stats.num_free_records / stats.num_records,
-            )
-        )
-    rows.append(
-        (
-            "twofold:expert_cpu_misses_total",
-            "counter",
-            "Routed experts that the CPU ran.",
-            placement.cpu_misses,
-        )
-    )
-    if engine.info.output_changes:
-        rows.append(
-            (
-                "twofold:expert_deferred_total",
-                "counter",
-                "Routed experts that the CPU ran behind their layer (--num-deferred-experts).",
-                placement.deferred,
-            )
-        )
+        used = 1 - stats.num_free_records / stats.num_records
+        rows.append(("twofold:records_usage_perc", "Share of the sequences' records in use, 0 to 1.", used))
+    return rows + _expert_gauges(engine.info, stats)
+
+
+def _expert_gauges(info: RunInfo, stats: EngineStats) -> list[Gauge]:
+    placed = stats.placement
+    rows: list[Gauge] = [
+        ("twofold:expert_cpu_misses_total", "Routed experts that the CPU computed.", placed.cpu_misses)
+    ]
+    if info.output_changes:
+        deferred = "Routed experts deferred to the next MoE layer (--num-deferred-experts)."
+        rows.append(("twofold:expert_deferred_total", deferred, placed.deferred))
     if stats.dynamic_update:
-        rows.append(
-            (
-                "twofold:dynamic_update_total",
-                "counter",
-                "Steps with prompt tokens by what dynamic update of experts came to.",
-                {label_text(reason=reason): count for reason, count in stats.dynamic_update.items()},
-            )
-        )
-    if not engine.info.num_slots:  # no slots: zeros would look like a hit rate
+        outcomes = {label_text(reason=reason): float(n) for reason, n in stats.dynamic_update.items()}
+        told = "Steps with prompt tokens by outcome of the dynamic expert update."
+        rows.append(("twofold:dynamic_update_total", told, outcomes))
+    if not info.num_slots:  # no slots: zeros would look like a hit rate
         return rows
-    for name, help_text, value in (
-        ("hits", "Routed experts that were in VRAM.", placement.hits),
-        ("fetched", "Routed experts fetched for the step that needed them.", placement.fetched),
-        ("uploads", "Experts copied from host memory to VRAM.", placement.uploads),
-        ("evictions", "Experts put out of their slot.", placement.evictions),
-    ):
-        rows.append((f"twofold:expert_{name}_total", "counter", help_text, value))
-    routed = placement.hits + placement.cpu_misses + placement.fetched
-    rows.append(
+    hit_rate = placed.hits / max(placed.hits + placed.cpu_misses + placed.fetched, 1)
+    return [
+        *rows,
+        ("twofold:expert_hits_total", "Routed experts that were in VRAM.", placed.hits),
+        (
+            "twofold:expert_fetched_total",
+            "Routed experts uploaded for the step that needed them.",
+            placed.fetched,
+        ),
+        ("twofold:expert_uploads_total", "Experts copied from host memory to VRAM.", placed.uploads),
+        ("twofold:expert_evictions_total", "Experts evicted from their slot.", placed.evictions),
         (
             "twofold:expert_hit_rate",
-            "gauge",
-            "Share of routed experts that were in VRAM, since the start; 1 is all of them.",
-            placement.hits / max(routed, 1),
-        )
-    )
-    rows.append(
-        ("twofold:h2d_bytes_total", "counter", "Bytes of experts copied to VRAM.", placement.h2d_bytes)
-    )
-    return rows
+            "Share of routed experts that were in VRAM since the start, 0 to 1.",
+            hit_rate,
+        ),
+        ("twofold:h2d_bytes_total", "Bytes of experts copied to VRAM.", placed.h2d_bytes),
+    ]
 
 
 def _engine_histograms(state: ServerState) -> list[Histogram]:
@@ -262,11 +234,7 @@ def _cache_config(engine: ServingEngine, num_pages: int) -> dict[str, float]:
 
 def _require_loopback(request: Request) -> None:
     """Check for a loopback client: the load tester runs on the same machine; for others this path does not exist."""
-    host = request.client.host if request.client else ""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
+    loopback = request.client is not None and is_loopback(request.client.host)
     # A browser sends cross-site JSON only after a preflight, which fails here because CORS is off.
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
     if not loopback or not is_json:

@@ -11,11 +11,13 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from twofold.api.types import Chunk, Usage
+from twofold.server.anthropic.errors import anthropic_error
 from twofold.server.anthropic.schemas import MessagesChat
-from twofold.server.http.anthropic_errors import anthropic_error, anthropic_status
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.chat_format import ChatFormat
+from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.custom_tools import parsed_so_far
+from twofold.server.openai.formats import Asked
 
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _STILL_S: Final = 60.0
@@ -33,8 +35,8 @@ class AnthropicMessage(ChatFormat):
 
     stream_ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, asked: Asked, reading: ChatReading) -> None:
+        super().__init__(asked, reading)
         self._id = f"msg_{str(self._head['id']).rpartition('-')[2]}"
         self._nothing = isinstance(self._asked, MessagesChat) and self._asked.answers_nothing
         self._open = ""
@@ -105,7 +107,7 @@ class AnthropicMessage(ChatFormat):
         said = (
             b""
             if self._nothing
-            else b"".join(map(self._said, self._deltas(index, self._said_by(index, chunk))))
+            else b"".join(map(self._said, self._deltas(index, self._parsed_events(index, chunk))))
         )
         if chunk.finish_reason is not None:
             reason = self.last_choice(index, chunk.finish_reason)["finish_reason"]
@@ -122,14 +124,14 @@ class AnthropicMessage(ChatFormat):
         return self.stream_ping + _event("message_delta", said)
 
     def held_back(self) -> bytes:
-        return b"".join(map(self._said, self._deltas(0, self._kept(0))))
+        return b"".join(map(self._said, self._deltas(0, self._held_events(0))))
 
     def stream_end(self, usage: Usage) -> bytes:
         said = {"delta": self._end, "usage": self._usage_body(usage)}
         return _event("message_delta", said) + _event("message_stop", {})
 
     def stream_error(self, error: ApiError) -> bytes:
-        body = anthropic_error(anthropic_status(error.status), error.message)
+        _, body = anthropic_error(error)
         return _event("error", {"error": body["error"]})
 
     def _said(self, delta: Mapping[str, Any]) -> bytes:

@@ -18,8 +18,8 @@ from twofold.server.anthropic.schemas import (
     Turn,
 )
 from twofold.server.bridge.protocol import ServingTokenizer
-from twofold.server.http.errors import ApiError
-from twofold.server.openai.thinking import thinking_variables
+from twofold.server.http.errors import ApiError, wrong_field
+from twofold.server.openai.template_variables import thinking_variables
 
 ATTRIBUTION: Final = "x-anthropic-billing-header:"
 """Start of the billing block in Claude Code's system prompt. It differs from request to request and would prevent
@@ -54,9 +54,10 @@ def chat_fields(body: CountTokensRequest, tokenizer: ServingTokenizer) -> dict[s
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if body.messages[-1].role == "assistant":
         if "tool_calls" in fields["messages"][-1]:
-            raise ApiError(
-                400, "messages: the last one calls tools; send a user's message with their tool_result blocks"
+            problem = (
+                "messages: the last one calls tools; send a user's message with their tool_result blocks"
             )
+            raise ApiError(400, problem)
         fields["continue_final_message"] = True
     return fields
 
@@ -131,9 +132,7 @@ def _result(block: ToolResultBlock) -> str:
 
 def _misplaced(number: int, place: int, kind: str, role: str) -> ApiError:
     where = f"messages[{number}].content[{place}]"
-    return ApiError(
-        400, f"{where}: a block of type {kind!r} belongs into a message of the role {role!r}", param=where
-    )
+    return wrong_field(where, f"a block of type {kind!r} belongs into a message of the role {role!r}")
 
 
 def _tools(tools: Sequence[OfferedTool] | None, choice: ToolChoice | None) -> list[dict[str, Any]] | None:
@@ -145,16 +144,15 @@ def _tools(tools: Sequence[OfferedTool] | None, choice: ToolChoice | None) -> li
         where = f"tools[{number}]"
         if tool.type not in (None, "custom"):
             if tool.type.startswith(_SCHEMAS_ELSEWHERE):
-                raise ApiError(
-                    400,
-                    f"{where}: the model does not know the schema of {tool.type!r}; offer it as a tool with name, "
-                    "description and input_schema",
-                    param=where,
+                raise wrong_field(
+                    where,
+                    f"the model does not know the schema of {tool.type!r}; offer it as a tool with name, description "
+                    "and input_schema",
                 )
             left_out.append(tool)
             continue
         if tool.name is None or tool.input_schema is None:
-            raise ApiError(400, f"{where}: needs a name and an input_schema, a JSON schema", param=where)
+            raise wrong_field(where, "needs a name and an input_schema, a JSON schema")
         function: dict[str, Any] = {
             "name": tool.name,
             "description": tool.description,
@@ -165,19 +163,15 @@ def _tools(tools: Sequence[OfferedTool] | None, choice: ToolChoice | None) -> li
         offered.append({"type": "function", "function": said})
     forced = choice is not None and choice.type == "tool" and choice.name in {tool.name for tool in left_out}
     if left_out and (forced or not offered):
-        raise ApiError(
-            400,
-            f"tools: {left_out[0].type!r} is run by Anthropic's servers, and nothing here runs it; offer a tool of "
-            "your own instead",
-            param="tools",
-        )
+        problem = f"only Anthropic's servers run {left_out[0].type!r}; offer a tool of your own instead"
+        raise wrong_field("tools", problem)
     return offered or None
 
 
 def _choice(choice: ToolChoice) -> str | dict[str, Any]:
     if choice.type == "tool":
         if choice.name is None:
-            raise ApiError(400, "tool_choice: type 'tool' needs the tool's name", param="tool_choice")
+            raise wrong_field("tool_choice", "type 'tool' needs the tool's name")
         return {"type": "function", "function": {"name": choice.name}}
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
 

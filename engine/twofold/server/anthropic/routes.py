@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from twofold.server.anthropic.answers import COUNTED, MESSAGES
+from twofold.server.anthropic.answer_schemas import COUNTED, MESSAGES
+from twofold.server.anthropic.errors import anthropic_error
 from twofold.server.anthropic.format import AnthropicMessage
 from twofold.server.anthropic.prompts import chat_fields
 from twofold.server.anthropic.schemas import CountTokensRequest, MessagesChat, MessagesRequest
-from twofold.server.bridge.bounded_tokenizer import tokenising
 from twofold.server.bridge.request_body import parse_body, translated
 from twofold.server.bridge.state import ServerState
-from twofold.server.http.anthropic_errors import MESSAGES_PATH
+from twofold.server.http.errors import set_error_format
 from twofold.server.http.openapi import body_of
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.prompts import chat_prompts
 from twofold.server.openai.routes import answer_chat
 
+_PATH: Final = "/v1/messages"
+
 
 def router(state: ServerState) -> APIRouter:
-    routes = APIRouter(prefix=MESSAGES_PATH)
+    routes = APIRouter(prefix=_PATH)
+    set_error_format(_PATH, anthropic_error)
+    state.computing_paths.add(_PATH)
 
     @routes.post("", openapi_extra=body_of(MessagesRequest), responses=MESSAGES)
     async def messages(request: Request) -> Response:
@@ -47,9 +51,9 @@ def router(state: ServerState) -> APIRouter:
         ChatReading.of(asked, marks, tokenizer)  # refuses tools whose calls cannot be parsed
 
         def count() -> int:
-            return len(chat_prompts(asked, tokenizer, marks, kept=state.kept_tokens)[0].token_ids)
+            return len(chat_prompts(asked, tokenizer, marks, cache=state.token_cache)[0].token_ids)
 
-        number = await tokenising(count, state.workers, state.counters, param="messages")
+        number = await state.threads.tokenise(count, param="messages")
         return JSONResponse({"input_tokens": number})
 
     return routes

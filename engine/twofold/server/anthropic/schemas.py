@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from twofold.server.http.fields import Unlisted
+from twofold.server.http.bodies import Body, refused
 from twofold.server.openai.messages import MAX_MESSAGES, Name, Text
 from twofold.server.openai.schemas import MAX_INT64, MAX_TOOLS, ChatRequest, StopText
 
@@ -19,7 +19,7 @@ MAX_STOP_SEQUENCES: Final = 64
 _HINTS: Final = {
     "image": "the model reads text only; describe the picture in a text block",
     "document": "the model reads text only; put the document's text into a text block",
-    "tool_reference": "tools are not searched for here; offer all of them",
+    "tool_reference": "tools are not searched; offer all of them",
 }
 _PLACES: Final = "a text, thinking, redacted_thinking, tool_use or tool_result block belongs here"
 
@@ -62,7 +62,7 @@ class _UnreadBlock(BaseModel):
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(kind, str):
             raise ValueError('expected an object such as {"type": "text", "text": "…"}')
-        raise ValueError(f"blocks of type {kind[:40]!r} are not read here: {_HINTS.get(kind, _PLACES)}")
+        raise ValueError(f"blocks of type {kind[:40]!r} are not supported: {_HINTS.get(kind, _PLACES)}")
 
 
 def _one_of(*kinds: str) -> Discriminator:
@@ -116,8 +116,6 @@ class Turn(BaseModel):
 class OfferedTool(BaseModel):
     """A client tool, or one that Anthropic's servers or models know by its `type`."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Annotated[str, Field(max_length=64)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     description: Text | None = None
@@ -152,15 +150,8 @@ class OutputConfig(BaseModel):
     format: OutputFormat | None = None
 
 
-def _no_servers(value: Any) -> None:
-    if value:
-        raise ValueError("not supported: no other server is asked; offer its tools in tools")
-
-
-class CountTokensRequest(BaseModel):
+class CountTokensRequest(Body):
     """Body of POST /v1/messages/count_tokens: all inputs of a prompt."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -171,7 +162,7 @@ class CountTokensRequest(BaseModel):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """Older location of `output_config.format`."""
-    mcp_servers: Annotated[Unlisted, AfterValidator(_no_servers)] = None
+    mcp_servers: refused("no other server is called; offer its tools in tools") = None  # type: ignore[valid-type]
 
 
 class MessagesRequest(CountTokensRequest):

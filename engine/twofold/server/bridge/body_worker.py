@@ -85,7 +85,6 @@ class BodyWorker:
                     500,
                     f"the process that reads large request bodies ended or took longer than {_TIMEOUT_S:.0f} s; send "
                     "a smaller request",
-                    kind="server_error",
                     code="internal_error",
                 ) from None
             if is_large:
@@ -111,7 +110,7 @@ class BodyWorker:
                 raise EOFError
             self._channel, theirs = socket.socketpair()
             self._channel.settimeout(_TIMEOUT_S)
-            package = str(Path(__file__).parents[2])
+            package = str(Path(__file__).parents[3])
             path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603  this interpreter and our own module

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from twofold.server.bridge.protocol import ServingTokenizer
-from twofold.server.http.errors import CONTEXT_LENGTH, ApiError, too_long
-from twofold.text.tokenizer import ToolForm
 from twofold.text.tokenizer.literal_text import PromptText
-
-T = TypeVar("T")
 
 _CHARS_PER_TOKEN: Final = 8
 """Characters per token assumed for the first piece. Text has about 4, so most texts that fit are tokenised once."""
@@ -34,22 +28,8 @@ class TooManyTokensError(Exception):
         self.count = count
 
 
-async def tokenising(work: Callable[[], T], workers: Executor, counters: Executor, *, param: str) -> T:
-    """Run `work` on a thread of `workers` and return its result. ApiError 400 with the length for a text that is too
-    long.
-
-    The length is counted on `counters`, so that requests that fit do not wait for it.
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.run_in_executor(workers, work)
-    except TooManyTokensError as error:
-        message = too_long(await loop.run_in_executor(counters, error.count), error.max_context)
-        raise ApiError(400, message, param=param, code=CONTEXT_LENGTH) from None
-
-
 class BoundedTokenizer:
-    """A tokenizer whose cost is bounded by the model's context, not by the text's length.
+    """A `ServingTokenizer` whose cost is bounded by the model's context, not by the text's length.
 
     It tokenises a prefix of the text, then one twice as long, and so on. Later text changes only the tokens of the word
     that it continues, and merges of a vocabulary do not halve the number of tokens before it. So a prefix with twice
@@ -82,37 +62,9 @@ class BoundedTokenizer:
             return [text]
         return self._tokenizer.segments(text)
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], *arguments: Any, **options: Any) -> str:
-        return self._tokenizer.apply_chat_template(messages, *arguments, **options)
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._tokenizer.token_bytes(token_id)
-
-    def token_id(self, token: str) -> int | None:
-        return self._tokenizer.token_id(token)
-
-    @property
-    def chat_template(self) -> str | None:
-        return self._tokenizer.chat_template
-
-    @property
-    def tool_form(self) -> ToolForm | None:
-        return self._tokenizer.tool_form
-
-    @property
-    def special_token_ids(self) -> frozenset[int]:
-        return self._tokenizer.special_token_ids
-
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.vocab_size
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        return self._tokenizer.template_variables
+    def __getattr__(self, name: str) -> Any:
+        """All that this class does not bound is the tokenizer's own."""
+        return getattr(self._tokenizer, name)
 
 
 def _pieces(text: str) -> Iterator[str]:

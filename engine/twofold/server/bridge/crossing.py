@@ -8,28 +8,56 @@ the step the loop is woken once for all chunks.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
-from twofold.server.bridge.bounded_tokenizer import tokenising
 from twofold.server.bridge.protocol import Prompt, ServingEngine
+from twofold.server.bridge.threads import Threads
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError, too_long
 
-Bounded = Callable[[Prompt, CompiledConstraint | None, int | None], CompiledConstraint | None]
-"""Adds the thinking budget to a prompt's constraint, given the most tokens of the answer."""
 
+@dataclass(frozen=True)
+class RequestPlan:
+    """One HTTP request on its way to the engine. All callables but `sampling_for` run on threads."""
 
-def unbounded(
-    prompt: Prompt, constraint: CompiledConstraint | None, max_tokens: int | None
-) -> CompiledConstraint | None:
-    """Return the constraint unchanged: the thinking has no budget."""
-    return constraint
+    template: GenerationRequest
+    """What all its engine requests have in common."""
+    tokenise: Callable[[], list[Prompt]]
+    """Renders and encodes the prompts; may raise RequestError. Each prompt gets the same number of answers; answer i
+    draws with the seed plus i."""
+    sampling_for: Callable[[int], SamplingParams]
+    """The sampling parameters, given the tokens left for the answer."""
+    constraint_of: Callable[[Prompt], Constraint | None]
+    """The constraint on every answer, given the first prompt. It is compiled before any request is submitted, on its
+    own threads, because a large one takes seconds."""
+    bounded: Callable[[Prompt, CompiledConstraint | None, int | None], CompiledConstraint | None] = (
+        lambda prompt, constraint, max_tokens: constraint
+    )
+    """Adds the thinking budget to the constraint, given the most tokens of the answer."""
+    end_tokens: tuple[int, ...] = ()
+    """Tokens that also end an answer, unless it ignores the end of text."""
+
+    @property
+    def prompt_field(self) -> str:
+        """The request's field with the prompt, for errors."""
+        return "messages" if self.template.endpoint == "chat.completions" else "prompt"
+
+    def sampling(self, prompt: Prompt, max_context: int) -> SamplingParams:
+        """The prompt's sampling parameters. ApiError when the context has no room for prompt and answer."""
+        room = max_context - len(prompt.token_ids)
+        if room < 1:
+            message = too_long(len(prompt.token_ids), max_context)
+            raise ApiError(400, message, param=self.prompt_field, code=CONTEXT_LENGTH)
+        sampling = self.sampling_for(room)
+        if sampling.ignore_eos:
+            return sampling
+        ends = dict.fromkeys((*sampling.stop_token_ids, *self.end_tokens))
+        return replace(sampling, stop_token_ids=tuple(ends))
 
 
 class Crossing:
@@ -81,7 +109,7 @@ class AnswerStream:
         num_answers: int = 1,
         on_close: Callable[[AnswerStream], None] = lambda answer: None,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._on_close = on_close
         self.crossing = crossing
         self._arrived: list[tuple[int, Chunk]] = []
@@ -120,7 +148,7 @@ class AnswerStream:
     def cancel(self) -> None:
         """Cancel the incomplete answers in the engine; their last chunks still arrive."""
         for index in sorted(self._unfinished):
-            self._engine.cancel(self.engine_ids[index])
+            self.engine.cancel(self.engine_ids[index])
 
     def close(self) -> None:
         """Cancel and stop reading. May be called twice."""
@@ -129,34 +157,8 @@ class AnswerStream:
         self._unfinished.clear()
 
 
-async def submit(
-    engine: ServingEngine,
-    answer: AnswerStream,
-    workers: Executor,
-    compilers: Executor,
-    *,
-    counters: Executor,
-    tokenise: Callable[[], list[Prompt]],
-    sampling_for: Callable[[int], SamplingParams],
-    model: str,
-    endpoint: str,
-    constraint_of: Callable[[Prompt], Constraint | None] = lambda prompt: None,
-    bounded: Bounded = unbounded,
-    return_routed_experts: bool = False,
-    shown_tokens: frozenset[int] = frozenset(),
-    cache_salt: str = "",
-    priority: int = 0,
-) -> list[Prompt]:
-    """Tokenise on a worker thread and submit the requests to the engine: all of them, or none.
-
-    Args:
-        counters: threads that count the tokens of a prompt that exceeds the context.
-        tokenise: renders and encodes the prompts; may raise RequestError. Each prompt gets the same number of answers;
-            answer i draws with the seed plus i.
-        sampling_for: the sampling parameters, given the tokens left for the answer.
-        constraint_of: the constraint on every answer, given the first prompt. It is compiled before any request is
-            submitted, on its own threads, because a large one takes seconds.
-        bounded: adds the thinking budget to the constraint, given the most tokens of the answer.
+async def submit(plan: RequestPlan, answer: AnswerStream, threads: Threads) -> list[Prompt]:
+    """Tokenise on a thread and submit the requests to the engine: all of them, or none.
 
     Returns the prompts.
 
@@ -166,78 +168,62 @@ async def submit(
     """
 
     def work() -> tuple[list[Prompt], Constraint | None]:
-        prompts = tokenise()
-        constraint = constraint_of(prompts[0])
+        prompts = plan.tokenise()
+        constraint = plan.constraint_of(prompts[0])
         if constraint is None:
-            hand_over(prompts, None)
+            _submit_all(plan, answer, prompts, None)
         return prompts, constraint
-
-    def hand_over(prompts: list[Prompt], constraint: CompiledConstraint | None) -> None:
-        samplings = [_fitting(prompt, engine.max_context, sampling_for, endpoint) for prompt in prompts]
-        per_prompt = len(answer.engine_ids) // len(prompts)
-        taken: list[str] = []
-        try:
-            for index, engine_id in enumerate(answer.engine_ids):
-                prompt, sampling = prompts[index // per_prompt], samplings[index // per_prompt]
-                engine.submit(
-                    GenerationRequest(
-                        prompt_token_ids=prompt.token_ids,
-                        sampling=_seeded(sampling, index % per_prompt),
-                        on_chunk=partial(answer.put, index),
-                        request_id=engine_id,
-                        model=model,
-                        endpoint=endpoint,
-                        constraint=bounded(prompt, constraint, sampling.max_tokens),
-                        return_routed_experts=return_routed_experts,
-                        shown_tokens=shown_tokens,
-                        cache_salt=cache_salt,
-                        priority=priority,
-                        turn_ends=prompt.turn_ends,
-                        after_step=answer.crossing.wake,
-                    )
-                )
-                taken.append(engine_id)
-        except BaseException:
-            for engine_id in taken:
-                engine.cancel(engine_id)
-            raise
 
     async def submitted() -> list[Prompt]:
         loop = asyncio.get_running_loop()
-        prompts, constraint = await tokenising(work, workers, counters, param=_prompt_field(endpoint))
+        prompts, constraint = await threads.tokenise(work, param=plan.prompt_field)
         if constraint is not None:
-            compiled = await loop.run_in_executor(compilers, engine.compile, constraint)
-            await loop.run_in_executor(workers, hand_over, prompts, compiled)
+            compiled = await loop.run_in_executor(threads.compilers, answer.engine.compile, constraint)
+            submit_all = partial(_submit_all, plan, answer, prompts)
+            await loop.run_in_executor(threads.tokenisers, submit_all, compiled)
         return prompts
 
     submission = asyncio.ensure_future(submitted())
     try:
         return await asyncio.shield(submission)
     except asyncio.CancelledError:
-        # The worker cannot be interrupted: cancel its requests once it has submitted them.
+        # The thread cannot be interrupted: cancel its requests once it has submitted them.
         submission.add_done_callback(
             lambda done: None if done.cancelled() or done.exception() else answer.close()
         )
         raise
 
 
-def _fitting(
-    prompt: Prompt, max_context: int, sampling_for: Callable[[int], SamplingParams], endpoint: str
-) -> SamplingParams:
-    """The prompt's sampling parameters. ApiError when the context has no room for prompt and answer."""
-    room = max_context - len(prompt.token_ids)
-    if room < 1:
-        message = too_long(len(prompt.token_ids), max_context)
-        raise ApiError(400, message, param=_prompt_field(endpoint), code=CONTEXT_LENGTH)
-    return sampling_for(room)
-
-
-def _prompt_field(endpoint: str) -> str:
-    return "messages" if endpoint == "chat.completions" else "prompt"
-
-
-def _seeded(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Sampling parameters of answer `index` to one prompt; answer 0 equals that of a request with n = 1."""
-    if sampling.seed is None or index == 0:
-        return sampling
-    return dataclasses.replace(sampling, seed=sampling.seed + index)
+def _submit_all(
+    plan: RequestPlan,
+    answer: AnswerStream,
+    prompts: Sequence[Prompt],
+    constraint: CompiledConstraint | None,
+) -> None:
+    engine = answer.engine
+    engine = answer.engine
+    samplings = [plan.sampling(prompt, engine.max_context) for prompt in prompts]
+    per_prompt = len(answer.engine_ids) // len(prompts)
+    taken: list[str] = []
+    try:
+        for index, engine_id in enumerate(answer.engine_ids):
+            prompt, sampling = prompts[index // per_prompt], samplings[index // per_prompt]
+            # Answer 0 equals that of a request with n = 1.
+            seed = None if sampling.seed is None else sampling.seed + index % per_prompt
+            engine.submit(
+                replace(
+                    plan.template,
+                    prompt_token_ids=prompt.token_ids,
+                    sampling=replace(sampling, seed=seed),
+                    on_chunk=partial(answer.put, index),
+                    request_id=engine_id,
+                    constraint=plan.bounded(prompt, constraint, sampling.max_tokens),
+                    turn_ends=prompt.turn_ends,
+                    after_step=answer.crossing.wake,
+                )
+            )
+            taken.append(engine_id)
+    except BaseException:
+        for engine_id in taken:
+            engine.cancel(engine_id)
+        raise

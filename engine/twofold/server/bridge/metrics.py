@@ -15,8 +15,8 @@ from typing import Final
 
 from twofold.api.types import Chunk, Usage
 
-Gauge = tuple[str, str, str, float | Mapping[str, float]]
-"""(name, type, help, value); the value is a mapping by `label_text` for several labels."""
+Gauge = tuple[str, str, float | Mapping[str, float]]
+"""(name, help, value); the value is a mapping by `label_text` for several labels. A name with _total is a counter's."""
 
 _TTFT_SECONDS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -119,13 +119,18 @@ class Metrics:
         labels = label_text(model_name=model)
         lines: list[str] = []
         counters: list[Gauge] = [
-            ("vllm:prompt_tokens_total", "counter", "Prompt tokens of finished requests.", self.prompt_tokens),
-            ("vllm:prompt_tokens_cached_total", "counter", "Of these, found in a cache.", self.cached_tokens),
-            ("vllm:generation_tokens_total", "counter", "Tokens generated.", self.generation_tokens),
-            _by_label("vllm:request_success_total", "finished_reason", "Requests by how they ended.", self.finished),
-            _by_label("twofold:requests_refused_total", "code", "Requests refused, by HTTP code.", self.refused),
-        ]  # fmt: skip
-        for name, kind, help_text, value in (*counters, *gauges):
+            ("vllm:prompt_tokens_total", "Prompt tokens of finished requests.", self.prompt_tokens),
+            ("vllm:prompt_tokens_cached_total", "Prefix-cache hits among them.", self.cached_tokens),
+            ("vllm:generation_tokens_total", "Tokens generated.", self.generation_tokens),
+            _by_label(
+                "vllm:request_success_total", "finished_reason", "Requests by how they ended.", self.finished
+            ),
+            _by_label(
+                "twofold:requests_refused_total", "code", "Requests refused, by HTTP code.", self.refused
+            ),
+        ]
+        for name, help_text, value in (*counters, *gauges):
+            kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
             if isinstance(value, Mapping):
                 lines += [f"{name}{{{labels},{further}}} {one}" for further, one in value.items()]
@@ -151,23 +156,23 @@ class RequestTimer:
         self._metrics = metrics
         self._prompt = prompt
         self._begun = self._latest = time.perf_counter()
-        self._first_seen = False
+        self._has_first_token = False
         self._ended = False
 
-    def saw(self, batch: Sequence[Chunk]) -> None:
+    def observe(self, batch: Sequence[Chunk]) -> None:
         now = time.perf_counter()
         for chunk in batch:
             num_tokens = len(chunk.token_ids)
             if num_tokens:
-                self._saw_tokens(num_tokens, now)
+                self._observe_tokens(num_tokens, now)
             if chunk.finish_reason is not None:
                 self._end(chunk.finish_reason, chunk.usage)
 
-    def _saw_tokens(self, num_tokens: int, now: float) -> None:
+    def _observe_tokens(self, num_tokens: int, now: float) -> None:
         metrics = self._metrics
         metrics.generation_tokens += num_tokens
-        if not self._first_seen:
-            self._first_seen = True
+        if not self._has_first_token:
+            self._has_first_token = True
             metrics.observe("time_to_first_token_seconds", now - self._begun)
             num_tokens -= 1
         if num_tokens:
@@ -225,7 +230,7 @@ def label_text(**labels: str) -> str:
 
 
 def _by_label(name: str, label: str, help_text: str, counts: Mapping[str, int]) -> Gauge:
-    return name, "counter", help_text, {label_text(**{label: key}): counts[key] for key in sorted(counts)}
+    return name, help_text, {label_text(**{label: key}): counts[key] for key in sorted(counts)}
 
 
 def _buckets_up_to(most: int) -> list[float]:

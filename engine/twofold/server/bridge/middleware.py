@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.api.errors import CapacityError
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
-from twofold.server.http.early_refusals import COMPUTING_PATHS, EarlyRefusals
 from twofold.server.http.errors import ApiError
 from twofold.server.http.web_pages import foreign_caller
 
@@ -50,8 +48,8 @@ class RequestFrame:
             if message["type"] == "http.response.start":
                 started = True
                 self._label(MutableHeaders(scope=message), request_id)
-                if scope["method"] == "POST":
-                    self._count(message["status"])
+                if scope["method"] == "POST" and message["status"] >= 400:
+                    self._state.metrics.refused[str(message["status"])] += 1
             await send(message)
 
         try:
@@ -66,25 +64,6 @@ class RequestFrame:
             _logger.debug("its traceback", exc_info=error)
             if not started:
                 await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
-
-    @property
-    def early_refusals(self) -> EarlyRefusals:
-        """Early refusals for the listening layer, which answers them without calling this."""
-        return EarlyRefusals(lambda: self._full() is not None, self._refuse_early)
-
-    def _refuse_early(self, path: str, raw_headers: list[tuple[bytes, bytes]]) -> Response | None:
-        headers = Headers(raw=raw_headers)
-        refusal = self._refusal("POST", path, headers)
-        if refusal is None:
-            return None
-        response = refusal.response(path)
-        self._label(response.headers, _request_id(headers))
-        self._count(response.status_code)
-        return response
-
-    def _count(self, status: int) -> None:
-        if status >= 400:
-            self._state.metrics.refused[str(status)] += 1
 
     def _label(self, headers: MutableHeaders, request_id: str) -> None:
         headers["x-request-id"] = request_id
@@ -111,7 +90,9 @@ class RequestFrame:
             refusal = None if _has_key(headers, config.api_key) else _unauthorised()
         if refusal is None and is_admin:
             return _no_admin_routes(path)
-        return refusal or (self._full() if method == "POST" and path in COMPUTING_PATHS else None)
+        if refusal is None and method == "POST" and path in self._state.computing_paths:
+            return self._full()
+        return refusal
 
     def _full(self) -> ApiError | None:
         """The refusal of a full server, before the request is read: the running requests need the time."""
@@ -150,7 +131,7 @@ def _unauthorised(which: str = "API") -> ApiError:
 def _no_admin_routes(path: str) -> ApiError:
     return ApiError(
         404,
-        f"{path[:200]} is there only on a server that was started with --admin-key KEY (or TWOFOLD_ADMIN_KEY)",
+        f"{path[:200]} exists only on a server that was started with --admin-key KEY (or TWOFOLD_ADMIN_KEY)",
         code="no_admin_key",
     )
 

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from twofold.api.constraints import CompiledConstraint, Constraint
-from twofold.api.types import (
-    ExpertPlacement,
-    GenerationRequest,
-    LayerPlacement,
-    MappedWeights,
-    MemoryUse,
-    PlacementCounts,
-    RequestProgress,
-    Resize,
-    RunInfo,
-)
+from twofold.api.control import ExpertPlacement, LayerPlacement, MemoryUse, Resize
+from twofold.api.types import EngineStats, GenerationRequest, MappedWeights, RequestProgress, RunInfo
 from twofold.text.tokenizer import ToolForm
 
 
@@ -77,49 +68,6 @@ class ServingTokenizer(Protocol):
     ) -> str:
         """Render a conversation. RequestError when the template refuses it."""
         ...
-
-
-class ServingStats(Protocol):
-    """Snapshot of the engine, for /health and /metrics."""
-
-    @property
-    def num_running(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_free_pages(self) -> int: ...
-
-    @property
-    def num_pages(self) -> int: ...
-
-    @property
-    def num_free_records(self) -> int: ...
-
-    @property
-    def num_records(self) -> int: ...
-
-    @property
-    def prefix_cache_queries(self) -> int: ...
-
-    @property
-    def prefix_cache_hits(self) -> int: ...
-
-    @property
-    def num_preemptions(self) -> int: ...
-
-    @property
-    def step_tokens(self) -> Mapping[int, int]: ...
-
-    @property
-    def placement(self) -> PlacementCounts: ...
-
-    @property
-    def dynamic_update(self) -> Mapping[str, int]: ...
-
-    @property
-    def decode_tokens_per_s(self) -> float: ...
 
 
 class ServingControl(Protocol):
@@ -215,7 +163,7 @@ class ServingEngine(Protocol):
         """Refuse new requests and wait for the running ones; False if some are left after the timeout."""
         ...
 
-    def stats(self) -> ServingStats: ...
+    def stats(self) -> EngineStats: ...
 
     def live_requests(self) -> list[RequestProgress]:
         """Running requests, then waiting ones."""

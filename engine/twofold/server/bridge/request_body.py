@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from fastapi import Request
@@ -54,7 +55,17 @@ async def parse_body(request: Request, schema: type[M], state: ServerState) -> M
     if len(body) <= _INLINE_BYTES:
         return parse(schema, body, max_context)
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(state.parsers, state.body_worker.parse, schema, body, max_context)
+    work = partial(state.body_worker.parse, schema, body, max_context)
+    return await loop.run_in_executor(state.threads.parsers, work)
+
+
+async def small_body(request: Request, schema: type[M], max_bytes: int, *, if_empty: bytes = b"") -> M:
+    """Parse the body of an operator's request. ApiError 400, 408, 413."""
+    body = await read_body(request, max_bytes)
+    try:
+        return schema.model_validate_json(body if body.strip() else if_empty)
+    except ValidationError as error:
+        raise api_errors.from_validation(error) from None
 
 
 def translated(schema: type[M], fields: Mapping[str, Any], state: ServerState) -> M:

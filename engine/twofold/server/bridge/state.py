@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
@@ -13,11 +12,12 @@ from twofold.models.registry import chat_marks
 from twofold.server.bridge.body_worker import BodyWorker
 from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer
 from twofold.server.bridge.crossing import AnswerStream, Crossing
-from twofold.server.bridge.kept_tokens import KeptTokens
 from twofold.server.bridge.metrics import Metrics
-from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.protocol import ServingEngine, ServingTokenizer
 from twofold.server.bridge.sampling_defaults import OPENAI_DEFAULTS
-from twofold.server.http.errors import ApiError
+from twofold.server.bridge.threads import Threads
+from twofold.server.bridge.token_cache import TokenCache
+from twofold.server.http.errors import ApiError, unavailable
 from twofold.telemetry.sink import TelemetrySink
 from twofold.text.chat.marks import ChatMarks, check_parsers, chosen_marks
 from twofold.weights.gguf_file import model_name
@@ -41,19 +41,14 @@ class ServerState:
         """The model's markers of tool calls and thinking; known once it is loaded."""
         self.started_s = time.time()
         self.phase: Phase = "loading"
-        # Two, so that a long prompt does not delay a short one. Tokenising releases the GIL.
-        self.workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
-        # One, only for prompts that are refused: they delay no other request.
-        self.counters = ThreadPoolExecutor(max_workers=1, thread_name_prefix="count")
+        self.threads = Threads()
         self.body_worker = BodyWorker()
-        # One, because the worker parses one body at a time; only large bodies wait here.
-        self.parsers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
-        # Several, so that a compiled grammar does not wait for a new one.
-        self.compilers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="compile")
-        self.kept_tokens: KeptTokens | None = None
+        self.token_cache: TokenCache | None = None
         """Set if the engine caches prefixes; known once it is loaded."""
         self.answers: set[AnswerStream] = set()
         """Submitted answers whose client is still connected."""
+        self.computing_paths: set[str] = set()
+        """Paths of POST requests that a full server refuses before reading them; the routers add theirs."""
         self._engine: ServingEngine | None = None
 
     def ready(self, engine: ServingEngine, sampling_defaults: SamplingParams | None = None) -> None:
@@ -61,15 +56,14 @@ class ServerState:
         self._engine = engine
         self.metrics.set_context(engine.max_context)
         self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
-        self.kept_tokens = KeptTokens() if engine.caches_prefixes else None
+        self.token_cache = TokenCache() if engine.caches_prefixes else None
         self.chat_marks = _chat_marks(self.config, engine)
         if self.phase == "loading":
             self.phase = "ready"
 
     def close(self) -> None:
         """Stop the threads and the process that prepare requests."""
-        for executor in (self.workers, self.counters, self.parsers, self.compilers):
-            executor.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
         self.body_worker.close()
 
     @cached_property
@@ -85,32 +79,23 @@ class ServerState:
     def engine(self) -> ServingEngine:
         """The engine, for endpoints that need it. ApiError 503 while it loads or drains."""
         if self.phase == "draining":
-            raise ApiError(
-                503,
-                "the server is shutting down and takes no new requests; send it to another one or later",
-                kind="server_error",
-                code="server_draining",
-                headers={"Retry-After": "5"},
-            )
+            message = "the server is shutting down and takes no new requests; send it to another one or later"
+            raise unavailable(message, "server_draining", 5)
         return self.engine_while_draining
 
     @property
     def engine_while_draining(self) -> ServingEngine:
         """The engine, for queries that compute nothing. ApiError 503 while it loads."""
         if self._engine is None:
-            raise ApiError(
-                503,
-                "the model is still being loaded; ask /health when it is ready",
-                kind="server_error",
-                code="model_loading",
-                headers={"Retry-After": "2"},
+            raise unavailable(
+                "the model is still loading; /health tells when it is ready", "model_loading", 2
             )
         return self._engine
 
     @property
-    def tokenizer(self) -> BoundedTokenizer:
+    def tokenizer(self) -> ServingTokenizer:
         """The engine's tokenizer, bounded for texts that are too long. ApiError 503 as `engine`."""
-        return BoundedTokenizer(self.engine.tokenizer, self.engine.max_context)
+        return cast(ServingTokenizer, BoundedTokenizer(self.engine.tokenizer, self.engine.max_context))
 
     @cached_property
     def _given_names(self) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
 """One connection: uvicorn's HTTP/1.1 over h11, plus the deadlines that it lacks.
 
 uvicorn times only a kept-alive connection without a byte of the next request. Here every state has a time limit: no
-request yet, a request head that drips, an unread body, an answer that its client does not read. A client that shuts its
-sending side and waits still gets its answer.
+request yet, a request head that drips, an unread body, an answer that its client does not read.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import json
 import socket
 import struct
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final
 
 import h11
@@ -19,20 +19,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from twofold.server.http.early_refusals import EarlyRefusals, whole_request
-
-PROBE_KEY: Final = "twofold.probe"
-"""Key in the ASGI scope: bytes that the client ignores, such as an empty event of an event stream."""
-
-SMALL_READ: Final = 4 * 1024
+_SMALL_READ: Final = 4 * 1024
 _LARGE_READ: Final = 64 * 1024
-_TCP_CLOSE: Final = 7
-"""`TCP_CLOSE` of Linux' tcp_states.h: the peer has answered with a reset."""
-_FIRST_PROBE_S: Final = 0.01
-_PROBE_S: Final = 0.25
-_LOOKS_PER_PROBE: Final = 8
-_TURNED_AWAY_AT_ONCE: Final = 32
-_TURN_AWAY_S: Final = 1.0
+_MAX_REFUSED: Final = 32
+_REFUSAL_S: Final = 1.0
 
 
 class _Http11(h11.Connection):
@@ -69,30 +59,18 @@ class ConnectionLimits:
 
 
 @dataclass
-class OpenConnections:
-    """The connections of one server and their shared state. Used on its event loop only."""
+class SharedByConnections:
+    """State that the connections of one server share. Used on its event loop only."""
 
     limits: ConnectionLimits
-    connections: set[Any]
-    """Elements are of type Connection; uvicorn maintains the set."""
-    early_refusals: EarlyRefusals
     # asyncio copies into it and `buffer_updated` copies out of it before other code runs.
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_LARGE_READ)))
-    num_turned_away: int = 0
-
-    def give_up_longest_idle(self, *, but: Connection | None = None) -> bool:
-        """Close the longest idle connection. False when all (except `but`) are answering a request."""
-        idle = [connection for connection in self.connections if connection.is_idle and connection is not but]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda connection: connection.idle_since_s)
-        self.connections.discard(oldest)
-        oldest.transport.abort()
-        return True
+    refused: set[Connection] = field(default_factory=set)
+    """Connections beyond the limit that are being closed."""
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's h11 protocol with deadlines, a connection limit and support for half-closed clients.
+    """uvicorn's h11 protocol with deadlines and a connection limit.
 
     Buffered, because h11 parses all received bytes in one go: 256 KiB of one-byte chunks would block the loop for half
     a second, 4 KiB block it for 10 ms.
@@ -103,18 +81,17 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        opened: OpenConnections,
+        *,
+        shared: SharedByConnections,
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state)
+        super().__init__(config, server_state, app_state, _loop)
         self.conn = _Http11(h11.SERVER)
-        self._opened = opened
-        self._limits = opened.limits
+        self._shared = shared
+        self._limits = shared.limits
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
-        self._prober: asyncio.TimerHandle | None = None
-        self._half_closed = False
-        self._turned_away = False
-        self.timeout_keep_alive = opened.limits.keep_alive_s  # type: ignore[assignment]
+        self.timeout_keep_alive = shared.limits.keep_alive_s  # type: ignore[assignment]
         self.idle_since_s = self.loop.time()
 
     @property
@@ -126,53 +103,31 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        full = len(self.connections) > self._limits.max_connections
-        # The longest idle connection is closed for the new one, so that connections without requests cannot block
-        # /health.
-        if full and not self._opened.give_up_longest_idle(but=self):
-            self._turn_away()
-        else:
-            self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+        if len(self.connections) > self._limits.max_connections:
+            # The longest idle connection is closed for the new one, so that connections without requests cannot block
+            # /health.
+            others: set[Any] = self.connections - {self}
+            idle = [connection for connection in others if connection.is_idle]
+            if not idle:
+                self._refuse()
+                return
+            oldest = min(idle, key=lambda connection: connection.idle_since_s)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+        self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._time_out)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         body = self.conn.their_state is h11.SEND_BODY and self.headers is not None
         in_one_piece = body and not any(name == b"transfer-encoding" for name, _ in self.headers)
-        return self._opened.buffer if in_one_piece else self._opened.buffer[:SMALL_READ]
+        return self._shared.buffer if in_one_piece else self._shared.buffer[:_SMALL_READ]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self._turned_away:
-            self.data_received(bytes(self._opened.buffer[:nbytes]))
+        if self not in self._shared.refused:
+            self.data_received(bytes(self._shared.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        if not self._refused_early(data):
-            super().data_received(data)
+        super().data_received(data)
         self._set_timers()
-
-    def _refused_early(self, data: bytes) -> bool:
-        """Whether `data` was a complete request that a full server has refused."""
-        early = self._opened.early_refusals
-        unread = self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]
-        if unread or not self.is_idle or self.flow.write_paused or not early.is_full():
-            return False
-        request = whole_request(data)
-        answer = None if request is None else early.answer(request)
-        if request is None or answer is None:
-            return False
-        self._unset_keepalive_if_required()
-        self.idle_since_s = self.loop.time()
-        self.transport.write(answer)
-        if request.closes:
-            self.transport.close()
-            self._abort_later()
-        return True
-
-    def eof_received(self) -> bool | None:  # type: ignore[override]
-        """True keeps the connection: its request is complete and its client may be waiting for the answer."""
-        if self.is_idle or self.cycle.more_body or not hasattr(socket, "TCP_INFO"):
-            return None
-        self._half_closed = True
-        self._prober = self.loop.call_soon(self._probe, 0)  # type: ignore[assignment]
-        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -185,12 +140,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._write_deadline = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._deadline, self._write_deadline, self._prober):
+        for timer in (self._deadline, self._write_deadline):
             if timer is not None:
                 timer.cancel()
         self._unset_keepalive_if_required()
-        if self._turned_away:
-            self._opened.num_turned_away -= 1
+        self._shared.refused.discard(self)
         super().connection_lost(exc)
 
     # Called by uvicorn
@@ -202,20 +156,15 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._abort_later()
         elif self.is_idle:
             self.idle_since_s = self.loop.time()
-            if self._half_closed:
-                self.timeout_keep_alive_handler()
-            else:
-                self._set_timers()
+            self._set_timers()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
         self._abort_later()
 
     def send_400_response(self, msg: str) -> None:
-        message = "this is no valid HTTP/1.1 request (a bad request line or header, or a head above 16 KiB)"
-        self.transport.write(_refusal(400, "Bad Request", message))
-        self.transport.close()
-        self._abort_later()
+        message = "invalid HTTP/1.1 request (a bad request line or header, or a head above 16 KiB)"
+        self._close(_refusal(HTTPStatus.BAD_REQUEST, message))
 
     # Deadlines
 
@@ -228,7 +177,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             # Not renewed by further bytes: neither a head nor the unread rest of a body may drip.
             self._unset_keepalive_if_required()
             if self._deadline is None:
-                self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+                self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._time_out)
             return
         if self._deadline is not None:
             self._deadline.cancel()
@@ -238,18 +187,21 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
                 self._limits.keep_alive_s, self.timeout_keep_alive_handler
             )
 
-    def _head_is_late(self) -> None:
-        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
-            message = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
-            self.transport.write(_refusal(408, "Request Timeout", message))
+    def _time_out(self) -> None:
+        begun = self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]
+        message = f"the request's head did not arrive within {self._limits.head_timeout_s:g} s"
+        self._close(_refusal(HTTPStatus.REQUEST_TIMEOUT, message) if begun else b"")
+
+    def _close(self, answer: bytes) -> None:
+        self.transport.write(answer)
         self.transport.close()
         self._abort_later()
 
     def _abort_later(self) -> None:
         if self._write_deadline is None:
-            self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self._cut_off)
+            self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self._reset)
 
-    def _cut_off(self) -> None:
+    def _reset(self) -> None:
         """Drop all unread data, also in the kernel, which would keep megabytes of it for a waiting client."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None and connection.fileno() >= 0:
@@ -258,66 +210,38 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     # Connection limit
 
-    def _turn_away(self) -> None:
-        self._turned_away = True
+    def _refuse(self) -> None:
         self.connections.discard(self)
-        self._opened.num_turned_away += 1
-        if self._opened.num_turned_away > _TURNED_AWAY_AT_ONCE:
+        self._shared.refused.add(self)
+        if len(self._shared.refused) > _MAX_REFUSED:
             self.transport.abort()
             return
         message = (
-            f"all {self._limits.max_connections} connections of this server are answering; try again later "
+            f"all {self._limits.max_connections} connections of this server are in use; try again later "
             "(--max-connections)"
         )
-        self.transport.write(_refusal(503, "Service Unavailable", message, retry_after_s=1))
+        self.transport.write(_refusal(HTTPStatus.SERVICE_UNAVAILABLE, message))
         # Closing at once would reset the connection while the request is in flight, and lose the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._deadline = self.loop.call_later(_TURN_AWAY_S, self.transport.abort)
-
-    # Half-closed clients
-
-    def _probe(self, turn: int) -> None:
-        """Distinguish a client that only stopped sending from one that is gone: bytes sent to the latter are answered
-        with a reset. A FIN alone looks the same from both."""
-        connection = self.transport.get_extra_info("socket")
-        if self.transport.is_closing() or connection is None:
-            return
-        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
-            self.transport.abort()
-            return
-        if turn % _LOOKS_PER_PROBE == 0:
-            self._send_probe()
-        delay = min(_PROBE_S, _FIRST_PROBE_S * 2**turn)
-        self._prober = self.loop.call_later(delay, self._probe, turn + 1)
-
-    def _send_probe(self) -> None:
-        if self.is_idle or self.flow.write_paused:
-            return
-        probe: Any = self.cycle.scope.get(PROBE_KEY)
-        if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
-            # Every client ignores a 100; older ones of Python's http.client take any other 1xx for the answer.
-            event: h11.Event = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-        elif self.conn.our_state is h11.SEND_BODY and probe is not None:
-            event = h11.Data(data=probe)
-        else:
-            return
-        output = self.conn.send(event)
-        if output:
-            self.transport.write(output)
+        self._deadline = self.loop.call_later(_REFUSAL_S, self.transport.abort)
 
 
-def _refusal(status: int, reason: str, message: str, *, retry_after_s: int | None = None) -> bytes:
+def _refusal(status: HTTPStatus, message: str) -> bytes:
     """A complete answer in OpenAI's error format, for a connection that has not reached the application."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    code = "too_many_connections" if status == 503 else None
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+    is_busy = status == HTTPStatus.SERVICE_UNAVAILABLE
+    error = {
+        "message": message,
+        "type": "server_error" if is_busy else "invalid_request_error",
+        "param": None,
+        "code": "too_many_connections" if is_busy else None,
+    }
+    body = json.dumps({"error": error}).encode()
     head = [
-        f"HTTP/1.1 {status} {reason}",
+        f"HTTP/1.1 {status.value} {status.phrase}",
         "content-type: application/json",
         f"content-length: {len(body)}",
         "connection: close",
+        *(["retry-after: 1"] if is_busy else []),
     ]
-    if retry_after_s is not None:
-        head.append(f"retry-after: {retry_after_s}")
     return "\r\n".join([*head, "", ""]).encode() + body

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError
-from twofold.server.http.anthropic_errors import anthropic_error, anthropic_status, is_anthropic
 
 _MAX_ECHO = 200
 """Most characters of a caller's value that an error message repeats."""
@@ -33,7 +32,6 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -41,34 +39,46 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.kind = kind
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
 
+    @property
+    def kind(self) -> str:
+        """The error's type, by its status."""
+        if self.status >= 500:
+            return "server_error"
+        return "rate_limit_error" if self.status == 429 else "invalid_request_error"
+
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments, to rebuild the error in another process."""
-        names = ("status", "message", "kind", "param", "code", "headers")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("status", "message", "param", "code", "headers")}
 
     def body(self) -> dict[str, Any]:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def response(self, path: str = "") -> JSONResponse:
-        """The error as an HTTP response. `path`: the requested path; Ollama's clients expect a text, Anthropic's their
-        own format."""
-        if is_anthropic(path):
-            status = anthropic_status(self.status)
-            return JSONResponse(
-                anthropic_error(status, self.message), status_code=status, headers=self.headers
-            )
-        body = {"error": self.message} if path.startswith("/api/") else self.body()
-        return JSONResponse(body, status_code=self.status, headers=self.headers)
+        """The error as an HTTP response, in the format of the API that the requested path belongs to."""
+        status, body = self.status, self.body()
+        for prefix, make in _FORMATS.items():
+            if f"{path}/".startswith(prefix):
+                status, body = make(self)
+        return JSONResponse(body, status_code=status, headers=self.headers)
 
     def event(self) -> bytes:
         """The error as one server-sent event, for a stream that has already begun."""
         return b"data: " + json.dumps(self.body(), ensure_ascii=False).encode() + b"\n\n"
+
+
+ErrorFormat = Callable[[ApiError], tuple[int, dict[str, Any]]]
+"""Status and body of an error in the format of another API than OpenAI's."""
+_FORMATS: Final[dict[str, ErrorFormat]] = {}
+
+
+def set_error_format(prefix: str, make: ErrorFormat) -> None:
+    """Answer errors at and below a path in an API's own format. Called by the API's router."""
+    _FORMATS[f"{prefix}/"] = make
 
 
 def from_twofold(error: TwofoldError) -> ApiError:
@@ -76,23 +86,32 @@ def from_twofold(error: TwofoldError) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=error.param)
     if isinstance(error, CapacityError):
-        retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-        if error.draining:
-            return ApiError(503, str(error), kind="server_error", code="server_draining", headers=retry)
-        if error.asleep:
-            return ApiError(503, str(error), kind="server_error", code="server_asleep", headers=retry)
-        return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded", headers=retry)
-    code = "kernel_error" if isinstance(error, KernelError) else "internal_error"
-    return ApiError(500, str(error), kind="server_error", code=code)
+        seconds = max(1, math.ceil(error.retry_after_s))
+        if error.draining or error.asleep:
+            return unavailable(str(error), "server_draining" if error.draining else "server_asleep", seconds)
+        headers = {"Retry-After": str(seconds)}
+        return ApiError(429, str(error), code="rate_limit_exceeded", headers=headers)
+    return ApiError(
+        500, str(error), code="kernel_error" if isinstance(error, KernelError) else "internal_error"
+    )
+
+
+def unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
+    """503: a later request may succeed."""
+    return ApiError(503, message, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+def wrong_field(param: str, problem: str) -> ApiError:
+    """400 for one field of a request."""
+    return ApiError(400, f"{param}: {problem}", param=param)
 
 
 def from_validation(error: ValidationError) -> ApiError:
     """The first validation error of a request body, with the field and the given value."""
     first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
-        return ApiError(
-            400, f"the request body is not valid JSON ({_lower(first['msg'])})", code="invalid_json"
-        )
+        problem = _lower(first["msg"])
+        return ApiError(400, f"the request body is not valid JSON ({problem})", code="invalid_json")
     param = _path(first["loc"])
     message = _lower(first["msg"].removeprefix("Value error, "))
     if first["type"] == CONTEXT_LENGTH:
@@ -113,10 +132,7 @@ def too_long(num_tokens: int, max_context: int) -> str:
 
 def internal() -> ApiError:
     return ApiError(
-        500,
-        "an internal error occurred; the server's log names it",
-        kind="server_error",
-        code="internal_error",
+        500, "an internal error occurred; the server's log has the details", code="internal_error"
     )
 
 

@@ -7,17 +7,16 @@ answer. Unlisted fields are ignored, because clients send many.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, create_model
-from pydantic.json_schema import SkipJsonSchema
+
+from twofold.server.http.bodies import Unlisted
 
 M = TypeVar("M", bound=BaseModel)
-
-Unlisted = SkipJsonSchema[Any]
-"""Leaves refused fields out of /openapi.json."""
 
 State = Literal["done", "refused", "harmless"]
 Endpoint = Literal["chat", "completions"]
@@ -47,92 +46,103 @@ def _rows(
     names: str,
     note: str,
     *,
-    only: Endpoint | None = None,
-    harmless: tuple[Any, ...] = (),
     example: Any = None,
+    harmless: tuple[Any, ...] = (),
+    only: Endpoint | None = None,
 ) -> list[RequestField]:
     endpoints = ENDPOINTS if only is None else (only,)
     return [
-        RequestField(name, endpoint, state, note, harmless, example)
+        RequestField(name, endpoint, state, note, harmless=harmless, example=example)
         for name in names.split()
         for endpoint in endpoints
     ]
 
 
-def _done(names: str, note: str, *, only: Endpoint | None = None) -> list[RequestField]:
-    return _rows("done", names, note, only=only)
+_done = functools.partial(_rows, "done")
+_harmless = functools.partial(_rows, "harmless")
 
 
 def _refused(
     names: str, example: Any, note: str, *, harmless: tuple[Any, ...] = (), only: Endpoint | None = None
 ) -> list[RequestField]:
-    return _rows("refused", names, note, only=only, harmless=harmless, example=example)
-
-
-def _harmless(names: str, note: str, *, only: Endpoint | None = None) -> list[RequestField]:
-    return _rows("harmless", names, note, only=only)
+    return _rows("refused", names, note, example=example, harmless=harmless, only=only)
 
 
 _TOOLS: Final = "the older name; use tools and tool_choice"
 _CONSTRAINED: Final = (
-    "send response_format (a JSON schema) or structured_outputs (also a regex, choices, a Lark grammar)"
+    "send response_format (JSON schema) or structured_outputs (regex, choices or Lark grammar, too)"
 )
-_FILTER: Final = "this filter is not there; use top_p, top_k and min_p"
-_REASONING: Final = (
-    "reasoning is steered by a chat template, which no completion has; send it to /v1/chat/completions"
-)
+_FILTER: Final = "this filter does not exist; use top_p, top_k and min_p"
+_REASONING: Final = "only a chat template controls reasoning; send the request to /v1/chat/completions"
 _TEXT_ONLY: Final = "the model reads and writes text only; leave it out"
 _WEIGHTS: Final = "adapters are not loaded; leave it out"
+_NO_CODE: Final = "code in requests is not run"
+_NO_BEAMS: Final = "beam search does not exist; use best_of or n"
+_NO_GUIDANCE: Final = "there is no second prompt for guidance"
+_REPEATS: Final = "use repetition_penalty or frequency_penalty"
+_STOPS: Final = "stop texts are never part of the answer"
 
 FIELDS: Final[tuple[RequestField, ...]] = (
     *_done(
-        "model", "a name of the served model, or any with --served-model-name '*'; left out: the one there is"
+        "model",
+        "a name of the served model (any name with --served-model-name '*'); default: the served model",
     ),
     *_done(
         "messages",
         "text, or a list of text parts; roles system, developer, user, assistant, tool, and others that the template "
-        "shows; calls of tools and thinking",
+        "shows; tool calls and thinking",
         only="chat",
     ),
     *_done(
-        "prompt", "a text, token ids, or a list of either: choices come prompt by prompt", only="completions"
+        "prompt",
+        "a text, token ids, or a list of either; choices are in the order of prompts",
+        only="completions",
     ),
     *_done(
-        "temperature top_p top_k min_p", "0 is greedy; the filters act in this order: top-k, top-p, min-p"
+        "temperature top_p top_k min_p", "0 is greedy; the filters apply in the order top-k, top-p, min-p"
     ),
     *_done(
-        "presence_penalty frequency_penalty repetition_penalty", "over the answer; repetition also the prompt"
+        "presence_penalty frequency_penalty repetition_penalty",
+        "over the answer; repetition_penalty also over the prompt",
     ),
-    *_done("seed", "the same seed gives the same answer; choice i of several draws with seed + i"),
+    *_done("seed", "the same seed gives the same answer; choice i of several uses seed + i"),
     *_done("logit_bias", "token id → -100 to 100, added to its logit; 1,024 at most"),
     *_done(
-        "bad_words", "texts that the answer must not hold, with or without a space before them; 128 at most"
+        "bad_words",
+        "texts that the answer must not contain, with or without a space before them; 128 at most",
     ),
     *_done("stop", "texts that end the answer and are not part of it; four at most"),
-    *_done("stop_token_ids", "tokens that end the answer as its end token does; 128 at most"),
-    *_done("ignore_eos min_tokens", "no end token at all, or none before so many tokens"),
+    *_done("stop_token_ids", "tokens that end the answer like the end-of-text token; 128 at most"),
+    *_done("ignore_eos min_tokens", "no end-of-text token at all, or none before this many tokens"),
     *_done(
         "max_tokens",
-        "cut to what the context leaves; left out: all of that for chat, 16 for completions; completions take 0",
+        "cut to the room that the context has left, which is also the default for chat; default for completions: 16; "
+        "completions accept 0",
     ),
     *_done("max_completion_tokens", "the newer name of max_tokens", only="chat"),
     *_done("n", "choices per prompt; n times prompts is 128 at most"),
     *_done(
-        "best_of", "so many answers are made, the n of highest mean log probability given", only="completions"
+        "best_of",
+        "number of answers generated; the n with the highest mean log probability are returned",
+        only="completions",
     ),
-    *_done("logprobs", "of each token, under the model alone: before penalties, bias and filters"),
-    *_done("top_logprobs", "0 to 20 most likely tokens beside each; needs logprobs: true", only="chat"),
-    *_done("prompt_logprobs", "vLLM's: the same of the prompt's tokens, 0 to 20; not in a stream"),
+    *_done("logprobs", "of each token, before penalties, bias and filters"),
+    *_done("top_logprobs", "the 0 to 20 most likely tokens beside each; needs logprobs: true", only="chat"),
+    *_done("prompt_logprobs", "vLLM's: the same for the prompt's tokens, 0 to 20; not in a stream"),
     *_done("return_tokens_as_token_ids", "log probabilities name tokens token_id:N"),
     *_done("return_token_ids", "the ids of prompt and answer beside the text"),
     *_done(
-        "echo", "the prompt before the answer, with its log probabilities where asked", only="completions"
+        "echo", "the prompt before the answer, with its log probabilities if requested", only="completions"
     ),
-    *_done("truncate_prompt_tokens", "only so many tokens of the prompt are read"),
-    *_done("truncation_side", "left (the default) drops the prompt's first tokens, right its last ones"),
-    *_done("add_special_tokens", "begin-of-text and the like around the prompt: left out, completions only"),
-    *_done("add_generation_prompt", "whether the prompt ends with the head of an answer: yes", only="chat"),
-    *_done("continue_final_message", "the answer goes on with the last message's text", only="chat"),
+    *_done("truncate_prompt_tokens", "most tokens of the prompt that are used"),
+    *_done("truncation_side", "left (default) drops the prompt's first tokens, right its last ones"),
+    *_done("add_special_tokens", "begin-of-text and the like around the prompt; default: completions only"),
+    *_done(
+        "add_generation_prompt",
+        "whether the prompt ends with the head of an answer; default: true",
+        only="chat",
+    ),
+    *_done("continue_final_message", "the answer continues the last message's text", only="chat"),
     *_done(
         "chat_template_kwargs",
         "variables for the template, e.g. enable_thinking; 16 KiB at most",
@@ -140,18 +150,16 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     ),
     *_done(
         "reasoning_effort reasoning think enable_thinking thinking",
-        "the template's reasoning_effort (reasoning.effort and a text in think, too), or its switch (enable_thinking, "
-        "thinking), which efforts none and minimal set off; chat_template_kwargs goes before it; ignored with a line "
-        "in the log where the template reads neither",
+        "the template's reasoning_effort (also from reasoning.effort and a text in think) or its switch "
+        "(enable_thinking, thinking), which efforts none and minimal set to off; chat_template_kwargs overrides it; "
+        "ignored with a line in the log if the template has neither",
         only="chat",
     ),
     *_done(
-        "verbosity",
-        "the template's verbosity; ignored with a line in the log where it reads none",
-        only="chat",
+        "verbosity", "the template's verbosity; ignored with a line in the log if it has none", only="chat"
     ),
     *_done("stream", "server-sent events"),
-    *_done("cache_salt", "only prompts with the same one share the prefix cache; 256 characters at most"),
+    *_done("cache_salt", "only prompts with the same salt share the prefix cache; 256 characters at most"),
     *_done("priority", "lower is earlier; other than 0 only with --scheduling-policy priority"),
     *_done("stream_options", "include_usage, and vLLM's continuous_usage_stats"),
     *_done(
@@ -163,32 +171,32 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     # Tools, formats, templates.
     *_done(
         "tools",
-        "functions and custom tools, 512 at most, for a model whose chat template shows calls of tools; strict: true "
-        "holds a function's arguments to the schema; the model knows a custom tool as a function of one text and is "
-        "told its grammar, which is not enforced",
+        "functions and custom tools, 512 at most, for a model whose chat template has tool calls; strict: true "
+        "constrains a function's arguments to the schema; the model sees a custom tool as a function with one text "
+        "argument and its grammar in the description, which is not enforced",
         only="chat",
     ),
     *_done(
         "tool_choice",
-        "auto; none: the model is not told of tools; required, or a function's name: the answer is calls that match "
-        "their schemas, or one of that function; allowed_tools: the model is told of these only",
+        "auto; none: the model sees no tools; required, or a function's name: the answer consists of calls that match "
+        "their schemas, or one of that function; allowed_tools: the model sees only these",
         only="chat",
     ),
     *_done("parallel_tool_calls", "false: one call at most", only="chat"),
     *_done("include_reasoning", "false: thinking is left out", only="chat"),
     *_done(
         "thinking_token_budget",
-        "vLLM's: thinking that has so many tokens is ended by the engine, and the answer begins",
+        "vLLM's: after this many tokens the engine ends the thinking, and the answer begins",
         only="chat",
     ),
     *_done("separate_reasoning", "false: thinking stays in the text", only="chat"),
     *_refused("functions", [{"name": "f"}], _TOOLS, only="chat"),
     *_refused("function_call", "auto", _TOOLS, harmless=("none",), only="chat"),
-    *_done("response_format", "json_object, or json_schema: the schema holds whether strict or not"),
+    *_done("response_format", "json_object, or json_schema, which is enforced whether strict or not"),
     *_done(
         "structured_outputs",
-        "vLLM's: one of json, regex, choice, grammar (Lark), json_object; whitespace_pattern and "
-        "disable_any_whitespace beside it",
+        "vLLM's: one of json, regex, choice, grammar (Lark), json_object; with whitespace_pattern and "
+        "disable_any_whitespace",
     ),
     *_done(
         "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern",
@@ -197,106 +205,97 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_refused("json_schema structural_tag", {"type": "object"}, _CONSTRAINED),
     *_refused("regex grammar grammar_string ebnf", "[a-z]+", _CONSTRAINED),
     *_refused("format", "json", _CONSTRAINED),
-    *_harmless("guided_decoding_backend", "llguidance is the only one"),
+    *_harmless("guided_decoding_backend", "llguidance is the only backend"),
     *_refused("chat_template", "{{ messages }}", "only the model's own template is rendered; leave it out"),
-    *_refused(
-        "documents", [{"text": "a"}], "documents are not given to the template; put them into a message"
-    ),
+    *_refused("documents", [{"text": "a"}], "the template gets no documents; put them into a message"),
     *_refused("reasoning_effort", "low", _REASONING, only="completions"),
     *_refused("enable_thinking think", False, _REASONING, only="completions"),
     *_refused("thinking reasoning", {"type": "disabled"}, _REASONING, only="completions"),
-    *_refused(
-        "thinking_token_budget",
-        64,
-        "there is no template here, so no thinking is told apart",
-        only="completions",
-    ),
-    *_refused(
-        "include_reasoning", False, "reasoning stays in the text", harmless=(True,), only="completions"
-    ),
-    *_refused(
-        "separate_reasoning", True, "reasoning stays in the text", harmless=(False,), only="completions"
-    ),
-    *_refused(
-        "verbosity",
-        "low",
-        "answers have no verbosity; ask for it in the prompt",
-        harmless=("medium",),
-        only="completions",
-    ),
+    *_refused("thinking_token_budget", 64, _REASONING, only="completions"),
+    *_refused("include_reasoning", False, _REASONING, harmless=(True,), only="completions"),
+    *_refused("separate_reasoning", True, _REASONING, harmless=(False,), only="completions"),
+    *_refused("verbosity", "low", "ask for it in the prompt", harmless=("medium",), only="completions"),
     # Input and output.
     *_refused("suffix", "the end.", "text cannot be inserted before other text; leave it out"),
-    *_refused("echo", True, "only /v1/completions says the prompt back", harmless=(False,), only="chat"),
+    *_refused("echo", True, "only /v1/completions returns the prompt", harmless=(False,), only="chat"),
     *_refused("best_of", 3, "only /v1/completions ranks answers; use n", harmless=(1,), only="chat"),
-    *_refused("top_logprobs", 2, "here the number stands in logprobs", harmless=(0,), only="completions"),
+    *_refused("top_logprobs", 2, "put the number into logprobs", harmless=(0,), only="completions"),
     *_refused("max_completion_tokens", 5, "use max_tokens", only="completions"),
-    *_refused("chat_template_kwargs", {"a": 1}, "there is no template here", only="completions"),
+    *_refused("chat_template_kwargs", {"a": 1}, "no template is rendered; leave it out", only="completions"),
     *_refused("modalities", ["audio"], _TEXT_ONLY, harmless=(["text"],)),
     *_refused("audio", {"voice": "alloy", "format": "mp3"}, _TEXT_ONLY),
     *_refused("images", ["aGVsbG8="], _TEXT_ONLY),
-    *_refused("prompt_embeds", "aGVsbG8=", "prompts are texts or token ids"),
+    *_refused("prompt_embeds", "aGVsbG8=", "send prompts as texts or token ids"),
     *_harmless(
         "mm_processor_kwargs media_io_kwargs mm_payload return_mm_kwargs",
         "there are no images or sounds to process",
     ),
-    *_refused("web_search_options", {"search_context_size": "low"}, "nothing is searched; leave it out"),
-    *_refused("moderation", {"model": "m"}, "nothing is moderated; leave it out"),
-    *_refused("include_stop_str_in_output", True, "stop texts are never shown", harmless=(False,)),
-    *_refused("no_stop_trim", True, "stop texts are never shown", harmless=(False,)),
+    *_refused("web_search_options", {"search_context_size": "low"}, "the web is not searched; leave it out"),
+    *_refused("moderation", {"model": "m"}, "answers are not moderated; leave it out"),
+    *_refused("include_stop_str_in_output no_stop_trim", True, _STOPS, harmless=(False,)),
     *_refused("stop_regex", "[.]", "only plain texts end an answer; use stop"),
     *_refused(
-        "skip_special_tokens", False, "special tokens have no text; ask return_token_ids", harmless=(True,)
+        "skip_special_tokens", False, "special tokens have no text; use return_token_ids", harmless=(True,)
     ),
     *_harmless("spaces_between_special_tokens", "special tokens are not shown"),
-    *_refused("return_hidden_states", True, "hidden states are not given", harmless=(False,)),
-    *_refused("return_token_offsets", True, "offsets of a prompt's tokens are not given", harmless=(False,)),
+    *_refused(
+        "return_hidden_states", True, "hidden states are not returned; leave it out", harmless=(False,)
+    ),
+    *_refused(
+        "return_token_offsets",
+        True,
+        "token offsets are not returned; leave it out",
+        harmless=(False,),
+    ),
     *_refused(
         "return_prompt_text",
         True,
-        "the rendered prompt is not given; ask return_token_ids and /detokenize",
+        "the rendered prompt is not returned; use return_token_ids and /detokenize",
         harmless=(False,),
         only="chat",
     ),
     *_refused("return_weight_versions", True, "weights have no versions; leave it out", harmless=(False,)),
-    *_refused("logprob_token_ids", [1, 2], "log probabilities are of the likeliest tokens; use logprobs"),
-    *_refused("watermarking", True, "answers carry no watermark; leave it out", harmless=(False,)),
+    *_refused("logprob_token_ids", [1, 2], "only the most likely tokens are reported; use logprobs"),
+    *_refused("watermarking", True, "answers have no watermark; leave it out", harmless=(False,)),
     *_refused(
         "routed_experts_prompt_start",
         8,
-        "return_routed_experts gives all of the prompt; leave it out",
+        "return_routed_experts covers the whole prompt; leave it out",
         harmless=(0,),
     ),
     # Other search and sampling methods.
-    *_refused("use_beam_search", True, "there is no beam search; use best_of or n", harmless=(False,)),
-    *_refused("num_beams", 4, "there is no beam search; use best_of or n", harmless=(1,)),
-    *_harmless("length_penalty early_stopping", "only beam search reads it"),
+    *_refused("use_beam_search", True, _NO_BEAMS, harmless=(False,)),
+    *_refused("num_beams", 4, _NO_BEAMS, harmless=(1,)),
+    *_harmless("length_penalty early_stopping", "only beam search uses it"),
     *_refused("do_sample", False, "send temperature: 0 for greedy answers", harmless=(True,)),
     *_refused("allowed_token_ids", [1, 2], "use logit_bias"),
-    *_refused("logits_processors", ["p"], "no code of the request's is run"),
-    *_refused("custom_logit_processor", "p", "no code of the request's is run"),
+    *_refused("logits_processors", ["p"], _NO_CODE),
+    *_refused("custom_logit_processor", "p", _NO_CODE),
     *_refused(
         "ec_transfer_params vllm_xargs custom_params kv_transfer_params",
         {"a": 1},
-        "it is for another engine; leave it out",
+        "another engine's; leave it out",
     ),
-    *_refused("repetition_detection", {"max_pattern_size": 4}, "repetition does not end an answer here"),
+    *_refused(
+        "repetition_detection", {"max_pattern_size": 4}, "repetition does not end an answer; leave it out"
+    ),
     *_refused("typical_p tfs_z", 0.5, _FILTER, harmless=(1,)),
     *_refused(
         "top_a epsilon_cutoff eta_cutoff xtc_probability smoothing_factor", 0.5, _FILTER, harmless=(0,)
     ),
     *_refused("mirostat mirostat_mode", 2, _FILTER, harmless=(0,)),
     *_refused("dynatemp_range penalty_alpha", 0.5, _FILTER, harmless=(0,)),
-    *_refused("guidance_scale", 1.5, "there is no second prompt to be guided away from", harmless=(1,)),
-    *_refused("negative_prompt", "sad", "there is no second prompt to be guided away from"),
+    *_refused("guidance_scale", 1.5, _NO_GUIDANCE, harmless=(1,)),
+    *_refused("negative_prompt", "sad", _NO_GUIDANCE),
     *_refused("ban_eos_token", True, "use ignore_eos", harmless=(False,)),
-    *_refused("dry_multiplier", 0.8, "use repetition_penalty or frequency_penalty", harmless=(0,)),
-    *_refused("no_repeat_ngram_size", 3, "use repetition_penalty or frequency_penalty", harmless=(0,)),
+    *_refused("dry_multiplier", 0.8, _REPEATS, harmless=(0,)),
+    *_refused("no_repeat_ngram_size", 3, _REPEATS, harmless=(0,)),
     *_refused("repeat_penalty", 1.1, "use repetition_penalty", harmless=(1,)),
     *_refused("samplers", ["top_k", "temperature"], "the order of the filters is fixed"),
     *_harmless(
         "mirostat_tau mirostat_eta dynatemp_exponent xtc_threshold dry_base dry_allowed_length "
         "dry_penalty_last_n dry_sequence_breakers repeat_last_n smoothing_curve",
-        "a setting of a filter that is not there, and which is refused if it is asked for",
+        "a setting of a filter that is refused",
     ),
     *_refused("n_predict num_predict", 5, "use max_tokens", harmless=(-1,)),
     *_refused("max_new_tokens", 5, "use max_tokens"),
@@ -307,8 +306,8 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_refused("lora_request", {"lora_name": "a"}, _WEIGHTS),
     *_refused("options", {"temperature": 0}, "put its fields beside the prompt, by OpenAI's names"),
     # Fields that cannot change an answer.
-    *_harmless("user metadata store safety_identifier service_tier", "for the operator's books"),
-    *_harmless("request_id rid", "answers have ids of their own; the header x-request-id is echoed"),
+    *_harmless("user metadata store safety_identifier service_tier", "for the operator's records"),
+    *_harmless("request_id rid", "the server makes its own ids; the header x-request-id is echoed"),
     *_harmless(
         "prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt prediction "
         "keep_alive id_slot timings_per_token session_id stream_interval",

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 COMPONENTS: Final = "#/components/schemas/"
 """Location of an OpenAPI document's named schemas."""
@@ -33,14 +33,14 @@ _ERROR: Final = {
         }
     },
 }
-_REFUSALS: Final = {
+REFUSALS: Final = {
     "401": "No key, or a wrong one",
     "403": "A web page of another site",
     "404": "Another model, or nothing there",
     "500": "The server's own fault",
     "503": "Loading, draining, or too many connections",
 }
-_REFUSALS_OF_BODIES: Final = {
+REFUSALS_OF_BODIES: Final = {
     "400": "The request can never be served",
     "408": "The request came too slowly",
     "413": "The request is too large",
@@ -58,8 +58,45 @@ def body_of(schema: type[BaseModel]) -> dict[str, Any]:
 def answers(
     schema: Any, *, stream: dict[str, Any] | None = None, status: int = 200, description: str = "Done"
 ) -> dict[int | str, dict[str, Any]]:
-    """An answer's schema, for a route's `responses`. stream: alternative streamed content, from `stream_schemas`."""
+    """An answer's schema, for a route's `responses`. stream: alternative content, from `events_of` or `lines_of`."""
     return {status: {"description": description, "model": schema, "content": stream or {}}}
+
+
+def events_of(event: Any, *, with_done: bool = True, error: str | None = "Error") -> dict[str, Any]:
+    """The content of an event stream, described as FastAPI does it: `itemSchema` is one event, whose `data` is JSON.
+
+    Args:
+        event: type of `data`.
+        with_done: whether the last event's data is [DONE].
+        error: component of the event that ends a failed stream; None: `event` covers it.
+    """
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": _schema(event, error),
+    }
+    if with_done:
+        data = {"anyOf": [{"const": "[DONE]"}, data]}
+    properties = {"event": {"type": "string"}, "data": data}
+    return {
+        "text/event-stream": {
+            "itemSchema": {"type": "object", "required": ["data"], "properties": properties}
+        }
+    }
+
+
+def lines_of(line: Any) -> dict[str, Any]:
+    """The content of a stream of JSON lines."""
+    return {"application/x-ndjson": {"itemSchema": _schema(line, "Error")}}
+
+
+def _schema(said: Any, error: str | None) -> dict[str, Any]:
+    """A schema with `$defs`, which `openapi.document` moves to OpenAPI's place for them."""
+    schema = TypeAdapter(said).json_schema(ref_template=COMPONENTS + "{model}")
+    if error is None:
+        return schema
+    defs = schema.pop("$defs", {})
+    return {"anyOf": [schema, {"$ref": COMPONENTS + error}], "$defs": defs}
 
 
 def text_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
@@ -84,7 +121,7 @@ def document(app: FastAPI) -> dict[str, Any]:
                     schemas |= _taken_defs(content.get("itemSchema", {}))
             # Every path parameter is a plain string, so FastAPI itself refuses nothing.
             operation["responses"].pop("422", None)
-            refusals = _REFUSALS | (_REFUSALS_OF_BODIES if body else {})
+            refusals = REFUSALS | (REFUSALS_OF_BODIES if body else {})
             told = {code: _refusal(words) for code, words in refusals.items()}
             operation["responses"] = told | operation["responses"]
         for unused in ("HTTPValidationError", "ValidationError"):

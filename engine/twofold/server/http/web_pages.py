@@ -6,11 +6,11 @@ own that resolves there (DNS rebinding, recognised by `Host`). Programs send nei
 
 from __future__ import annotations
 
-import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
+from twofold.api.addresses import ip_address, is_loopback
 from twofold.api.config import ServerConfig
 from twofold.server.http.errors import ApiError
 
@@ -38,10 +38,10 @@ def foreign_caller(headers: Headers, config: ServerConfig) -> ApiError | None:
 
 
 def _is_known(name: str, config: ServerConfig) -> bool:
-    if _is_loopback(name) or name in {known.lower() for known in (config.host, *config.allowed_hosts)}:
+    if is_loopback(name) or name in {known.lower() for known in (config.host, *config.allowed_hosts)}:
         return True
     # An address cannot be rebound. A server that listens on loopback only has just loopback addresses, though.
-    return not _is_loopback(config.host) and _address(name) is not None
+    return not is_loopback(config.host) and ip_address(name) is not None
 
 
 def _is_local_origin(origin: str, host: str | None) -> bool:
@@ -49,7 +49,7 @@ def _is_local_origin(origin: str, host: str | None) -> bool:
     if parts.scheme not in ("http", "https"):
         # "null": a sandboxed frame or a file.
         return False
-    return (host is not None and parts.netloc.lower() == host.lower()) or _is_loopback(_name_of(parts.netloc))
+    return (host is not None and parts.netloc.lower() == host.lower()) or is_loopback(_name_of(parts.netloc))
 
 
 def _name_of(authority: str) -> str:
@@ -58,15 +58,3 @@ def _name_of(authority: str) -> str:
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.partition(":")[0].rstrip(".")
-
-
-def _is_loopback(name: str) -> bool:
-    address = _address(name)
-    return address.is_loopback if address is not None else name == "localhost" or name.endswith(".localhost")
-
-
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(name)
-    except ValueError:
-        return None

@@ -24,8 +24,6 @@ class _OllamaLines(AnswerFormat):
     durations."""
 
     stream_type = b"application/x-ndjson"
-    # Clients parse every line, so no line would be ignored.
-    stream_probe = None
     # Whitespace before a line, where JSON allows it; an empty line would be parsed.
     stream_ping = b" "
     shows_custom_tools = False

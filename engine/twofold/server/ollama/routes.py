@@ -15,9 +15,20 @@ from starlette.responses import JSONResponse, Response
 from twofold import __version__
 from twofold.server.bridge.request_body import parse_body, translated
 from twofold.server.bridge.state import ServerState
-from twofold.server.http.errors import ApiError
-from twofold.server.http.openapi import answers, body_of
+from twofold.server.http.errors import ApiError, set_error_format
+from twofold.server.http.openapi import answers, body_of, lines_of
+from twofold.server.ollama.answer_schemas import (
+    OllamaChatAnswer,
+    OllamaChatLine,
+    OllamaGenerateAnswer,
+    OllamaGenerateLine,
+    OllamaModelList,
+    OllamaProcessList,
+    OllamaShown,
+    OllamaVersion,
+)
 from twofold.server.ollama.formats import OllamaChat, OllamaGenerate, OllamaRaw, now
+from twofold.server.ollama.model_card import ollama_card, ollama_process
 from twofold.server.ollama.schemas import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -25,30 +36,12 @@ from twofold.server.ollama.schemas import (
     OllamaOptions,
     OllamaShowRequest,
 )
-from twofold.server.openai.answer_schemas import (
-    OllamaChatAnswer,
-    OllamaGenerateAnswer,
-    OllamaModelList,
-    OllamaProcessList,
-    OllamaShown,
-    OllamaVersion,
-)
-from twofold.server.openai.model_card import listed_names, ollama_card, ollama_process
+from twofold.server.openai.completion_schema import CompletionRequest
+from twofold.server.openai.model_card import listed_names
 from twofold.server.openai.routes import answer_chat, answer_completion
-from twofold.server.openai.schemas import ChatRequest, CompletionRequest
-from twofold.server.openai.stream_schemas import OllamaChatLine, OllamaGenerateLine, lines_of
-from twofold.server.openai.thinking import thinking_variables
+from twofold.server.openai.schemas import ChatRequest
+from twofold.server.openai.template_variables import thinking_variables
 
-_SAME: Final = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-)
 OLLAMA_VERSION: Final = "0.12.11"
 """Ollama version of this API. Clients compare it with their minimum: VS Code needs 0.6.4 or later."""
 _REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
@@ -56,6 +49,8 @@ _REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/api")
+    set_error_format("/api", lambda error: (error.status, {"error": error.message}))
+    state.computing_paths |= {"/api/chat", "/api/generate"}
 
     @routes.post(
         "/chat",
@@ -91,6 +86,11 @@ def router(state: ServerState) -> APIRouter:
         asked = translated(ChatRequest, fields | {"messages": messages}, state)
         return await answer_chat(state, asked, OllamaGenerate, context=body.context or ())
 
+    _add_queries(routes, state)
+    return routes
+
+
+def _add_queries(routes: APIRouter, state: ServerState) -> None:
     @routes.get("/tags", response_model=None, responses=answers(OllamaModelList))
     @routes.head("/tags", include_in_schema=False)
     async def tags() -> dict[str, Any]:
@@ -116,8 +116,6 @@ def router(state: ServerState) -> APIRouter:
     async def version() -> dict[str, str]:
         return {"version": OLLAMA_VERSION, "twofold_version": __version__}
 
-    return routes
-
 
 def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
     """Fields common to both of OpenAI's requests."""
@@ -125,8 +123,7 @@ def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest)
     state.check_model(name)
     fields: dict[str, Any] = {"model": name, "stream": body.stream is not False, "return_speed": True}
     options = body.options or OllamaOptions()
-    for option in (*_SAME, *_REFUSED_THERE):
-        fields[option] = getattr(options, option)
+    fields |= options.passed_on() | {name: getattr(options, name) for name in _REFUSED_THERE}
     fields["repetition_penalty"] = options.repeat_penalty
     if options.num_predict is not None and options.num_predict >= 0:
         fields["max_tokens"] = options.num_predict

@@ -5,24 +5,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from twofold.server.http.fields import Unlisted
+from twofold.server.http.bodies import Body, ModelName, refused
+from twofold.server.openai.completion_schema import fits_the_context
 from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, Name, Text
-from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, TokenId, fits_the_context
+from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, PassedSampling, TokenId
 
-
-def _refused(why: str) -> Any:
-    """A field accepted only with an empty value."""
-
-    def check(value: Any) -> None:
-        if value not in (None, False, "", [], {}):
-            raise ValueError(f"not supported: {why}")
-
-    return Annotated[Unlisted, AfterValidator(check)]
-
-
-_NoImages = _refused("the model reads text only")
+_NoImages = refused("the model reads text only")
 Context = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(fits_the_context)]
 
 
@@ -49,32 +39,20 @@ class OllamaMessage(BaseModel):
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-class OllamaOptions(BaseModel):
+class OllamaOptions(PassedSampling):
     """Options that change the answer. Others concern memory and threads, which the server's own flags set; so does
     num_ctx, which Ollama also cuts to the model's limit."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
     repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
     num_predict: int | None = None
     """Token limit; negative: the rest of the context."""
-    stop: list[str] | str | None = None
     # Refused by the translated request, unless they have no effect.
     mirostat: int | None = None
     tfs_z: float | None = None
     typical_p: float | None = None
 
 
-class _Shared(BaseModel):
-    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
-
+class _Shared(Body):
     model: Annotated[str, Field(min_length=1, max_length=512)]
     stream: bool | None = None
     """Streams by default."""
@@ -104,8 +82,8 @@ class OllamaGenerateRequest(_Shared):
     system: Text | None = None
     raw: bool | None = None
     """Take the prompt as it is, without the chat template."""
-    suffix: _refused("text cannot be inserted before other text") = None  # type: ignore[valid-type]
-    template: _refused("only the model's own template is rendered") = None  # type: ignore[valid-type]
+    suffix: refused("text cannot be inserted before other text") = None  # type: ignore[valid-type]
+    template: refused("only the model's own template is rendered") = None  # type: ignore[valid-type]
     context: Context | None = None
     """Tokens of an earlier prompt and its answer, placed before the prompt."""
 
@@ -116,11 +94,9 @@ class OllamaGenerateRequest(_Shared):
         return self
 
 
-class OllamaShowRequest(BaseModel):
+class OllamaShowRequest(Body):
     """Body of POST /api/show."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    model: Annotated[str, Field(max_length=512)] | None = None
-    name: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
+    name: ModelName | None = None
     """Older name of `model`."""

@@ -1,46 +1,14 @@
-"""Schemas of every 200 answer, for /openapi.json. Request schemas are in the files that parse requests.
+"""Schemas of the answers of OpenAI's and vLLM's routes, for /openapi.json. Not used when answers are made.
 
-Not used when answers are made; a test sends a real server everything that the schema allows, and compares.
+A test sends a real server everything that the schema allows, and compares.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Literal, NotRequired
 
 # Python 3.11's own TypedDict does not tell pydantic which fields are optional.
 from typing_extensions import TypedDict
-
-Phase = Literal["loading", "ready", "draining"]
-
-
-class Version(TypedDict):
-    version: str
-
-
-class Readiness(TypedDict):
-    status: Phase
-
-
-class Health(Readiness):
-    """Without a model the fields after `telemetry` are left out."""
-
-    version: str
-    uptime_s: float
-    telemetry: dict[str, Any]
-    model: NotRequired[str]
-    max_context: NotRequired[int]
-    accelerator: NotRequired[str]
-    accelerator_reason: NotRequired[str]
-    emulated: NotRequired[bool]
-    clock: NotRequired[str]
-    policy: NotRequired[str | None]
-    num_slots: NotRequired[int]
-    output_changes: NotRequired[list[str]]
-    mapped_weights: NotRequired[dict[str, Any] | None]
-    queue: NotRequired[dict[str, int]]
-
-
-# ---- models ---------------------------------------------------------------------------------------------------------
 
 
 class Model(TypedDict):
@@ -55,41 +23,6 @@ class Model(TypedDict):
     display_name: str
     created_at: str
     lifecycle: Literal["active"]
-
-
-class OllamaModelDetails(TypedDict):
-    parent_model: str
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class OllamaModel(TypedDict):
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    type: str
-    description: str
-    tags: list[str]
-    capabilities: list[str]
-    parameters: str
-    details: OllamaModelDetails
-
-
-class ModelList(TypedDict):
-    object: Literal["list"]
-    data: list[Model]
-    first_id: str
-    last_id: str
-    has_more: Literal[False]
-    models: list[OllamaModel]
-
-
-# ---- answers --------------------------------------------------------------------------------------------------------
 
 
 class PromptTokensDetails(TypedDict):
@@ -221,132 +154,78 @@ class Detokenized(TypedDict):
     prompt: str
 
 
-# ---- llama.cpp's ----------------------------------------------------------------------------------------------------
+class StreamUsage(TypedDict):
+    """Usage of a stream; counts so far (continuous_usage_stats) have no details."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
+    prefill_time: NotRequired[float]
+    decode_time: NotRequired[float]
 
 
-class SlotParams(TypedDict):
-    n_predict: int
-    max_tokens: int
-    seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    stop: list[str]
-    ignore_eos: bool
-
-
-class NextToken(TypedDict):
-    has_next_token: bool
-    n_remain: int
-    n_decoded: int
-
-
-class Slot(TypedDict):
-    """An idle slot has neither request nor counts."""
-
-    id: int
-    id_task: int
-    n_ctx: int
-    speculative: bool
-    is_processing: bool
-    request_id: NotRequired[str]
-    n_prompt_tokens: NotRequired[int]
-    n_prompt_tokens_processed: NotRequired[int]
-    params: NotRequired[SlotParams]
-    next_token: NotRequired[list[NextToken]]
-    prompt: NotRequired[str]
-
-
-class Props(TypedDict):
-    default_generation_settings: Slot
-    total_slots: int
-    model_alias: str
-    model_path: str
-    chat_template: str
-    modalities: dict[str, bool]
-    build_info: str
-    is_sleeping: bool
-
-
-# ---- Ollama's -------------------------------------------------------------------------------------------------------
-
-
-class OllamaVersion(Version):
-    """`version` is Ollama's."""
-
-    twofold_version: str
-
-
-class OllamaModelList(TypedDict):
-    models: list[OllamaModel]
-
-
-class OllamaProcess(TypedDict):
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: OllamaModelDetails
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class OllamaProcessList(TypedDict):
-    models: list[OllamaProcess]
-
-
-class OllamaShown(TypedDict):
-    license: str
-    modelfile: str
-    parameters: str
-    template: str
-    details: OllamaModelDetails
-    model_info: dict[str, Any]
-    capabilities: list[str]
-    modified_at: str
-
-
-class _OllamaAnswer(TypedDict):
-    model: str
-    created_at: str
-    done: Literal[True]
-    done_reason: Literal["stop", "length", "load", "unload"]
-    total_duration: NotRequired[int]
-    load_duration: NotRequired[int]
-    prompt_eval_count: NotRequired[int]
-    prompt_eval_duration: NotRequired[int]
-    eval_count: NotRequired[int]
-    eval_duration: NotRequired[int]
-    logprobs: NotRequired[list[ChatTokenLogprob]]
-
-
-class OllamaCalledFunction(TypedDict):
-    name: str
-    arguments: dict[str, Any]
-
-
-class OllamaToolCall(TypedDict):
+class _Chunk(TypedDict):
     id: str
-    function: OllamaCalledFunction
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: NotRequired[StreamUsage | None]
 
 
-class OllamaChatMessage(TypedDict):
-    role: Literal["assistant"]
-    content: str
-    thinking: NotRequired[str]
-    tool_calls: NotRequired[list[OllamaToolCall]]
+class CalledFunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
 
 
-class OllamaChatAnswer(_OllamaAnswer):
-    message: OllamaChatMessage
+class CalledCustomDelta(TypedDict):
+    name: NotRequired[str]
+    input: str
 
 
-class OllamaGenerateAnswer(_OllamaAnswer):
-    response: str
-    thinking: NotRequired[str]
-    context: NotRequired[list[int]]
+class ToolCallDelta(TypedDict):
+    """Part of a tool call. Its first delta has id, type and name. The input of a custom tool comes in one piece."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[CalledFunctionDelta]
+    custom: NotRequired[CalledCustomDelta]
+
+
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    token_ids: NotRequired[list[int]]
+    routed_experts: NotRequired[str]
+
+
+class ChatChunk(_Chunk):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class TextChunkChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    routed_experts: NotRequired[str]
+
+
+class TextChunk(_Chunk):
+    object: Literal["text_completion"]
+    choices: list[TextChunkChoice]

@@ -12,8 +12,7 @@ from starlette.types import Receive, Scope, Send
 from twofold.api.types import Chunk, Usage
 from twofold.server.bridge.crossing import AnswerStream
 from twofold.server.bridge.metrics import RequestTimer
-from twofold.server.http.connections import PROBE_KEY
-from twofold.server.http.errors import ApiError
+from twofold.server.http.errors import ApiError, unavailable
 from twofold.server.openai.formats import AnswerFormat, joined_chunks
 
 PING_S: Final = 5.0
@@ -55,19 +54,19 @@ class AnswerResponse(Response):
     async def batches(self) -> AsyncIterator[list[tuple[int, Chunk]]]:
         """The answers' chunks, with timing; raises ApiError when the engine aborted one of them."""
         async for batch in self.answer.batches():
-            good: list[tuple[int, Chunk]] = []
-            given_up: Chunk | None = None
+            delivered: list[tuple[int, Chunk]] = []
+            aborted: Chunk | None = None
             for index, chunk in batch:
-                self.timers[index].saw([chunk])
+                self.timers[index].observe([chunk])
                 if chunk.finish_reason in ("error", "cancelled"):
-                    given_up = given_up or chunk
+                    aborted = aborted or chunk
                     # Chunks computed before the failure still go to the client.
-                    good.append((index, chunk._replace(finish_reason=None)))
+                    delivered.append((index, chunk._replace(finish_reason=None)))
                 else:
-                    good.append((index, chunk))
-            yield good
-            if given_up is not None:
-                raise _given_up(given_up)
+                    delivered.append((index, chunk))
+            yield delivered
+            if aborted is not None:
+                raise _abort_error(aborted)
 
 
 class StreamedAnswer(AnswerResponse):
@@ -77,7 +76,6 @@ class StreamedAnswer(AnswerResponse):
     """Loop time of the stream's last bytes of the answer."""
 
     async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[PROBE_KEY] = self.form.stream_probe
         headers = [
             (b"content-type", self.form.stream_type),
             (b"cache-control", b"no-cache"),
@@ -85,13 +83,15 @@ class StreamedAnswer(AnswerResponse):
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._say(send, self.form.first_events())
+        await self._send_body(send, self.form.first_events())
         pings = asyncio.create_task(self._ping(send))
         usages: dict[int, Usage] = {}
         try:
             async for batch in self.batches():
                 usages |= {index: chunk.usage for index, chunk in batch if chunk.usage is not None}
-                await self._say(send, b"".join(self.form.events(index, chunk) for index, chunk in batch))
+                await self._send_body(
+                    send, b"".join(self.form.events(index, chunk) for index, chunk in batch)
+                )
             ending = self.form.stream_end(self.form.total(usages))
         except ApiError as error:
             ending = self.form.held_back() + self.form.stream_error(error)
@@ -99,7 +99,7 @@ class StreamedAnswer(AnswerResponse):
             pings.cancel()
         await send({"type": "http.response.body", "body": ending, "more_body": False})
 
-    async def _say(self, send: Send, body: bytes) -> None:
+    async def _send_body(self, send: Send, body: bytes) -> None:
         if body:
             await send({"type": "http.response.body", "body": body, "more_body": True})
             self._sent_s = asyncio.get_running_loop().time()
@@ -128,24 +128,19 @@ class WholeAnswer(AnswerResponse):
             async for batch in self.batches():
                 for index, chunk in batch:
                     chunks[index].append(chunk)
-                    self.form.saw(index, chunk)
+                    self.form.observe(index, chunk)
         except ApiError as error:
             await error.response(scope["path"])(scope, receive, send)
             return
         await JSONResponse(self.form.whole([joined_chunks(parts) for parts in chunks]))(scope, receive, send)
 
 
-def _given_up(last: Chunk) -> ApiError:
+def _abort_error(last: Chunk) -> ApiError:
     if last.finish_reason == "error":
         message = last.error or "the engine failed while it computed this answer"
-        return ApiError(500, message, kind="server_error", code="engine_error")
-    return ApiError(
-        503,
-        "the server is shutting down and gave this answer up; send the request again later",
-        kind="server_error",
-        code="server_draining",
-        headers={"Retry-After": "5"},
-    )
+        return ApiError(500, message, code="engine_error")
+    message = "the server is shutting down and cancelled this answer; send the request again later"
+    return unavailable(message, "server_draining", 5)
 
 
 async def _until_disconnected(receive: Receive) -> None:

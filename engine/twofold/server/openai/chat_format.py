@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
-from json.encoder import encode_basestring
 from typing import Any, Final
 
 from twofold.api.types import Chunk, FinishReason
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.custom_tools import custom_input
-from twofold.server.openai.formats import AnswerFormat
+from twofold.server.openai.formats import AnswerFormat, Asked, TextKind
 from twofold.server.openai.logprobs import chat_logprobs
-from twofold.server.openai.schemas import SamplingFields
 from twofold.text.chat.answer_parser import AnswerParser
 from twofold.text.chat.events import Event
 
@@ -28,16 +24,8 @@ class ChatFormat(AnswerFormat):
     shows_custom_tools = True
     """Whether calls of custom tools have their own format; otherwise they look like function calls."""
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        asked: SamplingFields,
-        prompts: Sequence[Prompt],
-        tokenizer: ServingTokenizer,
-        reading: ChatReading,
-    ) -> None:
-        super().__init__(request_id, model, asked, prompts, tokenizer)
+    def __init__(self, asked: Asked, reading: ChatReading) -> None:
+        super().__init__(asked)
         self._reading = reading
         self._parsers = [reading.parser(self.prompt_of(index)) for index in range(self.num_choices)]
         self._num_begun = [0] * self.num_choices
@@ -46,7 +34,6 @@ class ChatFormat(AnswerFormat):
         """Complete tool calls per choice."""
         self._custom_arguments: dict[int, list[str]] = {}
         """Argument pieces of each choice's open custom-tool call; its input is known once they are complete."""
-        self._around_thinking: dict[int, list[bytes]] = {}
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         return super().whole(answers) | self._prompt_ids() | self._prompt_logprobs(0, answers[0])
@@ -62,8 +49,7 @@ class ChatFormat(AnswerFormat):
         }
 
     def first_choice(self, index: int) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _choice(index, {"role": "assistant", "content": ""})
 
     def first_events(self) -> bytes:
         self._head |= self._prompt_ids()
@@ -77,7 +63,9 @@ class ChatFormat(AnswerFormat):
             return super().events(index, chunk)
         read = self._read(parser, chunk)
         if len(read) == 1 and read[0].kind in _TEXTS and self._says_text_only and chunk.finish_reason is None:
-            return self._text_event(index, read[0])
+            if read[0].kind == "reasoning" and self._reading.hides_reasoning:
+                return b""
+            return self._text_event(index, read[0].kind, read[0].text)
         self._num_sent[index] += len(chunk.token_ids)
         deltas = list(self._deltas(index, read))
         logprobs, ids = self._logprobs(chunk), self._ids(chunk)
@@ -85,7 +73,7 @@ class ChatFormat(AnswerFormat):
             deltas.append({"content": ""})
         events = []
         for delta in deltas:
-            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ids}
+            choice = _choice(index, delta, logprobs, **ids)
             events.append(self._event([choice], self._usage_so_far(index)))
             # Log probabilities and ids cover the whole chunk, so only its first event has them.
             logprobs, ids = None, {}
@@ -94,24 +82,22 @@ class ChatFormat(AnswerFormat):
         return b"".join(events)
 
     def held_back(self) -> bytes:
-        events = []
-        for index in range(self.num_choices):
-            for delta in self._deltas(index, self._kept(index)):
-                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-                events.append(self._event([choice], self._usage_so_far(index)))
-        return b"".join(events)
+        return b"".join(
+            self._event([_choice(index, delta)], self._usage_so_far(index))
+            for index in range(self.num_choices)
+            for delta in self._deltas(index, self._held_events(index))
+        )
 
     def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
         logprobs, ids = self._logprobs(chunk), self._ids(chunk)
         if not chunk.text and not (chunk.token_ids and (logprobs or ids)):
             return None
-        delta = {"content": chunk.text}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **ids}
+        return _choice(index, {"content": chunk.text}, logprobs, **ids)
 
     def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]:
         said = "tool_calls" if reason == "stop" and self._num_made[index] else reason
         ids: dict[str, Any] = {"token_ids": []} if self._asked.return_token_ids else {}
-        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": said, **ids}
+        return _choice(index, {}, **ids) | {"finish_reason": said}
 
     def _message(self, index: int, answer: Chunk) -> tuple[dict[str, Any], str | None]:
         """A whole answer's message and finish reason."""
@@ -154,28 +140,18 @@ class ChatFormat(AnswerFormat):
             "custom": {"name": name, "input": custom_input(arguments)},
         }
 
-    def _text_event(self, index: int, event: Event) -> bytes:
-        """The event of one piece of text or thinking, built as in `AnswerFormat._around_text`."""
-        if event.kind == "content":
-            before, after = self._around_text(index)
-            return before + encode_basestring(event.text).encode() + after
-        if self._reading.hides_reasoning:
-            return b""
-        parts = self._around_thinking.get(index)
-        if parts is None:
-            (delta,) = self._deltas(index, [Event("reasoning", mark := uuid.uuid4().hex)])
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            parts = self._around_thinking[index] = self._event([choice], None).split(f'"{mark}"'.encode())
-        return encode_basestring(event.text).encode().join(parts)
+    def _text_choice(self, index: int, kind: TextKind, text: str) -> dict[str, Any] | None:
+        (delta,) = self._deltas(index, [Event(kind, text)])
+        return _choice(index, delta)
 
-    def _said_by(self, index: int, chunk: Chunk) -> list[Event]:
+    def _parsed_events(self, index: int, chunk: Chunk) -> list[Event]:
         """Parsed events of a choice's chunk; without a parser, all of it is text."""
         parser = self._parsers[index]
         if parser is not None:
             return self._read(parser, chunk)
         return [Event("content", chunk.text)] if chunk.text else []
 
-    def _kept(self, index: int) -> list[Event]:
+    def _held_events(self, index: int) -> list[Event]:
         """Events that the parser held back as a possible mark."""
         parser = self._parsers[index]
         return parser.finish() if parser is not None else []
@@ -249,3 +225,10 @@ class ChatFormat(AnswerFormat):
 
 def _call(event: Event) -> dict[str, Any]:
     return {"id": event.call_id, "type": "function"}
+
+
+def _choice(
+    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """A choice of a stream's chunk before the last."""
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **more}

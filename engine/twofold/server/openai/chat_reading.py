@@ -8,7 +8,7 @@ from typing import Any
 
 from twofold.api.constraints import Constraint
 from twofold.server.bridge.protocol import Prompt, ServingTokenizer
-from twofold.server.http.errors import ApiError
+from twofold.server.http.errors import wrong_field
 from twofold.server.openai.schemas import ChatRequest
 from twofold.text.chat.answer_grammar import Calls, answer_constraint
 from twofold.text.chat.answer_parser import AnswerParser
@@ -37,18 +37,16 @@ class ChatReading:
     def of(cls, body: ChatRequest, marks: ChatMarks, tokenizer: ServingTokenizer) -> ChatReading:
         """Build from a request. ApiError 400 if it offers tools and the model's calls cannot be parsed."""
         if body.offered_tools and marks.tool_call_parser is None:
-            raise ApiError(
-                400,
-                "tools: this model's chat template shows no calls of tools in a form that is known, so none could be "
-                "read; leave them out, or start the server with --tool-call-parser NAME",
-                param="tools",
+            raise wrong_field(
+                "tools",
+                "this model's chat template has no known form of tool calls, so none could be parsed; leave them out, "
+                "or start the server with --tool-call-parser NAME",
             )
         if body.offered_tools and "tools" not in tokenizer.template_variables:
-            raise ApiError(
-                400,
-                "tools: this model's chat template does not read them, so the model would not be told of them; leave "
-                "them out, or describe them in a message",
-                param="tools",
+            raise wrong_field(
+                "tools",
+                "this model's chat template does not render tools, so the model would not see them; leave them out, or "
+                "describe them in a message",
             )
         read = dataclasses.replace(
             marks,

@@ -13,9 +13,10 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from json.encoder import encode_basestring
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,19 @@ from twofold.server.http.errors import ApiError
 from twofold.server.openai.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from twofold.server.openai.schemas import SamplingFields
 
+TextKind = Literal["content", "reasoning"]
 _DONE: Final = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The request that an answer belongs to, for its format."""
+
+    request_id: str
+    model: str
+    body: SamplingFields
+    prompts: Sequence[Prompt]
+    tokenizer: ServingTokenizer
 
 
 class AnswerFormat(ABC):
@@ -37,27 +50,18 @@ class AnswerFormat(ABC):
     chunk_object: str
     stream_type = b"text/event-stream; charset=utf-8"
     """Content-Type of a stream."""
-    stream_probe: bytes | None = b":\n\n"
-    """Bytes that clients ignore: a comment of an event stream; None: the format has none."""
     stream_ping = b": ping\n\n"
     """Keep-alive bytes that clients ignore: a comment or an equivalent."""
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        asked: SamplingFields,
-        prompts: Sequence[Prompt],
-        tokenizer: ServingTokenizer,
-    ) -> None:
-        self._head = {"id": request_id, "created": int(time.time()), "model": model}
-        self._asked = asked
-        self._prompts = prompts
-        self._names = TokenNames(tokenizer, as_ids=bool(asked.return_tokens_as_token_ids))
+    def __init__(self, asked: Asked) -> None:
+        self._head = {"id": asked.request_id, "created": int(time.time()), "model": asked.model}
+        self._asked = asked.body
+        self._prompts = asked.prompts
+        self._names = TokenNames(asked.tokenizer, as_ids=bool(asked.body.return_tokens_as_token_ids))
         self._num_sent = [0] * self.num_choices
         """Tokens sent so far per choice of a stream."""
         self._begun = [False] * self.num_choices
-        self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self._templates: dict[tuple[int, str], list[bytes]] = {}
 
     @property
     def num_choices(self) -> int:
@@ -82,7 +86,7 @@ class AnswerFormat(ABC):
     @abstractmethod
     def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]: ...
 
-    def saw(self, index: int, chunk: Chunk) -> None:  # noqa: B027  most have nothing to do
+    def observe(self, index: int, chunk: Chunk) -> None:  # noqa: B027  most have nothing to do
         """Process a chunk of a whole answer; `whole` later gets all chunks joined."""
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
@@ -131,8 +135,7 @@ class AnswerFormat(ABC):
     def events(self, index: int, chunk: Chunk) -> bytes:
         """Stream events of the next chunk of choice `index`."""
         if self._says_text_only and chunk.text and chunk.finish_reason is None:
-            before, after = self._around_text(index)
-            return before + encode_basestring(chunk.text).encode() + after
+            return self._text_event(index, "content", chunk.text)
         is_first, self._begun[index] = not self._begun[index], True
         self._num_sent[index] += len(chunk.token_ids)
         delta = self.delta_choice(index, chunk, is_first=is_first)
@@ -154,17 +157,20 @@ class AnswerFormat(ABC):
         asked = self._asked
         return not (self._logprobs_asked() or asked.return_token_ids or asked.wants_continuous_usage)
 
-    def _around_text(self, index: int) -> tuple[bytes, bytes]:
-        """The bytes before and after the text in a text event of choice `index`. Built once, because serialising JSON
-        for every token takes ten times as long."""
-        found = self._templates.get(index)
-        if found is None:
-            text = uuid.uuid4().hex
-            delta = self.delta_choice(index, Chunk(text, ()), is_first=False)
-            assert delta is not None
-            before, after = self._event([delta], None).split(f'"{text}"'.encode())
-            found = self._templates[index] = before, after
-        return found
+    def _text_choice(self, index: int, kind: TextKind, text: str) -> dict[str, Any] | None:
+        """The choice of a text event; only chats have reasoning."""
+        return self.delta_choice(index, Chunk(text, ()), is_first=False)
+
+    def _text_event(self, index: int, kind: TextKind, text: str) -> bytes:
+        """A text event. The bytes around the text are built once, because serialising JSON for every token takes ten
+        times as long."""
+        parts = self._templates.get((index, kind))
+        if parts is None:
+            mark = uuid.uuid4().hex
+            choice = self._text_choice(index, kind, mark)
+            assert choice is not None
+            parts = self._templates[index, kind] = self._event([choice], None).split(f'"{mark}"'.encode())
+        return encode_basestring(text).encode().join(parts)
 
     def stream_end(self, usage: Usage) -> bytes:
         """The last bytes of a stream."""

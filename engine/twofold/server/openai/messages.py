@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from twofold.api.errors import RequestError
+from twofold.server.http.bodies import refused
 from twofold.server.openai.custom_tools import custom_arguments
 
 if TYPE_CHECKING:
@@ -21,29 +22,28 @@ MAX_CALLS: Final = 128
 """Most tool calls of one message."""
 
 
-def _flatten_content(value: object) -> object:
-    """Join a list of text parts into one text; the error names any other kind of part."""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for index, part in enumerate(value):
-        if not isinstance(part, dict) or "type" not in part:
-            raise ValueError(
-                f'part {index} of the content must be an object such as {{"type": "text", "text": "…"}}'
-            )
-        if part["type"] != "text":
-            raise ValueError(
-                f"part {index} of the content has type {str(part['type'])[:40]!r}; the model reads text only"
-            )
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {index} of the content needs a string in 'text'")
-        texts.append(part["text"])
-    return "".join(texts)
+def flattened(*kinds: str) -> BeforeValidator:
+    """Joins a list of text parts of these kinds into one text; the error names any other kind of part."""
 
+    def join(value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        texts: list[str] = []
+        for index, part in enumerate(value):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if not isinstance(part, dict) or kind is None:
+                raise ValueError(
+                    f'part {index} must be an object such as {{"type": "{kinds[0]}", "text": "…"}}'
+                )
+            if kind not in kinds:
+                raise ValueError(f"part {index} has type {str(kind)[:40]!r}; the model reads text only")
+            text = part.get("refusal" if kind == "refusal" else "text")
+            if not isinstance(text, str):
+                raise ValueError(f"part {index} needs a string in 'text'")
+            texts.append(text)
+        return "".join(texts)
 
-def _no_function_call(value: Any) -> None:
-    if value:
-        raise ValueError("not supported: send tool_calls, which replaced it")
+    return BeforeValidator(join)
 
 
 def _no_function_role(value: str) -> str:
@@ -52,16 +52,8 @@ def _no_function_role(value: str) -> str:
     return value
 
 
-def _no_refusal(value: Any) -> None:
-    if value:
-        raise ValueError("not supported: put the text into content")
-
-
-def _no_prefix(value: Any) -> None:
-    if value:
-        raise ValueError("not supported: send continue_final_message: true beside messages")
-
-
+_NoPrefix = refused("send continue_final_message: true beside messages")
+_NoRefusal = refused("put the text into content")
 Text = Annotated[str, Field(max_length=16 * 1024 * 1024)]
 Role = Annotated[str, Field(min_length=1, max_length=64)]
 KNOWN_ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
@@ -81,7 +73,7 @@ class CalledFunction(BaseModel):
             arguments = None
         if not isinstance(arguments, dict):
             raise RequestError(
-                f"{where}.function.arguments: expected the JSON text of an object, as the answer had it",
+                f"{where}.function.arguments: expected the JSON text of an object, unchanged from the answer",
                 param=f"{where}.function.arguments",
             )
         return {
@@ -116,7 +108,7 @@ class Message(BaseModel):
     """
 
     role: Annotated[Role, AfterValidator(_no_function_role)]
-    content: Annotated[Text | None, BeforeValidator(_flatten_content)] = None
+    content: Annotated[Text | None, flattened("text")] = None
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: Text | None = None
     """Passed to the template, like `name`; not all templates use them."""
@@ -124,11 +116,11 @@ class Message(BaseModel):
     """Other name of `reasoning_content`."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    function_call: Annotated[Any, AfterValidator(_no_function_call)] = None
-    audio: Annotated[Any, AfterValidator(_no_refusal)] = None
-    refusal: Annotated[Any, AfterValidator(_no_refusal)] = None
-    prefix: Annotated[Any, AfterValidator(_no_prefix)] = None
-    partial: Annotated[Any, AfterValidator(_no_prefix)] = None
+    function_call: refused("send tool_calls, which replaced it") = None  # type: ignore[valid-type]
+    audio: _NoRefusal = None  # type: ignore[valid-type]
+    refusal: _NoRefusal = None  # type: ignore[valid-type]
+    prefix: _NoPrefix = None  # type: ignore[valid-type]
+    partial: _NoPrefix = None  # type: ignore[valid-type]
 
     def for_template(self, where: str, form: ToolForm | None, *, reads_thinking: bool) -> dict[str, Any]:
         """The message for the chat template. RequestError for calls that the template (`form`) does not support."""
@@ -136,25 +128,28 @@ class Message(BaseModel):
         message: dict[str, Any] = {"role": role, "content": self.content or ""}
         thinking = self.reasoning_content if self.reasoning_content is not None else self.reasoning
         given = {
-            "name": self.name, "reasoning_content": thinking, "reasoning": thinking, "tool_call_id": self.tool_call_id,
+            "name": self.name,
+            "reasoning_content": thinking,
+            "reasoning": thinking,
+            "tool_call_id": self.tool_call_id,
             # gpt-oss uses it only in messages without text.
             "thinking": thinking if reads_thinking and not self.content else None,
-        }  # fmt: skip
+        }
         message |= {name: value for name, value in given.items() if value is not None}
         if not self.tool_calls and role != "tool":
             return message
         param = f"{where}.tool_calls" if self.tool_calls else f"{where}.role"
         if form is None or (self.tool_calls and role != "assistant"):
-            problem = "this model's chat template shows no calls of tools and no results; write them as text"
+            problem = "this model's chat template renders no tool calls and no results; write them as text"
             if form is not None:
-                problem = "only an assistant's message calls tools; move them there"
+                problem = "only an assistant's message may have tool calls; move them there"
             raise RequestError(f"{param}: {problem}", param=param)
         if not self.tool_calls:
             return message
         if len(self.tool_calls) > 1 and not form.several:
             raise RequestError(
-                f"{param}: this model's chat template shows one call of a message, not {len(self.tool_calls)}; send "
-                "each in a message of its own with its result behind it",
+                f"{param}: this model's chat template renders one tool call per message, not {len(self.tool_calls)}; "
+                "send each in a message of its own, followed by its result",
                 param=param,
             )
         message["tool_calls"] = [

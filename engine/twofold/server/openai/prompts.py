@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from twofold.api.errors import RequestError
-from twofold.server.bridge.kept_tokens import KeptTokens
 from twofold.server.bridge.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.token_cache import TokenCache
 from twofold.server.bridge.turn_ends import turn_ends
+from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.messages import KNOWN_ROLES, Message, messages_for_template
-from twofold.server.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
-from twofold.server.openai.template_variables import template_variables
-from twofold.server.openai.thinking import thinking_is_off
+from twofold.server.openai.schemas import ChatRequest, SamplingFields
+from twofold.server.openai.template_variables import template_variables, thinking_is_off
 from twofold.text.chat.marks import ChatMarks
 
 
@@ -23,7 +23,7 @@ def chat_prompts(
     marks: ChatMarks,
     *,
     with_turn_ends: bool = False,
-    kept: KeptTokens | None = None,
+    cache: TokenCache | None = None,
 ) -> list[Prompt]:
     """The rendered conversation as prompts. RequestError when the template refuses it."""
     variables = template_variables(body, tokenizer)
@@ -39,10 +39,10 @@ def chat_prompts(
 
     text = render(len(messages), begins, continues)
     _check_roles(body.messages, text)
-    if kept is None or body.add_special_tokens:
+    if cache is None or body.add_special_tokens:
         token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
     else:
-        token_ids = kept.encode(text, tokenizer, body.cache_salt or "")
+        token_ids = cache.encode(text, tokenizer, body.cache_salt or "")
     truncated = _truncated(token_ids, body)
     continued = (body.messages[-1].content or "") if continues else ""
     opened = marks.opened_by(text, continued)

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from twofold.api.constraints import Constraint
-from twofold.api.types import SamplingParams
-from twofold.server.bridge.crossing import AnswerStream, Bounded, submit, unbounded
+from twofold.api.types import GenerationRequest
+from twofold.server.bridge.crossing import AnswerStream, RequestPlan, submit
 from twofold.server.bridge.protocol import Prompt
 from twofold.server.bridge.request_body import parse_body
 from twofold.server.bridge.state import ServerState
-from twofold.server.http.openapi import answers, body_of
-from twofold.server.openai.answer_schemas import ChatCompletion, TextCompletion
+from twofold.server.http.openapi import answers, body_of, events_of
+from twofold.server.openai.answer_schemas import ChatChunk, ChatCompletion, TextChunk, TextCompletion
 from twofold.server.openai.answers import StreamedAnswer, WholeAnswer
 from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
-from twofold.server.openai.formats import AnswerFormat, CompletionFormat
+from twofold.server.openai.completion_schema import CompletionRequest
+from twofold.server.openai.formats import AnswerFormat, Asked, CompletionFormat
 from twofold.server.openai.prompts import (
     bad_word_sequences,
     chat_prompts,
     completion_prompts,
     continuing,
 )
-from twofold.server.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
-from twofold.server.openai.stream_schemas import ChatChunk, TextChunk, events_of
+from twofold.server.openai.schemas import ChatRequest, SamplingFields
 from twofold.server.openai.thinking_budget import bounded_thinking
+
+_ID_PREFIXES: Final = {"chat.completions": "chatcmpl", "completions": "cmpl"}
+"""Prefix of request ids by endpoint."""
 
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/v1")
+    state.computing_paths |= {"/v1/chat/completions", "/v1/completions"}
 
     @routes.post(
         "/chat/completions",
@@ -71,91 +75,64 @@ async def answer_chat(
     def tokenise() -> list[Prompt]:
         # Models without records can resume a conversation at any position.
         with_turn_ends = state.engine.stats().num_records > 0
-        kept = state.kept_tokens
-        prompts = chat_prompts(body, tokenizer, marks, with_turn_ends=with_turn_ends, kept=kept)
+        cache = state.token_cache
+        prompts = chat_prompts(body, tokenizer, marks, with_turn_ends=with_turn_ends, cache=cache)
         return [continuing(context, prompt, tokenizer) for prompt in prompts] if context else prompts
 
-    return await _answer(
-        state,
-        body,
-        tokenise=tokenise,
-        num_prompts=1,
-        prefix="chatcmpl",
-        endpoint="chat.completions",
-        make_format=functools.partial(make_format, reading=reading),
-        constraint_of=functools.partial(reading.constraint, body, marks, tokenizer),
-        bounded=functools.partial(
-            bounded_thinking, body.thinking_token_budget, marks, tokenizer, reading.tools
+    plan = _plan(state, body, tokenise, endpoint="chat.completions")
+    plan = replace(
+        plan,
+        template=replace(plan.template, shown_tokens=reading.shown_tokens),
+        constraint_of=partial(reading.constraint, body, marks, tokenizer),
+        bounded=partial(
+            bounded_thinking,
+            budget=body.thinking_token_budget,
+            marks=marks,
+            tokenizer=tokenizer,
+            calls=bool(reading.tools),
         ),
-        shown_tokens=reading.shown_tokens,
         end_tokens=reading.end_tokens,
     )
+    return await _answer(state, body, plan, partial(make_format, reading=reading))
 
 
 async def answer_completion(
     state: ServerState, body: CompletionRequest, make_format: type[AnswerFormat]
 ) -> Response:
     """Complete a prompt, in any API's format."""
-    tokenizer = state.tokenizer
-    return await _answer(
-        state,
-        body,
-        tokenise=lambda: completion_prompts(body, tokenizer),
-        num_prompts=len(body.prompts),
-        prefix="cmpl",
-        endpoint="completions",
-        make_format=make_format,
-        constraint_of=lambda prompt: body.constraint,
+    tokenise = partial(completion_prompts, body, state.tokenizer)
+    return await _answer(state, body, _plan(state, body, tokenise, endpoint="completions"), make_format)
+
+
+def _plan(
+    state: ServerState, body: SamplingFields, tokenise: Callable[[], list[Prompt]], *, endpoint: str
+) -> RequestPlan:
+    """The plan with what both endpoints have in common."""
+    bad_words = cache(lambda: bad_word_sequences(body.bad_words or (), state.engine.tokenizer))
+    return RequestPlan(
+        GenerationRequest(
+            model=state.model_name,
+            endpoint=endpoint,
+            return_routed_experts=bool(body.return_routed_experts),
+            cache_salt=body.cache_salt or "",
+            priority=body.priority or 0,
+        ),
+        tokenise,
+        lambda room: replace(body.sampling(state.sampling_defaults, room), bad_words=bad_words()),
+        lambda prompt: body.constraint,
     )
 
 
 async def _answer(
-    state: ServerState,
-    body: SamplingFields,
-    *,
-    tokenise: Callable[[], list[Prompt]],
-    num_prompts: int,
-    prefix: str,
-    endpoint: str,
-    make_format: Callable[..., AnswerFormat],
-    constraint_of: Callable[[Prompt], Constraint | None],
-    bounded: Bounded = unbounded,
-    shown_tokens: frozenset[int] = frozenset(),
-    end_tokens: tuple[int, ...] = (),
+    state: ServerState, body: SamplingFields, plan: RequestPlan, make_format: Callable[..., AnswerFormat]
 ) -> Response:
     state.check_model(body.model)
     engine = state.engine
-    per_prompt = body.num_candidates
-    timers = [timer for _ in range(num_prompts) for timer in state.metrics.begin(per_prompt)]
-    request_id = f"{prefix}-{uuid.uuid4().hex}"
+    timers = [timer for _ in range(body.num_prompts) for timer in state.metrics.begin(body.num_candidates)]
+    request_id = f"{_ID_PREFIXES[plan.template.endpoint]}-{uuid.uuid4().hex}"
     answer = AnswerStream(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
-    bad_words = functools.cache(lambda: bad_word_sequences(body.bad_words or (), engine.tokenizer))
-
-    def sampling_for(room: int) -> SamplingParams:
-        sampling = body.sampling(state.sampling_defaults, room)
-        ends = sampling.stop_token_ids
-        if not sampling.ignore_eos:
-            ends = tuple(dict.fromkeys((*ends, *end_tokens)))
-        return dataclasses.replace(sampling, bad_words=bad_words(), stop_token_ids=ends)
-
-    prompts = await submit(
-        engine,
-        answer,
-        state.workers,
-        state.compilers,
-        counters=state.counters,
-        tokenise=tokenise,
-        sampling_for=sampling_for,
-        constraint_of=constraint_of,
-        bounded=bounded,
-        return_routed_experts=bool(body.return_routed_experts),
-        shown_tokens=shown_tokens,
-        model=state.model_name,
-        endpoint=endpoint,
-        cache_salt=body.cache_salt or "",
-        priority=body.priority or 0,
-    )
+    prompts = await submit(plan, answer, state.threads)
     state.answers.add(answer)
-    form = make_format(request_id, state.model_name, body, prompts, engine.tokenizer)
+    asked = Asked(request_id, state.model_name, body, prompts=prompts, tokenizer=engine.tokenizer)
     respond = StreamedAnswer if body.stream else WholeAnswer
-    return respond(answer, form, timers)
+    return respond(answer, make_format(asked), timers)

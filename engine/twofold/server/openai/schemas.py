@@ -1,22 +1,17 @@
-"""Request bodies of the OpenAI API, validated and bounded.
+"""Request body of POST /v1/chat/completions, and the fields it shares with /v1/completions, validated and bounded.
 
 `fields.py` lists all fields and how fields missing here are handled.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -24,10 +19,10 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES, Range
 from twofold.api.types import SamplingParams
-from twofold.server.http.errors import CONTEXT_LENGTH, too_long
+from twofold.server.http.bodies import Body, ModelName
 from twofold.server.http.fields import refusing
 from twofold.server.openai.chat_tools import Choice, Tool, as_function, tool_name
-from twofold.server.openai.messages import MAX_MESSAGES, Message, Text
+from twofold.server.openai.messages import MAX_MESSAGES, Message
 from twofold.server.openai.structured_outputs import StructuredFields
 from twofold.server.openai.template_fields import TemplateFields
 
@@ -43,11 +38,9 @@ MAX_STOP_TOKENS: Final = 128
 MAX_CHOICES: Final = 128
 """Most answers of one request, over all its prompts."""
 MAX_TOOLS: Final = 512
-DEFAULT_COMPLETION_TOKENS: Final = 16
-"""OpenAI's default of /v1/completions without max_tokens."""
 
 
-def _disagreement(field: str, value: object, message: str) -> ValidationError:
+def disagreement(field: str, value: object, message: str) -> ValidationError:
     """Error for contradictory fields. Errors raised by a model validator name no field otherwise."""
     kind = PydanticCustomError("fields_disagree", "{message}", {"message": message})
     detail = InitErrorDetails(type=kind, loc=(field,), input=value)
@@ -89,17 +82,31 @@ NumLogprobs = Annotated[Count, _within(LOGPROBS_RANGE)]
 Bias = Annotated[float, _within(BIAS_RANGE)]
 
 
+class PassedSampling(Body):
+    """Sampling fields of other APIs. The chat request that they are passed on to validates them."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | str | None = None
+
+    def passed_on(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in PassedSampling.model_fields}
+
+
 class StreamOptions(BaseModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(StructuredFields):
+class SamplingFields(Body, StructuredFields):
     """Fields of both endpoints: model, sampling, answer format."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
-
-    model: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
     temperature: Annotated[float, _within(SAMPLING_RANGES["temperature"])] | None = None
     top_p: Annotated[float, _within(SAMPLING_RANGES["top_p"])] | None = None
     # vLLM's clients send -1 for what is 0 here.
@@ -133,18 +140,18 @@ class SamplingFields(StructuredFields):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise _disagreement("stream_options", self.stream, "only allowed together with stream: true")
+            raise disagreement("stream_options", self.stream, "only allowed together with stream: true")
         if self.stream and self.prompt_logprobs is not None:
-            raise _disagreement(
+            raise disagreement(
                 "prompt_logprobs", self.prompt_logprobs, "does not come in a stream; leave stream out"
             )
         for second in self.constraints[1:]:
-            raise _disagreement(
-                second.field, None, "asks for a second form; the answer has one, so send one such field"
+            raise disagreement(
+                second.field, None, "is a second constraint on the answer; send only one such field"
             )
         limit = self.answer_limit
         if limit is not None and (self.min_tokens or 0) > limit:
-            raise _disagreement(
+            raise disagreement(
                 "min_tokens",
                 self.min_tokens,
                 f"more than the {limit} tokens the answer may have; raise max_tokens",
@@ -155,6 +162,10 @@ class SamplingFields(StructuredFields):
     def answer_limit(self) -> int | None:
         """Most tokens of the answer; None: limited by the context only."""
         return self.max_tokens
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
 
     @property
     def num_choices(self) -> int:
@@ -194,14 +205,9 @@ class SamplingFields(StructuredFields):
         max_tokens = room if limit is None else min(limit, room)
         seed = _or(self.seed, -1 if defaults.seed is None else defaults.seed)
         ranks = self.num_candidates > self.num_choices
+        same = {name: _or(getattr(self, name), getattr(defaults, name)) for name in SAMPLING_RANGES}
         return SamplingParams(
-            temperature=_or(self.temperature, defaults.temperature),
-            top_p=_or(self.top_p, defaults.top_p),
-            top_k=max(0, _or(self.top_k, defaults.top_k)),
-            min_p=_or(self.min_p, defaults.min_p),
-            presence_penalty=_or(self.presence_penalty, defaults.presence_penalty),
-            frequency_penalty=_or(self.frequency_penalty, defaults.frequency_penalty),
-            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
+            **same | {"top_k": max(0, same["top_k"])},
             # numpy's generators take no negative seed; the low 63 bits keep different seeds different.
             seed=None if self.seed is None and defaults.seed is None else seed & MAX_INT64,
             max_tokens=max_tokens,
@@ -241,7 +247,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     @model_validator(mode="after")
     def _chat_fields_agree(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise _disagreement(
+            raise disagreement(
                 "top_logprobs", self.top_logprobs, "needs logprobs: true; send it, or leave both out"
             )
         names = {tool_name(tool) for tool in self.tools or ()}
@@ -249,16 +255,16 @@ class ChatRequest(SamplingFields, TemplateFields):
         unknown = ({choice.name} if choice.name is not None else choice.allowed or frozenset()) - names
         if unknown or (choice.mode == "required" and not self.offered_tools):
             wanted = repr(min(unknown)[:256]) if unknown else "any"
-            raise _disagreement(
+            raise disagreement(
                 "tool_choice",
                 self.tool_choice,
-                f"names or forces a tool, but tools has not {wanted}; send it in tools",
+                f"names or forces a tool, but tools does not contain {wanted}; add it to tools",
             )
         if self.continue_final_message and self.add_generation_prompt:
-            raise _disagreement(
+            raise disagreement(
                 "continue_final_message",
                 True,
-                "add_generation_prompt cannot be true as well: the answer either goes on with the last message or "
+                "add_generation_prompt cannot be true as well: the answer either continues the last message or "
                 "begins a new one; send one of them",
             )
         return self
@@ -302,104 +308,6 @@ class ChatRequest(SamplingFields, TemplateFields):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-def fits_the_context(ids: list[int], info: ValidationInfo) -> list[int]:
-    """Refuse more tokens than the context holds with an answer, unless the request truncates them."""
-    max_context = (info.context or {}).get("max_context")
-    is_cut = info.data.get("truncate_prompt_tokens") is not None
-    if max_context is not None and len(ids) >= max_context and not is_cut:
-        raise PydanticCustomError(CONTEXT_LENGTH, "{message}", {"message": too_long(len(ids), max_context)})
-    return ids
-
-
-# fail_fast: a body of 8 MB would otherwise collect 2.6 million errors.
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), AfterValidator(fits_the_context)]
-
-
-def _kind_of_prompt(value: object) -> str:
-    """Tag of the intended kind, so that pydantic reports only its errors."""
-    if not isinstance(value, list):
-        return "a-text"
-    if value and isinstance(value[0], str):
-        return "some-texts"
-    return "some-token-ids" if value and isinstance(value[0], list) else "token-ids"
-
-
-def _not_empty(value: str) -> str:
-    if not value:
-        raise ValueError("the prompt is empty; give at least one character")
-    return value
-
-
-PromptText = Annotated[Text, AfterValidator(_not_empty)]
-PromptTexts = Annotated[list[PromptText], Field(max_length=MAX_CHOICES, fail_fast=True)]
-PromptTokenIds = Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fast=True)]
-
-
-@refusing("completions")
-class CompletionRequest(SamplingFields):
-    """Body of POST /v1/completions: a text, its token ids, or a list of either."""
-
-    prompt: Annotated[
-        Annotated[PromptText, Tag("a-text")]
-        | Annotated[TokenIds, Tag("token-ids")]
-        | Annotated[PromptTexts, Tag("some-texts")]
-        | Annotated[PromptTokenIds, Tag("some-token-ids")],
-        Discriminator(_kind_of_prompt),
-    ]
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
-    echo: bool | None = None
-    best_of: Annotated[Count, Field(ge=1, le=MAX_CHOICES)] | None = None
-    logprobs: NumLogprobs | None = None
-
-    @model_validator(mode="after")
-    def _completion_fields_agree(self) -> Self:
-        if self.best_of is not None and self.best_of < self.num_choices:
-            raise _disagreement(
-                "best_of",
-                self.best_of,
-                f"fewer than the {self.num_choices} choices of n; raise it, or leave it out",
-            )
-        if self.stream and self.num_candidates > self.num_choices:
-            raise _disagreement(
-                "best_of",
-                self.best_of,
-                "the best answers are known when all are complete, so more than n cannot be streamed; leave stream out",
-            )
-        wanted = self.num_candidates * len(self.prompts)
-        if wanted > MAX_CHOICES:
-            raise _disagreement(
-                "n" if self.best_of is None else "best_of",
-                self.num_candidates,
-                f"{len(self.prompts)} prompts with so many answers each are {wanted}, more than the {MAX_CHOICES} one "
-                "request may ask for; send several requests",
-            )
-        return self
-
-    @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts in the request's order."""
-        several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
-        return cast(list[str] | list[list[int]], self.prompt if several else [self.prompt])
-
-    @property
-    def answer_limit(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-
-    @property
-    def num_candidates(self) -> int:
-        return self.best_of or self.num_choices
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.logprobs
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        return (
-            self.prompt_logprobs if self.prompt_logprobs is not None else self.logprobs if self.echo else None
-        )
 
 
 def _or(value: N | None, default: N) -> N:

@@ -55,9 +55,9 @@ class ResponseFormat(_Strict):
                 "type json_schema needs json_schema: {name, schema}; send it, or type json_object"
             )
         if self.type != "json_schema" and self.json_schema is not None:
-            raise ValueError(f"json_schema stands beside type {self.type!r}; send type 'json_schema'")
+            raise ValueError(f"json_schema was sent with type {self.type!r}; send type 'json_schema'")
         if self.type != "json_object" and self.schema_ is not None:
-            raise ValueError("schema belongs into json_schema: {name, schema}")
+            raise ValueError("put schema into json_schema: {name, schema}")
         return self
 
     def constraints(self) -> Iterator[tuple[ConstraintKind, str]]:

@@ -41,7 +41,7 @@ class TemplateFields(BaseModel):
         owned = TEMPLATE_OWN_NAMES & (value or {}).keys()
         if owned:
             raise ValueError(
-                f"{sorted(owned)[0]!r} is not the caller's to set; leave it out, or use the field of that name"
+                f"{sorted(owned)[0]!r} cannot be set here; leave it out, or use the field of that name"
             )
         if value and len(json.dumps(value)) > MAX_TEMPLATE_VARIABLES_BYTES:
             raise ValueError(f"must be at most {MAX_TEMPLATE_VARIABLES_BYTES} bytes of JSON")

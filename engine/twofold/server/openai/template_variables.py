@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from twofold.server.bridge.protocol import ServingTokenizer
 from twofold.server.openai.template_fields import TemplateFields
-from twofold.server.openai.thinking import thinking_variables
 
 _logger = logging.getLogger("twofold.server")
+_SWITCHES: Final = ("enable_thinking", "thinking")
+"""Template variables that switch thinking."""
 _WITHOUT_THINKING: Final = ("none", "minimal")
 """Efforts that switch thinking off if the template has a switch."""
 
@@ -35,6 +36,16 @@ def template_variables(body: TemplateFields, tokenizer: ServingTokenizer) -> dic
     for name in _unread(body, made):
         _report_ignored(name, tokenizer.chat_template)
     return made | given
+
+
+def thinking_variables(tokenizer: ServingTokenizer, thinks: bool) -> dict[str, bool]:
+    """Template variables that switch thinking; empty if the template has no switch."""
+    return {name: thinks for name in _SWITCHES if name in tokenizer.template_variables}
+
+
+def thinking_is_off(variables: Mapping[str, Any]) -> bool:
+    """Whether the variables given to the template switch its thinking off."""
+    return any(variables.get(name) is False for name in _SWITCHES)
 
 
 def reads_effort(tokenizer: ServingTokenizer) -> bool:

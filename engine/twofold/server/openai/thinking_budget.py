@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from twofold.api.constraints import CompiledConstraint
 from twofold.server.bridge.protocol import Prompt, ServingTokenizer
@@ -17,29 +16,30 @@ _HARMONY: Final = ("<|channel|>analysis<|message|>", "<|end|>")
 
 
 def bounded_thinking(
-    asked: int | None,
-    marks: ChatMarks,
-    tokenizer: ServingTokenizer,
-    tools: Sequence[Any],
     prompt: Prompt,
     constraint: CompiledConstraint | None,
     max_tokens: int | None,
+    *,
+    budget: int | None,
+    marks: ChatMarks,
+    tokenizer: ServingTokenizer,
+    calls: bool,
 ) -> CompiledConstraint | None:
     """`constraint` plus the thinking budget of the answer to `prompt`, if it has one.
 
     Args:
-        asked: the request's budget; -1 is none, as in vLLM.
-        marks: all marks of the model, parsed or not.
-        tools: tools that the model may call.
         max_tokens: most tokens of the answer.
+        budget: the request's; -1 is none, as in vLLM.
+        marks: all marks of the model, parsed or not.
+        calls: whether the model may call tools.
     """
-    budget = None if asked == -1 else asked
+    budget = None if budget == -1 else budget
     if constraint is not None and max_tokens is not None:
         most = max_tokens - min(max_tokens // 2, MOST_RESERVED)
         budget = most if budget is None else min(budget, most)
     if budget is None or (constraint is not None and prompt.closes_reasoning):
         return constraint
-    found = _thinking_marks(marks, tokenizer, opened=prompt.opens_reasoning, calls=bool(tools))
+    found = _thinking_marks(marks, tokenizer, opened=prompt.opens_reasoning, calls=calls)
     if found is None:
         return constraint
     return BoundedThinking(found, budget, tokenizer.token_bytes, constraint)

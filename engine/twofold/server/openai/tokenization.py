@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from twofold.api.errors import RequestError
-from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer, tokenising
+from twofold.server.bridge.protocol import ServingTokenizer
 from twofold.server.bridge.request_body import parse_body
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.openapi import answers, body_of
@@ -55,13 +55,13 @@ async def _answer(state: ServerState, work: Callable[[], dict[str, Any]], param:
     def written() -> bytes:
         return json.dumps(work(), ensure_ascii=False).encode(errors="replace")
 
-    content = await tokenising(written, state.workers, state.counters, param=param)
+    content = await state.threads.tokenise(written, param=param)
     return Response(content, media_type="application/json")
 
 
 def _tokenized(
     body: TokenizeTextRequest | TokenizeChatRequest,
-    tokenizer: BoundedTokenizer,
+    tokenizer: ServingTokenizer,
     marks: ChatMarks,
     max_context: int,
 ) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _tokenized(
     }
 
 
-def _detokenized(token_ids: Sequence[int], tokenizer: BoundedTokenizer) -> dict[str, Any]:
+def _detokenized(token_ids: Sequence[int], tokenizer: ServingTokenizer) -> dict[str, Any]:
     worst = max(token_ids, default=0)
     if worst >= tokenizer.vocab_size:
         raise RequestError(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
+from pydantic import Discriminator, Field, RootModel, Tag
 
+from twofold.server.http.bodies import Body, ModelName
 from twofold.server.openai.messages import Text
 from twofold.server.openai.schemas import ChatRequest, TokenId
 
 
-class TokenizeTextRequest(BaseModel):
+class TokenizeTextRequest(Body):
     """A text, tokenised as by /v1/completions."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    model: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
     prompt: Text
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -43,10 +42,8 @@ class TokenizeRequest(
     """Body of POST /tokenize: `prompt`, or `messages`."""
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Body of POST /detokenize."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    model: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from twofold.api.types import Chunk, FinishReason, SamplingParams, TokenLogprob, Usage
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
 from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
+from twofold.server.openai.formats import Asked
 from twofold.server.openai.logprobs import chat_logprobs
-from twofold.server.openai.schemas import SamplingFields
 from twofold.server.responses.input import Offer
-from twofold.server.responses.items import OutputItems, Said
+from twofold.server.responses.items import OutputItems, StreamEvent
 from twofold.server.responses.schemas import ResponsesRequest
 from twofold.text.chat.events import Event
 
@@ -84,7 +83,7 @@ class EventNumbers:
     def __init__(self) -> None:
         self._next = 0
 
-    def written(self, said: Iterable[Said]) -> bytes:
+    def written(self, said: Iterable[StreamEvent]) -> bytes:
         return b"".join(self._event(kind, fields) for kind, fields in said)
 
     def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
@@ -101,20 +100,11 @@ _MESSAGE: Final = ("content", "call_damaged")
 class ResponsesFormat(ChatFormat):
     """Answers of /v1/responses."""
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        asked: SamplingFields,
-        prompts: Sequence[Prompt],
-        tokenizer: ServingTokenizer,
-        reading: ChatReading,
-        response: AskedResponse,
-    ) -> None:
-        super().__init__(request_id, model, asked, prompts, tokenizer, reading)
+    def __init__(self, asked: Asked, reading: ChatReading, response: AskedResponse) -> None:
+        super().__init__(asked, reading)
         request = response.request
         self._response = response
-        self._id = response_id(request_id)
+        self._id = response_id(asked.request_id)
         self._created_at = int(time.time())
         self._items = OutputItems(
             response.offer,
@@ -139,12 +129,9 @@ class ResponsesFormat(ChatFormat):
 
     def first_events(self) -> bytes:
         """The events response.created and in_progress, with the request's fields."""
-        body = self._body_now("in_progress")
-        return self._numbers.written(
-            [("response.created", {"response": body}), ("response.in_progress", {"response": body})]
-        )
+        return self._numbers.written(begin_events(self._body_now("in_progress")))
 
-    def saw(self, index: int, chunk: Chunk) -> None:
+    def observe(self, index: int, chunk: Chunk) -> None:
         """Parse a chunk of a whole answer as it arrives, like a stream's."""
         for _ in self._take(chunk):
             pass
@@ -153,8 +140,8 @@ class ResponsesFormat(ChatFormat):
         """Events of the chunk; the last chunk also ends its item."""
         return self._numbers.written(self._take(chunk))
 
-    def _take(self, chunk: Chunk) -> Iterator[Said]:
-        said = self._said_by(0, chunk)
+    def _take(self, chunk: Chunk) -> Iterator[StreamEvent]:
+        said = self._parsed_events(0, chunk)
         self._count(said, len(chunk.token_ids))
         yield from self._items.take(said, self._text_logprobs(said, chunk.logprobs))
         if chunk.finish_reason is not None:
@@ -193,7 +180,7 @@ class ResponsesFormat(ChatFormat):
 
     def held_back(self) -> bytes:
         """Text that the parser held back as a possible mark."""
-        return self._numbers.written(self._items.take(self._kept(0)))
+        return self._numbers.written(self._items.take(self._held_events(0)))
 
     @property
     def _status(self) -> str:
@@ -220,6 +207,11 @@ def usage_body(usage: Usage, num_reasoning: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def begin_events(body: dict[str, Any]) -> list[StreamEvent]:
+    """The first events of a stream."""
+    return [(kind, {"response": body}) for kind in ("response.created", "response.in_progress")]
 
 
 def response_id(request_id: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from twofold.api.errors import RequestError
 from twofold.server.bridge.protocol import ServingTokenizer
-from twofold.server.http.errors import ApiError
+from twofold.server.http.errors import wrong_field
 from twofold.server.openai.custom_tools import custom_arguments, custom_function
 from twofold.server.responses.schemas import IGNORED_TOOLS, InputItem, ResponsesRequest
 
@@ -48,18 +48,17 @@ def offer_of(tools: Sequence[dict[str, Any]]) -> Offer:
     name."""
     offer = Offer(given=[tool for tool in tools if tool["type"] not in IGNORED_TOOLS])
     if tools and not offer.given:
-        raise ApiError(
-            400,
-            f"tools: nothing of type {tools[0]['type']!r} runs here; offer functions, beside which such tools are "
+        raise wrong_field(
+            "tools",
+            f"the server runs no tools of type {tools[0]['type']!r}; offer functions, beside which such tools are "
             "ignored, or leave them out",
-            param="tools",
         )
     for tool in offer.given:
         namespace = tool["name"] if tool["type"] == "namespace" else None
         for each in tool["tools"] if namespace else [tool]:
             name = model_name(each["name"], namespace)
             if name in offer.by_name:
-                raise ApiError(400, f"tools: two are called {name[:256]!r}; rename one", param="tools")
+                raise wrong_field("tools", f"two are called {name[:256]!r}; rename one")
             offer.by_name[name] = OfferedTool(each["type"], each["name"], namespace)
             offer.functions.append({"type": "function", "function": _function(each, name)})
     return offer
@@ -89,20 +88,18 @@ def tool_choice_of(body: ResponsesRequest, offer: Offer) -> tuple[list[dict[str,
     kind, mode = choice.get("type"), choice.get("mode")
     named = choice.get("tools") if kind == "allowed_tools" else [choice]
     if kind not in ("allowed_tools", "function", "custom") or not isinstance(named, list):
-        raise _bad_choice("send auto, none, required, a function, or allowed_tools with a list of tools")
+        raise wrong_field(
+            "tool_choice", "send auto, none, required, a function, or allowed_tools with a list of tools"
+        )
     names = {
         model_name(str(tool.get("name")), tool.get("namespace")) for tool in named if isinstance(tool, dict)
     }
     unknown = sorted(names - offer.by_name.keys())
     if unknown:
-        raise _bad_choice(f"{unknown[0][:256]!r} is not among the tools that can be called here")
+        raise wrong_field("tool_choice", f"{unknown[0][:256]!r} is not among the offered tools")
     if kind == "allowed_tools":
         return [function for function in offer.functions if function["function"]["name"] in names], mode
     return offer.functions, {"type": "function", "function": {"name": names.pop()}}
-
-
-def _bad_choice(problem: str) -> ApiError:
-    return ApiError(400, f"tool_choice: {problem}", param="tool_choice")
 
 
 def messages_of(body: ResponsesRequest, tokenizer: ServingTokenizer) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from twofold.server.openai.custom_tools import custom_input
 from twofold.server.responses.input import Offer, sealed
 from twofold.text.chat.events import Event
 
-Said = tuple[str, dict[str, Any]]
+StreamEvent = tuple[str, dict[str, Any]]
 """A stream event without its number: type and fields."""
 
 _CALLS: Final = ("function_call", "custom_tool_call")
@@ -57,7 +57,7 @@ class OutputItems:
             kept.append(item)
         return kept
 
-    def take(self, events: Iterable[Event], logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Said]:
+    def take(self, events: Iterable[Event], logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[StreamEvent]:
         """Add the next pieces of the answer. `logprobs` belong to its message text; the first such piece carries
         them."""
         waiting = list(logprobs)
@@ -84,7 +84,7 @@ class OutputItems:
             elif event.kind == "reasoning":
                 yield from self._text("reasoning", event.text)
 
-    def end(self, status: str = "completed") -> Iterator[Said]:
+    def end(self, status: str = "completed") -> Iterator[StreamEvent]:
         """Close the open item."""
         if not self._open:
             return
@@ -115,7 +115,9 @@ class OutputItems:
     def _type(self) -> str:
         return self.items[-1]["type"] if self._open else ""
 
-    def _text(self, kind: str, text: str, waiting: list[dict[str, Any]] | None = None) -> Iterator[Said]:
+    def _text(
+        self, kind: str, text: str, waiting: list[dict[str, Any]] | None = None
+    ) -> Iterator[StreamEvent]:
         """Add a piece of text, with the pending log probabilities."""
         if not text:
             return
@@ -147,7 +149,7 @@ class OutputItems:
             return "reasoning_summary_text", {"summary_index": 0}, part
         return "reasoning_text", {"content_index": 0}, {"type": "reasoning_text", "text": text}
 
-    def _begin_call(self, event: Event) -> Iterator[Said]:
+    def _begin_call(self, event: Event) -> Iterator[StreamEvent]:
         tool = self._offer.tool(event.text)
         item: dict[str, Any] = {
             "type": f"{tool.kind}_call" if tool.kind == "function" else "custom_tool_call",
@@ -161,13 +163,13 @@ class OutputItems:
             item["namespace"] = tool.namespace
         yield from self._begin(item)
 
-    def _begin(self, item: dict[str, Any]) -> Iterator[Said]:
+    def _begin(self, item: dict[str, Any]) -> Iterator[StreamEvent]:
         self.items.append(item)
         self._open = True
         self._pieces, self._logprobs = [], []
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)}
 
-    def _said(self, event: str, **fields: Any) -> Said:
+    def _said(self, event: str, **fields: Any) -> StreamEvent:
         place: dict[str, Any] = {"output_index": len(self.items) - 1}
         if event != "output_item.done":
             place = {"item_id": self.items[-1]["id"]} | place

@@ -19,16 +19,16 @@ from twofold.server.bridge.request_body import parse_body, translated
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
-from twofold.server.http.openapi import answers, body_of
+from twofold.server.http.openapi import answers, body_of, events_of
 from twofold.server.openai.routes import answer_chat
 from twofold.server.openai.schemas import ChatRequest
-from twofold.server.openai.stream_schemas import events_of
 from twofold.server.openai.template_variables import reads_effort
-from twofold.server.responses.answers import ResponseAnswer, ResponseEvent
+from twofold.server.responses.answer_schemas import ResponseAnswer, ResponseEvent
 from twofold.server.responses.format import (
     AskedResponse,
     EventNumbers,
     ResponsesFormat,
+    begin_events,
     failed,
     response_id,
     usage_body,
@@ -37,21 +37,17 @@ from twofold.server.responses.input import messages_of, offer_of, tool_choice_of
 from twofold.server.responses.schemas import ResponsesRequest
 
 _SAME: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "cache_salt",
-    "thinking_token_budget",
-    "parallel_tool_calls",
-    "stream",
+    *(
+        "repetition_penalty",
+        "ignore_eos",
+        "cache_salt",
+        "thinking_token_budget",
+        "parallel_tool_calls",
+        "stream",
+    ),
+    *("model", "top_logprobs", "chat_template_kwargs"),
 )
+"""Further fields that are the chat's own."""
 _NAMES: Final = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 """Names of the chat's fields in this API."""
 _NOTHING: Final = Usage(0, 0, 0.0, 0.0)
@@ -59,6 +55,7 @@ _NOTHING: Final = Usage(0, 0, 0.0, 0.0)
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/v1/responses")
+    state.computing_paths.add("/v1/responses")
 
     @routes.post(
         "",
@@ -70,20 +67,20 @@ def router(state: ServerState) -> APIRouter:
         state.check_model(body.model)
         offer = offer_of(body.all_tools)
         effort = _effort(state, body)
-        asked = AskedResponse(body, offer, state.model_name, state.sampling_defaults, effort)
+        asked = AskedResponse(
+            body, offer, model=state.model_name, defaults=state.sampling_defaults, effort=effort
+        )
         if not any(item.kind != "additional_tools" for item in body.items):
             return _empty(asked)
         functions, tool_choice = tool_choice_of(body, offer)
-        fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | {
-            "model": body.model,
+        fields: dict[str, Any] = body.passed_on() | {name: getattr(body, name) for name in _SAME}
+        fields |= {
             "messages": messages_of(body, state.tokenizer),
             "max_tokens": body.max_output_tokens,
             "logprobs": body.wants_logprobs or None,
-            "top_logprobs": body.top_logprobs,
             "tools": functions or None,
             "tool_choice": tool_choice,
             "response_format": _response_format(body),
-            "chat_template_kwargs": body.chat_template_kwargs,
             "reasoning_effort": effort,
         }
         try:
@@ -115,8 +112,8 @@ def router(state: ServerState) -> APIRouter:
 def _not_stored(response_id: str) -> ApiError:
     return ApiError(
         404,
-        f"the response {response_id[:200]!r} is not here: none is stored (store is answered with false); keep what "
-        "the answer had, and send it in the next request's input",
+        f"the response {response_id[:200]!r} does not exist: responses are not stored (store is always false); "
+        "send the previous output in the next request's input",
         param="response_id",
         code="response_not_found",
     )
@@ -159,21 +156,15 @@ def _empty(asked: AskedResponse) -> Response:
     body = asked.body(new, created_at, "completed", usage=usage_body(_NOTHING, 0))
     if not asked.request.stream:
         return JSONResponse(body)
-    begun = {"response": asked.body(new, created_at, "in_progress")}
-    said = [
-        ("response.created", begun),
-        ("response.in_progress", begun),
-        ("response.completed", {"response": body}),
-    ]
-    return _stream(EventNumbers().written(said))
+    begun = begin_events(asked.body(new, created_at, "in_progress"))
+    return _stream(EventNumbers().written([*begun, ("response.completed", {"response": body})]))
 
 
 def _failed_stream(asked: AskedResponse, error: ApiError) -> Response:
     """Failed stream for a prompt that is too long. Streaming agents shorten it on an error event, but fail on a 400."""
-    new, created_at = response_id(uuid.uuid4().hex), int(time.time())
-    body, numbers = asked.body(new, created_at, "in_progress"), EventNumbers()
-    begun = [(kind, {"response": body}) for kind in ("response.created", "response.in_progress")]
-    return _stream(numbers.written(begun) + failed(numbers, error, body))
+    body = asked.body(response_id(uuid.uuid4().hex), int(time.time()), "in_progress")
+    numbers = EventNumbers()
+    return _stream(numbers.written(begin_events(body)) + failed(numbers, error, body))
 
 
 def _stream(events: bytes) -> Response:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -17,8 +16,9 @@ from pydantic import (
     model_validator,
 )
 
-from twofold.server.http.fields import Unlisted
-from twofold.server.openai.messages import Text
+from twofold.server.http.bodies import ModelName, refused
+from twofold.server.openai.messages import Text, flattened
+from twofold.server.openai.schemas import PassedSampling
 
 MAX_ITEMS: Final = 4096
 MAX_TOOLS: Final = 512
@@ -45,39 +45,11 @@ _NEEDED: Final = {
     "custom_tool_call_output": ("call_id", "output"),
     "additional_tools": ("tools",),
 } | dict.fromkeys(_IGNORED_ITEMS, ())
-_TEXT_PARTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_TEXT_PARTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 
-def _flatten(value: object) -> object:
-    """Join a list of text parts into one text; the error names any other kind of part."""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind is None:
-            raise ValueError(f'part {index} must be an object such as {{"type": "input_text", "text": "…"}}')
-        if kind != "refusal" and kind not in _TEXT_PARTS:
-            raise ValueError(f"part {index} has type {str(kind)[:40]!r}; the model reads text only")
-        if not isinstance(text, str):
-            raise ValueError(f"part {index} needs a string in 'text'")
-        texts.append(text)
-    return "".join(texts)
-
-
-def _refused(why: str) -> Any:
-    """A field accepted only with an empty value."""
-
-    def check(value: Any) -> None:
-        if value not in (None, False, "", [], {}):
-            raise ValueError(f"not supported: {why}")
-
-    return Annotated[Unlisted, AfterValidator(check)]
-
-
-_Stored = _refused("nothing is stored here; send the whole conversation in input")
-_Budget = _refused("use max_output_tokens")
+_Stored = refused("nothing is stored here; send the whole conversation in input")
+_Budget = refused("use max_output_tokens")
 
 
 def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +72,7 @@ def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"needs a list of at most {MAX_TOOLS} tools in 'tools'")
         for each in held:
             if not isinstance(each, dict) or each.get("type") not in ("function", "custom"):
-                raise ValueError("holds what is neither a function nor a custom tool")
+                raise ValueError("contains a tool that is neither a function nor a custom tool")
             _is_tool(each)
     return tool
 
@@ -108,7 +80,7 @@ def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
 Tools = Annotated[
     list[Annotated[dict[str, Any], AfterValidator(_is_tool)]], Field(max_length=MAX_TOOLS, fail_fast=True)
 ]
-Flat = Annotated[Text | None, BeforeValidator(_flatten)]
+Flat = Annotated[Text | None, flattened(*_TEXT_PARTS)]
 ShortText = Annotated[str, Field(max_length=256)]
 
 
@@ -138,14 +110,14 @@ class InputItem(BaseModel):
         needed = _NEEDED.get(self.kind)
         if needed is None:
             raise ValueError(
-                f"an item of type {self.kind[:40]!r} cannot be read here; send messages, calls of tools, their "
-                "outputs and reasoning"
+                f"an item of type {self.kind[:40]!r} is not supported; send messages, tool calls, their outputs "
+                "and reasoning"
             )
         for name in needed:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of type {self.kind!r} needs {name!r}")
         if self.kind == "function_call" and not _is_object(self.arguments or "{}"):
-            raise ValueError("arguments must be the JSON text of an object, as the answer had it")
+            raise ValueError("arguments must be the JSON text of an object, unchanged from the answer")
         return self
 
 
@@ -188,10 +160,8 @@ def _kind_of_input(value: object) -> str:
     return "some-items" if isinstance(value, list) else "a-text"
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(PassedSampling):
     """Body of POST /v1/responses."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
 
     input: Annotated[
         Annotated[Text, Tag("a-text")]
@@ -199,7 +169,7 @@ class ResponsesRequest(BaseModel):
         Discriminator(_kind_of_input),
     ]
     """Input items; empty for a probe, answered at once."""
-    model: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
     instructions: Text | None = None
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -207,22 +177,14 @@ class ResponsesRequest(BaseModel):
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     stream: bool | None = None
     top_logprobs: int | None = None
     include: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=32)] | None = None
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     """No effect: prompts with the same `cache_salt` share the cache, whatever their key."""
-    # vLLM's field, as at /v1/chat/completions.
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    # vLLM's fields, as at /v1/chat/completions.
     repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: list[str] | str | None = None
     ignore_eos: bool | None = None
     cache_salt: ShortText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -230,13 +192,13 @@ class ResponsesRequest(BaseModel):
     # Refused, because ignoring them would change the answer.
     previous_response_id: _Stored = None  # type: ignore[valid-type]
     conversation: _Stored = None  # type: ignore[valid-type]
-    prompt: _refused("prompts are not stored; put the text into instructions and input") = None  # type: ignore[valid-type]
-    background: _refused("answers come while the connection is open; leave it out") = None  # type: ignore[valid-type]
-    messages: _refused("use input") = None  # type: ignore[valid-type]
+    prompt: refused("prompts are not stored; put the text into instructions and input") = None  # type: ignore[valid-type]
+    background: refused("answers are sent while the connection is open; leave it out") = None  # type: ignore[valid-type]
+    messages: refused("use input") = None  # type: ignore[valid-type]
     max_tokens: _Budget = None  # type: ignore[valid-type]
     max_completion_tokens: _Budget = None  # type: ignore[valid-type]
-    response_format: _refused("use text.format") = None  # type: ignore[valid-type]
-    reasoning_effort: _refused("use reasoning.effort") = None  # type: ignore[valid-type]
+    response_format: refused("use text.format") = None  # type: ignore[valid-type]
+    reasoning_effort: refused("use reasoning.effort") = None  # type: ignore[valid-type]
 
     @property
     def items(self) -> list[InputItem]:

@@ -36,7 +36,7 @@ def read_answer(
             if chunk.finish_reason == "error":
                 raise KernelError(chunk.error or "the engine failed while it computed the answer")
             if chunk.finish_reason == "cancelled":
-                raise CapacityError("the engine gave the answer up")
+                raise CapacityError("the engine cancelled the answer")
             yield chunk
     finally:
         if not finished:

@@ -9,11 +9,20 @@ _BAR_CHARS: Final = 30
 
 
 class Bar:
+    """Removed from the terminal when its `with` block ends."""
+
     def __init__(self, what: str, unit: str, scale: float) -> None:
-        """`scale`: displayed units (`unit`) per unit of `show`'s numbers."""
+        """`scale`: displayed units (`unit`) per unit of `show`'s numbers; without a unit, only the share is shown."""
         self._what, self._unit, self._scale = what, unit, scale
         self._shows = sys.stderr.isatty()
         self._percent = -1
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shows:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def show(self, done: int, total: int, stage: str = "") -> None:
         """`stage`: the current stage's name, if there are several."""
@@ -22,11 +31,7 @@ class Bar:
             return
         self._percent = percent
         filled = "█" * (percent * _BAR_CHARS // 100)
-        amount = f"{done * self._scale:.4g}/{total * self._scale:.4g} {self._unit}"
+        amount = f"  {done * self._scale:.4g}/{total * self._scale:.4g} {self._unit}" if self._unit else ""
         what = f"{self._what} {stage:<13}" if stage else self._what
-        line = f"{what} {filled:<{_BAR_CHARS}} {percent:3d} %  {amount}"
+        line = f"{what} {filled:<{_BAR_CHARS}} {percent:3d} %{amount}"
         print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._shows:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

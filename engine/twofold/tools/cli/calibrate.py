@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.whole_file import whole_file
+from twofold.tools.cli.bar import Bar
+from twofold.tools.cli.number_options import add_options, cpu_threads_option, whole
 
 if TYPE_CHECKING:
     from twofold.device.calibration import DeviceCalibration
@@ -26,23 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", default="", help="model whose experts are measured (default: the bundled one)"
     )
     parser.add_argument(
-        "--base", default="rtx4090-pcie4", help="profile that lends the accelerator's figures"
+        "--base",
+        default="rtx4090-pcie4",
+        help="profile whose accelerator figures are used if no GPU is measured",
     )
     parser.add_argument(
         "--accelerator",
         choices=("auto", "cuda", "none"),
         default="auto",
-        help="measure the GPU too: auto, if there is one; cuda, or fail; none, borrow its figures (default: auto)",
+        help="measure the GPU: auto (if there is one), cuda (fail without one), none (default: auto)",
     )
     parser.add_argument(
-        "--output", metavar="FILE.json", help="where to keep the profile (default: this user's settings)"
+        "--output", metavar="FILE.json", help="file for the profile (default: in this user's settings)"
     )
-    parser.add_argument(
-        "--cpu-threads", type=int, default=0, help="threads to measure with; 0: one per physical core"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=15, help="how often each figure is measured at most (default: 15)"
-    )
+    repeats = "most measurements of each figure"
+    add_options(parser, [cpu_threads_option(), ("--repeats", "N", whole(1, 1000), 15, repeats)])
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -55,27 +55,26 @@ def run(args: argparse.Namespace) -> int:
     from twofold.models.model_files import open_model_files
     from twofold.step.expert_loading import moe_shape
 
-    EngineConfig(cpu_threads=args.cpu_threads)  # refuses values out of range
-    if not 1 <= args.repeats <= 1000:
-        raise ConfigError(f"--repeats was given {args.repeats}; it takes 1 to 1000")
     base = load_profile(args.base)
     measured_device, why_none = _measured_device(args.accelerator)
     files = open_model_files(args.model or bundled_model_path())
     shape = moe_shape(files)
     output = Path(args.output) if args.output else local_profile_path()
-    progress = _show if sys.stderr.isatty() else None
     timer = LayerTimer(shape, ops.ThreadPool(args.cpu_threads))
-    calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=progress, timer=timer)
     device: DeviceCalibration | None = None
-    if measured_device is not None:
-        from twofold.device.calibration import calibrate_device
-        from twofold.device.probe import KernelProbe
+    with Bar("calibrating", "", 1.0) as bar:
 
-        timer.use(ops.ThreadPool(args.cpu_threads))
-        probe = KernelProbe(measured_device, shape)
-        device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=progress)
-    if progress is not None:
-        print(end="\r\x1b[K", file=sys.stderr)
+        def show(what: str, share: float) -> None:
+            bar.show(round(100 * share), 100, what)
+
+        calibration = calibrate(shape, args.cpu_threads, repeats=args.repeats, progress=show, timer=timer)
+        if measured_device is not None:
+            from twofold.device.calibration import calibrate_device
+            from twofold.device.probe import KernelProbe
+
+            timer.use(ops.ThreadPool(args.cpu_threads))
+            probe = KernelProbe(measured_device, shape)
+            device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=show)
     measured = device.figures(calibration.curve.layer_us) if device else None
     profile = to_profile(calibration, base, measured, _stored(output))
     _write(output, profile.to_json())
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         print(
             format_device(device)
             if device is not None
-            else f"accelerator not measured ({why_none}): its figures are those of {base.name}"
+            else f"accelerator not measured ({why_none}): its figures come from {base.name}"
         )
         print(f"stored in {output}; used from now on for predictions on this machine")
     return 0
@@ -113,7 +112,7 @@ def format_calibration(calibration: Calibration) -> str:
     lines += [
         f"a decode layer by threads: {threads}",
         f"slow-down while {calibration.copy_gbps:.1f} GB/s are copied beside it: {calibration.contention:.1%}",
-        f"error on {len(calibration.unseen)} layers of mixed loads that the fit never saw: median "
+        f"error on {len(calibration.unseen)} layers of mixed loads that were not fitted: median "
         f"{calibration.median_error:.1%}, worst {max(s.error for s in calibration.unseen):.1%}",
     ]
     return "\n".join(lines)
@@ -138,7 +137,7 @@ def format_device(device: DeviceCalibration) -> str:
         f"{len(s.loads):>8} {max(s.loads):>12} {s.measured_us:>10.1f} {s.error:>8.1%}" for s in device.layers
     ]
     lines += [
-        f"error on {len(device.unseen)} layers of mixed loads that the fit never saw: median "
+        f"error on {len(device.unseen)} layers of mixed loads that were not fitted: median "
         f"{device.median_error:.1%}, worst {max(s.error for s in device.unseen):.1%}",
         f"handshake to the CPU and back {device.handshake_us:.2f} us, join {device.join_us:.2f} us",
         f"slow-down of the CPU's decode layers beside uploads of {device.copy_gbps:.1f} GB/s: "
@@ -161,16 +160,18 @@ def _measured_device(accelerator: str) -> tuple[Device | None, str]:
 
 def _device_figures(device: DeviceCalibration) -> dict[str, object]:
     names = (
-        "name", "memory_bytes", "expert_bytes", "link_latency_us", "link_bandwidth_gbps", "gpu_launch_us",
-        "vram_bandwidth_gbps", "gpu_gflops", "handshake_us", "join_us", "contention", "copy_gbps", "median_error",
-    )  # fmt: skip
-    layers = {
-        kind: [
-            {"tokens": list(s.loads), "measured_us": s.measured_us, "predicted_us": s.predicted_us}
-            for s in samples
-        ]
-        for kind, samples in (("layers", device.layers), ("unseen", device.unseen))
-    }
+        *("name", "memory_bytes", "expert_bytes", "link_latency_us", "link_bandwidth_gbps", "gpu_launch_us"),
+        *(
+            "vram_bandwidth_gbps",
+            "gpu_gflops",
+            "handshake_us",
+            "join_us",
+            "contention",
+            "copy_gbps",
+            "median_error",
+        ),
+    )
+    layers = {"layers": _layer_figures(device.layers), "unseen": _layer_figures(device.unseen)}
     link = [
         {"bytes": s.num_bytes, "measured_us": s.measured_us, "predicted_us": s.predicted_us}
         for s in device.link
@@ -191,11 +192,15 @@ def _figures(calibration: Calibration) -> dict[str, object]:
         "contention": calibration.contention,
         "copy_gbps": calibration.copy_gbps,
         "median_error": calibration.median_error,
-        "unseen": [
-            {"tokens": list(s.loads), "measured_us": s.measured_us, "predicted_us": s.predicted_us}
-            for s in calibration.unseen
-        ],
+        "unseen": _layer_figures(calibration.unseen),
     }
+
+
+def _layer_figures(samples: Sequence[Any]) -> list[dict[str, object]]:
+    return [
+        {"tokens": list(s.loads), "measured_us": s.measured_us, "predicted_us": s.predicted_us}
+        for s in samples
+    ]
 
 
 def _stored(path: Path) -> MachineProfile | None:
@@ -218,12 +223,3 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(
             f"the profile cannot be written to {path}: {error.strerror}; name another --output"
         ) from error
-
-
-def _show(what: str, share: float) -> None:
-    filled = round(_BAR_CHARS * share)
-    print(
-        end=f"\r\x1b[Kcalibrating [{'#' * filled}{' ' * (_BAR_CHARS - filled)}] {what}",
-        file=sys.stderr,
-        flush=True,
-    )

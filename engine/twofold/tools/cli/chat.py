@@ -16,8 +16,7 @@ from twofold.tools.cli.model_options import (
     add_sampling_arguments,
     emulation_notice,
     engine_config,
-    load_engine,
-    open_telemetry,
+    running_engine,
     sampling_from,
 )
 from twofold.tools.cli.terminal_text import print_piece
@@ -35,7 +34,7 @@ _LEAST_ROOM = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", help="system message in front of the conversation")
+    parser.add_argument("--system", help="system message at the start of the conversation")
     add_sampling_arguments(parser)
     add_model_arguments(parser)
 
@@ -45,21 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
     config = engine_config(args)
     sampling = sampling_from(args, sampling_defaults(Path(config.model)))
-    sink = open_telemetry(args)
-    try:
-        engine = load_engine(config, sink)
-        try:
-            if not engine.tokenizer.has_chat_template:
-                raise ConfigError(
-                    f"{config.model} has no chat template; use: twofold generate --raw --prompt …"
-                )
-            engine.start()
-            Conversation(engine, sampling, args.system).run()
-        finally:
-            engine.close()
-    finally:
-        if sink is not None:
-            sink.close()
+    with running_engine(args, config) as engine:
+        if not engine.tokenizer.has_chat_template:
+            raise ConfigError(f"{config.model} has no chat template; use: twofold generate --raw --prompt …")
+        Conversation(engine, sampling, args.system).run()
     return 0
 
 
@@ -142,5 +130,5 @@ class Conversation:
             del self._turns[:2]
             forgotten += 2
         if forgotten:
-            print(f"(the context is full: the {forgotten} oldest turns are forgotten)")
+            print(f"(the context is full: dropped the {forgotten} oldest turns)")
         return token_ids

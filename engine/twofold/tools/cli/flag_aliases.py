@@ -7,8 +7,7 @@ An alias acts as our flag, does nothing, or is refused; each prints one line tha
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,18 +46,18 @@ def _to(target: str, *names: str, but: str = "") -> Alias:
 def _switch(target: str, *names: str, on: object = True, but: str = "") -> Alias:
     shown = flag_name(target if on is not False else f"no_{target}")
     note = f"is {shown}{'' if isinstance(on, bool) else f' {on}'} here" + (f"; {but}" if but else "")
-    return Alias(names, note, (target,), 0, lambda given: {target: on})
+    return Alias(names, note, (target,), nargs=0, values=lambda given: {target: on})
 
 
 def _ignored(why: str, *names: str, nargs: int | str | None = None) -> Alias:
-    return Alias(names, f"does nothing here: {why}", (), nargs)
+    return Alias(names, f"does nothing here: {why}", nargs=nargs)
 
 
 def _refused(why: str, *names: str, nargs: int | str | None = None) -> Alias:
     def refuse(given: Any) -> Values:
         raise ValueError(why)
 
-    return Alias(names, f"is refused: {why}", (), nargs, refuse)
+    return Alias(names, f"is refused: {why}", nargs=nargs, values=refuse)
 
 
 def _only(accepted: Sequence[str], why: str, *names: str) -> Alias:
@@ -69,17 +68,13 @@ def _only(accepted: Sequence[str], why: str, *names: str) -> Alias:
             raise ValueError(why)
         return {}
 
-    return Alias(names, f"does nothing here: {why}", (), None, check)
+    return Alias(names, f"does nothing here: {why}", values=check)
 
 
 def _nodes(given: str) -> Values:
     if not given.isdigit() or not 1 <= int(given) <= 64:
         raise ValueError("it takes a whole number from 1 to 64")
     return {"numa": ",".join(map(str, range(int(given))))}
-
-
-def _mib(given: str) -> Values:
-    return {} if given == "auto" else {"moe_cache_mib": given}
 
 
 def _context(given: str) -> Values:
@@ -99,7 +94,7 @@ _KV_TYPES: Final = {"f32": "float32", "f16": "bfloat16", "bf16": "bfloat16", "q8
 
 def _kv_type(given: str) -> Values:
     if given not in _KV_TYPES:
-        raise ValueError(f"it takes {', '.join(_KV_TYPES)}; --kv-cache-dtype has what else there is")
+        raise ValueError(f"it takes {', '.join(_KV_TYPES)}; --kv-cache-dtype has further types")
     return {"kv_cache_dtype": _KV_TYPES[given]}
 
 
@@ -135,20 +130,20 @@ KTRANSFORMERS: Final = (
     _switch("record_gpu_expert_distribution", "--record-kt-gpu-expert-distribution",
             but="it records from the start and writes at the end"),
     _to("cpu_threads", "--kt-cpuinfer", but="0 is one per physical core"),
-    Alias(("--kt-threadpool-count",), "is --numa with the first so many nodes here; auto takes all", ("numa",), None,
-          _nodes),
-    Alias(("--kt-numa-nodes",), "is --numa with commas between the nodes here", ("numa",), "+",
-          lambda given: {"numa": ",".join(given)}),
-    _ignored("all weights come from MODEL; to have experts smaller than they are there, see `twofold quantize`",
+    Alias(("--kt-threadpool-count",), "is --numa with the first N nodes here; auto takes all nodes", ("numa",),
+          values=_nodes),
+    Alias(("--kt-numa-nodes",), "is --numa with commas between the nodes here", ("numa",), nargs="+",
+          values=lambda given: {"numa": ",".join(given)}),
+    _ignored("all weights come from MODEL; `twofold quantize` writes smaller experts",
              "--kt-weight-path", "--kt-amx-weight-path"),
-    _ignored("how experts are computed follows from the format of MODEL's weights and from the CPU", "--kt-method",
+    _ignored("the format of MODEL's weights and the CPU decide how experts are computed", "--kt-method",
              "--kt-amx-method"),
     _ignored("a long prompt's experts pass through staging slots wherever that is quicker", "--kt-stream-prefill",
              nargs=0),
     _ignored("a long prompt's experts pass through staging slots wherever that is quicker",
              "--kt-prefill-stream-top-n", "--kt-stream-prefill-experts-per-chunk", "--kt-stream-prefill-ring-slots",
              "--kt-stream-prefill-safety-margin-mb"),
-    _refused("whole layers are not told apart; give --gpu-experts-ratio, the share of layers",
+    _refused("whole layers cannot be chosen; give the share of layers as --gpu-experts-ratio",
              "--kt-num-gpu-layers", "--kt-num-gpu-full-layers"),
     _refused("there are no LoRA adapters; merge them into the weights", "--kt-lora-path", "--kt-expert-lora-path"),
 )  # fmt: skip
@@ -157,7 +152,7 @@ KTRANSFORMERS: Final = (
 KTRANSFORMERS_MODEL: Final = (
     _to("model", "--model-dir"),
     Alias(("--gguf-path",), "is the argument MODEL here; a --model-path beside it is --tokenizer, if it is a directory",
-          ("model", "tokenizer"), None, lambda given: {GGUF_PATH: given}),
+          ("model", "tokenizer"), values=lambda given: {GGUF_PATH: given}),
     _to("cpu_threads", "--cpu-infer"),
     _to("max_num_batched_tokens", "--chunk-size", "--chunk-prefill-size"),
     _ignored("KTransformers' rule files choose its operators; --optimize-config takes rules of Twofold",
@@ -174,39 +169,39 @@ KTRANSFORMERS_MODEL: Final = (
 KTRANSFORMERS_SERVER: Final = (
     _to("served_model_name", "--model-name"),
     Alias(("--backend-type", "--type"), "is --backend here; balance_serve is balance, ktransformers is single",
-          ("backend",), None, _kt_backend),
+          ("backend",), values=_kt_backend),
     _to("max_num_seqs", "--max-batch-size"),
     _to("max_total_tokens", "--cache-lens"),
-    _only(("FCFS", "fcfs"), "requests run in the order they came; --scheduling-policy knows priority",
+    _only(("FCFS", "fcfs"), "requests run first come, first served; --scheduling-policy also has priority",
           "--sched-strategy"),
-    _ignored("requests set it; `max_tokens` without a value is what the context leaves", "--max-new-tokens",
+    _ignored("requests set it; the default of `max_tokens` is the room left in the context", "--max-new-tokens",
              "--max-response-tokens"),
     _ignored("--max-model-len bounds prompt plus answer", "--length", "--total-context"),
-    _ignored("requests set it; the defaults are those that the model's authors recommend", "--temperature", "--top-p",
+    _ignored("requests set it; the defaults come from the model's generation_config.json", "--temperature", "--top-p",
              "--top-k", "--repetition-penalty", "--frequency-penalty", "--presence-penalty"),
-    _ignored("this way of sampling does not exist here; requests set temperature, top_p, top_k and min_p",
+    _ignored("this sampling method does not exist; requests set temperature, top_p, top_k and min_p",
              "--smoothing-factor", "--dynamic-temperature", "--top-a", "--skew", "--typical"),
-    _ignored("requests bring their messages, response_format and stop texts", "--system-prompt", "--username",
+    _ignored("requests contain messages, response_format and stop texts", "--system-prompt", "--username",
              "--botname", "--ban-strings"),
-    _ignored("requests bring their messages, response_format and stop texts", "--json-mode", "--amnesia", nargs="?"),
-    _ignored("ExLlamaV2's own option; the engine here has nothing like it", "--paged", "--healing", "--no-flash-attn",
+    _ignored("requests contain messages, response_format and stop texts", "--json-mode", "--amnesia", nargs="?"),
+    _ignored("an option of ExLlamaV2, which the engine does not have", "--paged", "--healing", "--no-flash-attn",
              "--low-mem", "--load-q4", "--fast-safetensors", "--no-draft-scale", "--modes", "--no-code-formatting",
              "--ngram-decoding", "--print-timings", nargs="?"),
     _ignored("an answer is sent token by token", "--response-chunk"),
     _ignored("--kv-cache-dtype q8 makes the KV cache smaller", "--cache-8bit", "--cache-q4", nargs="?"),
-    _ignored("the prefix cache lies in the KV cache; --prefix-cache-dir keeps it on disk", "--kvc2-config-dir",
+    _ignored("the prefix cache is in the KV cache; --prefix-cache-dir keeps it on disk", "--kvc2-config-dir",
              "--memory-gpu-only", "--utilization-percentage", "--cpu-memory-size-GB"),
     _ignored("`make run` starts the dashboard", "--web", nargs="?"),
     _ignored("there is no CORS; a proxy in front of the server can add it", "--web-cross-domain", nargs="?"),
     _ignored("logs go to standard error", "--log-dir", "--log-file", "--backup-count"),
-    _ignored("there are no assistants, users or uploads to keep", "--db-type", "--db-host", "--db-port", "--db-name",
+    _ignored("assistants, users and uploads are not stored", "--db-type", "--db-host", "--db-port", "--db-name",
              "--db-pool-size", "--db-database", "--file-upload-dir", "--assistant-store-dir"),
     _refused("there are no users; --api-key guards the server", "--user-secret-key", "--user-algorithm"),
     _refused("there is no TLS; put a proxy in front of the server", "--ssl-keyfile", "--ssl-certfile"),
     _refused("one GPU is used", "--gpu-split"),
-    _refused("the model's own files say it, another value would change its answers", "--rope-scale", "--rope-alpha",
+    _refused("the model's files set it; another value would change its answers", "--rope-scale", "--rope-alpha",
              "--experts-per-token"),
-    _refused("no draft model runs beside this one", "--draft-model-path", "--draft-gguf-path", "--draft-model-dir",
+    _refused("draft models are not supported", "--draft-model-path", "--draft-gguf-path", "--draft-model-dir",
              "--q4-gguf-path"),
 )  # fmt: skip
 """Flags of KTransformers' server/main.py alone."""
@@ -222,59 +217,61 @@ SGLANG: Final = (
     _to("max_num_seqs", "--max-running-requests"),
     _to("max_waiting", "--max-queued-requests"),
     _to("max_num_batched_tokens", "--chunked-prefill-size", "--max-prefill-tokens"),
-    _to("gpu_memory_utilization", "--mem-fraction-static", but="it covers expert slots and the workspace, too"),
+    _to("gpu_memory_utilization", "--mem-fraction-static", but="it also covers expert slots and the workspace"),
     _to("seed", "--random-seed"),
-    _only(("fcfs",), "requests run in the order they came; --scheduling-policy knows priority", "--schedule-policy"),
+    _only(("fcfs",), "requests run first come, first served; --scheduling-policy also has priority",
+          "--schedule-policy"),
     _switch("scheduling_policy", "--enable-priority-scheduling", on="priority"),
     _switch("enable_prefix_caching", "--disable-radix-cache", on=False),
     _only(("1",), _ONE_GPU, "--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--ep-size",
           "--expert-parallel-size", "--nnodes"),
-    _ignored("no code comes with a model; its family is known here or refused", "--trust-remote-code", nargs=0),
-    _ignored("the kernels follow from the machine and the model", "--attention-backend", "--sampling-backend",
+    _ignored("models bring no code; unknown families are refused", "--trust-remote-code", nargs=0),
+    _ignored("the machine and the model decide the kernels", "--attention-backend", "--sampling-backend",
              "--moe-runner-backend", "--grammar-backend", "--fp8-gemm-backend", "--quantization", "--dtype"),
-    _ignored("there is nothing like it to switch off", "--disable-shared-experts-fusion", "--disable-cuda-graph",
+    _ignored("the engine has nothing like it", "--disable-shared-experts-fusion", "--disable-cuda-graph",
              "--skip-server-warmup", "--disable-overlap-schedule", "--enable-p2p-check", "--disable-custom-all-reduce",
              nargs=0),
     _ignored("it is always on", "--enable-mixed-chunk", "--enable-metrics", "--enable-cache-report", nargs=0),
-    _ignored("a step that stands still is given up by itself", "--watchdog-timeout"),
-    _ignored("--debug shows what goes on", "--log-level", "--log-level-http"),
-    _refused("no draft model runs beside this one", "--speculative-algorithm", "--speculative-draft-model-path"),
+    _ignored("a watchdog always runs", "--watchdog-timeout"),
+    _ignored("use --debug", "--log-level", "--log-level-http"),
+    _refused("draft models are not supported", "--speculative-algorithm", "--speculative-draft-model-path"),
     _refused("there are no LoRA adapters; merge them into the weights", "--lora-paths", nargs="+"),
 )  # fmt: skip
 
 LLAMA_CPP: Final = (
     _to("model", "-m"),
-    Alias(("-c", "--ctx-size"), "is --max-model-len here, of one request; --max-total-tokens is for all together",
-          ("max_model_len",), None, _context),
-    Alias(("-t", "--threads"), "is --cpu-threads here", ("cpu_threads",), None, _threads),
+    Alias(("-c", "--ctx-size"), "is --max-model-len here, for one request; --max-total-tokens is for all requests",
+          ("max_model_len",), values=_context),
+    Alias(("-t", "--threads"), "is --cpu-threads here", ("cpu_threads",), values=_threads),
     _ignored("prompts and answers are computed by the same --cpu-threads", "-tb", "--threads-batch"),
     Alias(("-ngl", "--gpu-layers", "--n-gpu-layers"),
-          "does nothing here but for 0, which is --accelerator none: dense weights lie on the GPU, and "
-          "--gpu-experts-ratio says how many experts do", ("accelerator",), None, _layers),
-    Alias(("-ncmoe", "--n-cpu-moe"), "is the --gpu-experts-ratio that the other layers come to, of experts of any "
-          "layer: the cache policy picks them", ("gpu_experts_ratio",), None, _n_cpu_moe),
-    Alias(("-cmoe", "--cpu-moe"), "is --num-gpu-experts 0 here", ("num_gpu_experts",), 0,
-          lambda given: {N_CPU_MOE: None}),
+          "does nothing here, except 0, which is --accelerator none: dense weights are on the GPU, and "
+          "--gpu-experts-ratio sets the share of experts there", ("accelerator",), values=_layers),
+    Alias(("-ncmoe", "--n-cpu-moe"), "is --gpu-experts-ratio here, with the other layers' share; the cache policy "
+          "picks the experts from any layer", ("gpu_experts_ratio",), values=_n_cpu_moe),
+    Alias(("-cmoe", "--cpu-moe"), "is --num-gpu-experts 0 here", ("num_gpu_experts",), nargs=0,
+          values=lambda given: {N_CPU_MOE: None}),
     _to("max_num_batched_tokens", "-ub", "--ubatch-size"),
-    _ignored("--max-num-batched-tokens is the one size of a step", "-b", "--batch-size"),
+    _ignored("--max-num-batched-tokens is the only step size", "-b", "--batch-size"),
     _to("max_num_seqs", "-np", "--parallel"),
     Alias(("-ctk", "--cache-type-k"), "is --kv-cache-dtype here, for keys and values; f16 is bfloat16",
-          ("kv_cache_dtype",), None, _kv_type),
-    _ignored("keys and values have one type, which -ctk says", "-ctv", "--cache-type-v"),
+          ("kv_cache_dtype",), values=_kv_type),
+    _ignored("keys and values have one type, set by -ctk", "-ctv", "--cache-type-v"),
     _to("seed", "-s"),
-    Alias(("-fa", "--flash-attn"), "does nothing here: attention never writes its scores out", (), "?", _on_or_off),
+    Alias(("-fa", "--flash-attn"), "does nothing here: attention never stores its scores", nargs="?",
+          values=_on_or_off),
     _ignored("it is always on", "--jinja", "-cb", "--cont-batching", nargs=0),
-    _ignored("weights that are packed (`twofold pack`) are mapped, others are copied", "--mlock", "--no-mmap", nargs=0),
+    _ignored("packed weights (`twofold pack`) are memory-mapped, others are copied", "--mlock", "--no-mmap", nargs=0),
     _refused("one GPU is used", "-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"),
-    _refused("tensors are placed by rules here, see --optimize-config", "-ot", "--override-tensor"),
+    _refused("rules place tensors here, see --optimize-config", "-ot", "--override-tensor"),
     _refused("nothing is downloaded; give the path of a file or directory", "-hf", "--hf-repo", "-mu", "--model-url"),
     _refused("there are no LoRA adapters; merge them into the weights", "--lora"),
-    _refused("no draft model runs beside this one", "-md", "--model-draft"),
+    _refused("draft models are not supported", "-md", "--model-draft"),
     # ik_llama.cpp
     _ignored("weights are always packed for the CPU when they are loaded", "-rtr", "--run-time-repack", nargs=0),
-    _ignored("gate, up and activation of an expert are always one pass", "-fmoe", "--fused-moe", nargs=0),
-    _ignored("latent attention has one form here", "-mla", "--mla-use", "-amb", "--attention-max-batch"),
-    _refused("fewer experts than the model asks for would change its answers", "-ser", "--smart-expert-reduction"),
+    _ignored("gate, up and activation of an expert are always fused", "-fmoe", "--fused-moe", nargs=0),
+    _ignored("latent attention has only one form", "-mla", "--mla-use", "-amb", "--attention-max-batch"),
+    _refused("fewer experts than the model uses would change its answers", "-ser", "--smart-expert-reduction"),
 )  # fmt: skip
 """Flags of llama.cpp and ik_llama.cpp. `--moe-cache-mib` is a setting here."""
 
@@ -317,32 +314,31 @@ class _AliasAction(argparse.Action):
     ) -> None:
         alias, option = self._alias, option or self._alias.names[0]
         try:
-            found = alias.values(given)
-        except ValueError as error:
+            for name, value in alias.values(given).items():
+                self._set(parser, namespace, name, value)
+        except (ValueError, argparse.ArgumentTypeError) as error:
             told = "" if given in (None, []) else f" was given {_told(given)}"
             parser.error(f"{option}{told}: {error}")
-        for name, value in found.items():
-            known = {action.dest: action for action in parser._actions if action is not self}
-            if name not in known and name not in _NOT_SETTINGS:
-                parser.error(f"{option} is {flag_name(name)} elsewhere; this command has no such flag")
-            if name in known and isinstance(known[name], argparse._AppendAction):
-                value = [*(getattr(namespace, name, None) or []), value]
-            setattr(namespace, name, value)
         notes = getattr(namespace, "alias_notes", None) or []
         namespace.alias_notes = [*notes, f"{option} {alias.note}"]
+
+    def _set(self, parser: argparse.ArgumentParser, namespace: Any, name: str, value: Any) -> None:
+        """Give a setting its value, as its own flag would."""
+        known = {action.dest: action for action in parser._actions if action is not self}
+        if name not in known and name not in _NOT_SETTINGS:
+            parser.error(
+                f"{self._alias.names[0]} is {flag_name(name)} elsewhere; this command has no such flag"
+            )
+        flag = known.get(name)
+        if flag is not None and callable(flag.type):
+            value = flag.type(value)
+        if isinstance(flag, argparse._AppendAction):
+            value = [*(getattr(namespace, name, None) or []), value]
+        setattr(namespace, name, value)
 
 
 def _told(given: Any) -> str:
     return repr(" ".join(given) if isinstance(given, list) else given)[:200]
-
-
-def missing_targets(aliases: Sequence[Alias], *classes: type[Any]) -> Iterator[tuple[str, str]]:
-    """(flag, setting) of aliases whose setting is in none of the configuration's `classes`."""
-    known = {field.name for cls in classes for field in dataclasses.fields(cls)}
-    for alias in aliases:
-        for target in alias.targets:
-            if target not in known:
-                yield alias.names[0], target
 
 
 def gguf_model(path: Path) -> Path:

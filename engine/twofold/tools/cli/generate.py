@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -16,8 +17,7 @@ from twofold.tools.cli.model_options import (
     add_sampling_arguments,
     emulation_notice,
     engine_config,
-    load_engine,
-    open_telemetry,
+    running_engine,
     sampling_from,
 )
 from twofold.tools.cli.terminal_text import print_piece
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt",
-        help="what to answer; -, or nothing where standard input is a pipe or file: read from there",
+        help="prompt to answer; -, or left out if standard input is a pipe or file: read it from there",
     )
-    parser.add_argument("--system", help="system message in front of the prompt")
+    parser.add_argument("--system", help="system message before the prompt")
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompt as it is, without the model's chat template"
     )
@@ -50,35 +50,26 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     prompt = read_prompt(args.prompt)
     sampling = sampling_from(args, sampling_defaults(Path(config.model)))
-    sink = open_telemetry(args)
-    try:
-        engine = load_engine(config, sink)
+    texts: list[str] = []
+    answer_ids: list[int] = []
+    with running_engine(args, config) as engine:
         notice = emulation_notice(engine.info.accelerator)
         if not args.json:
             for text in (*([notice] if notice else []), *(f"note: {t}" for t in engine.info.output_changes)):
                 print(text, file=sys.stderr)
-        engine.start()
-        try:
-            token_ids = prompt_token_ids(engine, prompt, system=args.system, raw=args.raw)
-            texts: list[str] = []
-            answer_ids: list[int] = []
-            usage = Usage(len(token_ids), 0)
-            for chunk in read_answer(engine, token_ids, sampling, endpoint="generate"):
-                texts.append(chunk.text)
-                answer_ids += chunk.token_ids
-                usage = chunk.usage or usage
-                if not args.json:
-                    print_piece(chunk.text)
-        finally:
-            engine.close()
-        # After closing: only then are the last step's counts complete.
-        if args.json:
-            print(json.dumps(report(engine, "".join(texts), answer_ids, usage), ensure_ascii=False))
-        else:
-            print()
-    finally:
-        if sink is not None:
-            sink.close()
+        token_ids = prompt_token_ids(engine, prompt, system=args.system, raw=args.raw)
+        usage = Usage(len(token_ids), 0)
+        for chunk in read_answer(engine, token_ids, sampling, endpoint="generate"):
+            texts.append(chunk.text)
+            answer_ids += chunk.token_ids
+            usage = chunk.usage or usage
+            if not args.json:
+                print_piece(chunk.text)
+    # After closing: only then are the last step's counts complete.
+    if args.json:
+        print(json.dumps(report(engine, "".join(texts), answer_ids, usage), ensure_ascii=False))
+    else:
+        print()
     return 0
 
 
@@ -114,7 +105,6 @@ def prompt_token_ids(
 
 def report(engine: Engine, text: str, token_ids: list[int], usage: Usage) -> dict[str, Any]:
     """The JSON of --json. Rates are null where they are undefined (fewer than two tokens)."""
-    placement = engine.stats().placement
     # The first token comes from the prefill; decode_s covers the others.
     decoded = usage.completion_tokens - 1
     rate = decoded / usage.decode_s if decoded > 0 and usage.decode_s > 0 else None
@@ -123,15 +113,7 @@ def report(engine: Engine, text: str, token_ids: list[int], usage: Usage) -> dic
         "token_ids": token_ids,
         "accelerator": engine.info.accelerator,
         "output_changes": list(engine.info.output_changes),
-        "placement": {
-            "hits": placement.hits,
-            "cpu_misses": placement.cpu_misses,
-            "fetched": placement.fetched,
-            "uploads": placement.uploads,
-            "evictions": placement.evictions,
-            "h2d_bytes": placement.h2d_bytes,
-            "deferred": placement.deferred,
-        },
+        "placement": dataclasses.asdict(engine.stats().placement),
         "timings": {
             "clock": usage.clock,
             "prefill_ms": usage.prefill_s * 1e3,

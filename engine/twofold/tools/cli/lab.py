@@ -9,7 +9,7 @@ from typing import Final
 
 _ACTIONS: Final = {
     "kv-cache": "compare KV cache types: bytes, and KL divergence from float32 on a text",
-    "oracle-share": "compare a cache policy's saving over LRU with an oracle's, request starts apart",
+    "oracle-share": "compare a cache policy's saving over LRU with an oracle's, with request starts separate",
     "cache-prior": "measure --cache-prior: quality lost, expert hits gained",
     "deferral": "measure expert deferral: quality lost, decode speed gained on an emulated machine",
     "record": "record the expert routing of a text file as a trace",

@@ -36,14 +36,14 @@ COMMANDS: Final[dict[str, str]] = {
     "placement export": "save to a file which experts are in a running server's slots",
     "placement import": "load other experts into a running server's slots",
     "ctl resize": "change how a running server splits memory between experts and KV cache",
-    "ctl sleep": "have a running server free its expert slots and KV cache",
-    "ctl wake": "have a sleeping server allocate its expert slots and KV cache again",
+    "ctl sleep": "free the expert slots and KV cache of a running server",
+    "ctl wake": "allocate the expert slots and KV cache of a sleeping server again",
     "calibrate": "measure this machine for the cost model, and save the figures",
     "quantize": "convert a model to a smaller weight format, and measure the loss",
-    "pack": "save a model in its in-memory layout, so that it loads at once",
+    "pack": "save a model in its in-memory layout, so that it is memory-mapped instead of loaded",
     "rules explain": "show which rule places each module of a model",
     "models": "list supported model families and formats, or the memory that models on disk need",
-    "doctor": "check what this machine has, lacks and can run",
+    "doctor": "check this machine: CPU, memory, accelerator, and which models fit",
     "version": "show the versions of Twofold and its dependencies",
     "telemetry": "summarise the telemetry database",
     "lab": "replay, simulate and record expert routing",
@@ -52,6 +52,7 @@ COMMANDS: Final[dict[str, str]] = {
 
 _MODULES: Final = {
     "bench": "bench.model",
+    "ctl wake": "ctl.sleep",
     "doctor": "doctor.command",
     "launch": "launch.command",
     "placement import": "placement.import_",
@@ -74,6 +75,7 @@ _DEBUG_HELP: Final = "show tracebacks and debug messages"
 
 _EXTRA_OF: Final = {
     "fastapi": "server",
+    "httpx": "server",
     "starlette": "server",
     "uvicorn": "server",
     "pydantic": "server",
@@ -195,11 +197,11 @@ def describe(error: Exception) -> tuple[str, int]:
             return f"this needs {package}; install it with: pip install 'twofold[{_EXTRA_OF[package]}]'", 2
     if isinstance(error, ImportError) and _is_native(error):
         return (
-            "the native module is not built or not for this Python; build it: make build (or pip install .)",
+            "the native module is not built for this Python; build it: make build (or pip install .)",
             2,
         )
     if isinstance(error, MemoryError):
-        return "memory ran out; `twofold doctor MODEL` says what fits and what to lower", 1
+        return "out of memory; `twofold doctor MODEL` shows what fits and which settings to lower", 1
     if isinstance(error, OSError):
         return f"{error} (--debug shows where)", 1
     return f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1

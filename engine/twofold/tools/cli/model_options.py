@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from twofold.api.config import EngineConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
-from twofold.api.settings import add_arguments, from_namespace
+from twofold.api.settings import add_arguments, flag_name, from_namespace
 from twofold.api.types import SamplingParams
 from twofold.tools.cli.bar import Bar
 from twofold.tools.cli.flag_aliases import (
@@ -22,20 +23,21 @@ from twofold.tools.cli.flag_aliases import (
     cpu_moe_ratio,
     gguf_model,
 )
+from twofold.tools.cli.number_options import within
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
     from twofold.telemetry.sink import TelemetrySink
 
 
-_SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
-    "temperature": (float, "0 always picks the likeliest token; higher is more varied"),
-    "top_p": (float, "draw from the likeliest tokens that together have this probability"),
-    "top_k": (int, "draw from this many likeliest tokens; 0: all"),
-    "min_p": (float, "leave out tokens less likely than this share of the likeliest"),
+_MAX_TOKENS: Final = Range(1, 2**31)
+_SAMPLING: Final = {
+    "temperature": (float, "sampling temperature; 0 is greedy"),
+    "top_p": (float, "sample from the most likely tokens whose probabilities sum to this"),
+    "top_k": (int, "sample from this many most likely tokens; 0: all"),
+    "min_p": (float, "exclude tokens less likely than this share of the most likely one"),
     "max_tokens": (int, "longest answer in tokens"),
 }
-_RANGES = {**SAMPLING_RANGES, "max_tokens": Range(1, 2**31)}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,29 +50,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("How to pick tokens (default: what the model's authors recommend)")
-    for name, (_, help_text) in _SAMPLING.items():
-        flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, dest=name, help=help_text, metavar=name.upper())
+    group = parser.add_argument_group("Sampling (default: the model's generation_config.json)")
+    for name, (parse, help_text) in _SAMPLING.items():
+        read = within(parse, SAMPLING_RANGES.get(name, _MAX_TOKENS))
+        group.add_argument(flag_name(name), dest=name, type=read, help=help_text, metavar=name.upper())
     add_aliases(parser, GENERATION)
 
 
 def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
-    """`defaults` with the values of the flags. ConfigError for a value out of range."""
-    changes: dict[str, Any] = {}
-    for name, (parse, _) in _SAMPLING.items():
-        text = getattr(args, name, None)
-        if text is None:
-            continue
-        expected = f"a {'number' if parse is float else 'whole number'} from {_RANGES[name]}"
-        try:
-            value = parse(text)
-        except ValueError:
-            value = None
-        if value is None or not _RANGES[name].holds(value):
-            raise ConfigError(f"--{name.replace('_', '-')} was given {text!r}; it takes {expected}")
-        changes[name] = value
-    return dataclasses.replace(defaults, **changes)
+    """`defaults` with the values of the flags."""
+    given = {name: getattr(args, name) for name in _SAMPLING}
+    return dataclasses.replace(
+        defaults, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -126,15 +118,25 @@ def load_engine(config: EngineConfig, sink: TelemetrySink | None) -> Engine:
     """Load the engine, with a progress bar on a terminal's stderr."""
     from twofold.engine import Engine
 
-    bar = Bar("loading", "GB", 1e-9)
-    try:
+    with Bar("loading", "GB", 1e-9) as bar:
         return Engine.load(
             config,
             telemetry=sink,
             progress=lambda at: bar.show(at.bytes_done, at.bytes_total, at.stage),
         )
-    finally:
-        bar.clear()
+
+
+@contextlib.contextmanager
+def running_engine(args: argparse.Namespace, config: EngineConfig) -> Iterator[Engine]:
+    """A started engine that records as the flags say; closed at the end."""
+    with contextlib.ExitStack() as closing:
+        sink = open_telemetry(args)
+        if sink is not None:
+            closing.callback(sink.close)
+        engine = load_engine(config, sink)
+        closing.callback(engine.close)
+        engine.start()
+        yield engine
 
 
 def emulation_notice(accelerator: str) -> str | None:
@@ -142,6 +144,6 @@ def emulation_notice(accelerator: str) -> str | None:
     if not accelerator.startswith("emulated"):
         return None
     return (
-        f"note: the GPU is emulated ({accelerator}). Experts really move and are really evicted; the CPU computes "
-        "and GPU times are the cost model's, on a virtual clock."
+        f"note: the GPU is emulated ({accelerator}). Uploads and evictions are real; the CPU computes, and GPU times "
+        "come from the cost model, on a virtual clock."
     )

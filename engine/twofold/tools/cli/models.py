@@ -101,9 +101,9 @@ def _known_lines() -> Iterator[str]:
         yield f"  {family['models']}"
         yield f"      {', '.join(family['classes'])}; {family['gguf']}"
     formats = said["formats"]
-    yield f"Formats of weights computed on as they are: {', '.join(formats['computed'])}"
+    yield f"Weight formats computed without conversion: {', '.join(formats['computed'])}"
     yield f"Tensor types of GGUF: {', '.join(formats['gguf'])}"
-    yield "What one takes: twofold models PATH; what it takes by context: twofold doctor MODEL"
+    yield "Memory of a model: twofold models PATH; memory by context length: twofold doctor MODEL"
 
 
 def _entry_lines(entries: list[dict[str, Any]]) -> Iterator[str]:

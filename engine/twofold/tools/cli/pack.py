@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.tools.cli.bar import Bar
+from twofold.tools.cli.number_options import add_options, cpu_threads_option
 
 if TYPE_CHECKING:
     from twofold.models import LoadProgress
@@ -27,12 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read a packed model and compare every byte with what was written",
     )
-    parser.add_argument(
-        "--cpu-threads",
-        default="0",
-        metavar="N",
-        help="threads to use; 0: one per physical core (default: 0)",
-    )
+    add_options(parser, [cpu_threads_option()])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -52,24 +47,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _pack(source: Path, output: Path, threads: str) -> dict[str, Any]:
+def _pack(source: Path, output: Path, threads: int) -> dict[str, Any]:
     from twofold.blocks import ops
     from twofold.engine.packing import pack_directory
     from twofold.models import open_model_files
     from twofold.weights.panel_file import PANEL_FILE
 
-    if not threads.isdigit():
-        raise ConfigError(f"--cpu-threads was given {threads!r}; it takes a whole number")
-    pool = ops.ThreadPool(EngineConfig(cpu_threads=int(threads)).cpu_threads)
-    bar = Bar("packing", "GB", 1e-9)
+    with Bar("packing", "GB", 1e-9) as bar:
 
-    def show(progress: LoadProgress) -> None:
-        bar.show(progress.bytes_done, progress.bytes_total)
+        def show(progress: LoadProgress) -> None:
+            bar.show(progress.bytes_done, progress.bytes_total)
 
-    try:
-        written = pack_directory(open_model_files(source), source, output, pool, show)
-    finally:
-        bar.clear()
+        written = pack_directory(
+            open_model_files(source), source, output, ops.ThreadPool(threads), progress=show
+        )
     if not written:
         print(f"{output} is complete already", file=sys.stderr)
     size = (output / PANEL_FILE).stat().st_size
@@ -80,9 +71,6 @@ def _check(directory: Path) -> dict[str, Any]:
     from twofold.weights.panel_file import PANEL_FILE, check_stretches, read_contents
 
     path = directory / PANEL_FILE if directory.is_dir() else directory
-    bar = Bar("checking", "GB", 1e-9)
-    try:
+    with Bar("checking", "GB", 1e-9) as bar:
         check_stretches(path, read_contents(path), bar.show)
-    finally:
-        bar.clear()
     return {"output": str(path), "bytes": path.stat().st_size, "done": "unchanged"}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.tools.cli.bar import Bar
+from twofold.tools.cli.number_options import add_options, cpu_threads_option, whole
 
 if TYPE_CHECKING:
     from twofold.blocks.ops import ThreadPool
@@ -24,36 +26,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", help="directory or GGUF file to quantise (BF16, F16, F32, FP8, or any other)"
     )
-    parser.add_argument(
-        "output", metavar="out", help="directory to write; an interrupted run is taken up again"
-    )
+    parser.add_argument("output", metavar="out", help="directory to write; an interrupted run is resumed")
     parser.add_argument(
         "--format",
         metavar="FORMAT",
-        help="of all matrices: int8, int8_channel, int4, int4_channel, mxfp4, q8_0, q4_0, q4_k, q5_k or q6_k",
+        help="format of all matrices: int8, int8_channel, int4, int4_channel, mxfp4, q8_0, q4_0, q4_k, q5_k or q6_k",
     )
     parser.add_argument(
         "--rules",
         metavar="FILE",
-        help="YAML file that says which blocks, layers and tensors get which format (docs/guides/quantise.md)",
+        help="YAML file with the format of blocks, layers and tensors (docs/guides/quantise.md)",
     )
     parser.add_argument(
         "--text",
         metavar="FILE",
         help="UTF-8 text on which both models are compared (default: a tale in English)",
     )
-    parser.add_argument(
-        "--max-tokens",
-        default="2048",
-        metavar="N",
-        help="tokens of the text to compare on; 0: do not compare (default: 2048)",
-    )
-    parser.add_argument(
-        "--cpu-threads",
-        default="0",
-        metavar="N",
-        help="threads to use; 0: one per physical core (default: 0)",
-    )
+    compared = "tokens of the text on which the models are compared; 0: do not compare"
+    add_options(parser, [("--max-tokens", "N", whole(0, 2**31 - 1), 2048, compared), cpu_threads_option()])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -64,21 +54,97 @@ def run(args: argparse.Namespace) -> int:
     from twofold.quantise.texts import read_text, token_sequences
 
     rules = _rules(args)
-    max_tokens = _whole_number("--max-tokens", args.max_tokens, 2**31 - 1)
-    threads = EngineConfig(cpu_threads=_whole_number("--cpu-threads", args.cpu_threads, 1024)).cpu_threads
-    text = read_text(args.text) if max_tokens else ""
+    text = read_text(args.text) if args.max_tokens else ""
     source, output = Path(args.model).expanduser(), Path(args.output).expanduser()
     files = open_model_files(source)
-    sequences = token_sequences(source, files, text, max_tokens) if max_tokens else []
-    pool = ops.ThreadPool(threads)
-    recipe = make_recipe(files, rules, pool)
-    _write(files, recipe, source, output, rules)
+    sequences = token_sequences(source, files, text, args.max_tokens) if args.max_tokens else []
+    pool = ops.ThreadPool(args.cpu_threads)
+    job = _Job(files, make_recipe(files, rules, pool), rules, source=source, output=output)
+    job.write()
     quality = _compare(files, output, sequences, pool) if sequences else None
-    if args.json:
-        print(json.dumps(_report(files, recipe, source, output, rules, quality)))
-    else:
-        print(_summary(files, recipe, output, rules, quality))
+    print(json.dumps(job.report(quality)) if args.json else job.summary(quality))
     return 0
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A model, and what it is quantised to."""
+
+    files: ModelFiles
+    recipe: Recipe
+    rules: Rules
+    source: Path
+    output: Path
+
+    def write(self) -> None:
+        from twofold.models.derived_model import fingerprint, source_config, write_tokenizer
+        from twofold.quantise.directory import OutputDirectory
+
+        source, output, model = self.source, self.output, self.files.config
+        config = source_config(source, model)
+        directory = OutputDirectory(output, self.recipe, source, fingerprint(self.files, str(self.rules)))
+        if directory.begin():
+            print(f"{output} is complete already", file=sys.stderr)
+            return
+        with Bar(f"quantising to {self.rules.label}", "GB", 1e-9) as bar:
+            kept = directory.write(bar.show)
+        if kept:
+            print(f"resumed: {kept} of {len(self.recipe.files)} files were complete", file=sys.stderr)
+        directory.finish(config, lambda: write_tokenizer(source, output, model))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.recipe.tensors())
+
+    @property
+    def by_format(self) -> dict[str, int]:
+        """Number of tensors by format."""
+        return dict(sorted(Counter(tensor.format for tensor in self.recipe.tensors()).items()))
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """Bytes by format of each layer, and of the tensors outside the layers."""
+        found = []
+        for number, tensors in enumerate(self.recipe.files):
+            by_format = Counter[str]()
+            for tensor in tensors:
+                by_format[tensor.format] += tensor.num_bytes
+            layer = number if number < self.files.config.num_layers else None
+            found.append({"layer": layer, "bytes": by_format.total(), "bytes_by_format": by_format})
+        return found
+
+    def report(self, quality: Quality | None) -> dict[str, Any]:
+        return {
+            "model": str(self.source),
+            "output": str(self.output),
+            "format": self.rules.label,
+            "source_bytes": self.files.file_bytes,
+            "bytes": self.num_bytes,
+            "tensors_by_format": self.by_format,
+            "layers": self.layers,
+            "quality": None if quality is None else quality.as_json(),
+        }
+
+    def summary(self, quality: Quality | None) -> str:
+        counts = ", ".join(f"{count} {name}" for name, count in self.by_format.items())
+        lines = [
+            f"{self.output}: {self.rules.label}, {self.num_bytes / 1e9:.3f} GB of weights, "
+            f"{100 * self.num_bytes / self.files.file_bytes:.1f} % of the source (tensors: {counts})"
+        ]
+        if quality is None:
+            lines.append("not compared with the source (--max-tokens 0)")
+        else:
+            lines += [
+                f"  compared on {quality.num_tokens} tokens with the source:",
+                f"    KL divergence     mean {quality.mean_kl:.5f}, 99th percentile {quality.p99_kl:.4f}, largest "
+                f"{quality.max_kl:.4f} nats",
+                f"    likeliest token   the same for {100 * quality.same_top:.1f} %",
+                f"    perplexity        {quality.source_perplexity:.3f} → {quality.perplexity:.3f}",
+            ]
+        lines += _layer_table(self.layers, quality)
+        if quality is not None:
+            lines.append(f"  {quality.verdict}")
+        return "\n".join(lines)
 
 
 def _rules(args: argparse.Namespace) -> Rules:
@@ -94,100 +160,18 @@ def _rules(args: argparse.Namespace) -> Rules:
     return Rules(args.format)
 
 
-def _write(files: ModelFiles, recipe: Recipe, source: Path, output: Path, rules: Rules) -> None:
-    from twofold.models.derived_model import fingerprint, source_config, write_tokenizer
-    from twofold.quantise.directory import OutputDirectory
-
-    config = source_config(source, files.config)
-    directory = OutputDirectory(output, recipe, source, fingerprint(files, str(rules)))
-    if directory.begin():
-        print(f"{output} is complete already", file=sys.stderr)
-        return
-    bar = Bar(f"quantising to {rules.label}", "GB", 1e-9)
-    try:
-        kept = directory.write(bar.show)
-    finally:
-        bar.clear()
-    if kept:
-        print(f"taken up again: {kept} of {len(recipe.files)} files were there", file=sys.stderr)
-    directory.finish(config, lambda: write_tokenizer(source, output, files.config))
-
-
 def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], pool: ThreadPool) -> Quality:
     from twofold.models.model_files import open_model_files
     from twofold.quantise.quality import compare
 
-    bar = Bar("comparing", "layers", 1.0)
-    try:
-        return compare(files, open_model_files(output), sequences, pool, bar.show)
-    finally:
-        bar.clear()
+    with Bar("comparing", "layers", 1.0) as bar:
+        return compare(files, open_model_files(output), sequences, pool, progress=bar.show)
 
 
-def _whole_number(flag: str, text: str, highest: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value <= highest:
-        raise ConfigError(f"{flag} was given {text!r}; it takes a whole number from 0 to {highest}")
-    return value
-
-
-def _report(
-    files: ModelFiles, recipe: Recipe, source: Path, output: Path, rules: Rules, quality: Quality | None
-) -> dict[str, Any]:
-    return {
-        "model": str(source),
-        "output": str(output),
-        "format": rules.label,
-        "source_bytes": files.file_bytes,
-        "bytes": sum(tensor.num_bytes for tensor in recipe.tensors()),
-        "tensors_by_format": _by_format(recipe),
-        "layers": _by_layer(files, recipe),
-        "quality": None if quality is None else quality.as_json(),
-    }
-
-
-def _summary(files: ModelFiles, recipe: Recipe, output: Path, rules: Rules, quality: Quality | None) -> str:
-    written = sum(tensor.num_bytes for tensor in recipe.tensors())
-    counts = ", ".join(f"{count} {name}" for name, count in _by_format(recipe).items())
-    lines = [
-        f"{output}: {rules.label}, {written / 1e9:.3f} GB of weights, "
-        f"{100 * written / files.file_bytes:.1f} % of the source (tensors: {counts})"
-    ]
-    if quality is None:
-        lines.append("not compared with the source (--max-tokens 0)")
-    else:
-        lines += [
-            f"  compared on {quality.num_tokens} tokens with the source:",
-            f"    KL divergence     mean {quality.mean_kl:.5f}, 99th percentile {quality.p99_kl:.4f}, largest "
-            f"{quality.max_kl:.4f} nats",
-            f"    likeliest token   the same for {100 * quality.same_top:.1f} %",
-            f"    perplexity        {quality.source_perplexity:.3f} → {quality.perplexity:.3f}",
-        ]
-    lines += _layer_table(files, recipe, quality)
-    if quality is not None:
-        lines.append(f"  {quality.verdict}")
-    return "\n".join(lines)
-
-
-def _by_layer(files: ModelFiles, recipe: Recipe) -> list[dict[str, Any]]:
-    """Bytes and tensor counts by format for each layer, and for tensors outside the layers."""
-    found = []
-    for number, tensors in enumerate(recipe.files):
-        by_format: dict[str, int] = {}
-        for tensor in tensors:
-            by_format[tensor.format] = by_format.get(tensor.format, 0) + tensor.num_bytes
-        layer = number if number < files.config.num_layers else None
-        found.append({"layer": layer, "bytes": sum(by_format.values()), "bytes_by_format": by_format})
-    return found
-
-
-def _layer_table(files: ModelFiles, recipe: Recipe, quality: Quality | None) -> list[str]:
+def _layer_table(layers: list[dict[str, Any]], quality: Quality | None) -> list[str]:
     """Table lines; adjacent layers of the same formats share one, with the drift of the last of them."""
     rows: list[tuple[int, int, float, str]] = []
-    for entry in _by_layer(files, recipe):
+    for entry in layers:
         if entry["layer"] is None:
             continue
         shares = ", ".join(
@@ -199,15 +183,8 @@ def _layer_table(files: ModelFiles, recipe: Recipe, quality: Quality | None) -> 
             first = rows.pop()[0]
         drift = quality.drift[entry["layer"]] if quality is not None else 0.0
         rows.append((first, entry["layer"], drift, shares))
-    drifts = "" if quality is None else "   hidden states away from the source's"
+    drifts = "" if quality is None else "   drift of hidden states from the source's"
     return [f"  layers     bytes by format{drifts}"] + [
         f"  {f'{first}-{last}':<9}  {shares}" + ("" if quality is None else f"   {100 * drift:.2f} %")
         for first, last, drift, shares in rows
     ]
-
-
-def _by_format(recipe: Recipe) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for tensor in recipe.tensors():
-        counts[tensor.format] = counts.get(tensor.format, 0) + 1
-    return dict(sorted(counts.items()))

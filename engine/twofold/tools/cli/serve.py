@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import ipaddress
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold import __version__
+from twofold.api.addresses import is_loopback
 from twofold.api.config import ServerConfig, TelemetryConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
@@ -63,9 +63,11 @@ def run(args: argparse.Namespace) -> int:
         def announce(engine: ServingEngine) -> None:
             url = f"http://{_in_url(server_config.host)}:{port}/v1"
             name = process.state.model_name
-            _say(greeting(engine.info, name, url, telemetry_url, server_config))
+            _write_line(
+                greeting(engine.info, name, url, telemetry_url=telemetry_url, server_config=server_config)
+            )
 
-        process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_tell_drain)
+        process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_announce_drain)
         process.run(listener)
     finally:
         for engine in loaded:
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def greeting(
-    info: RunInfo, name: str, url: str, telemetry_url: str | None, server_config: ServerConfig
+    info: RunInfo, name: str, url: str, *, telemetry_url: str | None, server_config: ServerConfig
 ) -> str:
     """What runs where, and how to stop it."""
     experts = info.num_layers * info.num_experts
@@ -99,25 +101,25 @@ def greeting(
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
         ("API", url),
         ("telemetry", _without_password(telemetry_url or "off (--telemetry-url records every decision)")),
-        ("stop", "Ctrl-C: running answers finish first; again: at once"),
+        ("stop", "Ctrl-C: running answers finish first; Ctrl-C again: stop at once"),
     ]
     lines = [f"Twofold {__version__} is ready", *(f"  {label:<12} {text}" for label, text in rows)]
     notice = emulation_notice(info.accelerator)
     if notice:
         lines.append(f"  {notice}")
-    if not server_config.api_key and not _is_loopback(server_config.host):
+    if not server_config.api_key and not is_loopback(server_config.host):
         lines.append(
             f"  warning: any client that reaches {server_config.host} may use it; require a key with --api-key"
         )
     return "\n".join(lines)
 
 
-def _tell_drain(num_running: int) -> None:
+def _announce_drain(num_running: int) -> None:
     answers = "1 running answer" if num_running == 1 else f"{num_running} running answers"
-    _say(f"\nstopping: {answers} may finish, new requests are refused; once more ends at once")
+    _write_line(f"\nstopping: {answers} may finish, new requests are refused; Ctrl-C again stops at once")
 
 
-def _say(text: str) -> None:
+def _write_line(text: str) -> None:
     """Print without sys.stdout: its buffer would raise a failed write again at interpreter exit, and its lock would be
     held by a print that never returns. Raises OSError when the reader has closed the pipe."""
     data = (text + "\n").encode(errors="replace")
@@ -131,10 +133,3 @@ def _without_password(url: str) -> str:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

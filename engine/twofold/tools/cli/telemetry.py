@@ -41,12 +41,8 @@ def run(args: argparse.Namespace) -> int:
             f"no telemetry database given and no {DATABASE_HERE} here; set --telemetry-url sqlite:///FILE or "
             "TWOFOLD_TELEMETRY_URL"
         )
-    try:
-        from twofold.telemetry.summary import format_summary, summarise
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"telemetry needs {error.name}; install it with: pip install 'twofold[telemetry]'"
-        ) from None
+    from twofold.telemetry.summary import format_summary, summarise
+
     summary = summarise(url, run_id=args.run)
     print(json.dumps(summary, indent=2) if args.json else format_summary(summary))
     return 0

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -41,54 +40,39 @@ class LoadPlan:
     slos: Mapping[str, float] = field(default_factory=dict)
 
 
-async def run_load(
-    client: HttpClient,
-    workload: Workload,
-    shape: PromptShape,
-    plan: LoadPlan,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Run:
-    """Send the load and wait for the last answer. Failed requests are samples, too.
+@dataclass
+class Load:
+    """A load to be sent once."""
 
-    Args:
-        progress: called with (finished requests, all requests).
-    """
-    return await _Generator(client, workload, shape, plan, progress).run()
-
-
-class _Generator:
-    def __init__(
-        self,
-        client: HttpClient,
-        workload: Workload,
-        shape: PromptShape,
-        plan: LoadPlan,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self._client, self._workload, self._shape, self._plan = client, workload, shape, plan
-        self._progress = progress
-        self._loop = asyncio.get_running_loop()
-        self._samples: list[Sample] = []
-        self._last_begin_s = float("inf")
-        self._counts = False
-        """True after the warm-up."""
+    client: HttpClient
+    workload: Workload
+    shape: PromptShape
+    plan: LoadPlan
+    progress: Callable[[int, int], None] = lambda done, total: None
+    """Called with (finished requests, all requests)."""
+    _samples: list[Sample] = field(default_factory=list)
+    _last_begin_s: float = float("inf")
+    _counts: bool = False
+    """True after the warm-up."""
 
     async def run(self) -> Run:
-        for number in range(self._plan.num_warmups):
+        """Send the load and wait for the last answer. Failed requests are samples, too."""
+        self._loop = asyncio.get_running_loop()
+        for number in range(self.plan.num_warmups):
             # Separate numbers: the warm-up puts no prompt of the measurement into a cache.
             await self._converse(-2 - number)
         self._counts = True
         begin_s = self._loop.time()
-        if self._plan.duration_s is not None:
-            self._last_begin_s = begin_s + self._plan.duration_s
-        if self._plan.request_rate is None:
+        if self.plan.duration_s is not None:
+            self._last_begin_s = begin_s + self.plan.duration_s
+        if self.plan.request_rate is None:
             await self._closed_loop()
         else:
-            await self._open_loop(begin_s, self._plan.request_rate)
-        return Run(self._samples, self._loop.time() - begin_s, self._plan.slos)
+            await self._open_loop(begin_s, self.plan.request_rate)
+        return Run(self._samples, self._loop.time() - begin_s, self.plan.slos)
 
     async def _closed_loop(self) -> None:
-        numbers = iter(range(self._plan.num_prompts))
+        numbers = iter(range(self.plan.num_prompts))
 
         async def one_user() -> None:
             for number in numbers:
@@ -96,11 +80,11 @@ class _Generator:
                     return
                 await self._converse(number)
 
-        num_users = min(self._plan.max_concurrency or 1, self._plan.num_prompts)
+        num_users = min(self.plan.max_concurrency or 1, self.plan.num_prompts)
         await asyncio.gather(*(one_user() for _ in range(num_users)))
 
     async def _open_loop(self, begin_s: float, request_rate: float) -> None:
-        plan = self._plan
+        plan = self.plan
         places = None if plan.max_concurrency is None else asyncio.Semaphore(plan.max_concurrency)
 
         async def arrive(number: int, due_s: float) -> None:
@@ -122,40 +106,36 @@ class _Generator:
         return self._loop.time() > self._last_begin_s
 
     async def _converse(self, number: int, waited_s: float = 0.0) -> None:
-        conversation = self._workload.conversation(number, self._shape)
+        conversation = self.workload.conversation(number, self.shape)
         last_answer = ""
-        for turn in range(1, self._shape.num_turns + 1):
+        for turn in range(1, self.shape.num_turns + 1):
             if turn > 1 and self._is_over:
                 return
-            sample = await self._ask(conversation, number, turn, last_answer, waited_s if turn == 1 else 0.0)
+            sample = await self._ask(conversation, turn, last_answer, waited_s=waited_s if turn == 1 else 0.0)
             if self._counts:
                 self._samples.append(sample)
-                self._progress(len(self._samples), self._plan.num_prompts * self._shape.num_turns)
+                self.progress(len(self._samples), self.plan.num_prompts * self.shape.num_turns)
             if not sample.ok:
                 # The history lacks an answer, so later turns cannot be sent.
                 return
             last_answer = sample.answer.text
 
     async def _ask(
-        self, conversation: Conversation, number: int, turn: int, last_answer: str, waited_s: float
+        self, conversation: Conversation, turn: int, last_answer: str, *, waited_s: float
     ) -> Sample:
         body = json.dumps(conversation.body(turn, last_answer)).encode()
         answer = AnswerStream(self._loop.time())
         failure: tuple[str, str] | None = None
         try:
-            async with asyncio.timeout(self._plan.timeout_s):
-                await self._client.lines(
-                    self._workload.path, body, lambda line: answer.line(line, self._loop.time())
+            async with asyncio.timeout(self.plan.timeout_s):
+                await self.client.lines(
+                    self.workload.path, body, lambda line: answer.line(line, self._loop.time())
                 )
             answer.end()
         except (HttpStatusError, MalformedStreamError) as error:
             failure = error.kind, str(error)
         except TimeoutError:
-            failure = "timeout", f"not complete after {self._plan.timeout_s:g} s"
-        except ssl.SSLError as error:
-            failure = "TLS", str(error)
+            failure = "timeout", f"not complete after {self.plan.timeout_s:g} s"
         except OSError as error:
-            failure = type(error).__name__, str(error) or "the connection broke"
-        except ValueError as error:
-            failure = "no HTTP", str(error)
-        return Sample(number, turn, answer, waited_s, *(failure or ()))
+            failure = type(error).__name__, str(error)
+        return Sample(conversation.number, turn, answer, waited_s, *(failure or ()))

@@ -1,22 +1,20 @@
-"""A minimal HTTP/1.1 client with a connection per request, so that the server dominates the measured time."""
+"""HTTP client of the load generator: a connection per request, as many users would open."""
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import json
-import ssl
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
+import httpx
+
+from twofold.api.addresses import is_loopback
+from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import ConfigError
 
-_MAX_LINE: Final = 1 << 22
 _MAX_ERROR_BYTES: Final = 1 << 16
-_MAX_HEADERS: Final = 100
 
 
 class HttpStatusError(Exception):
@@ -38,8 +36,8 @@ def check_url(url: str, *, flag: str, allow_remote: bool) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise ConfigError(f"{flag} {url!r} is not an address; expected e.g. http://127.0.0.1:10002")
-    if not allow_remote and not _is_loopback(parsed.hostname or ""):
+        raise ConfigError(f"{flag} {url!r} is not an address; expected e.g. {DEFAULT_URL}")
+    if not allow_remote and not is_loopback(parsed.hostname or ""):
         raise ConfigError(
             f"{flag} {url!r} is not this machine; a load test against others' servers needs their consent. "
             "Give http://127.0.0.1:PORT, or --allow-remote-host if the server is yours"
@@ -47,22 +45,22 @@ def check_url(url: str, *, flag: str, allow_remote: bool) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _is_loopback(name: str) -> bool:
-    if name.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-@dataclass(frozen=True)
 class HttpClient:
-    """Client of one server. Reads answers as they arrive."""
+    """Client of one server. Reads answers as they arrive; follows no redirect and no proxy."""
 
-    base_url: str
-    """As returned by `check_url`."""
-    api_key: str | None = None
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        """`base_url`: as returned by `check_url`."""
+        self.base_url = base_url
+        headers = {"Accept-Encoding": "identity"}
+        self._client = httpx.AsyncClient(
+            headers=headers if api_key is None else headers | {"Authorization": f"Bearer {api_key}"},
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            # The caller bounds a request as a whole.
+            timeout=None,  # noqa: S113
+            trust_env=False,
+            # Reading the certificates takes tens of milliseconds.
+            verify=base_url.startswith("https:"),
+        )
 
     async def json(self, method: str, path: str, body: object = None) -> Any:
         """The JSON of an answer.
@@ -71,24 +69,23 @@ class HttpClient:
             HttpStatusError: a status other than 200.
             OSError, ValueError: no connection, or invalid HTTP or JSON.
         """
-        async with self._answer(method, path, None if body is None else json.dumps(body).encode()) as pieces:
-            return json.loads(b"".join([piece async for piece in pieces]))
+        async with self._answer(method, path, None if body is None else json.dumps(body).encode()) as answer:
+            return json.loads(await answer.aread())
 
     async def text(self, path: str) -> str:
         """The text of a GET's answer. Errors as for `json`."""
-        async with self._answer("GET", path, None) as pieces:
-            return b"".join([piece async for piece in pieces]).decode()
+        async with self._answer("GET", path, None) as answer:
+            return (await answer.aread()).decode()
 
     async def lines(self, path: str, body: bytes, take: Callable[[bytes], bool | None]) -> None:
         """POST `body` and pass each line of the answer to `take` as it arrives, until that returns True: then the
         connection is closed. Errors as for `json`.
         """
-        async with self._answer("POST", path, body) as pieces:
+        async with self._answer("POST", path, body) as answer:
             rest = b""
-            async for piece in pieces:
+            # Not httpx' aiter_lines: it also splits at line separators within JSON texts.
+            async for piece in answer.aiter_bytes():
                 *lines, rest = (rest + piece).split(b"\n")
-                if len(rest) > _MAX_LINE:
-                    raise ValueError(f"a line of the answer is longer than {_MAX_LINE} bytes")
                 for line in lines:
                     if take(line):
                         return
@@ -96,88 +93,22 @@ class HttpClient:
                 take(rest)
 
     @asynccontextmanager
-    async def _answer(
-        self, method: str, path: str, body: bytes | None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        url = urllib.parse.urlsplit(self.base_url)
-        is_tls = url.scheme == "https"
-        reader, writer = await asyncio.open_connection(
-            url.hostname,
-            url.port or (443 if is_tls else 80),
-            limit=_MAX_LINE,
-            ssl=ssl.create_default_context() if is_tls else None,
-        )
+    async def _answer(self, method: str, path: str, body: bytes | None) -> AsyncIterator[httpx.Response]:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        url = self.base_url + path
         try:
-            head = [f"{method} {url.path}{path} HTTP/1.1", f"Host: {url.netloc.rpartition('@')[2]}"]
-            if self.api_key is not None:
-                head.append(f"Authorization: Bearer {self.api_key}")
-            if body is not None:
-                head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-            head += ["Accept-Encoding: identity", "Connection: close", "", ""]
-            writer.write("\r\n".join(head).encode() + (body or b""))
-            await writer.drain()
-            status, headers = await _head(reader)
-            pieces = _pieces(reader, headers)
-            if status != 200:
-                raise HttpStatusError(status, await _beginning(pieces), headers.get("retry-after"))
-            yield pieces
-        finally:
-            writer.close()
+            async with self._client.stream(method, url, content=body, headers=headers) as answer:
+                if answer.status_code != 200:
+                    retry_after = answer.headers.get("retry-after")
+                    raise HttpStatusError(answer.status_code, await _beginning(answer), retry_after)
+                yield answer
+        except httpx.HTTPError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str]]:
-    while True:
-        first = await reader.readline()
-        words = first.split(maxsplit=2)
-        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-            what = "closed the connection" if not first else f"sent {first[:80]!r} instead of an HTTP answer"
-            raise ConnectionError(f"the server {what}")
-        headers: dict[str, str] = {}
-        while (line := await reader.readline()).strip():
-            name, _, value = line.decode("latin-1").partition(":")
-            headers[name.strip().lower()] = value.strip()
-            if len(headers) > _MAX_HEADERS:
-                raise ConnectionError(f"the server's answer has more than {_MAX_HEADERS} headers")
-        if int(words[1]) >= 200:
-            return int(words[1]), headers
-
-
-async def _pieces(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-    """The body in pieces as they arrive."""
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        try:
-            while size := int((await _line(reader)).partition(b";")[0], 16):
-                if size > _MAX_LINE:
-                    raise ValueError(f"a chunk of the answer is larger than {_MAX_LINE} bytes")
-                yield (await reader.readexactly(size + 2))[:-2]
-        except asyncio.IncompleteReadError:
-            raise _cut_off() from None
-        return
-    left = int(headers["content-length"]) if headers.get("content-length", "").isdigit() else None
-    while left is None or left > 0:
-        piece = await reader.read(1 << 16)
-        if not piece:
-            if left is not None:
-                raise _cut_off()
-            return
-        left = None if left is None else left - len(piece)
-        yield piece
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    line = await reader.readline()
-    if not line:
-        raise _cut_off()
-    return line
-
-
-def _cut_off() -> ConnectionError:
-    return ConnectionError("the server closed the connection within its answer")
-
-
-async def _beginning(pieces: AsyncIterator[bytes]) -> bytes:
+async def _beginning(answer: httpx.Response) -> bytes:
     body = b""
-    async for piece in pieces:
+    async for piece in answer.aiter_bytes():
         body += piece
         if len(body) >= _MAX_ERROR_BYTES:
             break

@@ -3,12 +3,13 @@ otherwise."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import numpy as np
 
 from twofold.tools.loadgen.answer_stream import AnswerStream
 
@@ -112,20 +113,15 @@ class Run:
 def statistics_of(metric: str, values: Sequence[float]) -> dict[str, float | None]:
     """mean_ttft_ms, median_ttft_ms, p90_ttft_ms and so on."""
     named = {"mean": _mean(values), "median": _median(values)}
-    ordered = sorted(values)
-    named |= {f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES}
+    named |= {f"p{percent}": percentile(values, percent) for percent in PERCENTILES}
     return {f"{name}_{metric}_ms": value for name, value in named.items()}
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Percentile by linear interpolation, like NumPy's; None for no values."""
+    """Percentile by linear interpolation; None for no values."""
     if not values:
         return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return float(np.percentile(values, percent))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from twofold.api.errors import ConfigError
@@ -71,7 +71,7 @@ class Conversation:
     """The requests of one conversation, in order."""
 
     def __init__(self, workload: Workload, number: int, shape: PromptShape) -> None:
-        self._workload, self._number, self._shape = workload, number, shape
+        self._workload, self.number, self._shape = workload, number, shape
         self._messages: list[dict[str, str]] = []
 
     def body(self, turn: int, last_answer: str = "") -> dict[str, Any]:
@@ -80,13 +80,13 @@ class Conversation:
         if turn == 1:
             prefix = work.words_of(shape.prefix_len, "prefix") if shape.prefix_len else []
             rest = shape.input_len - shape.prefix_len - work.overhead_tokens
-            words = [*prefix, *work.words_of(rest, f"{self._number}/1")]
+            words = [*prefix, *work.words_of(rest, f"{self.number}/1")]
         else:
             self._messages.append({"role": "assistant", "content": last_answer})
-            words = work.words_of(shape.turn_input_len, f"{self._number}/{turn}")
+            words = work.words_of(shape.turn_input_len, f"{self.number}/{turn}")
         prompt = work.joined(words)
         body: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-        body |= {"max_tokens": shape.output_len, "seed": self._number & 0x7FFFFFFF} | dict(work.extra_body)
+        body |= {"max_tokens": shape.output_len, "seed": self.number & 0x7FFFFFFF} | dict(work.extra_body)
         if work.path == COMPLETIONS:
             return body | {"prompt": prompt}
         self._messages.append({"role": "user", "content": prompt})
@@ -120,18 +120,19 @@ async def prepare(
         ids = await _token_ids(client, tale[: _CHARS_PER_TOKEN * input_len], extra_body.get("model"))
     if ids and path == COMPLETIONS:
         pool: Sequence[int] = sorted(set(ids)) if dataset == "random" else ids
-        return Workload(path, dataset, pool, extra_body, seed)
-    plain = Workload(path, dataset, words, extra_body, seed)
+        return Workload(path, dataset, pool, extra_body, seed=seed)
+    plain = Workload(path, dataset, words, extra_body, seed=seed)
     count = _counter(client, plain, has_tokenize=ids is not None and path == CHAT)
     sizes = (1 + input_len // 8, 2 + input_len // 2)
     (small, few), (large, many) = [(size, await count(size)) for size in sizes]
     if many <= few:
         raise ConfigError(
-            f"prompts of {small} and {large} words have {few} and {many} tokens, as the server says; it does not count "
-            "them, so no prompt of a given length can be made"
+            f"prompts of {small} and {large} words have {few} and {many} tokens by the server's count, which "
+            "cannot be right; without the count, prompts of a given length cannot be made"
         )
     per_word = (many - few) / (large - small)
-    return Workload(path, dataset, words, extra_body, seed, 1 / per_word, max(0.0, few - small * per_word))
+    overhead = max(0.0, few - small * per_word)
+    return replace(plain, words_per_token=1 / per_word, overhead_tokens=overhead)
 
 
 async def _token_ids(client: HttpClient, text: str, model: Any) -> list[int] | None:

@@ -18,7 +18,8 @@ from twofold.api.errors import ConfigError, KernelError
 from twofold.api.types import Chunk, SamplingParams
 from twofold.tools.cli.bench.speed import Speed, median_speed
 from twofold.tools.cli.bench.transformers_speed import TransformersBench
-from twofold.tools.cli.model_options import add_model_arguments, engine_config, load_engine, open_telemetry
+from twofold.tools.cli.model_options import add_model_arguments, engine_config, running_engine
+from twofold.tools.cli.number_options import add_options, several, whole
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
@@ -34,20 +35,21 @@ _TEXT: Final = "Once upon a time there was a miller who had three sons, his mill
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("What to measure")
-    group.add_argument(
-        "--prompt-tokens",
-        default=[128],
-        type=_lengths,
-        metavar="N[,N…]",
-        help="length of the prompt, or several to measure one after the other (default: 128)",
+    lengths = several(whole(1, 10_000_000))
+    add_options(
+        group,
+        [
+            (
+                "--prompt-tokens",
+                "N[,N…]",
+                lengths,
+                [128],
+                "length of the prompt, or several to measure in turn",
+            ),
+            ("--new-tokens", "N", whole(2, 10_000_000), 128, "length of the answer"),
+            ("--repeats", "N", whole(1, 100_000), 3, "rounds; the medians are reported"),
+        ],
     )
-    for flag, default, help_text in (
-        ("--new-tokens", 128, "length of the answer"),
-        ("--repeats", 3, "rounds; the medians are reported"),
-    ):
-        group.add_argument(
-            flag, default=default, type=int, metavar="N", help=f"{help_text} (default: {default})"
-        )
     group.add_argument(
         "--compare-transformers",
         action=argparse.BooleanOptionalAction,
@@ -65,25 +67,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ceilings",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="measure first what this machine can do at most, and say which share prefill and decode reach of it "
-        "(default: on; the shares are of a CPU alone)",
+        help="measure this machine's ceilings first, and print the share of them that prefill and decode reach "
+        "(default: on; shares are for the CPU only)",
     )
     group.add_argument(
         "--profile",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="answer once more and say where the time went: native work by kind, sampler, Python between (default: on)",
+        help="answer once more and print the step time by operation: native kinds, sampler, Python (default: on)",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, least in (("new_tokens", 2), ("repeats", 1)):
-        if getattr(args, name) < least:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} was given {getattr(args, name)}; it takes {least} or more"
-            )
     # No prefix cache: a repeated prompt must be prefilled again, which is what is timed.
     config = dataclasses.replace(engine_config(args), enable_prefix_caching=False)
     ceilings: Ceilings | None = None
@@ -92,25 +89,16 @@ def run(args: argparse.Namespace) -> int:
 
         # Before the model is loaded: it may take the memory that this reads.
         ceilings = measure_ceilings(config.cpu_threads, config.numa)
-    sink = open_telemetry(args)
     profile: AnswerProfile | None = None
-    try:
-        engine = load_engine(config, sink)
-        engine.start()
-        try:
-            results = measure(engine, args)
-            if ceilings is not None and engine.info.accelerator == "none":
-                add_shares(results, ceilings, config.max_num_batched_tokens)
-            if args.profile:
-                from twofold.tools.cli.bench.step_profile import profile_answer
+    with running_engine(args, config) as engine:
+        results = measure(engine, args)
+        if ceilings is not None and engine.info.accelerator == "none":
+            add_shares(results, ceilings, config.max_num_batched_tokens)
+        if args.profile:
+            from twofold.tools.cli.bench.step_profile import profile_answer
 
-                prompt = prompt_of(engine, args.prompt_tokens[-1], args.random_prompt)
-                profile = profile_answer(engine, prompt, args.new_tokens)
-        finally:
-            engine.close()
-    finally:
-        if sink is not None:
-            sink.close()
+            prompt = prompt_of(engine, args.prompt_tokens[-1], args.random_prompt)
+            profile = profile_answer(engine, prompt, args.new_tokens)
     if args.json:
         found: dict[str, Any] = {"ceilings": ceilings.as_json()} if ceilings else {}
         found |= results[0] | {"tests": [test for result in results for test in tests_of(result)]}
@@ -133,8 +121,8 @@ def add_shares(results: list[dict[str, Any]], ceilings: Ceilings, step_tokens: i
     files = open_model_files(results[0]["model"])
     for result in results:
         prompt, new = result["prompt_tokens"], result["new_tokens"]
-        prefill = least_times(ceilings, files, prompt, 0, step_tokens)
-        decode = least_times(ceilings, files, 1, prompt + new // 2, 1)
+        prefill = least_times(ceilings, files, prompt, context_len=0, step_tokens=step_tokens)
+        decode = least_times(ceilings, files, 1, context_len=prompt + new // 2, step_tokens=1)
         speed = result["twofold"]
         result["shares"] = {
             "prefill": prefill.shares(speed["prefill_ms"] * 1e-3),
@@ -154,15 +142,16 @@ def measure(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
     )
     if other is not None:
         other.choose_fastest(prompts[0])
-    return [measure_prompt(engine, other, why_not, prompt, args) for prompt in prompts]
+    return [measure_prompt(engine, other, prompt, args, why_not=why_not) for prompt in prompts]
 
 
 def measure_prompt(
     engine: Engine,
     other: TransformersBench | None,
-    why_not: str,
     prompt: list[int],
     args: argparse.Namespace,
+    *,
+    why_not: str,
 ) -> dict[str, Any]:
     """Medians of alternating rounds with this prompt."""
     ours: list[Speed] = []
@@ -220,15 +209,6 @@ def tests_of(result: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _lengths(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} was given; a length of 1 or more is expected, or several separated by commas"
-        )
-    return [int(part) for part in parts]
-
-
 def prompt_of(engine: Engine, num_tokens: int, seed: int | None = None) -> list[int]:
     """Exactly `num_tokens` tokens: of running text, or random ones if there is a seed. ConfigError if the context is
     too short for them.
@@ -264,7 +244,7 @@ def answer_once(engine: Engine, prompt: list[int], new_tokens: int) -> Speed:
         raise ConfigError(
             f"--new-tokens was given {new_tokens}; with this prompt the context holds {len(times)}"
         )
-    return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage)
+    return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage=usage)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -290,14 +270,14 @@ def table(result: dict[str, Any]) -> str:
             prefill, decode = (f"{shares[step][name]:.0%}" for step in ("prefill", "decode"))
             lines.append(f"  {name.replace('_', ' '):<14}{prefill:>22}{decode:>22}")
         lines.append(
-            f"  what the model must read: {shares['prefill']['gb']:.2f} GB for the prompt, "
+            f"  bytes the model must read: {shares['prefill']['gb']:.2f} GB for the prompt, "
             f"{shares['decode']['gb']:.3f} GB for a decoded token"
         )
     clock = result["twofold"]["clock"]
     if clock["name"] == "virtual":
         lines.append(
             f"  on the virtual clock of the emulated GPU: prefill {clock['prefill_tokens_per_s']:.1f}, "
-            f"decode {clock['decode_tokens_per_s']:.1f} tokens/s (the rows above are the wall's)"
+            f"decode {clock['decode_tokens_per_s']:.1f} tokens/s (the rows above are wall-clock times)"
         )
     if result["transformers"] is None:
         lines.append(f"  not compared with transformers: {result['not_compared_because']}")

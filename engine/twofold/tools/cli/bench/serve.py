@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -21,7 +21,8 @@ from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.whole_file import whole_file
 from twofold.tools.cli.bar import Bar
-from twofold.tools.loadgen.generator import LoadPlan, run_load
+from twofold.tools.cli.number_options import add_options, number, several, whole
+from twofold.tools.loadgen.generator import Load, LoadPlan
 from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError, check_url
 from twofold.tools.loadgen.metrics import SLO_METRICS
 from twofold.tools.loadgen.report import as_json, table
@@ -43,23 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_slo,
         default=[],
         metavar="NAME:MS",
-        help=f"most milliseconds of {', '.join(SLO_METRICS)} that count as good, e.g. ttft:500 tpot:50",
+        help=f"limits of {', '.join(SLO_METRICS)} in milliseconds, for goodput, e.g. ttft:500 tpot:50",
     )
     group.add_argument("--json", type=Path, metavar="FILE", help="write figures and samples to this file")
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "model", nargs="?", metavar="MODEL", help="start a server of its own for this model, and end it"
+        "model", nargs="?", metavar="MODEL", help="start a server for this model, and stop it afterwards"
     )
     group.add_argument(
         "--server-args",
         type=shlex.split,
         default=[],
         metavar="FLAGS",
-        help='for `twofold serve` with MODEL, e.g. --server-args="--accelerator none --max-num-seqs 64"',
+        help='flags for the server of MODEL, e.g. --server-args="--accelerator none --max-num-seqs 64"',
     )
-    group.add_argument("--base-url", metavar="URL", help=f"of a running server (default: {DEFAULT_URL})")
+    group.add_argument(
+        "--base-url", metavar="URL", help=f"address of a running server (default: {DEFAULT_URL})"
+    )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="model to ask for (default: the first served)"
     )
@@ -69,70 +72,59 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="load a server that is not on this machine; it must be yours. Keys come from OPENAI_API_KEY, or "
         "TWOFOLD_API_KEY",
     )
-    group.add_argument(
-        "--start-timeout",
-        type=_number(1, 86_400),
-        default=600,
-        metavar="S",
-        help="for its own server to load",
+    add_options(
+        group,
+        [("--start-timeout", "S", number(1, 86_400), 600, "seconds that its own server may take to load")],
     )
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--num-prompts",
-        type=_whole(1, 100_000),
-        default=100,
-        metavar="N",
-        help="conversations (default: 100)",
+    at_once = (
+        "conversations at the same time, or several to measure in turn (default: 1; with a rate: no limit)"
     )
-    group.add_argument(
-        "--max-concurrency",
-        type=_several(_whole(1, 4096)),
-        metavar="N[,N…]",
-        help="conversations at the same time, or several to measure in turn (default: 1; with a rate: no bound)",
-    )
-    group.add_argument(
-        "--request-rate",
-        type=_number(0.001, 100_000),
-        metavar="R",
-        help="open loop: so many begin per second, whether or not others are done (default: closed loop)",
-    )
-    group.add_argument(
-        "--burstiness",
-        type=_number(0.01, math.inf),
-        default=1.0,
-        metavar="B",
-        help="1: Poisson arrivals; less: in bursts; inf: by the clock (default: 1)",
-    )
-    group.add_argument(
-        "--duration", type=_number(0.1, 86_400), metavar="S", help="no request begins later than this"
-    )
-    group.add_argument(
-        "--timeout",
-        type=_number(0.1, 86_400),
-        default=600.0,
-        metavar="S",
-        help="for one request (default: 600)",
-    )
-    group.add_argument(
-        "--num-warmups", type=_whole(0, 1000), default=1, metavar="N", help="conversations first, not counted"
-    )
-    group.add_argument(
-        "--seed", type=_whole(0, 2**31), default=0, help="of prompts and arrivals (default: 0)"
+    rate = "open loop: conversations that start per second, whether or not others have finished (default: closed loop)"
+    burstiness = "1: Poisson arrivals; less: in bursts; inf: at constant intervals"
+    add_options(
+        group,
+        [
+            ("--num-prompts", "N", whole(1, 100_000), 100, "conversations"),
+            ("--max-concurrency", "N[,N…]", several(whole(1, 4096)), None, at_once),
+            ("--request-rate", "R", number(0.001, 100_000), None, rate),
+            ("--burstiness", "B", number(0.01, math.inf), 1.0, burstiness),
+            ("--duration", "S", number(0.1, 86_400), None, "seconds after which no request starts"),
+            ("--timeout", "S", number(0.1, 86_400), 600.0, "seconds that one request may take"),
+            ("--num-warmups", "N", whole(0, 1000), 1, "conversations before the measurement, not counted"),
+            ("--seed", "N", whole(0, 2**31), 0, "seed of prompts and arrivals"),
+        ],
     )
 
 
 def _add_prompts(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--input-len",
-        type=_several(_whole(1, 1_000_000)),
-        default=[1024],
-        metavar="N[,N…]",
-        help="tokens of a prompt, or several to measure in turn (default: 1024)",
-    )
-    group.add_argument(
-        "--output-len", type=_whole(1, 1_000_000), default=128, metavar="N", help="tokens of an answer"
+    lengths = several(whole(1, 1_000_000))
+    turns = "requests of each conversation; from the second on, a prompt repeats the whole conversation"
+    add_options(
+        group,
+        [
+            (
+                "--input-len",
+                "N[,N…]",
+                lengths,
+                [1024],
+                "tokens of a prompt, or several numbers to measure in turn",
+            ),
+            ("--output-len", "N", whole(1, 1_000_000), 128, "tokens of an answer"),
+            (
+                "--random-prefix-len",
+                "N",
+                whole(0, 1_000_000),
+                0,
+                "tokens of the prompt that all conversations share",
+            ),
+            ("--num-turns", "N", whole(1, 1000), 1, turns),
+            ("--turn-input-len", "N", whole(1, 1_000_000), 64, "new tokens of each later request"),
+            ("--temperature", "T", number(0, 2), 0.0, "sampling temperature; 0 is greedy"),
+            ("--extra-body", "JSON", _object, None, "further fields of each request"),
+        ],
     )
     group.add_argument(
         "--dataset-name",
@@ -141,35 +133,16 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         help="random tokens, or the running text of a tale (default: random)",
     )
     group.add_argument(
-        "--random-prefix-len",
-        type=_whole(0, 1_000_000),
-        default=0,
-        metavar="N",
-        help="tokens of the prompt that all conversations share (default: 0)",
-    )
-    group.add_argument(
-        "--num-turns",
-        type=_whole(1, 1000),
-        default=1,
-        metavar="N",
-        help="of each conversation; from the second on a prompt is all that was said and more (default: 1)",
-    )
-    group.add_argument(
-        "--turn-input-len", type=_whole(1, 1_000_000), default=64, metavar="N", help="tokens that a turn adds"
-    )
-    group.add_argument(
         "--endpoint",
         choices=(COMPLETIONS, CHAT),
         help="completions take exact token ids, chat takes text (default: completions; with turns: chat)",
     )
-    group.add_argument("--temperature", type=_number(0, 2), default=0.0, help="default: 0, greedy")
     group.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="every answer has its full length; not a field of OpenAI's own API (default: on)",
+        help="give every answer its full length; not a field of OpenAI's own API (default: on)",
     )
-    group.add_argument("--extra-body", type=_object, default={}, metavar="JSON", help="further fields")
 
 
 @dataclass(frozen=True)
@@ -208,14 +181,18 @@ def _cells(args: argparse.Namespace) -> list[_Cell]:
         )
     if args.num_prompts * args.num_turns * args.output_len > _MAX_TOKENS:
         raise ConfigError(
-            f"{args.num_prompts} prompts × {args.num_turns} turns × {args.output_len} tokens are more than the "
-            f"{_MAX_TOKENS} whose times are kept; lower one of them"
+            f"{args.num_prompts} prompts × {args.num_turns} turns × {args.output_len} tokens exceed the limit of "
+            f"{_MAX_TOKENS}; lower one of these numbers"
         )
     slos = dict(args.goodput)
     return [
         _Cell(
             PromptShape(
-                input_len, args.output_len, args.random_prefix_len, args.num_turns, args.turn_input_len
+                input_len,
+                args.output_len,
+                prefix_len=args.random_prefix_len,
+                num_turns=args.num_turns,
+                turn_input_len=args.turn_input_len,
             ),
             LoadPlan(
                 num_prompts=args.num_prompts,
@@ -246,16 +223,8 @@ def _server(args: argparse.Namespace) -> Iterator[HttpClient]:
         raise ConfigError(
             f"both the model {args.model!r} and --base-url {args.base_url!r} were given; give one"
         )
-    command = [
-        sys.executable,
-        "-m",
-        "twofold.tools.cli",
-        "serve",
-        args.model,
-        "--port",
-        "0",
-        *args.server_args,
-    ]
+    serve = [sys.executable, "-m", "twofold.tools.cli", "serve"]
+    command = [*serve, args.model, "--port", "0", *args.server_args]
     if sys.stderr.isatty():
         print(f"starting a server for {args.model} …", file=sys.stderr, flush=True)
     # OpenAI's key must not go to another server; our server's key has a name of its own.
@@ -285,9 +254,8 @@ async def _measure(client: HttpClient, args: argparse.Namespace, cells: list[_Ce
     failed = False
     print(f"{model} at {client.base_url}, {workload.path}")
     for cell in cells:
-        bar = Bar("asking", "requests", 1)
-        run = await run_load(client, workload, cell.shape, cell.plan, bar.show)
-        bar.clear()
+        with Bar("asking", "requests", 1) as bar:
+            run = await Load(client, workload, cell.shape, cell.plan, progress=bar.show).run()
         found = as_json(run)
         print(table(cell.title, found, cell.plan.slos), flush=True)
         failed |= found["failed"] > 0 or not found["completed"]
@@ -312,15 +280,14 @@ async def _served_model(client: HttpClient) -> str:
     try:
         return str(listed["data"][0]["id"])
     except (LookupError, TypeError):
-        raise ValueError("its /v1/models lists no model; give --served-model-name") from None
+        raise ValueError("/v1/models lists no model; give --served-model-name") from None
 
 
 def _extra_body(args: argparse.Namespace, model: str) -> dict[str, Any]:
     body: dict[str, Any] = {"model": model, "temperature": args.temperature}
     if args.ignore_eos:
         body["ignore_eos"] = True
-    body |= args.extra_body
-    return body
+    return body | (args.extra_body or {})
 
 
 def _tale() -> str:
@@ -329,40 +296,13 @@ def _tale() -> str:
     return default_text()
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    """An argparse type: a whole number within limits, so that every load ends."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} was given; a whole number from {low} to {high} is expected"
-            )
-        return int(text)
-
-    return parse
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if low <= float(text) <= high:
-                return float(text)
-        raise argparse.ArgumentTypeError(f"{text!r} was given; a number from {low:g} to {high:g} is expected")
-
-    return parse
-
-
-def _several(parse_one: Callable[[str], int]) -> Callable[[str], list[int]]:
-    return lambda text: [parse_one(part) for part in text.split(",")]
-
-
 def _slo(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
     if name not in SLO_METRICS or not limit:
         raise argparse.ArgumentTypeError(
             f"{text!r} was given; NAME:MS is expected, of {', '.join(SLO_METRICS)}, e.g. ttft:500"
         )
-    return name, _number(0, 1e9)(limit)
+    return name, number(0, 1e9)(limit)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twofold.api.types import Usage
@@ -51,4 +51,4 @@ def median_speed(speeds: Sequence[Speed]) -> Speed:
     """The answer with the median decode time (the lower of the middle two), with the median prefill time."""
     middle = sorted(speeds, key=lambda speed: speed.decode_s)[(len(speeds) - 1) // 2]
     prefill_s = statistics.median(speed.prefill_s for speed in speeds)
-    return Speed(middle.prompt_tokens, middle.new_tokens, prefill_s, middle.decode_s, middle.usage)
+    return replace(middle, prefill_s=prefill_s)

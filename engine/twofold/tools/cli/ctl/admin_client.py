@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
-import ssl
-import urllib.parse
 from collections.abc import Sequence
 from typing import Any, Final
+
+import httpx
 
 from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError, RequestError
 from twofold.tools.cli.terminal_text import harmless
+from twofold.tools.loadgen.http_client import check_url
 
-_MAX_ANSWER: Final = 32 << 20
 KEY_VARIABLE: Final = "TWOFOLD_ADMIN_KEY"
 
 
@@ -52,15 +51,14 @@ class AdminClient:
             )
         if not self._key.isascii() or not self._key.isprintable():
             raise ConfigError("--admin-key was given a key that is not printable ASCII")
-        self._url, self._timeout_s = urllib.parse.urlsplit(args.url), args.timeout
-        if self._url.scheme not in ("http", "https") or not self._url.hostname:
-            raise ConfigError(f"--url {args.url!r} is not an address; expected e.g. {DEFAULT_URL}")
+        self._url = check_url(args.url, flag="--url", allow_remote=True)
+        self._timeout_s = args.timeout
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
-        given = {name: value for name, value in query.items() if value is not None}
-        return self.ask("GET", path + (f"?{urllib.parse.urlencode(given)}" if given else ""))
+        given = {name: str(value) for name, value in query.items() if value is not None}
+        return self.ask("GET", path, params=given)
 
-    def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+    def ask(self, method: str, path: str, body: object = None, **options: Any) -> dict[str, Any]:
         """The answer's JSON.
 
         Raises:
@@ -68,20 +66,19 @@ class AdminClient:
             ConfigError: the key is wrong, or there are no admin routes.
             RequestError: the server refuses; the message is the server's.
         """
-        connection = self._connection()
-        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
-        prefix = self._url.path.rstrip("/").removesuffix("/v1")
         try:
-            connection.request(
-                method, f"{prefix}/admin{path}", None if body is None else json.dumps(body), headers
+            answer = httpx.request(
+                method,
+                f"{self._url}/admin{path}",
+                json=body,
+                headers={"Authorization": f"Bearer {self._key}"},
+                timeout=self._timeout_s,
+                trust_env=False,
+                **options,
             )
-            answer = connection.getresponse()
-            status, text = answer.status, answer.read(_MAX_ANSWER + 1)
-            found = json.loads(text) if len(text) <= _MAX_ANSWER else None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise CapacityError(f"no Twofold server answers at {self._url.geturl()}: {error}") from None
-        finally:
-            connection.close()
+            status, found = answer.status_code, answer.json()
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
+            raise CapacityError(f"no Twofold server answers at {self._url}: {error}") from None
         if status == 200 and isinstance(found, dict):
             return found
         refusal = found.get("error") if isinstance(found, dict) else None
@@ -92,36 +89,11 @@ class AdminClient:
             raise ConfigError(message)
         raise CapacityError(message) if status >= 429 else RequestError(message)
 
-    def _connection(self) -> http.client.HTTPConnection:
-        host, port = self._url.hostname or "", self._url.port
-        if self._url.scheme == "https":
-            return http.client.HTTPSConnection(
-                host, port, timeout=self._timeout_s, context=ssl.create_default_context()
-            )
-        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
-
 
 def show(args: argparse.Namespace, answer: dict[str, Any], lines: Sequence[str]) -> int:
     """Print the answer as JSON if requested, else as text lines. Returns the exit code."""
     print(json.dumps(answer, indent=2) if args.json else "\n".join(map(harmless, lines)))
     return 0
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Columns as narrow as possible; numbers right-aligned."""
-    texts = [[_text(cell) for cell in row] for row in rows]
-    widths = [max(len(row[n]) for row in [list(head), *texts]) for n in range(len(head))]
-    is_number = [
-        bool(rows) and all(isinstance(row[n], int | float) for row in rows) for n in range(len(head))
-    ]
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(cells, widths, is_number, strict=True)
-        ).rstrip()
-
-    return [line(head), *map(line, texts)]
 
 
 def memory_lines(memory: dict[str, Any]) -> list[str]:
@@ -134,10 +106,6 @@ def memory_lines(memory: dict[str, Any]) -> list[str]:
         f"({_size(memory['prefix_cache_bytes'])})",
         f"context        {memory['max_context']} tokens a request",
     ]
-
-
-def _text(cell: object) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def _size(num_bytes: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show, table
+from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show
+from twofold.tools.cli.terminal_text import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

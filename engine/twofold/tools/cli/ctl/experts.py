@@ -43,7 +43,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     if "recording" in found:
         lines.append("recording" if found["recording"] else "not recording")
     if found.get("discarded_passes"):
-        lines.append(f"{found['discarded_passes']} forward passes that were not dumped are lost")
+        lines.append(f"{found['discarded_passes']} forward passes were discarded before they were dumped")
     if "mode" in found:
         rate = "" if found["hit_rate"] is None else f", hit rate {100 * found['hit_rate']:.1f} %"
         lines.append(
@@ -52,7 +52,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         )
     if found.get("dropped_passes"):
         lines.append(
-            f"kept {found['kept_passes']} passes; {found['dropped_passes']} older ones are only in the sums"
+            f"kept {found['kept_passes']} passes; {found['dropped_passes']} older ones are in the totals only"
         )
     lines += found.get("files", [])
     return lines

@@ -33,6 +33,6 @@ def run(args: argparse.Namespace) -> int:
         )
         lines.append(f"layer {layer['layer']:>3}  {layer['resident']:>4} resident:  {experts}")
     if found["layers"]:
-        lines.append("expert (worth by the policy); - not in a slot, ~ on its way")
+        lines.append("expert (value by the policy); - not in a slot, ~ being uploaded")
     lines += update_lines(found["dynamic_update"])
     return show(args, found, lines)

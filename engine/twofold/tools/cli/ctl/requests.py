@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import urllib.parse
 
-from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show, table
+from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show
+from twofold.tools.cli.terminal_text import table
 
 _COLUMNS = {
     "id": "id", "state": "state", "endpoint": "endpoint", "prompt_tokens": "prompt", "cached_tokens": "cached",
@@ -28,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     found = client.get("/requests")
     rows = [[request[name] for name in _COLUMNS] for request in found["requests"]]
     left_out = found["num_requests"] - len(rows)
-    lines = table(list(_COLUMNS.values()), rows) if rows else ["no request runs or waits"]
+    lines = table(list(_COLUMNS.values()), rows) if rows else ["no request is running or waiting"]
     return show(args, found, lines + ([f"and {left_out} more"] if left_out else []))

@@ -8,7 +8,7 @@ from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("New sizes", "A size that is not given stays as it is.")
+    group = parser.add_argument_group("New sizes", "A size that is not given is unchanged.")
     group.add_argument(
         "--gpu-experts-ratio",
         type=float,

@@ -1,4 +1,7 @@
-"""`twofold ctl sleep`: free expert slots and KV cache; weights stay in host memory."""
+"""`twofold ctl sleep` frees expert slots and KV cache, `twofold ctl wake` allocates them again.
+
+Weights stay in host memory; waiting requests resume.
+"""
 
 from __future__ import annotations
 
@@ -12,5 +15,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = AdminClient(args).ask("POST", "/sleep")
+    found = AdminClient(args).ask("POST", f"/{args.command.removeprefix('ctl ')}")
     return show(args, found, [f"state          {found['state']}", *memory_lines(found["memory"])])

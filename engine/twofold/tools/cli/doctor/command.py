@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"     {'':<12} → {check.remedy}")
         if table:
             print("", *memory_table.render(table), sep="\n")
-        print("\nready: twofold serve" if healthy else "\nmend what is BAD first")
+        print("\nready: twofold serve" if healthy else "\nfix the checks marked BAD first")
     return 0 if healthy else 1
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import socket
 import sqlite3
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,7 +21,7 @@ _GIB: Final = 2**30
 _LEAST_DISK_BYTES: Final = 2 * _GIB
 
 _EXTRAS: Final = {
-    "server": ("fastapi", "uvicorn", "pydantic"),
+    "server": ("fastapi", "uvicorn", "pydantic", "httpx"),
     "telemetry": ("sqlalchemy",),
     "dashboard": ("streamlit", "plotly", "pandas"),
     "loadtest": ("locust",),
@@ -43,7 +43,7 @@ def check_cpu() -> Check:
     try:
         from twofold.blocks import ops
     except ImportError as error:
-        return Check("CPU", "bad", f"the native module is not there ({error})", "build it: make build")
+        return Check("CPU", "bad", f"the native module cannot be imported ({error})", "build it: make build")
     try:
         isa, reason = ops.isa_choice()
     except TwofoldError as error:
@@ -53,9 +53,7 @@ def check_cpu() -> Check:
     )
     found = f"kernels {isa} ({reason}); {features}; {len(os.sched_getaffinity(0))} logical cores usable"
     if isa == "generic":
-        return Check(
-            "CPU", "note", found, "expect little speed: AVX2 or AVX-512 is what the fast kernels need"
-        )
+        return Check("CPU", "note", found, "this is slow: the fast kernels need AVX2 or AVX-512")
     return Check("CPU", "ok", found)
 
 
@@ -69,7 +67,7 @@ def check_accelerator(config: EngineConfig) -> Check:
         return Check("accelerator", "bad", str(error))
     except ImportError as error:
         return Check(
-            "accelerator", "bad", f"the native module is not there ({error})", "build it: make build"
+            "accelerator", "bad", f"the native module cannot be imported ({error})", "build it: make build"
         )
     return Check("accelerator", "ok", f"{choice.label}: {choice.reason}")
 
@@ -98,11 +96,11 @@ def check_model(config: EngineConfig) -> Check:
         f"tokens it needs {fit.needed_bytes / _GIB:.2f} GiB of memory"
     )
     if size.bytes_per_sequence:
-        found += f", {size.bytes_per_sequence / 1e6:.1f} MB of it for the record that each sequence has"
+        found += f", {size.bytes_per_sequence / 1e6:.1f} MB of it for each sequence's record"
     if files.mapped is not None:
         end = files.mapped.contents.panels_end
         cached = files.mapped.mapping.resident_bytes(0, end)
-        found += f"; packed, {100 * cached / end:.0f} % of its panels are in the system's cache"
+        found += f"; packed, {100 * cached / end:.0f} % of its panels are in the page cache"
     if fit.fits:
         return Check("model", "ok", found)
     return Check("model", "bad", found, fit.advice)
@@ -136,15 +134,13 @@ def check_chat(config: EngineConfig, server: ServerConfig) -> Check | None:
     if marks.thinking is not None:
         found += " ({} … {})".format(*(mark.strip() for mark in marks.thinking))
     ends = [token for token in marks.end_of_turn if tokenizer.token_id(token) is not None]
-    found += f"; a turn also ends with {', '.join(ends)}" if ends else ""
+    found += f"; end-of-turn tokens: {', '.join(ends)}" if ends else ""
     if marks.tool_call_parser is None:
-        remedy = (
-            "tools are refused; if its answers call them in a form that is known: --tool-call-parser NAME"
-        )
-        return Check("chat", "note", f"{found}: its template shows no calls in a form that is known", remedy)
+        remedy = "requests with tools are refused; if the model's calls have a known form, give --tool-call-parser NAME"
+        return Check("chat", "note", f"{found}: its template has no known form of tool calls", remedy)
     if tokenizer.tool_form is None:
-        remedy = "send results of tools as text"
-        return Check("chat", "note", f"{found}; its template shows no calls of earlier turns", remedy)
+        remedy = "send tool results as text"
+        return Check("chat", "note", f"{found}; its template does not render calls of earlier turns", remedy)
     return Check("chat", "ok", found)
 
 
@@ -215,24 +211,16 @@ def check_sqlite() -> Check:
             "SQLite",
             "note",
             f"{sqlite3.sqlite_version} has the WAL-reset bug; Twofold writes over one connection and is not affected",
-            "do not let a second program write to the telemetry database",
+            "let no second program write to the telemetry database",
         )
     return Check("SQLite", "ok", sqlite3.sqlite_version)
 
 
 def check_packages() -> Check:
     """Which optional packages are installed."""
-    missing = [extra for extra, packages in _EXTRAS.items() if not all(map(_is_installed, packages))]
+    missing = [extra for extra, packages in _EXTRAS.items() if not all(map(find_spec, packages))]
     present = [extra for extra in _EXTRAS if extra not in missing]
     found = f"installed: {', '.join(present) or 'none'}"
     if missing:
         return Check("extras", "note", found, f"the rest: pip install 'twofold[{','.join(missing)}]'")
     return Check("extras", "ok", found)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

@@ -82,13 +82,14 @@ class LeastTimes:
 
 
 def least_times(
-    ceilings: Ceilings, files: ModelFiles, tokens: int, behind: int, step_tokens: int
+    ceilings: Ceilings, files: ModelFiles, tokens: int, *, context_len: int, step_tokens: int
 ) -> LeastTimes:
-    """Least times of `tokens` tokens of one sequence at context length `behind`, at most `step_tokens` a step; only the
-    last token uses the head. Routed experts count as the most experts that the step's tokens can choose.
+    """Least times of `tokens` tokens of one sequence at context length `context_len`, at most `step_tokens` a step.
+
+    Only the last token uses the head. Routed experts count as the most experts that the step's tokens can choose.
     """
     num_bytes = products_s = 0.0
-    for weights, cost in _costs(files, tokens, behind, step_tokens):
+    for weights, cost in _costs(files, tokens, context_len, step_tokens):
         num_bytes += cost.num_bytes
         sizes = {part: math.prod(spec.shape) for part, spec in weights.specs.items() if len(spec.shape) > 1}
         for part, size in sizes.items():
@@ -98,9 +99,9 @@ def least_times(
 
 
 def _costs(
-    files: ModelFiles, tokens: int, behind: int, step_tokens: int
+    files: ModelFiles, tokens: int, context_len: int, step_tokens: int
 ) -> Iterator[tuple[BlockWeights, Cost]]:
     for begin in range(0, tokens, step_tokens):
         for block, weights in files.blocks():
-            yield weights, block.cost(weights, min(step_tokens, tokens - begin), behind + begin)
+            yield weights, block.cost(weights, min(step_tokens, tokens - begin), context_len + begin)
     yield files.head, files.config.head.cost(files.head)

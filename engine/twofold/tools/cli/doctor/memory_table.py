@@ -49,11 +49,11 @@ def memory_table(files: ModelFiles, config: EngineConfig) -> list[ContextNeeds]:
     available = available_memory_bytes()
     return [
         ContextNeeds(
-            tokens,
-            size.kv_bytes_per_token * tokens,
-            size.host_bytes(tokens),
-            size.host_bytes(tokens) <= available,
-            {card: _share(on_device, tokens, card * _GIB, config) for card in CARDS_GIB},
+            tokens=tokens,
+            kv_bytes=size.kv_bytes_per_token * tokens,
+            host_bytes=size.host_bytes(tokens),
+            fits=size.host_bytes(tokens) <= available,
+            experts_on_card={card: _share(on_device, tokens, card * _GIB, config) for card in CARDS_GIB},
         )
         for tokens in contexts(size.config.max_context)
     ]

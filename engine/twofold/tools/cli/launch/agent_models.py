@@ -27,7 +27,7 @@ def check_served_model(card: dict[str, Any], answer: dict[str, Any], url: str) -
     """
     if card.get("owned_by") == "twofold" and "tools" not in answer["models"][0]["capabilities"]:
         raise ConfigError(
-            f"{card['id']!r}, which {url} serves, cannot call tools, and agents need them; {_REMEDY}"
+            f"{card['id']!r}, which {url} serves, cannot call tools, which agents need; {_REMEDY}"
         )
 
 
@@ -59,10 +59,10 @@ def check_model_to_serve(serve_arguments: Sequence[str]) -> None:
     name = model_name(engine.model)
     if "tools" not in tokenizer.template_variables:
         raise ConfigError(
-            f"{name!r} cannot call tools, as its chat template takes none, and agents need them; {_REMEDY}"
+            f"{name!r} cannot call tools, which agents need: its chat template renders none; {_REMEDY}"
         )
     if not marks.calls_tools(tokenizer.template_variables):
         raise ConfigError(
-            f"{name!r} cannot call tools, as no known form of calls shows in its chat template, and agents need them; "
+            f"{name!r} cannot call tools, which agents need: its chat template has no known form of calls; "
             "name the form by --server-args='--tool-call-parser NAME', or " + _REMEDY
         )

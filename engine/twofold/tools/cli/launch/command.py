@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import secrets
 import shlex
@@ -17,24 +16,31 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
+
 from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.whole_file import whole_file
 from twofold.tools.cli.launch.agent_models import check_model_to_serve, check_served_model
-from twofold.tools.cli.launch.agents import AGENTS, KEY_NAME, NO_KEY, Provider, Settings, local_proxy_settings
+from twofold.tools.cli.launch.agents import (
+    AGENTS,
+    KEY_NAME,
+    NO_KEY,
+    Agent,
+    Provider,
+    Settings,
+    local_proxy_settings,
+)
 from twofold.tools.loadgen.http_client import check_url
 from twofold.tools.loadgen.server_process import serving
 
 _ANSWER_S: Final = 30.0
-_MAX_ANSWER_BYTES: Final = 1 << 20
 _MASK: Final = "********"
 
 
@@ -73,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print what would be done, with keys masked; start and write nothing",
+        help="print the planned actions, with keys masked, without starting or writing anything",
     )
     parser.add_argument(
         "--restore", action="store_true", help="remove the files that were written for this agent, and exit"
@@ -86,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
         return _restore(folder)
     executable = shutil.which(agent.executable)
     if executable is None and not args.dry_run:
-        raise ConfigError(
-            f"{agent.executable!r} was not found on PATH; install the agent, or see with --dry-run what would be done"
-        )
+        raise ConfigError(f"{agent.executable!r} was not found on PATH; install the agent, or try --dry-run")
     url = check_url(args.base_url, flag="--base-url", allow_remote=True)
     key = os.environ.get(KEY_NAME) or ""
     server = _Server(url, key)
@@ -102,24 +106,20 @@ def run(args: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "twofold.tools.cli", "serve", *arguments]
     if args.dry_run:
         provider = server.provider(args.model) if runs and server.phase() == "ready" else _guess(args, server)
-        print(
-            _plan(
-                agent.executable, executable, agent.settings(provider), folder, command, provider, args.rest
-            )
-        )
+        print(_plan(agent, provider, folder, executable=executable, command=command, rest=args.rest))
         return 0
     assert executable is not None, "it was found above"
+
+    def prepared() -> tuple[list[str], dict[str, str]]:
+        return _prepared(executable, agent.settings(server.provider(args.model)), folder, args.rest)
+
     if runs:
         server.wait(args.start_timeout)
-        argv, environment = _prepared(
-            executable, agent.settings(server.provider(args.model)), folder, args.rest
-        )
+        argv, environment = prepared()
         sys.stdout.flush()
         os.execve(executable, argv, environment)  # noqa: S606  the user's command
     with _own_server(command, server, args.start_timeout):
-        argv, environment = _prepared(
-            executable, agent.settings(server.provider(args.model)), folder, args.rest
-        )
+        argv, environment = prepared()
         return _run_agent(executable, argv, environment)
 
 
@@ -135,10 +135,10 @@ class _Server:
         """ready, loading or draining; None if no server answers."""
         try:
             status, body = self._get("/ready")
-        except urllib.error.URLError:
+        except (httpx.ConnectError, httpx.ConnectTimeout):
             return None
-        except (OSError, ValueError) as error:
-            raise CapacityError(f"what answers at {self.url} is no server of models: {error}") from None
+        except httpx.HTTPError as error:
+            raise CapacityError(f"what answers at {self.url} is no model server: {error}") from None
         told = body.get("status") if isinstance(body, dict) else None
         # Other servers have no /ready.
         return str(told) if status == 503 and told else "ready"
@@ -159,15 +159,15 @@ class _Server:
         try:
             status, body = self._get("/v1/models")
             if status in (401, 403):
-                raise ConfigError(f"the server at {self.url} wants a key; put it into {KEY_NAME}")
+                raise ConfigError(f"the server at {self.url} requires a key; set {KEY_NAME}")
             card = body["data"][0]
             check_served_model(card, body, self.url)
             name, length = str(card["id"]), card.get("max_model_len")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CapacityError(f"{self.url}/v1/models does not say what is served there: {error}") from None
+        except (httpx.HTTPError, LookupError, TypeError, AttributeError) as error:
+            raise CapacityError(f"{self.url}/v1/models does not list the served model: {error}") from None
         if asked_model is not None and _name_of(asked_model) != name:
             raise ConfigError(
-                f"the server at {self.url} serves {name!r}, not {asked_model!r}; end it, leave MODEL out, or give "
+                f"the server at {self.url} serves {name!r}, not {asked_model!r}; stop it, leave MODEL out, or give "
                 "another --base-url"
             )
         return Provider(self.url, self.key or NO_KEY, name, length if isinstance(length, int) else None)
@@ -175,21 +175,12 @@ class _Server:
     def _get(self, path: str) -> tuple[int, Any]:
         """Status and JSON; None for an answer without JSON."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310  http(s) was checked
         # The user's proxies cannot reach this machine's servers.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        answer = httpx.get(self.url + path, headers=headers, timeout=_ANSWER_S, trust_env=False)
         try:
-            with opener.open(request, timeout=_ANSWER_S) as answer:
-                return answer.status, _json_of(answer.read(_MAX_ANSWER_BYTES))
-        except urllib.error.HTTPError as refusal:
-            return refusal.code, _json_of(refusal.read(_MAX_ANSWER_BYTES))
-
-
-def _json_of(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+            return answer.status_code, answer.json()
+        except (ValueError, RecursionError):
+            return answer.status_code, None
 
 
 def _serve_arguments(args: argparse.Namespace, url: str) -> list[str]:
@@ -240,19 +231,17 @@ def _prepared(
     executable: str, settings: Settings, folder: Path, rest: list[str]
 ) -> tuple[list[str], dict[str, str]]:
     """The agent's command line and environment; writes its configuration file, if it reads one."""
-    environment = _environment(settings, folder)
+    environment = {name: value for name, value in os.environ.items() if name not in settings.unset}
+    environment |= _own_variables(settings, folder)
     if settings.config is not None:
         _private(folder)
-        _write(folder / _CONFIG, settings.config)
+        # Only its owner can read it.
+        with whole_file(folder / _CONFIG, mode=0o600) as part:
+            part.write_text(settings.config, encoding="utf-8")
     return [executable, *settings.arguments, *rest], environment
 
 
 _CONFIG: Final = "config.json"
-
-
-def _environment(settings: Settings, folder: Path) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in settings.unset}
-    return environment | _own_variables(settings, folder)
 
 
 def _own_variables(settings: Settings, folder: Path) -> dict[str, str]:
@@ -289,12 +278,6 @@ def _private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner can read."""
-    with whole_file(path, mode=0o600) as part:
-        part.write_text(text, encoding="utf-8")
-
-
 def _restore(folder: Path) -> int:
     file = folder / _CONFIG
     if file.exists():
@@ -309,15 +292,16 @@ def _restore(folder: Path) -> int:
 
 
 def _plan(
-    name: str,
-    executable: str | None,
-    settings: Settings,
-    folder: Path,
-    command: list[str],
+    agent: Agent,
     provider: Provider,
+    folder: Path,
+    *,
+    executable: str | None,
+    command: list[str],
     rest: list[str],
 ) -> str:
     """The planned actions as text, with the key masked everywhere."""
+    settings, name = agent.settings(provider), agent.executable
     own_key = f"{KEY_NAME}={_MASK} " if command else ""
     lines = [
         f"server  start: {own_key}{shlex.join(command)}"

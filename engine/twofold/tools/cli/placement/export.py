@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     found = AdminClient(args).get("/placement/experts")
     if not any(found["resident"]):
-        raise ConfigError(f"the server at {args.url} has no expert in a slot: there is nothing to write")
+        raise ConfigError(f"the server at {args.url} has no expert in a slot, so there is nothing to write")
     mask = np.zeros((len(found["resident"]), found["num_experts"]), np.bool_)
     for layer, experts in enumerate(found["resident"]):
         mask[layer, experts] = True

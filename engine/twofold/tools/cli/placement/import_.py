@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     )
     lines = [f"placed {int(mask.sum())} experts in {slots} slots, {answer['uploaded']} of them were uploaded"]
     if not found["is_static"]:
-        lines.append(f"policy {found['policy']} goes on from there")
+        lines.append(f"policy {found['policy']} continues from there")
     return show(args, answer, lines)
 
 
@@ -54,11 +54,11 @@ def _mask(args: argparse.Namespace, layers: int, experts: int, slots: int) -> Ma
     mask, kind = read_placement(args.file)
     if kind == "statistics":
         return placement_mask(
-            "frequency", layers, experts, slots, read_statistics(args.file, layers, experts)
+            "frequency", layers, experts, slots, counts=read_statistics(args.file, layers, experts)
         )
     if mask.shape != (layers, experts):
         raise ConfigError(
             f"{args.file} places {mask.shape[0]} layers of {mask.shape[1]} experts, the server's model has {layers} "
-            f"layers of {experts}: it is another model's"
+            f"layers of {experts}: the file is another model's"
         )
     return mask

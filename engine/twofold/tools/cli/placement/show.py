@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from twofold.api.errors import ConfigError
 from twofold.experts.dynamic_update import REASONS
 from twofold.experts.placement_files import read_placement
-from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show, table
+from twofold.tools.cli.ctl.admin_client import AdminClient, add_server_arguments, show
+from twofold.tools.cli.terminal_text import ranges, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +32,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         mask, kind = read_placement(args.file)
         if kind == "statistics":
-            raise ConfigError(
-                f"{args.file} counts how often experts are routed to, it places none; import it"
-            )
+            raise ConfigError(f"{args.file} counts routed experts and places none; import it instead")
         found = {
             "model": f"{args.file} ({kind})",
             "strategy": None,
@@ -66,17 +65,6 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         ),
         *update_lines(found["dynamic_update"]),
     ]
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as "0-3 7 9-11"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return " ".join("-".join(map(str, part)) for part in parts)
 
 
 def update_lines(counts: Mapping[str, int]) -> Iterable[str]:

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.models.model_files import open_model_files
 from twofold.rules.decisions import Decision, decide
 from twofold.rules.placement import SHIPPED, read_placement_rules
+from twofold.tools.cli.terminal_text import ranges, table
 
 _HEADS: Final = ("modules", "class", "rule", "device", "format", "level", "threads", "MB")
 
@@ -40,10 +40,7 @@ def run(args: argparse.Namespace) -> int:
         modules = [_described(each) for each in decisions]
         print(json.dumps({"model": str(path), "modules": modules, "notes": notes}))
         return 0
-    rows: list[tuple[str, ...]] = [_HEADS, *_rows(decisions)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*table(_HEADS, list(_rows(decisions))), sep="\n")
     for rule in rules:
         for note in rule.notes:
             print(f"note: {rule.where}: {note}")
@@ -96,13 +93,4 @@ def _rows(decisions: Sequence[Decision]) -> Iterator[tuple[str, ...]]:
     for key, of_group in groups.items():
         layers = sorted(each.module.layer for each in of_group if each.module.layer is not None)
         num_bytes = sum(each.module.host_bytes for each in of_group)
-        yield (key[0].replace("*", _ranges(layers), 1), *key[1:], f"{num_bytes / 1e6:.1f}")
-
-
-def _ranges(layers: Sequence[int]) -> str:
-    """Layers as "0-2,5"."""
-    runs = []
-    for _, numbered in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
-        run = [layer for _, layer in numbered]
-        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ",".join(runs)
+        yield (key[0].replace("*", ranges(layers, ","), 1), *key[1:], f"{num_bytes / 1e6:.1f}")

@@ -7,7 +7,8 @@ from typing import Any, Final, Literal, NotRequired
 # Python 3.11's own TypedDict does not tell pydantic which fields are optional.
 from typing_extensions import TypedDict
 
-from twofold.server.openai.stream_schemas import events_of
+from twofold.server.anthropic.errors import anthropic_status
+from twofold.server.http.openapi import REFUSALS, REFUSALS_OF_BODIES, events_of
 
 
 class AnswerBlock(TypedDict):
@@ -114,22 +115,10 @@ class PlainEvent(TypedDict):
 
 _Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | PlainEvent | AnthropicError
 
-_REFUSALS: Final = {
-    400: "The request can never be served",
-    401: "No key, or a wrong one",
-    403: "A web page of another site",
-    404: "Another model",
-    408: "The request came too slowly",
-    413: "The request is too large",
-    415: "A browser's body that is not declared as JSON",
-    429: "All places are taken",
-    500: "The server's own fault",
-    529: "Loading or draining",
-}
-
 Responses = dict[int | str, dict[str, Any]]
 _REFUSED: Final[Responses] = {
-    status: {"description": words, "model": AnthropicError} for status, words in _REFUSALS.items()
+    anthropic_status(int(status)): {"description": words, "model": AnthropicError}
+    for status, words in (REFUSALS | REFUSALS_OF_BODIES).items()
 }
 MESSAGES: Final[Responses] = _REFUSED | {
     200: {

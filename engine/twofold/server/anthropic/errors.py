@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-MESSAGES_PATH: Final = "/v1/messages"
+from twofold.server.http.errors import ApiError
+
 _OVERLOADED: Final = 529
 _KINDS: Final = {
     400: "invalid_request_error",
@@ -18,17 +19,13 @@ _KINDS: Final = {
 }
 
 
-def is_anthropic(path: str) -> bool:
-    """Whether `path` belongs to Anthropic's API."""
-    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
-
-
 def anthropic_status(status: int) -> int:
     """The HTTP code in Anthropic's API, which has its own for an overloaded server."""
     return _OVERLOADED if status == 503 else status
 
 
-def anthropic_error(status: int, message: str) -> dict[str, Any]:
-    """The body of an error; `status` comes from `anthropic_status`."""
+def anthropic_error(error: ApiError) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error."""
+    status = anthropic_status(error.status)
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return status, {"type": "error", "error": {"type": kind, "message": error.message}}

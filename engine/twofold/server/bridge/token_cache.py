@@ -17,7 +17,7 @@ _ENTRY_BYTES: Final = 300
 """Bytes of a cache entry besides its text and its tokens."""
 
 
-class KeptTokens:
+class TokenCache:
     """LRU cache of token ids by stretch of prompt text. Thread-safe."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:

@@ -1,0 +1,97 @@
+"""Schemas of the status routes' answers, for /openapi.json. Not used when answers are made."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+# Python 3.11's own TypedDict does not tell pydantic which fields are optional.
+from typing_extensions import TypedDict
+
+from twofold.server.ollama.answer_schemas import OllamaModel
+from twofold.server.openai.answer_schemas import Model
+
+Phase = Literal["loading", "ready", "draining"]
+
+
+class Version(TypedDict):
+    version: str
+
+
+class Readiness(TypedDict):
+    status: Phase
+
+
+class Health(Readiness):
+    """Without a model the fields after `telemetry` are left out."""
+
+    version: str
+    uptime_s: float
+    telemetry: dict[str, Any]
+    model: NotRequired[str]
+    max_context: NotRequired[int]
+    accelerator: NotRequired[str]
+    accelerator_reason: NotRequired[str]
+    emulated: NotRequired[bool]
+    clock: NotRequired[str]
+    policy: NotRequired[str | None]
+    num_slots: NotRequired[int]
+    output_changes: NotRequired[list[str]]
+    mapped_weights: NotRequired[dict[str, Any] | None]
+    queue: NotRequired[dict[str, int]]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: Literal[False]
+    models: list[OllamaModel]
+
+
+class SlotParams(TypedDict):
+    n_predict: int
+    max_tokens: int
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: list[str]
+    ignore_eos: bool
+
+
+class NextToken(TypedDict):
+    has_next_token: bool
+    n_remain: int
+    n_decoded: int
+
+
+class Slot(TypedDict):
+    """An idle slot has neither request nor counts."""
+
+    id: int
+    id_task: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+    request_id: NotRequired[str]
+    n_prompt_tokens: NotRequired[int]
+    n_prompt_tokens_processed: NotRequired[int]
+    params: NotRequired[SlotParams]
+    next_token: NotRequired[list[NextToken]]
+    prompt: NotRequired[str]
+
+
+class Props(TypedDict):
+    default_generation_settings: Slot
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    modalities: dict[str, bool]
+    build_info: str
+    is_sleeping: bool
