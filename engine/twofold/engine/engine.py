@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal
@@ -204,16 +205,19 @@ class Engine:
         sampling: SamplingParams,
         on_chunk: Callable[[Chunk], None] | None = None,
         *,
-        request_id: str = "generate",
+        request_id: str = "",
         endpoint: str = "generate",
         constraint: Constraint | None = None,
     ) -> Usage:
         """Answer one prompt and return when done. Without `start`, the calling thread computes.
 
+        Without `request_id` the request gets one of its own: the last one's is freed a moment after its answer.
+
         Raises:
             RequestError, CapacityError: as `submit`. KernelError: the native code failed.
             KeyboardInterrupt: re-raised after the request was cancelled.
         """
+        request_id = request_id or f"generate-{uuid.uuid4().hex}"
         waiter = Waiter(on_chunk)
         prompt = tuple(prompt_token_ids)
         compiled = None if constraint is None else self.compile(constraint)
