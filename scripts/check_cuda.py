@@ -70,7 +70,10 @@ def compile_source(nvcc: str, source: Path, arch: int, folder: Path) -> tuple[st
         f"-arch=sm_{arch}",
         "-cubin",
     ]
-    command += [f"-I{ROOT / part}" for part in ("kernels/include", "kernels/cuda", "kernels/cuda/gpu")]
+    command += [
+        f"-I{ROOT / part}"
+        for part in ("kernels/include", "kernels/device", "kernels/cuda", "kernels/cuda/gpu")
+    ]
     done = subprocess.run(
         [*command, str(source), "-o", str(cubin)], capture_output=True, text=True, check=False
     )

@@ -191,12 +191,12 @@ class ForcedRouting:
         self._weights[:, :rows].copy_(torch.from_numpy(np.ascontiguousarray(weights)))
 
     def route(
-        self, logits: Tensor, router: Any, bias: Tensor | None, favour: Any = None
+        self, logits: Tensor, router: Any, bias: Tensor | None, prior: Any = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the prescribed routing; a step calls it layer by layer."""
         layer, self._next = self._next, (self._next + 1) % self._num_layers
         if not self.on or len(logits) > self._ids.shape[1]:
-            return self._beneath.route(logits, router, bias, favour)  # type: ignore[no-any-return]
+            return self._beneath.route(logits, router, bias, prior)  # type: ignore[no-any-return]
         return self._ids[layer, : len(logits)].clone(), self._weights[layer, : len(logits)].clone()
 
     def __getattr__(self, name: str) -> Any:

@@ -1,6 +1,6 @@
 #include "module.h"
 
-#include "bind_device_launches.h"
+#include "launches/bind_launches.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Twofold's native code: decisions, CPU operations and the MoE executor.";

@@ -102,7 +102,7 @@ SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
     throw KernelFailure(what + " is " + layout.name + " without float32 scales");
   const auto grid = py::reinterpret_borrow<py::array>(scales);
   const int64_t item = static_cast<int64_t>(sizeof(float));
-  const bool by_row = grid.ndim() == 2 && grid.shape(0) == source.rows;  // of one row it is the same
+  const bool by_row = grid.ndim() == 2 && grid.shape(0) == source.rows;  // with one row both are the same
   if (grid.ndim() != 2 || (!by_row && grid.shape(0) != (source.rows + side - 1) / side) ||
       grid.shape(1) != (source.columns + side - 1) / side || (grid.shape(1) > 1 && grid.strides(1) != item) ||
       grid.strides(0) % item != 0) {

@@ -1,7 +1,7 @@
 """Types of the native module `twofold._cuda`, in the order of the bindings' files (engine/bindings/cuda, device).
 
-The fake device (tests/device) implements `Device` and its objects too. Addresses and streams are integers: torch's
-data_ptr() and cuda_stream. Every launch raises KernelError if the device refuses it.
+The fake device (tests/device) implements `Device` and its objects too. Addresses are integers, objects with data_ptr()
+(torch's tensors) or None; streams are integers, cuda_stream. Every launch raises KernelError if the device refuses it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from twofold import _core
 from twofold._core import device as launches
+from twofold._core.device import _Address
 
 # ---- cuda/module.cpp
 
@@ -29,160 +30,6 @@ def open_device(index: int = 0) -> Device: ...
 def devices() -> list[DeviceDescription]: ...
 def why_no_device() -> str: ...
 
-# ---- cuda/bind_dense.cpp: routing, rotation and KV store, decode attention
-
-@final
-class KvPages:
-    """One layer's keys and values: bf16 [pages, page_size, kv_heads, head_dim]."""
-
-    def __init__(
-        self, *, keys: int, values: int, page_size: int, num_kv_heads: int, head_dim: int
-    ) -> None: ...
-
-@final
-class QkvRows:
-    """Projection rows for queries, keys and values, and their rotation."""
-
-    def __init__(
-        self,
-        *,
-        qkv: int,
-        num_tokens: int,
-        num_heads: int,
-        q_norm: int,
-        k_norm: int,
-        epsilon: float,
-        cos: int,
-        sin: int,
-        rotary: int,
-        slot_mapping: int,
-        v_norm: int = 0,
-    ) -> None: ...
-
-@final
-class DecodeAttention:
-    """One query per sequence, attending to its pages."""
-
-    def __init__(
-        self,
-        *,
-        q: int,
-        page_tables: int,
-        seq_lens: int,
-        num_sequences: int,
-        num_heads: int,
-        max_pages: int,
-        max_length: int,
-        scale: float,
-        window: int,
-        sinks: int = 0,
-        chunk: int = 0,
-    ) -> None: ...
-
-def route(
-    logits: int,
-    bias: int,
-    num_tokens: int,
-    num_experts: int,
-    shape: _core.RouterShape,
-    ids: int,
-    weights: int,
-    stream: int,
-) -> None: ...
-def rope_store(rows: QkvRows, pages: KvPages, *, q: int, stream: int) -> None: ...
-def attention_workspace_bytes(
-    *, num_sequences: int, num_heads: int, head_dim: int, max_length: int
-) -> int: ...
-def decode_attention(
-    attention: DecodeAttention, pages: KvPages, *, workspace: int, out: int, stream: int
-) -> None: ...
-
-# ---- cuda/bind_mla.cpp: latent attention
-
-@final
-class MlaPages:
-    """One layer's latents: bf16 [pages, page_size, latent + rope]."""
-
-    def __init__(self, rows: int, page_size: int, latent: int, rope: int) -> None: ...
-
-@final
-class MlaRows:
-    """Outputs of latent attention's projections, and their destination."""
-
-    def __init__(
-        self,
-        *,
-        compressed: int,
-        stride: int,
-        queries: int,
-        num_tokens: int,
-        num_heads: int,
-        nope: int,
-        norm: int,
-        epsilon: float,
-        cos: int,
-        sin: int,
-        neighbours: bool,
-        slot_mapping: int,
-    ) -> None: ...
-
-@final
-class MlaDecode:
-    """One absorbed query per sequence and head."""
-
-    def __init__(
-        self,
-        *,
-        absorbed: int,
-        page_tables: int,
-        lengths: int,
-        num_sequences: int,
-        num_heads: int,
-        max_pages: int,
-        max_length: int,
-        scale: float,
-    ) -> None: ...
-
-def mla_store(rows: MlaRows, pages: MlaPages, absorbed: int, stream: int) -> None: ...
-def mla_workspace_bytes(num_sequences: int, num_heads: int, latent: int, max_length: int) -> int: ...
-def mla_decode(decode: MlaDecode, pages: MlaPages, workspace: int, out: int, stream: int) -> None: ...
-
-@final
-class DeltaRecords:
-    """One layer's records of gated delta nets."""
-
-    def __init__(
-        self,
-        *,
-        slabs: int,
-        tail: int,
-        num_k_heads: int,
-        num_v_heads: int,
-        key_dim: int,
-        value_dim: int,
-        taps: int,
-    ) -> None: ...
-
-@final
-class DeltaRows:
-    """Outputs of a gated delta net's projections for tokens."""
-
-    def __init__(
-        self,
-        *,
-        projected: int,
-        stride: int,
-        conv: int,
-        decay_rate: int,
-        decay_bias: int,
-        positions: int,
-        records: int,
-        num_sequences: int,
-        num_tokens: int,
-    ) -> None: ...
-
-def delta(rows: DeltaRows, records: DeltaRecords, out: int, stream: int) -> None: ...
-
 # ---- device/bind_device.cpp: memory, uploads; the rest of class Device is in the files after it
 
 class DeviceFacts(TypedDict):
@@ -195,39 +42,12 @@ class DeviceFacts(TypedDict):
     link: str
     link_gbps: float
 
-class UploadCounts(TypedDict):
-    landed: int
-    failed: int
-    batches: int
-    bytes: int
-    busy_us: float
-    held: int
-
 class UploadProbe(TypedDict):
     bytes: int
     us: float
     busy_us: float
     batches: int
     pinned: bool
-
-@final
-class CudaAccelerator(_core.SlottedAccelerator):
-    """Expert slots on a device, with uploads in real time. Addresses are device addresses."""
-
-    @property
-    def warning(self) -> str: ...
-    @property
-    def slot_base(self) -> int: ...
-    @property
-    def slot_stride(self) -> int: ...
-    @property
-    def slot_table(self) -> int: ...
-    @property
-    def store_base(self) -> int: ...
-    def split_table(self) -> Sequence[int]: ...
-    def read_prices(self) -> Sequence[int]: ...
-    def before_compute(self, stream: int) -> None: ...
-    def after_compute(self, stream: int) -> None: ...
 
 @final
 class LinkProbe:
@@ -242,19 +62,65 @@ class Device:
     def facts(self) -> DeviceFacts: ...
     def accelerator(
         self, store: _core.ExpertStore, cost: _core.CostModel, config: _core.SchedulerConfig
-    ) -> CudaAccelerator: ...
+    ) -> _core.DeviceAccelerator: ...
     def probe_uploads(self, store: _core.ExpertStore, num_uploads: int, demand: bool) -> UploadProbe: ...
     def link_probe(self, most_bytes: int) -> LinkProbe: ...
+    # bind_dense.cpp
+    def route(
+        self,
+        *,
+        logits: _Address,
+        bias: _Address,
+        num_tokens: int,
+        num_experts: int,
+        shape: _core.RouterShape,
+        ids: _Address,
+        weights: _Address,
+        stream: _Address,
+    ) -> None: ...
+    def rope_store(
+        self, rows: launches.QkvRows, pages: launches.KvPages, *, q: _Address, stream: _Address
+    ) -> None: ...
+    def decode_attention(
+        self,
+        attention: launches.DecodeAttention,
+        pages: launches.KvPages,
+        *,
+        workspace: _Address,
+        out: _Address,
+        stream: _Address,
+    ) -> None: ...
+    def mla_store(
+        self, rows: launches.MlaRows, pages: launches.MlaPages, *, absorbed: _Address, stream: _Address
+    ) -> None: ...
+    def mla_decode(
+        self,
+        decode: launches.MlaDecode,
+        pages: launches.MlaPages,
+        *,
+        workspace: _Address,
+        out: _Address,
+        stream: _Address,
+    ) -> None: ...
+    def delta(
+        self, rows: launches.DeltaRows, records: launches.DeltaRecords, *, out: _Address, stream: _Address
+    ) -> None: ...
+    @staticmethod
+    def attention_workspace_bytes(
+        *, num_sequences: int, num_heads: int, head_dim: int, max_length: int
+    ) -> int: ...
+    @staticmethod
+    def mla_workspace_bytes(*, num_sequences: int, num_heads: int, latent: int, max_length: int) -> int: ...
     # bind_experts.cpp
-    def read_host(self, mapped: int, to: int, bytes: int, stream: int) -> None: ...
-    def encode(self, rows: launches.EncodedRows, stream: int) -> None: ...
+    def read_host(self, mapped: _Address, to: _Address, bytes: int, stream: _Address) -> None: ...
+    def encode(self, rows: launches.EncodedRows, stream: _Address) -> None: ...
     def decode_experts(
         self,
         layout: launches.ExpertLayout,
         groups: launches.ExpertGroups,
         buffers: launches.ExpertBuffers,
         shape: launches.DecodeShape,
-        stream: int,
+        stream: _Address,
     ) -> None: ...
     def prefill_experts(
         self,
@@ -263,15 +129,15 @@ class Device:
         buffers: launches.ExpertBuffers,
         tiles: launches.PrefillTiles,
         rows: launches.PrefillRows,
-        stream: int,
+        stream: _Address,
     ) -> None: ...
-    def combine(self, layer: launches.CombinedLayer, stream: int) -> None: ...
+    def combine(self, layer: launches.CombinedLayer, stream: _Address) -> None: ...
     # bind_handshake.cpp
     def mailbox(self, shape: launches.MailboxShape) -> DeviceMailbox: ...
     def step_server(
         self, mailbox: DeviceMailbox, pool: _core.ThreadPool, store: _core.ExpertStore
     ) -> StepServer: ...
-    def begin_step(self, step: int, stream: int) -> None: ...
+    def begin_step(self, step: _Address, stream: _Address) -> None: ...
     def place(
         self,
         routed: launches.RoutedLayer,
@@ -279,9 +145,9 @@ class Device:
         placed: launches.PlacedLayer,
         shape: launches.MailboxShape,
         *,
-        mailbox: int,
-        step: int,
-        stream: int,
+        mailbox: _Address,
+        step: _Address,
+        stream: _Address,
     ) -> None: ...
     def probe_handshakes(self, hidden: int, num_layers: int = 32, num_steps: int = 50) -> HandshakeProbes: ...
     # bind_table_step.cpp
@@ -289,7 +155,7 @@ class Device:
         self,
         mailbox: DeviceMailbox,
         executor: _core.MoeExecutor,
-        accelerator: CudaAccelerator,
+        accelerator: _core.DeviceAccelerator,
         pool: _core.ThreadPool,
     ) -> TableStep: ...
 
@@ -336,7 +202,7 @@ class DeviceMailbox:
     @property
     def results(self) -> int: ...
     def wait(
-        self, *, kind: str, layer: int, step: int, num_on_cpu: int, limit_s: float, stream: int
+        self, *, kind: str, layer: int, step: _Address, num_on_cpu: _Address, limit_s: float, stream: _Address
     ) -> None: ...
     def joined_ns(self, layer: int) -> int: ...
     def serve(self, step: int, limit_s: float, compute: _Compute) -> ServedStep: ...
@@ -360,12 +226,12 @@ class TableStep:
         step: int,
         requests: Sequence[int],
         positions: Sequence[int],
-        stream: int,
+        stream: _Address,
         generated: Sequence[bool] = (),
     ) -> None: ...
     def serve(self, number: int, limit_s: float) -> ServedStep: ...
-    def end(self, stream: int) -> None: ...
+    def end(self, stream: _Address) -> None: ...
     def confirm(self) -> ServedStep: ...
-    def give_up(self, stream: int) -> None: ...
+    def give_up(self, stream: _Address) -> None: ...
     @property
     def cpu_us(self) -> float: ...

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
   constexpr int kElements = kHeadDim / kLanesOfToken;
   auto& [q, scores, largest, total, fade] = static_shared<SplitShared<kHeadDim>>();
   const int sequence = blockIdx.z;
-  const SplitRange range =
-      split_range(blockIdx.x, attention.lengths[sequence], attention.window_of(attention.lengths[sequence]));
+  const SplitRange range = split_range(blockIdx.x, attention.seq_lens[sequence],
+                                       attention.window_of(attention.seq_lens[sequence]));
   if (range.begin >= range.end) return;
   const HeadRange heads = head_range(blockIdx.y, attention.num_heads, pages.num_kv_heads);
   const int thread = threadIdx.x, lane = thread % kLanesOfToken;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kHeadDim)
     attention_join_kernel(DecodeAttention attention, float* workspace, int splits, uint16_t* out) {
   const int sequence = blockIdx.y, head = blockIdx.x, thread = threadIdx.x;
   const int64_t row = int64_t(sequence) * attention.num_heads + head;
-  const int length = attention.lengths[sequence];
+  const int length = attention.seq_lens[sequence];
   float most = attention.sinks != nullptr ? attention.sinks[head] : -INFINITY;
   for (int s = 0; s < num_splits(length); ++s) {
     const SplitRange range = split_range(s, length, attention.window_of(length));
@@ -175,7 +175,7 @@ int64_t attention_workspace_bytes(int num_sequences, int num_heads, int head_dim
 
 int launch_decode_attention(const DecodeAttention& attention, const KvPages& pages, float* workspace,
                             void* out, Stream stream) {
-  if (attention.q == nullptr || attention.page_tables == nullptr || attention.lengths == nullptr ||
+  if (attention.q == nullptr || attention.page_tables == nullptr || attention.seq_lens == nullptr ||
       workspace == nullptr || out == nullptr || attention.num_sequences < 1 || pages.num_kv_heads < 1 ||
       attention.num_heads % pages.num_kv_heads != 0 || attention.max_length < 1 || pages.page_size < 1 ||
       int64_t(attention.max_pages) * pages.page_size < attention.max_length) {

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kMlaThreads)
     mla_split_kernel(MlaDecode decode, MlaPages pages, float* workspace, int splits) {
   uint32_t* memory = dynamic_shared<uint32_t>();
   const int sequence = blockIdx.z, thread = threadIdx.x;
-  const SplitRange range = split_range(blockIdx.x, decode.lengths[sequence], 0);
+  const SplitRange range = split_range(blockIdx.x, decode.seq_lens[sequence], 0);
   if (range.begin >= range.end) return;
   const int cached = pages.latent + pages.rope, head = int(blockIdx.y) * kMlaHeads;
   const MlaTile tile(memory, cached, pages.latent, min(kMlaHeads, decode.num_heads - head));
@@ -51,7 +51,7 @@ __global__ void mla_join_kernel(MlaDecode decode, float* workspace, int splits, 
   const int64_t row = int64_t(sequence) * decode.num_heads + blockIdx.x;
   for (int column = threadIdx.x; column < latent; column += blockDim.x) {
     out[row * latent + column] =
-        bf16_of_float(mla_join(workspace, row, decode.lengths[sequence], splits, latent, column));
+        bf16_of_float(mla_join(workspace, row, decode.seq_lens[sequence], splits, latent, column));
   }
 }
 
@@ -105,7 +105,7 @@ int launch_mla_store(const MlaRows& rows, const MlaPages& pages, void* absorbed,
 int launch_mla_decode(const MlaDecode& decode, const MlaPages& pages, float* workspace, void* out,
                       Stream stream) {
   if (!fits(pages) || decode.absorbed == nullptr || decode.page_tables == nullptr ||
-      decode.lengths == nullptr || workspace == nullptr || out == nullptr || decode.num_sequences < 1 ||
+      decode.seq_lens == nullptr || workspace == nullptr || out == nullptr || decode.num_sequences < 1 ||
       decode.num_heads < 1 || decode.max_length < 1 ||
       int64_t(decode.max_pages) * pages.page_size < decode.max_length) {
     return cudaErrorInvalidValue;

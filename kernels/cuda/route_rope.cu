@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) rope_store_kernel(QkvRows rows, KvPa
   if (is_query) {
     out = q + (int64_t(token) * rows.num_heads + head) * kHeadDim;
   } else {
-    const int64_t place = rows.places[token];
+    const int64_t place = rows.slot_mapping[token];
     if (place < 0) return;
     const int kv_head = (head - rows.num_heads) % pages.num_kv_heads;
     uint16_t* cache = static_cast<uint16_t*>(is_value ? pages.values : pages.keys);
@@ -206,7 +206,7 @@ int launch_route(const float* logits, const float* bias, int num_tokens, int num
 
 int launch_rope_store(const QkvRows& rows, const KvPages& pages, void* q, Stream stream) {
   if (rows.qkv == nullptr || q == nullptr || pages.keys == nullptr || pages.values == nullptr ||
-      rows.places == nullptr || (rows.rotary > 0 && (rows.cos == nullptr || rows.sin == nullptr)) ||
+      rows.slot_mapping == nullptr || (rows.rotary > 0 && (rows.cos == nullptr || rows.sin == nullptr)) ||
       rows.num_tokens < 1 || rows.num_heads < 1 || pages.num_kv_heads < 1 || rows.rotary < 0 ||
       rows.rotary > pages.head_dim || rows.rotary % (2 * kWarpSize) != 0) {
     return cudaErrorInvalidValue;

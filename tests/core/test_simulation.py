@@ -124,7 +124,12 @@ def both(config, steps, batch, prompt_tokens=0, placed=None):
     dense_us = 300.0  # some three of the CPU's experts long
     num_bytes, no_flops = [dense_us * 1e3] * (LAYERS + 1), [0.0] * (LAYERS + 1)
     executor = _core.MoeExecutor.emulated(
-        ops.ThreadPool(1), store, cost, config, num_bytes, no_flops, preload=False
+        ops.ThreadPool(1),
+        store,
+        cost=cost,
+        config=config,
+        dense=_core.DenseCost(bytes=num_bytes, flops_per_token=no_flops),
+        preload=False,
     )
     if placed is not None:
         executor.place_experts(placed.astype(np.uint8))

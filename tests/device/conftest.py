@@ -31,17 +31,10 @@ def fake() -> ModuleType:
 
 @pytest.fixture
 def simt(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The fake device in the place of `twofold._cuda`: dense layers, too, run the project's kernels, not torch."""
-    import twofold
+    """The fake device with the project's kernels for dense layers too, not torch."""
+    from twofold.device.native_kernels import NativeDenseKernels
 
     from tests.device.fake_device import FakeDevice
 
-    monkeypatch.setitem(sys.modules, "twofold._cuda", fake)
-    monkeypatch.setattr(twofold, "_cuda", fake, raising=False)
-    # As if it were imported for the first time: on a machine with CUDA it knows another module.
-    monkeypatch.delitem(sys.modules, "twofold.device.cuda_kernels", raising=False)
-    kernels = importlib.import_module("twofold.device.cuda_kernels")
-    monkeypatch.setitem(sys.modules, "twofold.device.cuda_kernels", kernels)
-    monkeypatch.setattr(kernels, "stream", lambda: 0)
-    monkeypatch.setattr(FakeDevice, "kernels", lambda self, max_length: kernels.CudaKernels(max_length))
+    monkeypatch.setattr(FakeDevice, "kernels", lambda self, max_length: NativeDenseKernels(self, max_length))
     return fake

@@ -12,11 +12,11 @@ from twofold._core import device as launches
 from twofold.blocks import ops
 from twofold.blocks.device_step import HeadShape, KvLayer, gated
 from twofold.blocks.router import Router
-from twofold.device.experts import pack_expert
 from twofold.device.kernels import TorchKernels
 from twofold.weights.weight_format import FORMATS
 
 from tests.device.fake_device import FakeDevice
+from tests.device.fixed_experts import pack_expert
 from tests.device.test_rounding import matrix, on_device
 
 drawn = settings(

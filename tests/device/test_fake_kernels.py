@@ -13,9 +13,9 @@ from twofold import _core
 from twofold._core import device as launches
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
-from twofold.device.experts import make_host_store, pack_expert
 from twofold.weights.weight_format import WeightMatrix
 
+from tests.device.fixed_experts import make_host_store, pack_expert
 from tests.repository.test_native_stubs import PACKAGE, exported, stubbed
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 3, 64, 96, 5

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from twofold.blocks.device_step import Favour
+from twofold.blocks.device_step import CachePrior
 from twofold.blocks.router import Router
 from twofold.device.kernels import TorchKernels
 from twofold.device.runner import DeviceRunner
@@ -121,7 +121,7 @@ def test_the_devices_router_favours_as_the_hosts_does() -> None:
             router = Router(
                 layer=0, hidden_size=8, num_experts=5, top_k=2, eps=1e-6, renormalise=True, score=score
             )
-            ids, weights = TorchKernels().route(logits, router, None, Favour(prior, mask))
+            ids, weights = TorchKernels().route(logits, router, None, CachePrior(prior, mask))
             assert ids[0].tolist() == expected
             true = logits.exp()[0, ids[0].long()]
             assert torch.allclose(weights[0], true / true.sum())

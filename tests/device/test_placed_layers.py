@@ -11,8 +11,8 @@ import torch
 from twofold import _core
 from twofold.api.errors import ConfigError, KernelError
 from twofold.blocks import ops
+from twofold.device.parcel import Parcel
 from twofold.device.placed_layers import DECODE_TOKENS, PlacedLayers
-from twofold.device.transfers import Parcel
 from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
 

@@ -1,7 +1,7 @@
 """Which misses of a table step with several tokens the device reads from the host, held to the cost model.
 
-The rule (`kernels/cuda/read_choice.h`) adds whole nanoseconds and knows no cost model; here every layer that it places
-is priced by the model itself, against every other choice.
+The rule (`kernels/device/read_choice.h`) adds whole nanoseconds and knows no cost model; here every layer that it
+places is priced by the model itself, against every other choice.
 """
 
 from __future__ import annotations

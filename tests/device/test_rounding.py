@@ -18,11 +18,11 @@ from twofold import _core
 from twofold._core import device as launches
 from twofold._testing import kernels
 from twofold.blocks import ops
-from twofold.device.experts import make_host_store, pack_expert
 from twofold.device.layouts import Grouping, by_expert
 from twofold.weights.weight_format import FORMATS as LAYOUTS
 from twofold.weights.weight_format import WeightMatrix
 
+from tests.device.fixed_experts import make_host_store, pack_expert
 from tests.device.layer_sums import alone, cpu_beside_device, expert_limit
 from tests.kernels.kernel_levels import chosen
 

@@ -56,7 +56,7 @@ class TorchMoe:
 
     look_ahead = None
 
-    def favour(self, moe_layer, num_tokens):
+    def cache_prior(self, moe_layer, num_tokens):
         return None
 
     def forward(self, moe_layer, normed, ids, weights, hidden) -> None:

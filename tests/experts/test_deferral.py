@@ -123,7 +123,12 @@ class Executor:
         config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, "payback", num_deferred=most)
         flat = [0.0] * (LAYERS + 1)
         self.native = _core.MoeExecutor.emulated(
-            self.pool, self.store, cost, config, flat, flat, preload=False
+            self.pool,
+            self.store,
+            cost=cost,
+            config=config,
+            dense=_core.DenseCost(bytes=flat, flops_per_token=flat),
+            preload=False,
         )
 
     def play(self, steps: int, generated: list[bool] | None) -> list[tuple[Any, ...]]:

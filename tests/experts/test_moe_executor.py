@@ -78,10 +78,9 @@ def emulated(pool, store, num_slots, policy="payback", profile="rtx4090-pcie4", 
     return _core.MoeExecutor.emulated(
         pool,
         store,
-        _core.CostModel(machine, store.expert_bytes, store.flops_per_token),
-        _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch),
-        costs,
-        costs,
+        cost=_core.CostModel(machine, store.expert_bytes, store.flops_per_token),
+        config=_core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots, policy, prefetch),
+        dense=_core.DenseCost(bytes=costs, flops_per_token=costs),
         preload=num_slots == LAYERS * EXPERTS,
     )
 

@@ -51,7 +51,7 @@ OPEN: Final = (
     ("logits against*", "engine/twofold/device/model.py"),
     ("logits*", "engine/twofold/device/table_layers.py"),
     ("placement frozen*", "engine/twofold/device/table_layers.py"),
-    ("every placement*", "engine/runtime/device/cuda_accelerator.cpp"),
+    ("every placement*", "engine/runtime/device/device_accelerator.cpp"),
     ("uploads*", "engine/runtime/device/upload_engine.cpp"),
     ("policy*", "engine/core/layer_scheduler.cpp"),
     ("calibration*", "engine/twofold/device/calibration.py"),

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from twofold.blocks import ops
 from twofold.device.device import Device
-from twofold.device.experts import DeviceExperts, make_host_store, pack_expert
 from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
 
 from benchmarks.gpu.machine import Machine
+from tests.device.fixed_experts import DeviceExperts, make_host_store, pack_expert
 
 
 def working_handshakes(machine: Machine) -> tuple[str, ...]:

@@ -203,7 +203,7 @@ class NoExperts:
 
     look_ahead = None
 
-    def favour(self, moe_layer, num_tokens):
+    def cache_prior(self, moe_layer, num_tokens):
         return None
 
     def forward(self, *_: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_reference import packed, silu
+from twofold import _testing
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
 
@@ -13,6 +14,11 @@ H, I = 40, 72  # noqa: E741
 
 def matrices(rng: np.random.Generator) -> list[np.ndarray]:
     return [rng.standard_normal(s).astype(np.float32) / 8 for s in ((I, H), (I, H), (H, I))]
+
+
+def feed_forward(pool: ops.ThreadPool, of: list[np.ndarray]) -> dict[str, ops.PackedMatrix]:
+    """Arguments of a block for (gate, up, down)."""
+    return {name: packed(pool, matrix) for name, matrix in zip(("gate", "up", "down"), of, strict=True)}
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -27,10 +33,10 @@ def test_shared_experts_add_a_feed_forward_of_the_normed_rows(gated: bool) -> No
     results = []
     for threads, step in ((1, 19), (3, 19), (2, 1), (1, 8)):
         pool = ops.ThreadPool(threads)
-        shared = ops.SharedExperts(pool, *(packed(pool, m) for m in (gate, up, down)), vector)
+        shared = ops.SharedExperts(pool, **feed_forward(pool, [gate, up, down]), shared_gate=vector)
         got = hidden.copy()
         for t in range(0, 19, step):
-            shared.forward(got[t : t + step], normed[t : t + step].copy())
+            _testing.add_shared_experts(shared, got[t : t + step], normed[t : t + step].copy())
         results.append(got)
     np.testing.assert_allclose(results[0], hidden + expected, atol=2e-5)
     assert all(np.array_equal(other, results[0]) for other in results[1:])
@@ -51,10 +57,12 @@ def test_a_decoder_runs_blocks_of_any_kind_in_order_and_keeps_them() -> None:
 
     def blocks() -> list[ops.Block]:
         rng = np.random.default_rng(5)
-        dense = ops.DenseFfn(pool, norm, *(packed(pool, m) for m in matrices(rng)), 1e-6)
+        dense = ops.DenseFfn(pool, norm_weight=norm, **feed_forward(pool, matrices(rng)), eps=1e-6)
         gate = rng.standard_normal((6, H)).astype(np.float32)
-        router = ops.Router(pool, norm.copy(), gate, 1e-6, ops.RouterShape(2))
-        shared = ops.SharedExperts(pool, *(packed(pool, m) for m in matrices(rng)), norm.copy())
+        router = ops.Router(
+            pool, norm_weight=norm.copy(), gate_weight=gate, eps=1e-6, shape=ops.RouterShape(2)
+        )
+        shared = ops.SharedExperts(pool, **feed_forward(pool, matrices(rng)), shared_gate=norm.copy())
         return [dense, router, shared]
 
     hidden = rng.standard_normal((7, H)).astype(np.float32)
@@ -63,10 +71,10 @@ def test_a_decoder_runs_blocks_of_any_kind_in_order_and_keeps_them() -> None:
     assert isinstance(dense, ops.DenseFfn)
     assert isinstance(router, ops.Router)
     assert isinstance(shared, ops.SharedExperts)
-    dense.forward(expected)
+    ops.Decoder([dense]).forward(expected, batch_of(7), ops.StateCache([[]], 1, 16))
     normed = np.empty_like(expected)
-    router.forward(expected, normed, np.empty((7, 2), np.int32), np.empty((7, 2), np.float32))
-    shared.forward(expected, normed)
+    _testing.route(router, expected, normed, np.empty((7, 2), np.int32), np.empty((7, 2), np.float32))
+    _testing.add_shared_experts(shared, expected, normed)
 
     cache = ops.StateCache([[]], 1, 16)
     listed = blocks()
@@ -98,13 +106,13 @@ def test_norms_behind_blocks_take_what_these_add_and_may_take_one_another() -> N
     results = []
     for threads, step in ((1, 19), (3, 19), (2, 1)):
         pool = ops.ThreadPool(threads)
-        first, second = ([packed(pool, matrix) for matrix in of] for of in (weights, more))
+        first, second = (feed_forward(pool, of) for of in (weights, more))
         decoder = ops.Decoder(
             [
-                ops.DenseFfn(pool, norms[0].copy(), *first, 1e-6),
-                ops.PostNorm(pool, norms[1].copy(), 1e-6, 1),
-                ops.DenseFfn(pool, norms[2].copy(), *second, 1e-6),
-                ops.PostNorm(pool, norms[3].copy(), 1e-6, 3, 0.7),
+                ops.DenseFfn(pool, norm_weight=norms[0].copy(), **first, eps=1e-6),
+                ops.PostNorm(pool, norm_weight=norms[1].copy(), eps=1e-6, over=1),
+                ops.DenseFfn(pool, norm_weight=norms[2].copy(), **second, eps=1e-6),
+                ops.PostNorm(pool, norm_weight=norms[3].copy(), eps=1e-6, over=3, scale=0.7),
             ]
         )
         got = hidden.copy()
@@ -119,16 +127,18 @@ def test_norms_behind_blocks_take_what_these_add_and_may_take_one_another() -> N
 
 def test_refuses_what_does_not_fit() -> None:
     rng, pool = np.random.default_rng(6), ops.ThreadPool(1)
-    weights = [packed(pool, m) for m in matrices(rng)]
+    weights = feed_forward(pool, matrices(rng))
     norm = np.ones(H, np.float32)
-    dense, shared = ops.DenseFfn(pool, norm, *weights, 1e-6), ops.SharedExperts(pool, *weights)
-    router = ops.Router(pool, norm, np.ones((4, H), np.float32), 1e-6, ops.RouterShape(2))
+    dense = ops.DenseFfn(pool, norm_weight=norm, **weights, eps=1e-6)
+    shared = ops.SharedExperts(pool, **weights)
+    gate = np.ones((4, H), np.float32)
+    router = ops.Router(pool, norm_weight=norm, gate_weight=gate, eps=1e-6, shape=ops.RouterShape(2))
     cache, hidden = ops.StateCache([[]], 1, 16), np.ones((3, H), np.float32)
     with pytest.raises(KernelError, match="no blocks were given"):
         ops.Decoder([])
     with pytest.raises(KernelError, match="None was given for a block"):
         ops.Decoder([dense, None])  # type: ignore[list-item]
-    one, two = (ops.PostNorm(pool, norm, 1e-6, over) for over in (1, 2))
+    one, two = (ops.PostNorm(pool, norm_weight=norm, eps=1e-6, over=over) for over in (1, 2))
     for blocks, message in (
         ([one], "over 1 blocks; expected 1 to the 0 before it"),
         ([dense, two], "over 2 blocks; expected 1 to the 1 before it"),
@@ -138,9 +148,9 @@ def test_refuses_what_does_not_fit() -> None:
         with pytest.raises(KernelError, match=message):
             ops.Decoder(blocks)
     with pytest.raises(KernelError, match="PostNorm: over is 0"):
-        ops.PostNorm(pool, norm, 1e-6, 0)
+        ops.PostNorm(pool, norm_weight=norm, eps=1e-6, over=0)
     with pytest.raises(KernelError, match="DenseFfn: activation"):
-        ops.DenseFfn(pool, norm, *weights, 1e-6, "relu")
+        ops.DenseFfn(pool, norm_weight=norm, **weights, eps=1e-6, activation="relu")
     with pytest.raises(KernelError, match=f"hidden size 41; the first has {H}"):
         ops.Decoder([dense, ops.RoutedExperts(41, 0)])
     with pytest.raises(KernelError, match="SharedExperts: no router of this step comes before it"):
@@ -148,4 +158,10 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(KernelError, match="RoutedExperts: the step has no experts"):
         ops.Decoder([router, ops.RoutedExperts(H, 0)]).forward(hidden, batch_of(3), cache, None)
     with pytest.raises(KernelError, match=r"SharedExperts: down is packed \(72, 40\)"):
-        ops.SharedExperts(pool, weights[0], weights[1], weights[1])
+        ops.SharedExperts(pool, **weights | {"down": weights["up"]})
+    with pytest.raises(TypeError, match="DenseFfn: eps has the wrong type"):
+        ops.DenseFfn(pool, norm_weight=norm, **weights, eps="small")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"DenseFfn\(\) misses the argument eps"):
+        ops.DenseFfn(pool, norm_weight=norm, **weights)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"DenseFfn\(\) has no argument scale"):
+        ops.DenseFfn(pool, norm_weight=norm, **weights, eps=1e-6, scale=1.0)  # type: ignore[call-arg]

@@ -88,34 +88,36 @@ class Setup(reference.PagedAttention):
         size = self.case.head_dim * (heads if self.case.flat_norms else 1)
         return rng.uniform(0.5, 1.5, size).astype(np.float32) if self.case.qk_norm else None
 
-    def block(self, pool: ops.ThreadPool, layer: int = 0) -> ops.Gqa:
+    def block(self, pool: ops.ThreadPool, layer: int = 0) -> ops.Decoder:
         w, c = self.weights, self.case
         kv = -2 * c.kv_heads * c.head_dim
         qkv = reference.packed(pool, w["qkv"][:kv], w["qkv"][kv : kv // 2], w["qkv"][kv // 2 :])
-        return ops.Gqa(
+        period, slope = c.temperature or (0.0, 0.0)
+        attention = ops.Gqa(
             pool,
-            w["norm"],
-            qkv,
-            w["qkv_bias"],
-            w["q_norm"],
-            w["k_norm"],
-            reference.packed(pool, w["o"]),
-            w["o_bias"],
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            EPS,
-            c.head_dim**-0.5,
-            c.window,
-            layer,
-            c.flat_norms,
+            norm_weight=w["norm"],
+            qkv_weight=qkv,
+            qkv_bias=w["qkv_bias"],
+            q_norm=w["q_norm"],
+            k_norm=w["k_norm"],
+            o_weight=reference.packed(pool, w["o"]),
+            o_bias=w["o_bias"],
+            num_heads=c.heads,
+            num_kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            eps=EPS,
+            scale=c.head_dim**-0.5,
+            sliding_window=c.window,
+            layer=layer,
+            flat_norms=c.flat_norms,
             sinks=w["sinks"],
             chunk=c.chunk,
             rotated=c.turns,
             neighbours=c.neighbours,
-            period=(c.temperature or (0, 0))[0],
-            slope=(c.temperature or (0, 0))[1],
+            period=period,
+            slope=slope,
         )
+        return ops.Decoder([attention])
 
     def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.StateCache:
         c = self.case

@@ -8,6 +8,7 @@ import torch
 from kernel_reference import F32, packed, rmsnorm, rounding, silu, to_bf16_bits, weights, widen
 from numpy.typing import NDArray
 from packed_reference import FORMATS, fitting_columns, random_rows
+from twofold import _testing
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
 from twofold.weights.weight_format import WeightMatrix
@@ -28,7 +29,7 @@ def route(
     count = len(hidden)
     normed, logits = np.empty_like(hidden), np.empty((count, experts), np.float32)
     ids, shares = np.empty((count, top_k), np.int32), np.empty((count, top_k), np.float32)
-    router.forward(hidden, normed, ids, shares, logits)
+    _testing.route(router, hidden, normed, ids, shares, logits)
     return normed, ids, shares, logits
 
 
@@ -39,7 +40,13 @@ def test_router_picks_as_torch_does(dtype: str, experts: int, top_k: int, normal
     rng = np.random.default_rng(experts)
     norm, gate = rng.uniform(0.5, 1.5, 40).astype(np.float32), weights(rng, (experts, 40), dtype)
     hidden = rows(rng, 50, 40)
-    router = ops.Router(ops.ThreadPool(2), norm, gate, EPS, ops.RouterShape(top_k, renormalise=normalise))
+    router = ops.Router(
+        ops.ThreadPool(2),
+        norm_weight=norm,
+        gate_weight=gate,
+        eps=EPS,
+        shape=ops.RouterShape(top_k, renormalise=normalise),
+    )
     before = hidden.copy()
     normed, ids, shares, logits = route(router, hidden, top_k, experts)
     assert np.array_equal(hidden, before)
@@ -62,7 +69,11 @@ def test_router_picks_as_torch_does(dtype: str, experts: int, top_k: int, normal
 def test_router_prefers_the_lower_expert_among_equals_and_survives_nan() -> None:
     gate = np.zeros((6, 4), np.float32)
     router = ops.Router(
-        ops.ThreadPool(1), np.ones(4, np.float32), gate, EPS, ops.RouterShape(3, renormalise=True)
+        ops.ThreadPool(1),
+        norm_weight=np.ones(4, np.float32),
+        gate_weight=gate,
+        eps=EPS,
+        shape=ops.RouterShape(3, renormalise=True),
     )
     _, ids, shares, _ = route(router, np.ones((1, 4), np.float32), 3, 6)
     assert ids.tolist() == [[0, 1, 2]]
@@ -71,6 +82,19 @@ def test_router_prefers_the_lower_expert_among_equals_and_survives_nan() -> None
     assert ids.min() >= 0
     assert ids.max() < 6
     assert np.isnan(shares).any()
+
+
+def decoder_of(pool: ops.ThreadPool, norm: F32, gate: F32, up: F32, down: F32) -> ops.Decoder:
+    """A dense feed-forward alone."""
+    gate_of, up_of, down_of = (packed(pool, matrix) for matrix in (gate, up, down))
+    return ops.Decoder([ops.DenseFfn(pool, norm_weight=norm, gate=gate_of, up=up_of, down=down_of, eps=EPS)])
+
+
+def batch_of(num_tokens: int) -> ops.AttentionBatch:
+    places, angles = np.arange(num_tokens, dtype=np.int32), np.zeros((num_tokens, 4), np.float32)
+    return ops.AttentionBatch(
+        places, np.zeros_like(places), np.arange(2, dtype=np.int32)[None], angles, angles
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,10 +108,12 @@ def test_dense_ffn_adds_to_hidden(dtype: str) -> None:
     results = []
     for threads, step in ((1, 21), (3, 21), (2, 1), (1, 8)):
         pool = ops.ThreadPool(threads)
-        ffn = ops.DenseFfn(pool, norm, *(packed(pool, m) for m in (gate, up, down)), EPS)
+        ffn = decoder_of(pool, norm, gate, up, down)
         got = hidden.copy()
         for t in range(0, 21, step):
-            ffn.forward(got[t : t + step])
+            part = got[t : t + step].copy()
+            ffn.forward(part, batch_of(len(part)), ops.StateCache([[]], 2, 16))
+            got[t : t + step] = part
         results.append(got)
     np.testing.assert_allclose(results[0], expected, atol=1e-5 + 4 * rounding(dtype))
     assert all(np.array_equal(other, results[0]) for other in results[1:])
@@ -146,9 +172,10 @@ def test_refuses_what_does_not_fit() -> None:
     plain = np.ones((12, 8), np.float32)
     gate, down = packed(pool, plain), packed(pool, plain.T.copy())
     with pytest.raises(KernelError, match=r"DenseFfn: down is packed \(12, 8\); expected \(8, 12\)"):
-        ops.DenseFfn(pool, norm, gate, gate, gate, EPS)
+        ops.DenseFfn(pool, norm_weight=norm, gate=gate, up=gate, down=gate, eps=EPS)
+    stacked = packed(pool, plain[:5], plain[5:])
     with pytest.raises(KernelError, match="DenseFfn: a matrix is stacked"):
-        ops.DenseFfn(pool, norm, packed(pool, plain[:5], plain[5:]), gate, down, EPS)
+        ops.DenseFfn(pool, norm_weight=norm, gate=stacked, up=gate, down=down, eps=EPS)
     with pytest.raises(KernelError, match=r"norm_weight is float64 \(8,\)"):
         ops.LmHead(pool, norm.astype(np.float64), gate, EPS)
     with pytest.raises(KernelError, match="no parts were given"):
@@ -158,7 +185,7 @@ def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(KernelError, match="part 0 is a ndarray; expected a WeightMatrix"):
         ops.PackedMatrix(pool, [plain])
     with pytest.raises(KernelError, match="top_k is 13; expected 1 to the number of experts, 12"):
-        ops.Router(pool, norm, plain, EPS, ops.RouterShape(13))
+        ops.Router(pool, norm_weight=norm, gate_weight=plain, eps=EPS, shape=ops.RouterShape(13))
     with pytest.raises(KernelError, match='score is "tanh"'):
         ops.RouterShape(2, score="tanh")
     head = ops.LmHead(pool, norm, gate, EPS)

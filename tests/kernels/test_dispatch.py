@@ -64,7 +64,7 @@ def test_a_level_that_cannot_run_is_an_error_wherever_it_is_met(wrong: str) -> N
     for code in (
         ASK,
         "import numpy as np; from twofold.blocks import ops; a = np.ones((1, 1), np.float32); "
-        "ops.Router(ops.ThreadPool(1), a[0], a, 1e-6, ops.RouterShape(1))",
+        "ops.Router(ops.ThreadPool(1), norm_weight=a[0], gate_weight=a, eps=1e-6, shape=ops.RouterShape(1))",
     ):
         result = ask(wrong, code)
         assert result.returncode != 0

@@ -99,22 +99,25 @@ class Net:
         self.head_norm = rng.normal(1, 0.2, V).astype(F32)
         self.out = rng.normal(0, values**-0.5, (hidden, values)).astype(F32)
         self.pool = ops.ThreadPool(2)
-        self.record = ops.GatedDelta.record_bytes(k_heads, heads, K, V, taps)
+        self.record = ops.GatedDelta.record_bytes(
+            num_k_heads=k_heads, num_v_heads=heads, key_dim=K, value_dim=V, taps=taps
+        )
         packed = [ops.PackedMatrix(self.pool, [weight_matrix(matrix)]) for matrix in (self.inputs, self.out)]
-        self.block = ops.GatedDelta(
+        block = ops.GatedDelta(
             self.pool,
-            self.norm,
-            packed[0],
-            self.conv,
-            self.rate,
-            self.bias,
-            self.head_norm,
-            packed[1],
+            norm_weight=self.norm,
+            in_weight=packed[0],
+            conv=self.conv,
+            decay_rate=self.rate,
+            decay_bias=self.bias,
+            head_norm=self.head_norm,
+            out_weight=packed[1],
             **self.shape,
             **order,
             eps=1e-6,
             layer=0,
         )
+        self.decoder = ops.Decoder([block])
         self.dims = (k_heads, heads, K, V, taps)
 
     def cache(self, num_records: int = 3) -> ops.StateCache:
@@ -127,7 +130,7 @@ class Net:
         batch = ops.AttentionBatch(
             np.array(positions, np.int32), np.array(index, np.int32), tables, none, none, numbers
         )
-        self.block.forward(rows, batch, cache)
+        self.decoder.forward(rows, batch, cache)
         return rows
 
 

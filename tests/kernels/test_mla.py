@@ -73,21 +73,21 @@ class Setup(reference.PagedAttention):
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         self.scale = float((c.nope + c.rope) ** -0.5)
 
-    def block(self, pool: ops.ThreadPool, layer: int = 0) -> ops.Mla:
+    def block(self, pool: ops.ThreadPool, layer: int = 0) -> ops.Decoder:
         c = self.case
         keys, values = self.kv_b[:, : c.nope], self.kv_b[:, c.nope :]
-        return ops.Mla(
+        attention = ops.Mla(
             pool,
-            self.norm,
-            reference.packed(pool, self.a),
-            self.a_bias,
-            self.q_norm if self.q_b is not None else None,
-            None if self.q_b is None else reference.packed(pool, self.q_b),
-            self.latent_norm,
-            reference.packed(pool, *(np.ascontiguousarray(head.T) for head in keys)),
-            reference.packed(pool, *(np.ascontiguousarray(head) for head in values)),
-            reference.packed(pool, self.o),
-            self.o_bias,
+            norm_weight=self.norm,
+            a_weight=reference.packed(pool, self.a),
+            a_bias=self.a_bias,
+            q_norm=self.q_norm if self.q_b is not None else None,
+            q_b_weight=None if self.q_b is None else reference.packed(pool, self.q_b),
+            latent_norm=self.latent_norm,
+            k_b_weight=reference.packed(pool, *(np.ascontiguousarray(head.T) for head in keys)),
+            v_b_weight=reference.packed(pool, *(np.ascontiguousarray(head) for head in values)),
+            o_weight=reference.packed(pool, self.o),
+            o_bias=self.o_bias,
             num_heads=c.heads,
             nope_dim=c.nope,
             rope_dim=c.rope,
@@ -97,6 +97,7 @@ class Setup(reference.PagedAttention):
             neighbours=c.neighbours,
             layer=layer,
         )
+        return ops.Decoder([attention])
 
     def cache(self, num_sequences: int = 1) -> ops.StateCache:
         c = self.case

@@ -8,6 +8,7 @@ import torch
 from kernel_reference import F32
 from numpy.typing import NDArray
 from router_reference import Shape, route
+from twofold import _testing
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
 
@@ -37,17 +38,17 @@ def computed(
     """ids, weights and logits of the native router."""
     router = ops.Router(
         ops.ThreadPool(2),
-        np.ones(HIDDEN, np.float32),
-        gate,
-        1e-6,
-        ops.RouterShape(shape.top_k, **shape.options()),
-        bias,
-        gate_bias,
+        norm_weight=np.ones(HIDDEN, np.float32),
+        gate_weight=gate,
+        eps=1e-6,
+        shape=ops.RouterShape(shape.top_k, **shape.options()),
+        bias=bias,
+        gate_bias=gate_bias,
     )
     count = len(hidden)
     ids = np.empty((count, shape.top_k), np.int32)
     weights, logits = np.empty((count, shape.top_k), np.float32), np.empty((count, len(gate)), np.float32)
-    router.forward(hidden, np.empty_like(hidden), ids, weights, logits)
+    _testing.route(router, hidden, np.empty_like(hidden), ids, weights, logits)
     return ids, weights, logits
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from twofold import _testing
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights, Pages
+from twofold.blocks.block import Block, Pages
+from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
@@ -114,8 +115,7 @@ def test_shared_experts_run_on_what_they_named(tmp_path: Path, gated: bool) -> N
     gate, up, down = (np.asarray(weights.matrix(part).data) for part in ("gate", "up", "down"))
     rows = np.random.default_rng(1).normal(0, 1, (5, 64)).astype(np.float32)
     hidden = np.ones((5, 64), np.float32)
-    native: Any = block.cpu(weights, ops.ThreadPool(1), 0)
-    native.forward(hidden, rows)
+    _testing.add_shared_experts(block.cpu(weights, ops.ThreadPool(1), 0), hidden, rows)
     a = rows @ gate.T
     expected = (a / (1 + np.exp(-a)) * (rows @ up.T)) @ down.T
     if gated:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from twofold.blocks.block import BlockWeights
+from twofold.blocks.block_weights import BlockWeights
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import WORKING_BYTES, check_host_memory, dense_stretches, measure_model
 

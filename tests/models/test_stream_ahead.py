@@ -189,7 +189,12 @@ def test_emulated_prompts_compute_the_same_in_the_simulators_time(policy: str, n
         )
 
     emulated = _core.MoeExecutor.emulated(
-        pool, store, cost, config(33), [0.0] * (LAYERS + 1), flops, preload=False
+        pool,
+        store,
+        cost=cost,
+        config=config(33),
+        dense=_core.DenseCost(bytes=[0.0] * (LAYERS + 1), flops_per_token=flops),
+        preload=False,
     )
     plain = _core.MoeExecutor(pool, store)
     emulated.events_enabled = True

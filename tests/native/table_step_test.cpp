@@ -48,7 +48,7 @@ struct Fixture {
   std::vector<float> weights;
   ExpertStore store{kExperts, {kHidden, kIntermediate}, formats()};
   std::shared_ptr<fake::Device> device;
-  std::shared_ptr<CudaAccelerator> accelerator;
+  std::shared_ptr<DeviceAccelerator> accelerator;
   MoeExecutor executor;
   bool look_ahead;
   DeviceMailbox mailbox{{kLayers, kMaxTokens, kTopK, kHidden, look_ahead ? kExperts : 0}};
@@ -79,7 +79,7 @@ struct Fixture {
     shape.seed = options.seed;
     return std::make_shared<fake::Device>(shape);
   }
-  std::shared_ptr<CudaAccelerator> make_accelerator(const Options& options) {
+  std::shared_ptr<DeviceAccelerator> make_accelerator(const Options& options) {
     LayerSchedulerConfig config;
     config.num_layers = kLayers;
     config.num_experts = kExperts;
@@ -87,7 +87,7 @@ struct Fixture {
     config.num_slots = options.num_slots;
     config.policy = options.policy;
     config.prefetch = options.look_ahead;
-    return std::make_shared<CudaAccelerator>(
+    return std::make_shared<DeviceAccelerator>(
         device, store,
         CostModel(fake::machine_profile(), double(store.expert_bytes()), store.shape().flops_per_token()),
         std::move(config));

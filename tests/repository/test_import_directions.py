@@ -22,8 +22,8 @@ ROOMS_USED: dict[str, set[str]] = {
     "__init__": set(),
     "api": set(),
     "weights": {"api"},
-    "blocks": {"_core", "_cuda", "api", "weights"},
-    "experts": {"_core", "_cuda", "api", "blocks", "weights"},
+    "blocks": {"_core", "api", "weights"},
+    "experts": {"_core", "api", "blocks", "weights"},
     "text.chat": {"api"},
     "text.tokenizer": {"api", "weights"},
     "models": {"api", "blocks", "text.chat", "text.tokenizer", "weights"},
@@ -166,6 +166,38 @@ def room_of(module: str) -> str:
     return "__init__" if parts[0].startswith("__") else parts[0]
 
 
+def modules_of(engine: Path) -> dict[str, Path]:
+    """The package's files by dotted name. `engine` holds `twofold`."""
+    return {
+        ".".join(source.relative_to(engine).with_suffix("").parts).removesuffix(".__init__"): source
+        for source in sorted((engine / "twofold").rglob("*.py"))
+    }
+
+
+def files_used(engine: Path) -> dict[str, set[str]]:
+    """Modules of the package that each of its modules imports, also for types only and inside functions."""
+    modules = modules_of(engine)
+    used: dict[str, set[str]] = {}
+    for module, source in modules.items():
+        names = {name for _, name in python_imports(source, module)}
+        found = {name if name in modules else name.rpartition(".")[0] for name in names}
+        used[module] = found & modules.keys() - {module}
+    return used
+
+
+def importers_of(engine: Path, native: str) -> list[str]:
+    """Modules that import a native module, or name it for a dynamic import."""
+    return [
+        module
+        for module, source in modules_of(engine).items()
+        if any(name == native or name.startswith(f"{native}.") for _, name in python_imports(source, module))
+        or any(
+            isinstance(node, ast.Constant) and node.value == native
+            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        )
+    ]
+
+
 def rooms_used(engine: Path) -> dict[str, dict[str, str]]:
     """Rooms that each room imports, each with one place that does. `engine` holds `twofold`."""
     used: dict[str, dict[str, str]] = {}
@@ -255,6 +287,14 @@ def test_no_rooms_import_each_other() -> None:
     assert circles(rooms_used(ROOT / "engine")) == []
 
 
+def test_no_files_import_each_other() -> None:
+    assert circles(files_used(ROOT / "engine")) == []
+
+
+def test_one_file_is_the_door_to_the_device_backend() -> None:
+    assert importers_of(ROOT / "engine", "twofold._cuda") == ["twofold.device.backend"]
+
+
 def test_third_party_packages_stay_in_their_rooms() -> None:
     assert "\n".join(third_party_violations(ROOT / "engine")) == ""
 
@@ -324,6 +364,21 @@ def test_an_entry_that_no_import_needs_is_found(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text("from twofold.api.errors import ConfigError\nfrom .. import _core\n")
     assert "blocks no longer imports weights" in table_differences(rooms_used(tmp_path))
+
+
+def test_files_that_import_each_other_and_native_modules_are_found(tmp_path: Path) -> None:
+    sources = {
+        "a.py": "from twofold.b import B",
+        "b.py": "def f():\n    from twofold import a",
+        "c.py": "import twofold._cuda",
+        "d.py": 'import importlib\nimportlib.import_module("twofold._cuda")',
+        "e.py": "from twofold import a, _core",
+    }
+    (tmp_path / "twofold").mkdir()
+    for name, source in sources.items():
+        (tmp_path / "twofold" / name).write_text(source)
+    assert circles(files_used(tmp_path)) == ["twofold.a", "twofold.b"]
+    assert importers_of(tmp_path, "twofold._cuda") == ["twofold.c", "twofold.d"]
 
 
 def test_a_circle_is_found() -> None:

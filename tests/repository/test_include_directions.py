@@ -21,10 +21,11 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "kernels/include": {"kernels/include"},
     "kernels/formats": {"kernels/include", "kernels/formats"},
     "kernels/cpu": {"kernels/include", "kernels/formats", "kernels/cpu"},
-    "kernels/cuda": {"kernels/include", "kernels/cuda"},
+    "kernels/device": {"kernels/include", "kernels/device"},
+    "kernels/cuda": {"kernels/include", "kernels/device", "kernels/cuda"},
     "kernels/bench": {"kernels/include", "kernels/bench"} | ROOMS,
-    **{room: {"engine/core", "kernels/include", "kernels/cuda"} | ROOMS_BELOW[room] for room in ROOMS},
-    "engine/bindings": {"engine/bindings", "engine/core", "kernels/include", "kernels/cuda"} | ROOMS,
+    **{room: {"engine/core", "kernels/include", "kernels/device"} | ROOMS_BELOW[room] for room in ROOMS},
+    "engine/bindings": {"engine/bindings", "engine/core", "kernels/include", "kernels/device"} | ROOMS,
 }
 
 CUDA, TORCH, PYTHON, ISA = (
@@ -39,6 +40,7 @@ CPP_FORBIDDEN_SYSTEM: dict[str, str] = {
     "kernels/include": rf"{CUDA}|{TORCH}|{PYTHON}|{ISA}",
     "kernels/formats": rf"{CUDA}|{TORCH}|{PYTHON}|{ISA}",
     "kernels/cpu": rf"{CUDA}|{TORCH}|{PYTHON}",
+    "kernels/device": rf"{CUDA}|{TORCH}|{PYTHON}",
     "kernels/cuda": rf"{TORCH}|{PYTHON}",
     "kernels/bench": rf"{TORCH}|{PYTHON}",
     **dict.fromkeys(ROOMS, rf"{TORCH}|{PYTHON}"),

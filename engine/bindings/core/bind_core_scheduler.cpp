@@ -4,7 +4,9 @@
 
 #include "array_view.h"
 #include "core/layer_pins.h"
+#include "fields.h"
 #include "module.h"
+#include "owning.h"
 #include "twofold/layer_scheduler.h"
 #include "twofold/timeline.h"
 
@@ -13,47 +15,33 @@ namespace py = pybind11;
 namespace {
 
 void bind_config(py::module_& m) {
-  const LayerSchedulerConfig defaults;
-  py::class_<LayerSchedulerConfig>(m, "SchedulerConfig",
-                                   "Shape, slots, policy and rules of a layer scheduler; those from "
-                                   "fetch_rule to prior_usage are for comparison with other "
-                                   "engines and for the lab.")
-      .def(py::init([](int num_layers, int num_experts, int top_k, int num_slots, std::string policy,
-                       bool prefetch, int num_staging, double upload_price, int stream_ahead_from,
-                       const std::string& fetch_rule, bool background_uploads, bool always_cache_fetched,
-                       std::optional<bool> shared_pool, std::vector<double> prior_usage, bool fixed_placement,
-                       int replace_from, const std::vector<std::string>& pins, int num_deferred,
-                       double cache_prior) {
-             return LayerSchedulerConfig{.num_layers = num_layers,
-                                         .num_experts = num_experts,
-                                         .top_k = top_k,
-                                         .num_slots = num_slots,
-                                         .policy = std::move(policy),
-                                         .num_staging = num_staging,
-                                         .upload_price = upload_price,
-                                         .stream_ahead_from = stream_ahead_from,
-                                         .fetch_rule = fetch_rule_of(fetch_rule),
-                                         .background_uploads = background_uploads,
-                                         .always_cache_fetched = always_cache_fetched,
-                                         .shared_pool = shared_pool,
-                                         .prefetch = prefetch,
-                                         .fixed_placement = fixed_placement,
-                                         .replace_from = replace_from,
-                                         .num_deferred = num_deferred,
-                                         .cache_prior = cache_prior,
-                                         .prior_usage = std::move(prior_usage),
-                                         .pins = pins_of(pins)};
-           }),
-           py::arg("num_layers"), py::arg("num_experts"), py::arg("top_k"), py::arg("num_slots"),
-           py::arg("policy") = defaults.policy, py::arg("prefetch") = defaults.prefetch,
-           py::arg("num_staging") = defaults.num_staging, py::arg("upload_price") = defaults.upload_price,
-           py::arg("stream_ahead_from") = defaults.stream_ahead_from, py::kw_only(),
-           py::arg("fetch_rule") = "best-split", py::arg("background_uploads") = defaults.background_uploads,
-           py::arg("always_cache_fetched") = defaults.always_cache_fetched,
-           py::arg("shared_pool") = defaults.shared_pool, py::arg("prior_usage") = defaults.prior_usage,
-           py::arg("fixed_placement") = defaults.fixed_placement,
-           py::arg("replace_from") = defaults.replace_from, py::arg("pins") = std::vector<std::string>(),
-           py::arg("num_deferred") = defaults.num_deferred, py::arg("cache_prior") = defaults.cache_prior);
+  using Config = LayerSchedulerConfig;
+  const Config defaults;
+  def_fields<true>(
+      py::class_<Config>(
+          m, "SchedulerConfig",
+          "Shape, slots, policy and rules of a layer scheduler; those from fetch_rule to prior_usage "
+          "are for comparison with other engines and for the lab."),
+      field("num_layers", &Config::num_layers), field("num_experts", &Config::num_experts),
+      field("top_k", &Config::top_k), field("num_slots", &Config::num_slots),
+      field("policy", &Config::policy, defaults.policy),
+      field("prefetch", &Config::prefetch, defaults.prefetch),
+      field("num_staging", &Config::num_staging, defaults.num_staging),
+      field("upload_price", &Config::upload_price, defaults.upload_price),
+      field("stream_ahead_from", &Config::stream_ahead_from, defaults.stream_ahead_from),
+      field_by<const char*>(py::arg("fetch_rule") = "best-split",
+                            [](Config& c, const char* name) { c.fetch_rule = fetch_rule_of(name); }),
+      field("background_uploads", &Config::background_uploads, defaults.background_uploads),
+      field("always_cache_fetched", &Config::always_cache_fetched, defaults.always_cache_fetched),
+      field("shared_pool", &Config::shared_pool, defaults.shared_pool),
+      field("prior_usage", &Config::prior_usage, defaults.prior_usage),
+      field("fixed_placement", &Config::fixed_placement, defaults.fixed_placement),
+      field("replace_from", &Config::replace_from, defaults.replace_from),
+      field_by<std::vector<std::string>>(
+          py::arg("pins") = std::vector<std::string>(),
+          [](Config& c, const std::vector<std::string>& names) { c.pins = pins_of(names); }),
+      field("num_deferred", &Config::num_deferred, defaults.num_deferred),
+      field("cache_prior", &Config::cache_prior, defaults.cache_prior));
 }
 
 }  // namespace
@@ -78,14 +66,16 @@ void bind_core_scheduler(py::module_& m) {
       .def_readonly("late", &PrefetchCounts::late)
       .def_readonly("wasted", &PrefetchCounts::wasted)
       .def_readonly("dropped", &PrefetchCounts::dropped);
-  py::class_<Timeline>(m, "Timeline",
-                       "Virtual clock with a serial link: demand uploads overtake background ones.")
+  py::class_<Timeline, std::shared_ptr<Timeline>>(
+      m, "Timeline", "Virtual clock with a serial link: demand uploads overtake background ones.")
       .def(py::init<double>(), py::arg("upload_us"));
-  py::class_<LayerScheduler>(m, "LayerScheduler", "Decides and plays layers of decode steps.")
-      .def(py::init([](const CostModel& cost, const LayerSchedulerConfig& config, Timeline& link) {
-             return std::make_unique<LayerScheduler>(cost, config, link);
-           }),
-           py::arg("cost"), py::arg("config"), py::arg("link"), py::keep_alive<1, 4>())
+  py::class_<LayerScheduler, std::shared_ptr<LayerScheduler>>(m, "LayerScheduler",
+                                                              "Decides and plays layers of decode steps.")
+      .def(py::init(
+               [](const CostModel& cost, const LayerSchedulerConfig& config, std::shared_ptr<Timeline> link) {
+                 return owning(std::make_unique<LayerScheduler>(cost, config, *link), link);
+               }),
+           py::arg("cost"), py::arg("config"), py::arg("link"))
       .def("begin_step", [](LayerScheduler& s) { s.begin_step(); })
       .def(
           "predict",

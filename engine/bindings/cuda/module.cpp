@@ -4,7 +4,6 @@
 #include <string>
 
 #include "cuda_device.h"
-#include "cuda_module.h"
 #include "device/bind_device.h"
 #include "devices.h"
 
@@ -42,7 +41,4 @@ PYBIND11_MODULE(_cuda, m) {
   m.doc() = "Twofold on CUDA: devices, expert slots, uploads and kernels.";
   m.def("devices", &devices, "One dict per device; sizes in bytes.");
   m.def("why_no_device", &why_no_device, "What the CUDA runtime says where devices() is empty.");
-  twofold::bindings::bind_dense(m);
-  twofold::bindings::bind_mla(m);
-  twofold::bindings::bind_delta(m);
 }

@@ -7,10 +7,11 @@
 #include <string>
 #include <utility>
 
-#include "device/cuda_accelerator.h"
+#include "device/device_accelerator.h"
 #include "device/device_api.h"
 #include "device/device_memory.h"
 #include "device/link_probe.h"
+#include "owning.h"
 
 namespace py = pybind11;
 
@@ -30,10 +31,6 @@ void translate(std::exception_ptr thrown) {
     raise("KernelError", error);
   }
 }
-
-uintptr_t address(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
-
-StreamHandle on(uintptr_t stream) { return {reinterpret_cast<void*>(stream)}; }
 
 py::dict facts(DeviceApi& api) {
   DeviceFacts f;
@@ -59,25 +56,6 @@ py::dict upload_probe(DeviceApi& api, const ExpertStore& store, int num_uploads,
 void bind_device(py::module_& m) {
   py::module_::import("twofold._core");
   py::register_exception_translator(&translate);
-  // Local to the module: the tests' fake device is a second one with the same classes.
-  py::class_<CudaAccelerator, SlottedAccelerator, std::shared_ptr<CudaAccelerator>>(
-      m, "CudaAccelerator", "Expert slots on a device, uploads in real time.", py::module_local())
-      .def_property_readonly("warning", &CudaAccelerator::warning)
-      // Addresses on the device and CUDA streams, as numbers.
-      .def_property_readonly("slot_base", [](const CudaAccelerator& a) { return address(a.slots().slot(0)); })
-      .def_property_readonly("slot_stride", [](const CudaAccelerator& a) { return a.slots().stride(); })
-      .def_property_readonly("slot_table",
-                             [](const CudaAccelerator& a) { return address(a.tables().device()); })
-      .def_property_readonly("store_base",
-                             [](const CudaAccelerator& a) { return address(a.store_on_device()); })
-      .def("split_table", &CudaAccelerator::split_table)
-      .def("read_prices", &CudaAccelerator::read_prices)
-      .def(
-          "before_compute", [](CudaAccelerator& a, uintptr_t stream) { a.before_compute(on(stream)); },
-          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
-      .def(
-          "after_compute", [](CudaAccelerator& a, uintptr_t stream) { a.after_compute(on(stream)); },
-          py::arg("stream"), py::call_guard<py::gil_scoped_release>());
   py::class_<LinkProbe>(m, "LinkProbe", "Times copies from pinned memory to the device.", py::module_local())
       .def("copies_us", &LinkProbe::copies_us, py::arg("bytes"), py::arg("count") = 1,
            py::arg("asleep") = false, py::call_guard<py::gil_scoped_release>(),
@@ -86,11 +64,11 @@ void bind_device(py::module_& m) {
   device.def("facts", &facts, "Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown.")
       .def(
           "accelerator",
-          [](std::shared_ptr<DeviceApi> api, const ExpertStore& store, const CostModel& cost,
+          [](std::shared_ptr<DeviceApi> api, std::shared_ptr<ExpertStore> store, const CostModel& cost,
              const LayerSchedulerConfig& config) {
-            return std::make_shared<CudaAccelerator>(std::move(api), store, cost, config);
+            return owning(std::make_unique<DeviceAccelerator>(std::move(api), *store, cost, config), store);
           },
-          py::arg("store"), py::arg("cost"), py::arg("config"), py::keep_alive<0, 2>(),
+          py::arg("store"), py::arg("cost"), py::arg("config"),
           "Pins the store where it can and takes the slots' memory.")
       .def("probe_uploads", &upload_probe, py::arg("store"), py::arg("num_uploads"), py::arg("demand"),
            "Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, "
@@ -101,6 +79,7 @@ void bind_device(py::module_& m) {
             return std::make_unique<LinkProbe>(std::move(api), most_bytes);
           },
           py::arg("most_bytes"));
+  bind_dense(device);
   bind_experts(device);
   bind_handshake(m, device);
   bind_table_step(m, device);

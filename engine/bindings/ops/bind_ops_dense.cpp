@@ -59,7 +59,8 @@ std::vector<std::string> formats_of(const PackedMatrix& matrix) {
 class __attribute__((visibility("hidden"))) BoundLmHead {
  public:
   BoundLmHead(const PoolView& pool, const py::array& norm, const Packed& weight, float eps, float softcap)
-      : norm_(norm),
+      : pool_(pool),
+        norm_(norm),
         weight_(weight),
         head_(pool.kernels(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
               *weight, eps, softcap) {}
@@ -74,6 +75,8 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
   }
 
  private:
+  // What the head reads.
+  PoolView pool_;
   py::array norm_;
   Packed weight_;
   LmHead head_;
@@ -134,12 +137,11 @@ void bind_dense_ops(py::module_& m) {
       });
   m.def("embed", &embed_tokens, py::arg("pool"), py::arg("table"), py::arg("token_ids"), py::arg("out"));
   py::class_<BoundEmbedding>(m, "Embedding", "Rows of a table by token.")
-      .def(py::init<const PoolView&, py::object>(), py::keep_alive<1, 2>(), py::arg("pool"), py::arg("table"))
+      .def(py::init<const PoolView&, py::object>(), py::arg("pool"), py::arg("table"))
       .def("forward", &BoundEmbedding::forward, py::arg("token_ids"), py::arg("out"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
-      .def(py::init<const PoolView&, const py::array&, const Packed&, float, float>(), py::keep_alive<1, 2>(),
-           py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"),
-           py::arg("softcap") = 0.0f)
+      .def(py::init<const PoolView&, const py::array&, const Packed&, float, float>(), py::arg("pool"),
+           py::arg("norm_weight"), py::arg("weight"), py::arg("eps"), py::arg("softcap") = 0.0f)
       .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"));
 }
 

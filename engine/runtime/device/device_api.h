@@ -19,7 +19,7 @@ inline constexpr size_t kDeviceAlignment = 256;  // of device allocations, and o
 enum class DeviceCode : uint8_t {
   kOk,
   kNotReady,     // a query's answer: not an error
-  kOutOfMemory,  // of the device or of pinned memory
+  kOutOfMemory,  // device or pinned memory
   kRefused,      // the system does not support this here (pinning, mapping)
   kFailed,
 };

@@ -33,8 +33,8 @@ class LinkProbe {
 
 struct UploadProbe {
   size_t bytes = 0;
-  double us = 0;       // of the host's clock, from the first upload's issue to the last one's landing
-  double busy_us = 0;  // of the link, as measured by the device
+  double us = 0;       // host clock, from the first upload's issue to the last one's landing
+  double busy_us = 0;  // time the link was busy, measured by the device
   int batches = 0;
   bool pinned = false;
 };

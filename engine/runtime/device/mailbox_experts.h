@@ -42,7 +42,7 @@ class MailboxExperts {
   Deferral deferral_;
   DeferredSums sums_;
   std::vector<uint8_t> generated_, on_cpu_;
-  std::span<const uint8_t> deferred_;  // of the layer just computed
+  std::span<const uint8_t> deferred_;  // pairs of the layer just computed
   std::vector<float> normed_;
   std::vector<const std::byte*> group_weights_;
 };

@@ -11,7 +11,8 @@ static_assert(Placement(cuda::kHit) == Placement::kHit && Placement(cuda::kCpu) 
                   Placement(cuda::kFetched) == Placement::kFetched && cuda::kNobody == kNumPlacements,
               "the device's placements are the scheduler's");
 
-TableStep::TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadPool& pool)
+TableStep::TableStep(Mailbox& mailbox, MoeExecutor& executor, DeviceAccelerator& accelerator,
+                     ThreadPool& pool)
     : mailbox_(mailbox),
       executor_(executor),
       accelerator_(accelerator),

@@ -1,6 +1,6 @@
 // The host's part of a table step: a decode step whose layers the device places itself, from the slot tables
-// published at its beginning, and whose misses the CPU pool computes through the mailbox. One thread calls all
-// of this, in this order:
+// published at its beginning, and whose misses the CPU pool computes through the mailbox. One thread makes
+// these calls, in this order:
 //
 //   begin     sets the rows and publishes the tables that later work on `compute` reads
 //   serve     while the device runs: misses are computed and answered at once; decisions about a layer
@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "device/cuda_accelerator.h"
+#include "device/device_accelerator.h"
 #include "device/mailbox.h"
 #include "device/mailbox_experts.h"
 #include "moe/moe_executor.h"
@@ -29,7 +29,7 @@ namespace twofold {
 class TableStep {
  public:
   // All of these outlive it. Throws std::invalid_argument where the mailbox is not the model's.
-  TableStep(Mailbox& mailbox, MoeExecutor& executor, CudaAccelerator& accelerator, ThreadPool& pool);
+  TableStep(Mailbox& mailbox, MoeExecutor& executor, DeviceAccelerator& accelerator, ThreadPool& pool);
 
   // The device may hold more rows than are named here: padding rows, routed to no expert, after the named ones.
   void begin(StepRows rows, StreamHandle compute);
@@ -58,7 +58,7 @@ class TableStep {
 
   Mailbox& mailbox_;
   MoeExecutor& executor_;
-  CudaAccelerator& accelerator_;
+  DeviceAccelerator& accelerator_;
   MailboxExperts experts_;
   Stage stage_ = Stage::kIdle;
   bool published_ = false;  // the tables belong to a step whose end is not yet reported

@@ -322,8 +322,8 @@ void UploadEngine::host_waits() {
 }
 
 void UploadEngine::follow_compute(StreamHandle compute) {
-  require(api_.record(compute_passed_, compute), "order uploads behind compute");
-  require(api_.wait(stream_.get(), compute_passed_), "order uploads behind compute");
+  require(api_.record(compute_passed_, compute), "order uploads after compute");
+  require(api_.wait(stream_.get(), compute_passed_), "order uploads after compute");
 }
 
 std::vector<int> UploadEngine::take_refused() { return std::exchange(refused_, {}); }

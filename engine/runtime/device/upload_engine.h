@@ -27,9 +27,9 @@
 namespace twofold {
 
 struct UploadSettings {
-  double latency_us = 0;      // of a copy, by the machine's profile
-  double bandwidth_gbps = 1;  // of the link, by the machine's profile
-  double upload_us = 0;       // of a typical expert, by the cost model
+  double latency_us = 0;      // latency of one copy, by the machine's profile
+  double bandwidth_gbps = 1;  // link bandwidth, by the machine's profile
+  double upload_us = 0;       // one typical expert, by the cost model
   bool source_pinned = true;
   double max_background_us = 500;
   int max_batch = 16;            // uploads
@@ -44,7 +44,7 @@ struct UploadCounts {
   int64_t failed = 0;
   int64_t batches = 0;
   int64_t bytes = 0;
-  double busy_us = 0;  // of the link
+  double busy_us = 0;  // time the link was busy
   int64_t held = 0;    // uploads that waited for a reader of the slot
 };
 
@@ -75,8 +75,8 @@ class UploadEngine final : public Link {
   // Uploads an expert at once, before the first step: no events, no lanes. Waits for it.
   void fill(const Transfer& what);
 
-  // Work given to `compute` from now on runs after the layer's demand uploads begun so far have landed; those
-  // of the next layer, begun ahead, continue.
+  // Work given to `compute` from now on runs after the layer's demand uploads begun so far have landed; the
+  // next layer's, begun ahead, continue.
   void compute_waits(StreamHandle compute, int layer);
   // The host waits for all of them. Throws DeviceError if one of them, or an earlier one whose failure was not
   // reported yet, failed during its copy.
@@ -101,7 +101,7 @@ class UploadEngine final : public Link {
   struct Batch {
     EventHandle begin, end;
     std::vector<Job> jobs;
-    size_t done = 0;  // of its one job's bytes, where they pass through chunks
+    size_t done = 0;  // bytes of its one job that have passed through chunks
     double issued_us = 0;
     double predicted_us = 0;
     int64_t number = 0;
@@ -151,7 +151,7 @@ class UploadEngine final : public Link {
   size_t next_chunk_ = 0;
   std::vector<std::pair<int64_t, DeviceResult>> lost_;  // batches of which a chunk failed
   double free_at_us_ = 0;   // when the link is expected to finish the begun copies
-  double last_end_us_ = 0;  // of the copy that landed last
+  double last_end_us_ = 0;  // end of the copy that landed last
   int failures_in_a_row_ = 0;
   int64_t num_demand_lost_ = 0, num_loss_told_ = 0;
   std::string last_failure_;

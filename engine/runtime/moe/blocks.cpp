@@ -102,11 +102,8 @@ void SharedExperts::forward(float* sum, const float* normed, int T) {
 }
 
 void DenseFfn::forward(const float* hidden, float* sum, StepState& step) {
-  forward(hidden, sum, step.batch.num_tokens());
-}
-
-void DenseFfn::forward(const float* hidden, float* sum, int T) {
-  ffn_.forward({.x = hidden, .ld = hidden_size(), .norm = norm_, .eps = eps_}, nullptr, sum, T);
+  ffn_.forward({.x = hidden, .ld = hidden_size(), .norm = norm_, .eps = eps_}, nullptr, sum,
+               step.batch.num_tokens());
 }
 
 void PostNorm::forward(const float* hidden, float* sum, StepState& step) {

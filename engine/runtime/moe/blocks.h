@@ -19,11 +19,7 @@ class AttentionBlock : public Block {
   void forward(const float* hidden, float* sum, StepState& step) override {
     attention_.forward(hidden, sum, step.batch, step.cache, layer_);
   }
-  void forward(float* hidden, AttentionBatch& batch, StateCache& cache) {
-    attention_.forward(hidden, hidden, batch, cache, layer_);
-  }
   int hidden_size() const override { return attention_.hidden_size(); }
-  const Attention& attention() const { return attention_; }
 
  private:
   Attention attention_;
@@ -96,7 +92,6 @@ class DenseFfn final : public Block {
   DenseFfn(GatedFfn ffn, const float* norm, float eps) : ffn_(std::move(ffn)), norm_(norm), eps_(eps) {}
 
   void forward(const float* hidden, float* sum, StepState& step) override;
-  void forward(const float* hidden, float* sum, int T);
   int hidden_size() const override { return ffn_.hidden_size(); }
 
  private:

@@ -72,7 +72,7 @@ Decoder::Decoder(std::vector<Block*> blocks, ThreadPool* pool, std::vector<int> 
 
 void Decoder::forward(float* hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts) {
   if (batch.num_tokens() == 0) return;
-  routed_.num_tokens = 0;  // of the previous step
+  routed_.num_tokens = 0;  // those of the previous step
   StepState step{batch, cache, experts, routed_, blocks_};
   const size_t num_values = static_cast<size_t>(batch.num_tokens()) * static_cast<size_t>(hidden_size());
   size_t depth = 0;

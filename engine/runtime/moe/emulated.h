@@ -15,7 +15,7 @@ namespace twofold {
 struct DenseCost {
   std::vector<double> bytes;
   std::vector<double> flops_per_token;
-  double router_bytes = 0;  // of one router's gate
+  double router_bytes = 0;  // bytes of one router's gate
   // The CPU's work in each stretch, between two of the accelerator's kernels or at the stretch's ends: not in
   // the figures above. Empty: none.
   std::vector<double> cpu_bytes;

@@ -23,7 +23,7 @@ struct PlacementCounts {
   int64_t uploads = 0;
   int64_t evictions = 0;
   int64_t h2d_bytes = 0;
-  int64_t deferred = 0;  // of those that the CPU ran
+  int64_t deferred = 0;  // cpu_misses that were deferred
 };
 
 struct EventLog {

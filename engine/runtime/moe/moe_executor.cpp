@@ -39,7 +39,7 @@ void MoeExecutor::begin_step(StepRows rows) {
                                 " rows are said to be generated or not, " +
                                 std::to_string(rows_.requests.size()) + " rows were expected");
   }
-  layer_ = -1;  // of an aborted step
+  layer_ = -1;  // an aborted step may have left one
   routing_counts_.begin_step(rows_);
   deferred_.clear();
   accelerator_->begin_step(rows_);

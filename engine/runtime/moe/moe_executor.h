@@ -27,7 +27,7 @@ struct PlacedGroups {
 };
 
 // The work split of one layer: experts in slots that may be read at once, those whose uploads are awaited
-// (CudaAccelerator::before_compute), and the CPU's.
+// (DeviceAccelerator::before_compute), and the CPU's.
 struct LayerPlan {
   PlacedGroups ready, awaited, on_cpu;
   bool joins_deferred = false;   // rows get the previous layer's deferred output

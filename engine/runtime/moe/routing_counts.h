@@ -43,7 +43,7 @@ class RoutingCounts {
   int num_experts() const { return num_experts_; }
   RoutingDetail detail() const { return detail_; }
   int64_t num_steps() const { return num_steps_; }    // counted since the last take
-  int64_t num_tokens() const { return num_tokens_; }  // of these steps
+  int64_t num_tokens() const { return num_tokens_; }  // tokens in num_steps steps
   // [kNumPlacements, layers, experts] since the last take.
   std::vector<int64_t> take();
   // Routing of the last step that ended; without rows if none was counted.
@@ -60,7 +60,7 @@ class RoutingCounts {
   int64_t num_begun_ = 0, num_steps_ = 0, num_tokens_ = 0;
   bool active_ = false;
   int step_tokens_ = 0;
-  std::vector<Addition> additions_;  // of the current step
+  std::vector<Addition> additions_;  // additions of the current step
   std::vector<int64_t> counts_;
   StepRouting step_, ended_;
 };

@@ -65,7 +65,7 @@ class SlottedAccelerator : public Accelerator {
 
   const ExpertStore& store_;
   double cache_prior_;
-  std::span<const uint8_t> deferred_;  // of the layer just placed
+  std::span<const uint8_t> deferred_;  // pairs of the layer just placed
   std::vector<uint8_t> residents_;
   EventLog* events_ = nullptr;
   StepRows rows_;

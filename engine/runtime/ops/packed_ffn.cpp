@@ -8,16 +8,16 @@ namespace {
 
 constexpr int kPanelRows = kernels::kPanelRows;
 constexpr int kBlockRows = 64;    // of activations, which share the nearest caches with their results
-constexpr int kTilePanels = 256;  // of a tile of gate or up: its panels times its activation rows
+constexpr int kTilePanels = 256;  // size of a tile of gate or up: panels times activation rows
 constexpr int kEncodeTokens = 4;
 constexpr int kAddTokens = 4, kAddColumns = 512;  // that one chunk adds up
 // Size of a piece: long stretches of memory, because every change of stream costs the time of about 20 KiB. A
 // remainder at the end of gate and up is no loss, as down begins with the groups that are ready.
 constexpr int64_t kMostPairs = 24, kMostDownPanels = 32;
 constexpr int kGroupsPerThread = 4;
-constexpr double kMostGroupUs = 100;  // of a group that is not cut
-constexpr int kEncodeRows = 8;        // of the results of gate and up, where a phase encodes them
-constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2, kGatedSlot = 3;  // of the pool's scratch
+constexpr double kMostGroupUs = 100;  // longest group that is not cut
+constexpr int kEncodeRows = 8;        // rows of gate and up results that a phase encodes at once
+constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2, kGatedSlot = 3;  // scratch slots of the pool
 
 int64_t panels_of(int rows) { return kernels::num_panels(rows); }
 

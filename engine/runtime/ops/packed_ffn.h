@@ -1,5 +1,5 @@
-// Gated feed-forwards on packed weights: groups of rows, each with its own feed-forward, and the weighted sum
-// of a token's results. Serves routed experts and dense layers alike.
+// Gated feed-forwards on packed weights: groups of rows, each with its own feed-forward, and each token's
+// weighted sum. Serves routed experts and dense layers alike.
 //
 // One loop of phases under one fork: rows are encoded; panels of gate and up are multiplied into a tile in the
 // nearest cache, gated, and encoded at once for the down matrix (in a separate phase if a scale belongs to the

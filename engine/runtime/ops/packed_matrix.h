@@ -95,8 +95,8 @@ struct PanelRange {
   int64_t first, count;
 };
 
-// The panels of several matrices cut into pieces of at most `most` panels, those of node 0 first: the chunks
-// of a loop over them, in an order in which a thread's neighbouring chunks are neighbouring memory.
+// The panels of several matrices cut into pieces of at most `most` panels, those of node 0 first: a
+// loop's chunks, in an order in which a thread's neighbouring chunks are neighbouring memory.
 class PanelPieces {
  public:
   // Adds panels of `item`. Pieces end where a node's share ends.

@@ -97,7 +97,7 @@ void Router::keep_groups(float* choice, float* group_scores) const {
   }
 }
 
-void Router::favour(const CachePrior& prior, const float* scores, float* choice) const {
+void Router::apply_prior(const CachePrior& prior, const float* scores, float* choice) const {
   const bool logits = shape_.score == RouterScore::kSoftmaxOfChosen;
   const float bonus = static_cast<float>(-std::log1p(-prior.prior));
   const float share = static_cast<float>(prior.prior / (1 - prior.prior));
@@ -170,7 +170,7 @@ void Router::forward(const float* hidden, float* normed, int32_t* ids, float* we
       for (int64_t e = 0; e < experts; ++e)
         choice[e] = weights_.bias == nullptr ? row[e] : row[e] + weights_.bias[e];
       if (shape_.top_groups < shape_.num_groups) keep_groups(choice, choice + experts);
-      if (prior.prior > 0 && prior.rows[static_cast<size_t>(t)]) favour(prior, row, choice);
+      if (prior.prior > 0 && prior.rows[static_cast<size_t>(t)]) apply_prior(prior, row, choice);
       pick(row, choice, ids + t * top_k(), weights + t * top_k());
     }
   });

@@ -50,7 +50,7 @@ class Router {
  private:
   void score(float* row) const;
   void keep_groups(float* choice, float* group_scores) const;
-  void favour(const CachePrior& prior, const float* scores, float* choice) const;
+  void apply_prior(const CachePrior& prior, const float* scores, float* choice) const;
   void pick(float* scores, float* choice, int32_t* ids, float* weights) const;
 
   const kernels::KernelTable& table_;

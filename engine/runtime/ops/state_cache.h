@@ -91,8 +91,8 @@ class StateCache {
 
   int num_pages_, page_size_, num_records_;
   std::vector<Layer> layers_;
-  int64_t page_bytes_ = 0;    // of all layers
-  int64_t record_bytes_ = 0;  // of all layers
+  int64_t page_bytes_ = 0;    // one page, all layers
+  int64_t record_bytes_ = 0;  // one record, all layers
   int64_t bytes_ = 0;
   char* base_ = nullptr;
 };

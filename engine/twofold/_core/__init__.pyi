@@ -368,6 +368,7 @@ class Gqa(Block):
     def __init__(
         self,
         pool: ThreadPool,
+        *,
         norm_weight: _F32,
         qkv_weight: PackedMatrix,
         qkv_bias: _F32 | None,
@@ -407,8 +408,6 @@ class Gqa(Block):
         rotation: index of the batch's rotation.
         """
 
-    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
-
 @final
 class GatedDelta(Block):
     """A gated delta net; it keeps a record per sequence."""
@@ -416,6 +415,7 @@ class GatedDelta(Block):
     def __init__(
         self,
         pool: ThreadPool,
+        *,
         norm_weight: _F32,
         in_weight: PackedMatrix,
         conv: _F32,
@@ -423,7 +423,6 @@ class GatedDelta(Block):
         decay_bias: _F32,
         head_norm: _F32,
         out_weight: PackedMatrix,
-        *,
         num_k_heads: int,
         num_v_heads: int,
         key_dim: int,
@@ -446,8 +445,9 @@ class GatedDelta(Block):
         """
 
     @staticmethod
-    def record_bytes(num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, taps: int) -> int: ...
-    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
+    def record_bytes(
+        *, num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, taps: int
+    ) -> int: ...
 
 @final
 class ShortConvolution(Block):
@@ -456,6 +456,7 @@ class ShortConvolution(Block):
     def __init__(
         self,
         pool: ThreadPool,
+        *,
         norm_weight: _F32,
         in_weight: PackedMatrix,
         in_bias: _F32 | None,
@@ -468,8 +469,6 @@ class ShortConvolution(Block):
     ) -> None:
         """in_weight: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
 
-    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
-
 @final
 class Mla(Block):
     """Multi-head latent attention, absorbed."""
@@ -477,6 +476,7 @@ class Mla(Block):
     def __init__(
         self,
         pool: ThreadPool,
+        *,
         norm_weight: _F32,
         a_weight: PackedMatrix,
         a_bias: _F32 | None,
@@ -487,7 +487,6 @@ class Mla(Block):
         v_b_weight: PackedMatrix,
         o_weight: PackedMatrix,
         o_bias: _F32 | None,
-        *,
         num_heads: int,
         nope_dim: int,
         rope_dim: int,
@@ -500,8 +499,6 @@ class Mla(Block):
         """a_weight: queries or, with q_norm and q_b_weight, their low-rank part, then latent and shared key. k_b_weight
         and v_b_weight have a part per head: [latent, nope_dim] and [value_dim, latent]. neighbours: rotation pairs (2i,
         2i + 1). layer: index in the cache, where it has one plane of latent + rope_dim elements."""
-
-    def forward(self, hidden: _F32, batch: AttentionBatch, cache: StateCache) -> None: ...
 
 @final
 class RouterShape:
@@ -525,6 +522,7 @@ class Router(Block):
     def __init__(
         self,
         pool: ThreadPool,
+        *,
         norm_weight: _F32,
         gate_weight: _PlainMatrix,
         eps: float,
@@ -538,10 +536,6 @@ class Router(Block):
 
         gate_norm [hidden]: norm of the router's input rows, if experts read other rows.
         """
-
-    def forward(
-        self, hidden: _F32, normed: _F32, ids: _I32, weights: _F32, logits: _F32 | None = None
-    ) -> None: ...
 
 @final
 class RoutedExperts(Block):
@@ -557,18 +551,19 @@ class SharedExperts(Block):
     def __init__(
         self,
         pool: ThreadPool,
+        *,
         gate: PackedMatrix,
         up: PackedMatrix,
         down: PackedMatrix,
         shared_gate: _F32 | None = None,
     ) -> None: ...
-    def forward(self, hidden: _F32, normed: _F32) -> None: ...
 
 @final
 class DenseFfn(Block):
     def __init__(
         self,
         pool: ThreadPool,
+        *,
         norm_weight: _F32,
         gate: PackedMatrix,
         up: PackedMatrix,
@@ -576,14 +571,13 @@ class DenseFfn(Block):
         eps: float,
         activation: str = "silu",
     ) -> None: ...
-    def forward(self, hidden: _F32) -> None: ...
 
 @final
 class PostNorm(Block):
     """The `over` preceding blocks add to rows of zeros; their norm is added to the residual, and all is scaled."""
 
     def __init__(
-        self, pool: ThreadPool, norm_weight: _F32, eps: float, over: int, scale: float = 1.0
+        self, pool: ThreadPool, *, norm_weight: _F32, eps: float, over: int, scale: float = 1.0
     ) -> None: ...
 
 @final
@@ -594,7 +588,7 @@ class Decoder:
         """threads: pool threads per block; 0 or an empty list: all."""
 
     def forward(
-        self, hidden: _F32, batch: AttentionBatch, cache: StateCache, experts: MoeExecutor | None
+        self, hidden: _F32, batch: AttentionBatch, cache: StateCache, experts: MoeExecutor | None = None
     ) -> None:
         """experts: None if no block has any."""
 
@@ -673,6 +667,25 @@ class SlottedAccelerator:
     """Created by a module with devices (twofold._cuda)."""
 
 @final
+class DeviceAccelerator(SlottedAccelerator):
+    """Expert slots on a device, with uploads in real time. Addresses are the device's."""
+
+    @property
+    def warning(self) -> str: ...
+    @property
+    def slot_base(self) -> int: ...
+    @property
+    def slot_stride(self) -> int: ...
+    @property
+    def slot_table(self) -> int: ...
+    @property
+    def store_base(self) -> int: ...
+    def split_table(self) -> Sequence[int]: ...
+    def read_prices(self) -> Sequence[int]: ...
+    def before_compute(self, stream: int) -> None: ...
+    def after_compute(self, stream: int) -> None: ...
+
+@final
 class PlacedGroups:
     experts: _I32
     begin: _I32
@@ -710,6 +723,25 @@ class RoutingCounts:
         """The last step's number, requests and positions [tokens], experts and placement [layers, tokens, top_k]."""
 
 @final
+class DenseCost:
+    """Work beside the routed experts: entry i runs before MoE layer i, the last one after the last MoE layer.
+
+    cpu_bytes, cpu_flops_per_token: the CPU's part of each stretch, in none of the other figures; handovers: its
+    transfers of the residual stream. Empty: none. router_bytes: one router's gate.
+    """
+
+    def __init__(
+        self,
+        *,
+        bytes: Sequence[float],
+        flops_per_token: Sequence[float],
+        router_bytes: float = 0.0,
+        cpu_bytes: Sequence[float] = (),
+        cpu_flops_per_token: Sequence[float] = (),
+        handovers: Sequence[float] = (),
+    ) -> None: ...
+
+@final
 class MoeExecutor:
     def __init__(
         self, pool: ThreadPool, store: ExpertStore, cost: CostModel | None = None, num_deferred: int = 0
@@ -720,12 +752,10 @@ class MoeExecutor:
         store: ExpertStore,
         cost: CostModel,
         config: SchedulerConfig,
-        dense_bytes: list[float],
-        dense_flops: list[float],
+        dense: DenseCost,
+        *,
         preload: bool,
-        router_bytes: float = 0.0,
         begin_us: float = 0.0,
-        cpu_dense: tuple[list[float], list[float], list[float]] = ...,
     ) -> MoeExecutor: ...
     @staticmethod
     def on_device(

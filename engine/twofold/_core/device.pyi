@@ -1,13 +1,20 @@
-"""Types of `twofold._core.device` (bind_device_launches.cpp): kernel arguments for a layer on a device.
+"""Types of `twofold._core.device` (engine/bindings/launches): kernel arguments for a layer on a device.
 
-All are frozen. Addresses are integers, from torch's data_ptr(); 0 is none. kernels/cuda/expert_layer.h and
-step_control.h document the memory they point to.
+All are frozen, and keep nothing alive. The headers in kernels/device document the memory they point to.
 """
 
-from typing import final
+from typing import Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
+
+class _Tensor(Protocol):
+    def data_ptr(self) -> int: ...
+
+_Address: TypeAlias = int | _Tensor | None
+"""A device address, or what lies there; 0, None: null."""
+
+# ---- bind_expert_launches.cpp
 
 @final
 class ExpertLayout:
@@ -33,19 +40,25 @@ class ExpertLayout:
 class ExpertGroups:
     """Addresses of a layer's grouping in device memory."""
 
-    def __init__(self, *, num_groups: int, weights: int, begin: int, pairs: int, capacity: int) -> None: ...
+    def __init__(
+        self, *, num_groups: _Address, weights: _Address, begin: _Address, pairs: _Address, capacity: int
+    ) -> None: ...
 
 @final
 class ExpertBuffers:
     """Addresses of the experts' buffers in device memory."""
 
-    def __init__(self, *, encoded: int, intermediate: int, outputs: int, gate_up: int = 0) -> None: ...
+    def __init__(
+        self, *, encoded: _Address, intermediate: _Address, outputs: _Address, gate_up: _Address = None
+    ) -> None: ...
 
 @final
 class EncodedRows:
     """bf16 rows and the address of their encoded rows."""
 
-    def __init__(self, *, kind: str, rows: int, num_tokens: int, columns: int, out: int) -> None: ...
+    def __init__(
+        self, *, kind: str, rows: _Address, num_tokens: int, columns: int, out: _Address
+    ) -> None: ...
 
 @final
 class DecodeShape:
@@ -57,13 +70,13 @@ class DecodeShape:
 class PrefillTiles:
     """The tiles of a prefill launch, in device memory."""
 
-    def __init__(self, *, tiles: int, count: int, tokens: int) -> None: ...
+    def __init__(self, *, tiles: _Address, count: int, tokens: int) -> None: ...
 
 @final
 class PrefillRows:
     """bf16 rows [num_tokens][hidden] of a prefill launch."""
 
-    def __init__(self, *, x: int, num_tokens: int, top_k: int) -> None: ...
+    def __init__(self, *, x: _Address, num_tokens: int, top_k: int) -> None: ...
 
 @final
 class CombinedLayer:
@@ -72,15 +85,15 @@ class CombinedLayer:
     def __init__(
         self,
         *,
-        outputs: int,
-        weights: int,
-        where: int,
-        from_cpu: int,
+        outputs: _Address,
+        weights: _Address,
+        where: _Address,
+        from_cpu: _Address,
         num_tokens: int,
         top_k: int,
         hidden_size: int,
-        hidden: int,
-        joined_ns: int = 0,
+        hidden: _Address,
+        joined_ns: _Address = None,
     ) -> None: ...
 
 def tile_groups(begin: NDArray[np.int32], tile_tokens: int) -> NDArray[np.int32]:
@@ -93,7 +106,14 @@ class RoutedLayer:
     """A layer's routing in device memory."""
 
     def __init__(
-        self, *, ids: int, weights: int, normed: int, num_tokens: int, layer: int, ahead: int = 0
+        self,
+        *,
+        ids: _Address,
+        weights: _Address,
+        normed: _Address,
+        num_tokens: int,
+        layer: int,
+        ahead: _Address = None,
     ) -> None: ...
 
 @final
@@ -103,21 +123,21 @@ class PlacementTables:
     def __init__(
         self,
         *,
-        slots: int,
-        split: int,
+        slots: _Address,
+        split: _Address,
         slot_base: int,
         slot_stride: int,
         store_base: int,
         store_stride: int,
         num_experts: int,
-        prices: int = 0,
+        prices: _Address = None,
     ) -> None: ...
 
 @final
 class PlacedLayer:
     """Results of a layer's placement, in device memory."""
 
-    def __init__(self, *, groups: ExpertGroups, where: int, num_on_cpu: int) -> None: ...
+    def __init__(self, *, groups: ExpertGroups, where: _Address, num_on_cpu: _Address) -> None: ...
 
 @final
 class MailboxShape:
@@ -125,4 +145,132 @@ class MailboxShape:
 
     def __init__(
         self, *, num_layers: int, max_tokens: int, top_k: int, hidden: int, num_ahead: int = 0
+    ) -> None: ...
+
+# ---- bind_dense_launches.cpp
+
+@final
+class KvPages:
+    """One layer's keys and values: bf16 [pages, page_size, kv_heads, head_dim]."""
+
+    def __init__(
+        self, *, keys: _Address, values: _Address, page_size: int, num_kv_heads: int, head_dim: int
+    ) -> None: ...
+
+@final
+class QkvRows:
+    """Projection rows for queries, keys and values, and their rotation."""
+
+    def __init__(
+        self,
+        *,
+        qkv: _Address,
+        num_tokens: int,
+        num_heads: int,
+        q_norm: _Address,
+        k_norm: _Address,
+        epsilon: float,
+        cos: _Address,
+        sin: _Address,
+        rotary: int,
+        slot_mapping: _Address,
+        v_norm: _Address = None,
+    ) -> None: ...
+
+@final
+class DecodeAttention:
+    """One query per sequence, attending to its pages."""
+
+    def __init__(
+        self,
+        *,
+        q: _Address,
+        page_tables: _Address,
+        seq_lens: _Address,
+        num_sequences: int,
+        num_heads: int,
+        max_pages: int,
+        max_length: int,
+        scale: float,
+        window: int,
+        sinks: _Address = None,
+        chunk: int = 0,
+    ) -> None: ...
+
+@final
+class MlaPages:
+    """One layer's latents: bf16 [pages, page_size, latent + rope]."""
+
+    def __init__(self, *, rows: _Address, page_size: int, latent: int, rope: int) -> None: ...
+
+@final
+class MlaRows:
+    """Outputs of latent attention's projections, and their destination."""
+
+    def __init__(
+        self,
+        *,
+        compressed: _Address,
+        stride: int,
+        queries: _Address,
+        num_tokens: int,
+        num_heads: int,
+        nope: int,
+        norm: _Address,
+        epsilon: float,
+        cos: _Address,
+        sin: _Address,
+        neighbours: bool,
+        slot_mapping: _Address,
+    ) -> None: ...
+
+@final
+class MlaDecode:
+    """One absorbed query per sequence and head."""
+
+    def __init__(
+        self,
+        *,
+        absorbed: _Address,
+        page_tables: _Address,
+        seq_lens: _Address,
+        num_sequences: int,
+        num_heads: int,
+        max_pages: int,
+        max_length: int,
+        scale: float,
+    ) -> None: ...
+
+@final
+class DeltaRecords:
+    """One layer's records of gated delta nets."""
+
+    def __init__(
+        self,
+        *,
+        slabs: _Address,
+        tail: _Address,
+        num_k_heads: int,
+        num_v_heads: int,
+        key_dim: int,
+        value_dim: int,
+        taps: int,
+    ) -> None: ...
+
+@final
+class DeltaRows:
+    """Outputs of a gated delta net's projections for tokens."""
+
+    def __init__(
+        self,
+        *,
+        projected: _Address,
+        stride: int,
+        conv: _Address,
+        decay_rate: _Address,
+        decay_bias: _Address,
+        positions: _Address,
+        records: _Address,
+        num_sequences: int,
+        num_tokens: int,
     ) -> None: ...

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import F32, BlockWeights
+from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.experts import PARTS, RoutedExperts, TurnedExperts
 from twofold.weights.mxfp4_tensors import BLOCKS
 from twofold.weights.tensor_spec import Found, TensorSpec

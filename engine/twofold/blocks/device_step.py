@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from twofold.blocks.block import BlockWeights
-from twofold.blocks.router import Router
+from twofold.blocks import ops
+from twofold.blocks.block_weights import BlockWeights
 from twofold.weights.weight_format import Activation
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from twofold._core import device as launches
 
 Norms = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
 """Norm weights of q, k and v."""
@@ -90,13 +92,58 @@ class HeadShape:
 
 
 @dataclass(frozen=True)
-class Favour:
-    """Routing bias towards experts in slots (CachePrior, see `ops/router.h`)."""
+class CachePrior:
+    """Routing bias towards experts in slots (see `ops/router.h`)."""
 
-    prior: float
-    """Strength, above 0 and below 1."""
+    strength: float
+    """Above 0 and below 1."""
     experts: Tensor
     """bool [T, experts]."""
+
+
+class RoutingRule(Protocol):
+    """How logits become experts and weights: fields of `blocks.router.Router`."""
+
+    @property
+    def shape(self) -> ops.RouterShape: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def score(self) -> str: ...
+    @property
+    def renormalise(self) -> bool: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def top_groups(self) -> int: ...
+    @property
+    def group_score(self) -> str: ...
+
+
+class BlockLaunches(Protocol):
+    """Launches of blocks' own kernels by a native device. Arguments are documented in kernels/device; each launch
+    raises KernelError if the device refuses it."""
+
+    def mla_store(
+        self, rows: launches.MlaRows, pages: launches.MlaPages, *, absorbed: Tensor, stream: int
+    ) -> None: ...
+    def mla_decode(
+        self,
+        decode: launches.MlaDecode,
+        pages: launches.MlaPages,
+        *,
+        workspace: Tensor,
+        out: Tensor,
+        stream: int,
+    ) -> None: ...
+    def mla_workspace_bytes(
+        self, *, num_sequences: int, num_heads: int, latent: int, max_length: int
+    ) -> int: ...
+    def delta(
+        self, rows: launches.DeltaRows, records: launches.DeltaRecords, *, out: Tensor, stream: int
+    ) -> None: ...
 
 
 class NativeKernels(Protocol):
@@ -104,6 +151,9 @@ class NativeKernels(Protocol):
 
     max_length: int
     """Length of the longest sequence, which bounds launches."""
+
+    @property
+    def device(self) -> BlockLaunches: ...
 
     def stream(self) -> int:
         """The current stream's handle for native code."""
@@ -120,14 +170,14 @@ class DeviceKernels(Protocol):
         """Native kernels; None: blocks compute in plain torch."""
 
     def route(
-        self, logits: Tensor, router: Router, bias: Tensor | None, favour: Favour | None = None
+        self, logits: Tensor, router: RoutingRule, bias: Tensor | None, prior: CachePrior | None = None
     ) -> tuple[Tensor, Tensor]:
         """Choose and weight experts as `router` specifies: (ids int32 [T, top_k] by descending weight, weights f32).
 
         Args:
             logits: f32 [T, experts].
             bias: f32 [experts], added to the scores for choosing only.
-            favour: experts in slots whose scores are raised for choosing.
+            prior: experts in slots whose scores are raised for choosing.
         """
 
     def rope_store(
@@ -194,7 +244,7 @@ class DeviceMoe(Protocol):
         """Callback that receives the next layer's router logits for `hidden`, f32 [T, experts], before a layer's
         `forward`; None: no prediction is wanted."""
 
-    def favour(self, moe_layer: int, num_tokens: int) -> Favour | None:
+    def cache_prior(self, moe_layer: int, num_tokens: int) -> CachePrior | None:
         """Routing bias of the layer for this step of `num_tokens` rows; None: none."""
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:

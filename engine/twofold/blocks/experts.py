@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
-from twofold.blocks.block import BlockWeights, Cost, ExpertBlock, RoutedShape
+from twofold.blocks.block import Cost, ExpertBlock, RoutedShape
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import Activation, ExpertsOnDemand, ExpertWeights, WeightMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 
 PARTS: Final = ("gate", "up", "down")
 
@@ -131,7 +131,7 @@ class RoutedExperts(ExpertBlock):
             for expert in range(self.num_experts)
         ]
 
-    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+    def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
         """Cost for the largest number of distinct experts that `tokens` tokens can choose, on any processor."""
         chosen = min(tokens * self.top_k, self.num_experts)
         flops = 2.0 * 3 * self.hidden_size * self.intermediate_size

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights
+from twofold.blocks.block import Block
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn, normed
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import Activation
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,18 @@ class DenseFfn(Block):
         }
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        gate, up, down = (
-            weights.packed(pool, f"layer {self.layer}, feed-forward", part) for part in ("gate", "up", "down")
+        where = f"layer {self.layer}, feed-forward"
+        return ops.DenseFfn(
+            pool,
+            norm_weight=weights.vector("norm"),
+            gate=weights.packed(pool, where, "gate"),
+            up=weights.packed(pool, where, "up"),
+            down=weights.packed(pool, where, "down"),
+            eps=self.eps,
+            activation=self.activation,
         )
-        return ops.DenseFfn(pool, weights.vector("norm"), gate, up, down, self.eps, self.activation)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        from twofold.blocks.device_step import GatedFfn
-
         return DenseFfnOnDevice(weights.norm(), GatedFfn.of(weights, self.activation), self.eps)
 
 
@@ -70,6 +74,4 @@ class DenseFfnOnDevice:
     eps: float
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        from twofold.blocks.device_step import normed
-
         total += self.ffn(normed(hidden, self.norm, self.eps))

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from twofold._core.device import DeltaRecords, DeltaRows
 from twofold.blocks import ops
-from twofold.blocks.block import F32, Block, BlockWeights, Cost, Record
+from twofold.blocks.block import Block, Cost, Record
+from twofold.blocks.block_weights import F32, BlockWeights
+from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceWeights
 
 I64 = npt.NDArray[np.int64]
 
@@ -107,22 +108,23 @@ class GatedDelta(Block):
 
     @property
     def state(self) -> tuple[Record]:
-        return (
-            Record(
-                ops.GatedDelta.record_bytes(
-                    self.num_k_heads, self.num_v_heads, self.key_dim, self.value_dim, self.taps
-                )
-            ),
+        num_bytes = ops.GatedDelta.record_bytes(
+            num_k_heads=self.num_k_heads,
+            num_v_heads=self.num_v_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            taps=self.taps,
         )
+        return (Record(num_bytes),)
 
     def host_bytes(self, weights: BlockWeights) -> int:
         """Host bytes; the convolution's weights are float32."""
         others = sum(weights.packed_bytes(part) for part in weights.specs if part != "conv")
         return others + 4 * self.channels * self.taps
 
-    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+    def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
         """Cost; the state is read and written once and otherwise stays in registers or a cache."""
-        base = super().cost(weights, tokens, behind)
+        base = super().cost(weights, tokens, context_len)
         of_state = 7.0 * self.values * self.key_dim  # per token: decay, two products, one outer product
         return Cost(base.num_bytes + 2 * self.state[0].num_bytes, base.flops + tokens * of_state)
 
@@ -139,13 +141,13 @@ class GatedDelta(Block):
         where = f"layer {self.layer}, gated delta net"
         return ops.GatedDelta(
             pool,
-            weights.vector("norm"),
-            weights.packed(pool, where, *self.projections(weights)),
-            np.ascontiguousarray(weights.vector("conv")[:, 0].T),
-            self.decay_rate(weights),
-            weights.vector("decay_bias"),
-            weights.vector("head_norm"),
-            weights.packed(pool, where, "out"),
+            norm_weight=weights.vector("norm"),
+            in_weight=weights.packed(pool, where, *self.projections(weights)),
+            conv=np.ascontiguousarray(weights.vector("conv")[:, 0].T),
+            decay_rate=self.decay_rate(weights),
+            decay_bias=weights.vector("decay_bias"),
+            head_norm=weights.vector("head_norm"),
+            out_weight=weights.packed(pool, where, "out"),
             num_k_heads=self.num_k_heads,
             num_v_heads=self.num_v_heads,
             key_dim=self.key_dim,
@@ -168,8 +170,6 @@ class GatedDelta(Block):
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         """Device operator; rows are ordered queries, keys, values, z, b, a, with values of a key head adjacent."""
         import torch
-
-        from twofold.blocks.gated_delta_device import GatedDeltaOnDevice
 
         source = weights.source
         parts = self.projections(source)
@@ -230,6 +230,137 @@ BLOCK_COLUMNS: Final = 32
 
 def slab_shape(shape: GatedDelta) -> tuple[int, int, int]:
     """Shape of one record on a device: (value heads, blocks of columns, floats). Each block holds the state before its
-    last token, then that token's key, delta, decay and position (int32), see `kernels/cuda/delta_layer.h`."""
+    last token, then that token's key, delta, decay and position (int32), see `kernels/device/delta_layer.h`."""
     floats = shape.key_dim * (BLOCK_COLUMNS + 1) + BLOCK_COLUMNS + 2
     return shape.num_v_heads, -(-shape.value_dim // BLOCK_COLUMNS), -(-floats // 4) * 4
+
+
+@dataclass(frozen=True)
+class GatedDeltaOnDevice:
+    """Device operator of a gated delta net. Without native kernels, plain torch (the reference).
+
+    The per-sequence state tolerates a token computed twice after a lost step: it holds the state before the last token
+    and that token's update separately; the convolution's inputs lie in slots by position.
+    """
+
+    shape: GatedDelta
+    norm: Tensor
+    projections: Tensor
+    """Rows of all queries, all keys, all values (the channels), then z, b, a."""
+    conv: Tensor
+    """f32 [channels, taps]."""
+    decay_rate: Tensor
+    decay_bias: Tensor
+    head_norm: Tensor
+    out: Tensor
+
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        import torch
+        from torch.nn import functional
+
+        shape, batch = self.shape, step.batch
+        projected = functional.linear(normed(hidden, self.norm, shape.eps), self.projections)
+        attended = torch.empty(
+            (len(hidden), shape.num_v_heads, shape.value_dim), dtype=torch.float32, device=hidden.device
+        )
+        for records, rows in batch.by_record():
+            positions = batch.positions[rows]
+            self._recur(projected[rows], positions, records, state, attended[rows], step)
+            self._keep(projected[rows], positions, records, state[1])
+        z = projected[:, shape.channels : shape.channels + shape.values].view(attended.shape)
+        gated = functional.rms_norm(attended, attended.shape[2:], self.head_norm, shape.eps)
+        gated = gated * functional.silu(z.float())
+        total += functional.linear(gated.flatten(1).bfloat16(), self.out)
+
+    def _keep(self, projected: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> None:
+        """Store the convolution's last inputs, each in its position's slot; padding goes to the last record."""
+        import torch
+
+        if len(records) == 1:
+            projected, positions = projected[-self.shape.taps :], positions[-self.shape.taps :]
+        at = torch.where(records < 0, len(tail) - 1, records.long())
+        slots = at * self.shape.taps + positions % self.shape.taps
+        tail.view(-1, self.shape.channels)[slots] = projected[:, : self.shape.channels]
+
+    def _recur(
+        self,
+        projected: Tensor,
+        positions: Tensor,
+        records: Tensor,
+        state: DeviceState,
+        out: Tensor,
+        step: DeviceStep,
+    ) -> None:
+        """Compute `out` for equally many tokens of each sequence."""
+        native, shape, (slabs, tail) = step.kernels.native, self.shape, state
+        if native is None:
+            length = len(out) // len(records)
+            for s, record in enumerate(records.tolist()):
+                rows = slice(s * length, (s + 1) * length)
+                begin = int(positions[rows][0])
+                out[rows] = 0.0
+                if record >= 0:
+                    out[rows] = self._recurred(projected[rows], begin, slabs[record], tail[record])
+            return
+        kept = DeltaRecords(
+            slabs=slabs,
+            tail=tail,
+            num_k_heads=shape.num_k_heads,
+            num_v_heads=shape.num_v_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            taps=shape.taps,
+        )
+        given = DeltaRows(
+            projected=projected,
+            stride=projected.stride(0),
+            conv=self.conv,
+            decay_rate=self.decay_rate,
+            decay_bias=self.decay_bias,
+            positions=positions,
+            records=records,
+            num_sequences=len(records),
+            num_tokens=len(out) // len(records),
+        )
+        native.device.delta(given, kept, out=out, stream=native.stream())
+
+    def _recurred(self, projected: Tensor, begin: int, slab: Tensor, tail: Tensor) -> Tensor:
+        """Output [tokens, value heads, value_dim] of one sequence whose first token is at `begin`; updates `slab`."""
+        import torch
+        from torch.nn import functional
+
+        shape, count = self.shape, len(projected)
+        size, width, of_key = shape.key_dim, shape.value_dim, shape.num_v_heads // shape.num_k_heads
+        rows = projected.float()
+        before = [tail[p % shape.taps].float() for p in range(max(0, begin - shape.taps + 1), begin)]
+        inputs = torch.stack([*before, *rows[:, : shape.channels]])
+        inputs = functional.pad(inputs, (0, 0, shape.taps - 1 - len(before), 0))
+        mixed = functional.conv1d(inputs.T[None], self.conv[:, None], groups=shape.channels)[0].T
+        parts = functional.silu(mixed).tensor_split((shape.keys, 2 * shape.keys), 1)
+        q, k, v = (part.reshape(count, -1, dim) for part, dim in zip(parts, (size, size, width), strict=True))
+        q, k = (x * torch.rsqrt((x * x).sum(2, keepdim=True) + 1e-6) for x in (q, k))
+        q, k = (q / size**0.5).repeat_interleave(of_key, 1), k.repeat_interleave(of_key, 1)
+        b, a = rows[:, shape.channels + shape.values :].chunk(2, 1)
+        decay, beta = torch.exp(self.decay_rate * functional.softplus(a + self.decay_bias)), b.sigmoid()
+
+        columns, blocks = BLOCK_COLUMNS, slab.shape[1]
+        ends = (size * columns, size * (columns + 1), (size + 1) * (columns + 1) - 1)
+        states, keys, deltas, last = torch.tensor_split(slab, ends, 2)
+        held, decays = states.view(-1, blocks, size, columns), last[..., :1]
+        position = last[..., 1:2].view(torch.int32)
+        carried = torch.zeros_like(held) if begin == 0 else held.clone()
+        if begin > 0 and int(position.flatten()[0]) == begin - 1:
+            carried = decays[..., None] * carried + keys[..., None] * deltas[:, :, None]
+        padded = functional.pad(v, (0, blocks * columns - width)).view(count, -1, blocks, columns)
+        out = []
+        for t in range(count):
+            key, decayed = k[t][:, None, :, None], decay[t][:, None, None, None] * carried
+            held.copy_(carried)
+            delta = beta[t][:, None, None] * (padded[t] - (key * decayed).sum(2))
+            carried = decayed + key * delta[:, :, None]
+            out.append((q[t][:, None, :, None] * carried).sum(2).flatten(1)[:, :width])
+            keys.copy_(k[t][:, None].expand_as(keys))
+            deltas.copy_(delta)
+            decays.copy_(decay[t][:, None, None].expand_as(decays))
+        position.fill_(begin + count - 1)
+        return torch.stack(out)

@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from twofold.blocks import ops
-from twofold.blocks.block import F32, Block, BlockWeights, Cost, Pages
+from twofold.blocks.block import Block, Cost, Pages
+from twofold.blocks.block_weights import F32, BlockWeights
+from twofold.blocks.device_step import (
+    Allocate,
+    DeviceBlock,
+    DeviceState,
+    DeviceStep,
+    DeviceWeights,
+    HeadShape,
+    KvLayer,
+    Norms,
+    normed,
+)
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from twofold.blocks.device_step import (
-        Allocate,
-        DeviceBlock,
-        DeviceState,
-        DeviceStep,
-        DeviceWeights,
-        HeadShape,
-        KvLayer,
-        Norms,
-    )
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,10 @@ class Gqa(Block):
         unit = 4 * self.head_dim * (self.unit_norms or self.v_norm)
         return super().device_bytes(weights) - 2 * biases + unit
 
-    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
-        base = super().cost(weights, tokens, behind)
-        seen = [self._seen(behind + token) for token in range(tokens)]
-        read, pairs = min(behind, seen[0] if seen else 0), sum(seen)
+    def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
+        base = super().cost(weights, tokens, context_len)
+        seen = [self._seen(context_len + token) for token in range(tokens)]
+        read, pairs = min(context_len, seen[0] if seen else 0), sum(seen)
         keys_and_values = 2 * self.state[0].elements_per_token  # bytes: a device keeps bf16
         return Cost(
             base.num_bytes + read * keys_and_values,
@@ -190,21 +191,21 @@ class Gqa(Block):
         period, slope = self.temperature or (0.0, 0.0)
         return ops.Gqa(
             pool,
-            weights.vector("norm"),
-            weights.packed(pool, where, *self.parts),
-            self.qkv_bias(weights),
-            weights.optional_vector("q_norm") if unit is None else unit,
-            weights.optional_vector("k_norm") if unit is None else unit,
-            weights.packed(pool, where, "o"),
-            weights.optional_vector("o_bias"),
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.eps,
-            self.scale,
-            self.sliding_window,
-            self.layer,
-            self.flat_norms,
+            norm_weight=weights.vector("norm"),
+            qkv_weight=weights.packed(pool, where, *self.parts),
+            qkv_bias=self.qkv_bias(weights),
+            q_norm=weights.optional_vector("q_norm") if unit is None else unit,
+            k_norm=weights.optional_vector("k_norm") if unit is None else unit,
+            o_weight=weights.packed(pool, where, "o"),
+            o_bias=weights.optional_vector("o_bias"),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            eps=self.eps,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            layer=self.layer,
+            flat_norms=self.flat_norms,
             chunk=self.attention_chunk,
             rotated=self.rotated,
             neighbours=self.neighbours,
@@ -220,12 +221,15 @@ class Gqa(Block):
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         import torch
 
-        from twofold.blocks.device_step import HeadShape
-
         shape = HeadShape(
-            self.num_heads, self.num_kv_heads, self.head_dim, self.scale, self.sliding_window or 0, self.eps,
-            self.attention_chunk or 0,
-        )  # fmt: skip
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.scale,
+            window=self.sliding_window or 0,
+            epsilon=self.eps,
+            chunk=self.attention_chunk or 0,
+        )
         norm, bias = weights.norm(), weights.bias(*(f"{part}_bias" for part in self.parts))
         q_norm, k_norm = weights.vector("q_norm"), weights.vector("k_norm")
         ones = torch.ones(self.head_dim, device=norm.device)
@@ -278,8 +282,6 @@ class GqaOnDevice:
         import torch
         from torch.nn import functional
 
-        from twofold.blocks.device_step import KvLayer, normed
-
         qkv = functional.linear(normed(hidden, self.norm, self.shape.epsilon), self.qkv, self.qkv_bias)
         kv, norms = KvLayer(*state), self.norms
         gate = None
@@ -313,8 +315,6 @@ class GqaOnDevice:
     def _normed(self, qkv: Tensor) -> Tensor:
         """qkv with the norms of q and k applied, each over all its heads."""
         import torch
-
-        from twofold.blocks.device_step import normed
 
         norms = self.norms[:2]
         sizes = [norm.numel() for norm in norms if norm is not None]

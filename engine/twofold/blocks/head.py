@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from twofold.blocks import ops
-from twofold.blocks.block import F32, BlockWeights, Cost, ModelPart
+from twofold.blocks.block import Cost, ModelPart
+from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import WeightMatrix, source_row_bytes
 
@@ -91,7 +92,7 @@ class Head(ModelPart):
         shared = 2 * math.prod(weights.specs["vocabulary"].shape) if self.tied else 0
         return super().device_bytes(weights) - shared
 
-    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
+    def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
         """Cost of the matrix alone."""
         return Cost(weights.packed_bytes("vocabulary"), tokens * self._flops_per_token(weights))
 
@@ -102,4 +103,4 @@ class Head(ModelPart):
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.LmHead:
         """Pack the matrix and create the CPU operator. Raises ModelLoadError."""
         vocabulary = weights.packed(pool, "head", "vocabulary")
-        return ops.LmHead(pool, self.norm(weights), vocabulary, self.eps, self.softcap or 0.0)
+        return ops.LmHead(pool, self.norm(weights), vocabulary, self.eps, softcap=self.softcap or 0.0)

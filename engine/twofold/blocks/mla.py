@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from twofold._core.device import MlaDecode, MlaPages, MlaRows
 from twofold.blocks import ops
-from twofold.blocks.block import F32, Block, BlockWeights, Cost, Pages
+from twofold.blocks.block import Block, Cost, Pages
+from twofold.blocks.block_weights import F32, BlockWeights
+from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
 from twofold.weights.weight_format import SCALE_GRID, WeightMatrix, packed_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from twofold import _cuda
-    from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 
 _PLAIN = ("f32", "bf16", "f16")
 
@@ -126,11 +127,11 @@ class Mla(Block):
         absorbed = self.num_heads * (self.qk_nope_head_dim + self.v_head_dim) * self.kv_lora_rank
         return super().device_bytes(weights) - 2 * absorbed
 
-    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
-        base = super().cost(weights, tokens, behind)
-        pairs = sum(behind + token + 1 for token in range(tokens))
+    def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
+        base = super().cost(weights, tokens, context_len)
+        pairs = sum(context_len + token + 1 for token in range(tokens))
         return Cost(
-            base.num_bytes + 2 * behind * self.cached,  # a device keeps bf16
+            base.num_bytes + 2 * context_len * self.cached,  # a device keeps bf16
             base.flops + 2.0 * pairs * self.num_heads * (self.cached + self.kv_lora_rank),
         )
 
@@ -183,16 +184,16 @@ class Mla(Block):
         values = weights.pack(pool, where, f"layer {self.layer}: values, absorbed", lambda: absorbed()[1])
         return ops.Mla(
             pool,
-            weights.vector("norm"),
-            weights.packed(pool, where, "q", "kv"),
-            self.a_bias(weights),
-            weights.optional_vector("q_norm"),
-            weights.packed(pool, where, "q_b") if "q_b" in weights else None,
-            weights.vector("latent_norm"),
-            keys,
-            values,
-            weights.packed(pool, where, "o"),
-            weights.optional_vector("o_bias"),
+            norm_weight=weights.vector("norm"),
+            a_weight=weights.packed(pool, where, "q", "kv"),
+            a_bias=self.a_bias(weights),
+            q_norm=weights.optional_vector("q_norm"),
+            q_b_weight=weights.packed(pool, where, "q_b") if "q_b" in weights else None,
+            latent_norm=weights.vector("latent_norm"),
+            k_b_weight=keys,
+            v_b_weight=values,
+            o_weight=weights.packed(pool, where, "o"),
+            o_bias=weights.optional_vector("o_bias"),
             num_heads=self.num_heads,
             nope_dim=self.qk_nope_head_dim,
             rope_dim=self.qk_rope_head_dim,
@@ -258,8 +259,6 @@ class MlaOnDevice:
         import torch
         from torch.nn.functional import linear
 
-        from twofold.blocks.device_step import normed
-
         shape = self.shape
         a = linear(normed(hidden, self.norm, shape.eps), self.a, self.a_bias)
         q, compressed = a[:, : -shape.cached], a[:, -shape.cached :]
@@ -280,15 +279,21 @@ class MlaOnDevice:
 
         shape, native, (cos, sin) = self.shape, step.kernels.native, step.rotations[0]
         if native is not None:
-            from twofold import _cuda
-
-            of_batch = _cuda.MlaRows(
-                compressed=compressed.data_ptr(), stride=compressed.stride(0), queries=q.data_ptr(),
-                num_tokens=len(q), num_heads=shape.num_heads, nope=shape.qk_nope_head_dim,
-                norm=self.latent_norm.data_ptr(), epsilon=shape.latent_eps, cos=cos.data_ptr(), sin=sin.data_ptr(),
-                neighbours=shape.neighbours, slot_mapping=step.batch.slot_mapping.data_ptr(),
-            )  # fmt: skip
-            _cuda.mla_store(of_batch, self._pages(kept), absorbed.data_ptr(), native.stream())
+            of_batch = MlaRows(
+                compressed=compressed,
+                stride=compressed.stride(0),
+                queries=q,
+                num_tokens=len(q),
+                num_heads=shape.num_heads,
+                nope=shape.qk_nope_head_dim,
+                norm=self.latent_norm,
+                epsilon=shape.latent_eps,
+                cos=cos,
+                sin=sin,
+                neighbours=shape.neighbours,
+                slot_mapping=step.batch.slot_mapping,
+            )
+            native.device.mla_store(of_batch, self._pages(kept), absorbed=absorbed, stream=native.stream())
             return
         latent, key = compressed[:, : shape.kv_lora_rank].float(), compressed[:, shape.kv_lora_rank :].float()
         latent = torch.nn.functional.rms_norm(latent, latent.shape[1:], self.latent_norm, shape.latent_eps)
@@ -306,19 +311,26 @@ class MlaOnDevice:
         num_decode, others = batch.sequences()
         out = absorbed.new_zeros((*absorbed.shape[:2], shape.kv_lora_rank))
         if native is not None and num_decode > 0:
-            from twofold import _cuda
-
             tables = batch.page_tables[:num_decode]
             max_length = min(native.max_length, tables.shape[1] * kept.shape[1])
-            num_bytes = _cuda.mla_workspace_bytes(num_decode, shape.num_heads, shape.kv_lora_rank, max_length)
-            decode = _cuda.MlaDecode(
-                absorbed=absorbed.data_ptr(), page_tables=tables.data_ptr(), lengths=batch.seq_lens.data_ptr(),
-                num_sequences=num_decode, num_heads=shape.num_heads, max_pages=tables.shape[1],
-                max_length=max_length, scale=shape.scale,
-            )  # fmt: skip
-            workspace = native.workspace(num_bytes, absorbed.device).data_ptr()
-            pages = self._pages(kept)
-            _cuda.mla_decode(decode, pages, workspace, out.data_ptr(), native.stream())
+            num_bytes = native.device.mla_workspace_bytes(
+                num_sequences=num_decode,
+                num_heads=shape.num_heads,
+                latent=shape.kv_lora_rank,
+                max_length=max_length,
+            )
+            decode = MlaDecode(
+                absorbed=absorbed,
+                page_tables=tables,
+                seq_lens=batch.seq_lens,
+                num_sequences=num_decode,
+                num_heads=shape.num_heads,
+                max_pages=tables.shape[1],
+                max_length=max_length,
+                scale=shape.scale,
+            )
+            workspace, pages = native.workspace(num_bytes, absorbed.device), self._pages(kept)
+            native.device.mla_decode(decode, pages, workspace=workspace, out=out, stream=native.stream())
         elif num_decode > 0:
             lengths = batch.seq_lens[:num_decode].tolist()
             others = [*((s, slice(s, s + 1)) for s, length in enumerate(lengths) if length > 0), *others]
@@ -328,16 +340,20 @@ class MlaOnDevice:
             latents = kept[used].flatten(0, 1)[:length].to(absorbed.dtype)[None, None]
             seen = torch.arange(length, device=kept.device)[None, :] <= batch.positions[rows][:, None]
             out[rows] = torch.nn.functional.scaled_dot_product_attention(
-                absorbed[rows].transpose(0, 1)[None], latents, latents[..., : shape.kv_lora_rank], attn_mask=seen,
-                scale=shape.scale, enable_gqa=True,
-            )[0].transpose(0, 1)  # fmt: skip
+                absorbed[rows].transpose(0, 1)[None],
+                latents,
+                latents[..., : shape.kv_lora_rank],
+                attn_mask=seen,
+                scale=shape.scale,
+                enable_gqa=True,
+            )[0].transpose(0, 1)
         return out
 
-    def _pages(self, kept: Tensor) -> _cuda.MlaPages:
-        from twofold import _cuda
-
+    def _pages(self, kept: Tensor) -> MlaPages:
         shape = self.shape
-        return _cuda.MlaPages(kept.data_ptr(), kept.shape[1], shape.kv_lora_rank, shape.qk_rope_head_dim)
+        return MlaPages(
+            rows=kept, page_size=kept.shape[1], latent=shape.kv_lora_rank, rope=shape.qk_rope_head_dim
+        )
 
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         import torch

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights
+from twofold.blocks.block import Block
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class PostNorm(Block):
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         scale = float(weights.vector("scalar")[0]) if self.scalar else 1.0
-        return ops.PostNorm(pool, weights.vector("norm"), self.eps, self.over, scale)
+        return ops.PostNorm(
+            pool, norm_weight=weights.vector("norm"), eps=self.eps, over=self.over, scale=scale
+        )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         return PostNormOnDevice(weights.norm(), self.eps, self.over, weights.vector("scalar"))

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from twofold.blocks import ops
-from twofold.blocks.block import F32, Block, BlockWeights, Cost
+from twofold.blocks.block import Block, Cost
+from twofold.blocks.block_weights import F32, BlockWeights
+from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, Routed, normed
 from twofold.weights.tensor_spec import Found, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Router(Block):
     def host_bytes(self, weights: BlockWeights) -> int:
         return super().host_bytes(weights) - weights.packed_bytes("gate") + self._gate_bytes(weights)
 
-    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
-        base = super().cost(weights, tokens, behind)
+    def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
+        base = super().cost(weights, tokens, context_len)
         return Cost(base.num_bytes, base.flops, self._gate_bytes(weights))
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
@@ -127,14 +127,14 @@ class Router(Block):
         plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(pool, gate)
         return ops.Router(
             pool,
-            weights.vector("norm"),
-            plain,
-            self.eps,
-            self.shape,
-            weights.optional_vector("bias"),
-            weights.optional_vector("gate_bias"),
-            self._gate_norm(weights),
-            weights.optional_vector("expert_scale"),
+            norm_weight=weights.vector("norm"),
+            gate_weight=plain,
+            eps=self.eps,
+            shape=self.shape,
+            bias=weights.optional_vector("bias"),
+            gate_bias=weights.optional_vector("gate_bias"),
+            gate_norm=self._gate_norm(weights),
+            expert_scale=weights.optional_vector("expert_scale"),
         )
 
     def _gate_norm(self, weights: BlockWeights) -> F32 | None:
@@ -191,12 +191,10 @@ class RouterOnDevice:
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         """Route the tokens for the blocks after it; adds nothing to `total`."""
-        from twofold.blocks.device_step import Routed, normed
-
         rows = normed(hidden, self.norm, self.router.eps)
         logits = self._logits(rows) if self.gate_norm is None else self.look(hidden)
         ids, weights = step.kernels.route(
-            logits, self.router, self.bias, step.moe.favour(self.moe_layer, len(rows))
+            logits, self.router, self.bias, step.moe.cache_prior(self.moe_layer, len(rows))
         )
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[ids]
@@ -205,8 +203,6 @@ class RouterOnDevice:
 
     def look(self, hidden: Tensor) -> Tensor:
         """Router logits f32 [T, experts] for the residual stream of any layer."""
-        from twofold.blocks.device_step import normed
-
         norm = self.norm if self.gate_norm is None else self.gate_norm
         return self._logits(normed(hidden, norm, self.router.eps))
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights
+from twofold.blocks.block import Block
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import packed_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,9 @@ class SharedExperts(Block):
 
         gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")
         gate_of_tokens = ops.dequantise(pool, weights.checked(pool, "shared_gate"))[0] if self.gated else None
-        return ops.SharedExperts(pool, gate, up, down, gate_of_tokens)
+        return ops.SharedExperts(pool, gate=gate, up=up, down=down, shared_gate=gate_of_tokens)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        from twofold.blocks.device_step import GatedFfn
-
         return SharedExpertsOnDevice(
             GatedFfn.of(weights), weights.exact("shared_gate") if self.gated else None
         )

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights, Cost, Record
+from twofold.blocks.block import Block, Cost, Record
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ class ShortConvolution(Block):
         others = sum(weights.packed_bytes(part) for part in weights.specs if part != "conv")
         return others + 4 * self.hidden_size * self.taps
 
-    def cost(self, weights: BlockWeights, tokens: int = 1, behind: int = 0) -> Cost:
-        base = super().cost(weights, tokens, behind)
+    def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
+        base = super().cost(weights, tokens, context_len)
         return Cost(base.num_bytes + 2 * self.state[0].num_bytes, base.flops)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, short convolution"
         return ops.ShortConvolution(
             pool,
-            weights.vector("norm"),
-            weights.packed(pool, where, "in"),
-            weights.optional_vector("in_bias"),
-            np.ascontiguousarray(weights.vector("conv")[:, 0].T),
-            weights.optional_vector("conv_bias"),
-            weights.packed(pool, where, "out"),
-            weights.optional_vector("out_bias"),
-            self.eps,
-            self.layer,
+            norm_weight=weights.vector("norm"),
+            in_weight=weights.packed(pool, where, "in"),
+            in_bias=weights.optional_vector("in_bias"),
+            conv=np.ascontiguousarray(weights.vector("conv")[:, 0].T),
+            conv_bias=weights.optional_vector("conv_bias"),
+            out_weight=weights.packed(pool, where, "out"),
+            out_bias=weights.optional_vector("out_bias"),
+            eps=self.eps,
+            layer=self.layer,
         )
 
     @property
@@ -138,8 +138,6 @@ class ShortConvolutionOnDevice:
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
         from torch.nn.functional import linear
-
-        from twofold.blocks.device_step import normed
 
         batch, (tail,) = step.batch, state
         projected = linear(normed(hidden, self.norm, self.shape.eps), self.projections, self.projections_bias)

@@ -2,18 +2,18 @@
 
 In reading order:
 
-    finding         chooses the accelerator and opens the device, once
+    finding         chooses the accelerator and opens the device, once; backend: the door to native modules
     device          the device interface; implemented by cuda_device, and on the host by tests/device/fake_device.py
     budget          how the device's memory is split; loading makes the plan and loads for it
     runner          one scheduled step: as a table step, or placed by the host
     decode_inputs   a decode step's inputs at fixed addresses; graphs captures such a step for each batch size
     queue           the stream that steps go to, and the worker that launches
-    model           dense layers in torch; kernels: operations torch lacks, in plain torch; cuda_kernels: our CUDA ones
+    model           dense layers in torch; kernels: operations torch lacks, in plain torch; native_kernels: our own
     sampler         the next tokens, inside the step
     layouts         experts as kernels see them: panels, slots, pairs by expert
-    table_layers    experts of a table step, placed by the device; experts: the same with a fixed placement
-    placed_layers   experts of a step that the host places; transfers: its copies between host and device per layer
+    table_layers    experts of a table step, placed by the device; cache_prior: its routing bias
+    placed_layers   experts of a step that the host places; parcel: arrays copied to the device together
     probe           times single operations; calibration fits the cost model's constants to them
 
-Kernel arguments are the frozen structs of `twofold._core.device`; `twofold._cuda.Device` launches the kernels.
+Kernel arguments are the frozen structs of `twofold._core.device`; `backend.NativeDevice` launches the kernels.
 """

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twofold import _cuda
 from twofold.api.errors import ConfigError
+from twofold.device.backend import NativeDevice, load_backend
 from twofold.device.calibration import PREFILL_TOKENS
-from twofold.device.cuda_kernels import CudaKernels
+from twofold.device.native_kernels import NativeDenseKernels
 from twofold.device.queue import LaunchWorker, Outputs, Replay, still_busy
 
 F32 = npt.NDArray[np.float32]
@@ -38,9 +38,11 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", INDEX)
 
     @functools.cached_property
-    def native(self) -> _cuda.Device:
+    def native(self) -> NativeDevice:
         """See `Device`."""
-        return _cuda.open_device(INDEX)
+        backend = load_backend("cuda")
+        assert backend is not None, "the device was found by it"
+        return backend.open_device(INDEX)
 
     @property
     def shared_bytes(self) -> int:
@@ -64,9 +66,9 @@ class CudaDevice:
         """See `Device`."""
         return CudaTransfers(self)
 
-    def kernels(self, max_length: int) -> CudaKernels:
+    def kernels(self, max_length: int) -> NativeDenseKernels:
         """See `Device`."""
-        return CudaKernels(max_length)
+        return NativeDenseKernels(self, max_length)
 
     def handshake(self, hidden: int) -> str:
         """See `Device`."""

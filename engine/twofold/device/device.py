@@ -7,24 +7,49 @@ down; no other module checks its kind.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from twofold.blocks.device_step import DeviceKernels
+from twofold.device.backend import NativeDevice
 from twofold.device.queue import DeviceQueue
-from twofold.device.transfers import LayerTransfers
 
-if TYPE_CHECKING:
-    from twofold import _cuda
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+
+class LayerTransfers(Protocol):
+    """Transfers of one layer at a time: the previous layer's results are no longer used once `routing` has returned."""
+
+    @property
+    def stream(self) -> int:
+        """The stream for kernels, as a native handle."""
+
+    def begin(self, normed: Tensor, ids: Tensor, weights: Tensor) -> None:
+        """Start copying the router's result and the rows to the host, without waiting."""
+
+    def routing(self) -> tuple[I32, F32]:
+        """Wait for and return (ids [T, top_k], weights [T, top_k])."""
+
+    def rows(self) -> F32:
+        """Wait for and return the rows [T, hidden] in f32."""
+
+    def mark(self) -> Any:
+        """A mark of the current point of the stream, for us_between."""
+
+    def us_between(self, begin: Any, end: Any) -> float:
+        """Microseconds between two marks that the stream has passed."""
 
 
 class Device(Protocol):
     """One device. Calls run on torch's current stream unless stated otherwise."""
 
     @property
-    def native(self) -> _cuda.Device:
+    def native(self) -> NativeDevice:
         """Memory, uploads and expert kernels; opened on first use. KernelError if it cannot be opened."""
 
     @property

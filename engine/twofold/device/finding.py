@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from twofold.api.errors import ConfigError
+from twofold.device.backend import DeviceDescription, load_backend
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.profiles import load_profile, shipped_profiles
 
 if TYPE_CHECKING:
-    from twofold import _cuda
     from twofold.device.device import Device
 
 _NO_MODULE: Final = "this build has no CUDA module"
@@ -49,7 +49,7 @@ def find_device() -> tuple[Device | None, str]:
     """(device, ""), or (None, the reason why none is usable)."""
     found, why = cuda_devices()
     if not found:
-        return None, "no CUDA device was found" if why != _NO_MODULE else why
+        return None, why if why == _NO_MODULE else "no CUDA device was found"
     import torch  # computes the dense layers; slow to import, so only with a device
 
     if not torch.cuda.is_available():
@@ -59,10 +59,7 @@ def find_device() -> tuple[Device | None, str]:
     return CudaDevice(), ""
 
 
-def cuda_devices() -> tuple[list[_cuda.DeviceDescription], str]:
-    """Devices that the CUDA module finds, and the reason where it finds none."""
-    try:
-        import twofold._cuda as cuda
-    except ImportError:
-        return [], _NO_MODULE
-    return cuda.devices(), cuda.why_no_device()
+def cuda_devices() -> tuple[list[DeviceDescription], str]:
+    """Devices that the CUDA backend finds, and the reason if it finds none."""
+    backend = load_backend("cuda")
+    return ([], _NO_MODULE) if backend is None else (backend.devices(), backend.why_no_device())

@@ -1,7 +1,7 @@
 """Operations of a model's dense part that torch lacks, in plain torch: routing, rotary embedding, paged attention.
 
-The reference for `blocks.device_step.DeviceKernels`: runs on any device, and tests compare with it. `cuda_kernels` has
-our CUDA kernels, which can be captured in a graph.
+The reference for `blocks.device_step.DeviceKernels`: runs on any device, and tests compare with it. `native_kernels`
+has our own kernels, which can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from twofold.blocks.device_step import Favour, HeadShape, KvLayer, Norms
-from twofold.blocks.router import Router
+from twofold.blocks.device_step import CachePrior, HeadShape, KvLayer, Norms, RoutingRule
 
 
 class PromptAttention:
@@ -58,15 +57,15 @@ class TorchKernels(PromptAttention):
     native = None
 
     def route(
-        self, logits: Tensor, router: Router, bias: Tensor | None, favour: Favour | None = None
+        self, logits: Tensor, router: RoutingRule, bias: Tensor | None, prior: CachePrior | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `DeviceKernels.route`."""
         scores = _scores(logits.float(), router.score)
         choice = scores if bias is None else scores + bias
         if router.num_groups > 1:
             choice = _within_best_groups(choice, router)
-        if favour is not None:
-            choice = choice + favour.experts * _bonus(scores, router.score, favour.prior)
+        if prior is not None:
+            choice = choice + prior.experts * _bonus(scores, router.score, prior.strength)
         # Stable sort: the lower expert number comes first among equals.
         chosen = torch.sort(choice, dim=-1, descending=True, stable=True)[1][:, : router.top_k]
         weights = scores.gather(1, chosen)
@@ -158,7 +157,7 @@ def _bonus(scores: Tensor, score: str, prior: float) -> Tensor | float:
     return prior / (1 - prior) * scores
 
 
-def _within_best_groups(choice: Tensor, router: Router) -> Tensor:
+def _within_best_groups(choice: Tensor, router: RoutingRule) -> Tensor:
     """`choice` with the experts outside the best groups masked out."""
     groups = choice.view(len(choice), router.num_groups, -1)
     of_group = groups.amax(-1) if router.group_score == "max" else groups.topk(2, -1)[0].sum(-1)

@@ -39,7 +39,7 @@ class SlotSource(Protocol):
         """Misses to read from the host, by [hits][misses], each side top_k + 1."""
 
     def read_prices(self) -> Sequence[int]:
-        """Weights for reading misses of several tokens, u32 (kernels/cuda/read_choice.h); empty: no miss is read."""
+        """Weights for reading misses of several tokens, u32 (kernels/device/read_choice.h); empty: no miss is read."""
 
 
 class StoreLayout(Protocol):
@@ -63,9 +63,8 @@ class Grouping:
         pairs = torch.zeros(num_pairs, dtype=torch.int32, device=device)
         self._held = (count, weights, begin, pairs)
         self.groups = ExpertGroups(
-            num_groups=count.data_ptr(), weights=weights.data_ptr(), begin=begin.data_ptr(),
-            pairs=pairs.data_ptr(), capacity=capacity,
-        )  # fmt: skip
+            num_groups=count, weights=weights, begin=begin, pairs=pairs, capacity=capacity
+        )
         """Kernel argument; valid for as long as this object lives."""
 
     def fill(self, addresses: I64, begin: I32, pairs: I32) -> None:

@@ -70,9 +70,15 @@ def load_on_device(
         )
         moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(
-            model, moe, device, num_pages=num_pages, page_size=config.page_size, max_context=max_context,
-            num_records=budget.num_records or 0, look_ahead=look_ahead,
-        )  # fmt: skip
+            model,
+            moe,
+            device,
+            num_pages=num_pages,
+            page_size=config.page_size,
+            max_context=max_context,
+            num_records=budget.num_records or 0,
+            look_ahead=look_ahead,
+        )
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"{device.torch_device} has less room than it said ({str(error).splitlines()[0]}); {budget.explain()}: "
@@ -90,6 +96,14 @@ def load_on_device(
         )
 
     return LoadedRunner(
-        runner, num_pages, max_context, runner.memory, budget.explain(), budget.num_records, num_snapshots, plan,
-        needs.kv_bytes_per_token * config.page_size, record_bytes,
-    )  # fmt: skip
+        runner=runner,
+        num_pages=num_pages,
+        max_context=max_context,
+        memory=runner.memory,
+        reason=budget.explain(),
+        num_records=budget.num_records,
+        num_snapshots=num_snapshots,
+        plan=plan,
+        page_bytes=needs.kv_bytes_per_token * config.page_size,
+        record_bytes=record_bytes,
+    )

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights
+from twofold.blocks.block import Block
+from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import (
     DeviceBatch,
     DeviceKernels,

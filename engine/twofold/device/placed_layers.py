@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +31,12 @@ from twofold._core.device import (
     tile_tokens_for,
 )
 from twofold.api.errors import CapacityError
-from twofold.blocks.device_step import Favour
+from twofold.blocks.device_step import CachePrior
+from twofold.device.cache_prior import PriorRows
 from twofold.device.device import Device
-from twofold.device.favoured_rows import FavouredRows
 from twofold.device.layouts import layouts_of
-from twofold.device.transfers import Parcel
+from twofold.device.parcel import Parcel
 from twofold.experts.slot_plan import MoeShape
-
-if TYPE_CHECKING:
-    from twofold import _cuda
 
 DECODE_TOKENS: Final = 32
 """Up to this many tokens the decode kernels read each weight about once; above it, tensor cores are faster."""
@@ -76,7 +73,7 @@ class PlacedLayers:
     def __init__(
         self,
         device: Device,
-        accelerator: _cuda.CudaAccelerator,
+        accelerator: _core.DeviceAccelerator,
         executor: _core.MoeExecutor,
         shape: MoeShape,
         cache_prior: float = 0.0,
@@ -94,7 +91,7 @@ class PlacedLayers:
         self._executor, self._shape = executor, shape
         self._layouts = layouts_of(shape)
         self._cache_prior = cache_prior
-        self._favoured: FavouredRows | None = None
+        self._prior_rows: PriorRows | None = None
         whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
         self._tensor_cores = [whole and "f32" not in formats for formats in shape.formats]
         self._shared_bytes = device.shared_bytes
@@ -106,18 +103,18 @@ class PlacedLayers:
 
     def begin_step(self) -> None:
         """Call after the executor's begin_step; discards an aborted step."""
-        self._open = self._ended = self._favoured = None
+        self._open = self._ended = self._prior_rows = None
 
-    def favour(self, moe_layer: int, num_tokens: int) -> Favour | None:
-        """See `model.DeviceMoe.favour`."""
-        return None if self._favoured is None else self._favoured.of_layer(moe_layer, num_tokens)
+    def cache_prior(self, moe_layer: int, num_tokens: int) -> CachePrior | None:
+        """See `model.DeviceMoe.cache_prior`."""
+        return None if self._prior_rows is None else self._prior_rows.of_layer(moe_layer, num_tokens)
 
-    def fill_favoured(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
-        """Call after begin_step. See `TableLayers.fill_favoured`."""
-        self._favoured = FavouredRows(
+    def fill_cache_prior(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
+        """Call after begin_step. See `TableLayers.fill_cache_prior`."""
+        self._prior_rows = PriorRows(
             self._shape, len(generated), self._cache_prior, self._device.torch_device
         )
-        self._favoured.fill(states, generated)
+        self._prior_rows.fill(states, generated)
 
     def end_step(self) -> None:
         """Call before the executor's end_step, with the step's results on the host."""
@@ -155,19 +152,23 @@ class PlacedLayers:
         self._accelerator.after_compute(transfers.stream)
         if plan.uses_cpu:
             self._executor.compute_cpu(transfers.rows(), room.from_cpu[: len(normed)].numpy())
-        combined = CombinedLayer(
-            outputs=room.outputs.data_ptr(), weights=weights.data_ptr(), where=where,
-            from_cpu=0 if all_rows else room.from_cpu.data_ptr(), num_tokens=len(normed),
-            top_k=self._shape.top_k, hidden_size=self._shape.hidden, hidden=hidden.data_ptr(),
-        )  # fmt: skip
-        self._native.combine(combined, transfers.stream)
+
+        def add(where: int, top_k: int, from_cpu: Tensor | None) -> None:
+            layer = CombinedLayer(
+                outputs=room.outputs,
+                weights=weights,
+                where=where,
+                from_cpu=from_cpu,
+                num_tokens=len(normed),
+                top_k=top_k,
+                hidden_size=self._shape.hidden,
+                hidden=hidden,
+            )
+            self._native.combine(layer, transfers.stream)
+
+        add(where, self._shape.top_k, None if all_rows else room.from_cpu)
         if all_rows:  # see TableLayers.forward
-            joining = CombinedLayer(
-                outputs=room.outputs.data_ptr(), weights=weights.data_ptr(), where=all_rows,
-                from_cpu=room.from_cpu.data_ptr(), num_tokens=len(normed), top_k=1,
-                hidden_size=self._shape.hidden, hidden=hidden.data_ptr(),
-            )  # fmt: skip
-            self._native.combine(joining, transfers.stream)
+            add(all_rows, 1, room.from_cpu)
         ended, self._ended = self._ended, transfers.mark()
         self._open = ended, began, self._ended
 
@@ -183,9 +184,12 @@ class PlacedLayers:
     def _packed(self, part: _core.PlacedGroups, parcel: Parcel, many: bool) -> _Launch:
         count, begin, pairs = len(part), part.begin, part.pairs
         groups = ExpertGroups(
-            num_groups=parcel.put(np.array([count], np.int32)), weights=parcel.put(part.addresses),
-            begin=parcel.put(begin), pairs=parcel.put(pairs), capacity=count,
-        )  # fmt: skip
+            num_groups=parcel.put(np.array([count], np.int32)),
+            weights=parcel.put(part.addresses),
+            begin=parcel.put(begin),
+            pairs=parcel.put(pairs),
+            capacity=count,
+        )
         if not many or count == 0:
             return _Launch(groups, count)
         tile_tokens = tile_tokens_for(len(pairs), count)
@@ -196,9 +200,12 @@ class PlacedLayers:
 
     def _encode(self, moe_layer: int, normed: Tensor, room: _Room) -> None:
         rows = EncodedRows(
-            kind=self._layouts[moe_layer].activations, rows=normed.data_ptr(), num_tokens=len(normed),
-            columns=self._shape.hidden, out=room.encoded.data_ptr(),
-        )  # fmt: skip
+            kind=self._layouts[moe_layer].activations,
+            rows=normed,
+            num_tokens=len(normed),
+            columns=self._shape.hidden,
+            out=room.encoded,
+        )
         self._native.encode(rows, self._transfers.stream)
 
     def _launch(self, moe_layer: int, part: _Launch, normed: Tensor, room: _Room) -> None:
@@ -206,17 +213,18 @@ class PlacedLayers:
             return
         layout, stream, top_k = self._layouts[moe_layer], self._transfers.stream, self._shape.top_k
         buffers = ExpertBuffers(
-            encoded=room.encoded.data_ptr(), intermediate=room.intermediate.data_ptr(),
-            outputs=room.outputs.data_ptr(), gate_up=room.gate_up.data_ptr(),
-        )  # fmt: skip
+            encoded=room.encoded, intermediate=room.intermediate, outputs=room.outputs, gate_up=room.gate_up
+        )
         if part.tiles is not None:
-            rows = PrefillRows(x=normed.data_ptr(), num_tokens=len(normed), top_k=top_k)
+            rows = PrefillRows(x=normed, num_tokens=len(normed), top_k=top_k)
             self._native.prefill_experts(layout, part.groups, buffers, part.tiles, rows, stream)
         else:
             bounds = DecodeShape(
-                num_tokens=len(normed), top_k=top_k, num_experts=part.num_groups,
+                num_tokens=len(normed),
+                top_k=top_k,
+                num_experts=part.num_groups,
                 shared_bytes=self._shared_bytes,
-            )  # fmt: skip
+            )
             self._native.decode_experts(layout, part.groups, buffers, bounds, stream)
 
     def _room_for(self, num_tokens: int) -> _Room:

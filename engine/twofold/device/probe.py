@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -30,14 +30,12 @@ from twofold._core.device import (
     tile_groups,
     tile_tokens_for,
 )
+from twofold.device.backend import LinkProbe
 from twofold.device.calibration import LINK_BYTES, Routing
 from twofold.device.device import Device
 from twofold.device.layouts import Grouping, by_expert
 from twofold.device.placed_layers import DECODE_TOKENS
 from twofold.experts.slot_plan import MoeShape
-
-if TYPE_CHECKING:
-    from twofold import _cuda
 
 _CALLS: Final = 8
 """Calls per replay, each on other experts: in real use a layer's experts are not cached from the previous call."""
@@ -102,9 +100,11 @@ class KernelProbe:
         self._outputs = torch.zeros((pairs, shape.hidden), device=memory)
         self._gate_up = torch.zeros((pairs, 2 * shape.intermediate), device=memory)
         self._buffers = ExpertBuffers(
-            encoded=self._encoded.data_ptr(), intermediate=self._intermediate.data_ptr(),
-            outputs=self._outputs.data_ptr(), gate_up=self._gate_up.data_ptr(),
-        )  # fmt: skip
+            encoded=self._encoded,
+            intermediate=self._intermediate,
+            outputs=self._outputs,
+            gate_up=self._gate_up,
+        )
         self._next = 0
         self._runs: dict[Routing | None, Callable[[], float]] = {}
 
@@ -132,14 +132,18 @@ class KernelProbe:
             where = torch.zeros(top_k, dtype=torch.uint8, device=self._memory)
             where[-1] = 1  # one pair was computed by the CPU
             from_cpu, out = (torch.zeros((1, hidden), device=self._memory) for _ in range(2))
-            held = weights, where, from_cpu, out
 
             def launch() -> None:
-                weights, where, from_cpu, out = (part.data_ptr() for part in held)
                 layer = CombinedLayer(
-                    outputs=self._outputs.data_ptr(), weights=weights, where=where, from_cpu=from_cpu, num_tokens=1,
-                    top_k=top_k, hidden_size=hidden, hidden=out,
-                )  # fmt: skip
+                    outputs=self._outputs,
+                    weights=weights,
+                    where=where,
+                    from_cpu=from_cpu,
+                    num_tokens=1,
+                    top_k=top_k,
+                    hidden_size=hidden,
+                    hidden=out,
+                )
                 for _ in range(_CALLS):
                     self._native.combine(layer, self._device.stream())
 
@@ -175,7 +179,7 @@ class KernelProbe:
             copied.gbps = moved[0] / (time.perf_counter() - began) / 1e9
 
     @functools.cached_property
-    def _link(self) -> _cuda.LinkProbe:
+    def _link(self) -> LinkProbe:
         return self._native.link_probe(max(LINK_BYTES[-1], self.expert_bytes))
 
     def _call(self, routing: Routing) -> _Call:
@@ -193,21 +197,26 @@ class KernelProbe:
 
     def _launch(self, call: _Call) -> None:
         groups = call.grouping.groups
-        stream, normed, top_k = self._device.stream(), self._normed.data_ptr(), self._shape.top_k
+        stream, normed, top_k = self._device.stream(), self._normed, self._shape.top_k
         if call.num_tokens > DECODE_TOKENS:
-            tiles = PrefillTiles(tiles=call.tiles.data_ptr(), count=len(call.tiles), tokens=call.tile_tokens)
+            tiles = PrefillTiles(tiles=call.tiles, count=len(call.tiles), tokens=call.tile_tokens)
             prompt = PrefillRows(x=normed, num_tokens=call.num_tokens, top_k=top_k)
             self._native.prefill_experts(self._layout, groups, self._buffers, tiles, prompt, stream)
             return
         rows = EncodedRows(
-            kind=self._layout.activations, rows=normed, num_tokens=call.num_tokens, columns=self._shape.hidden,
-            out=self._encoded.data_ptr(),
-        )  # fmt: skip
+            kind=self._layout.activations,
+            rows=normed,
+            num_tokens=call.num_tokens,
+            columns=self._shape.hidden,
+            out=self._encoded,
+        )
         self._native.encode(rows, stream)
         bounds = DecodeShape(
-            num_tokens=call.num_tokens, top_k=top_k, num_experts=self._shape.num_experts,
+            num_tokens=call.num_tokens,
+            top_k=top_k,
+            num_experts=self._shape.num_experts,
             shared_bytes=self._device.shared_bytes,
-        )  # fmt: skip
+        )
         self._native.decode_experts(self._layout, groups, self._buffers, bounds, stream)
 
     def _timer(self, run: Callable[[], object], calls: int) -> Callable[[], float]:

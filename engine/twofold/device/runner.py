@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from twofold.api.errors import CapacityError, KernelError
 from twofold.blocks import ops
 from twofold.blocks.device_step import DeviceBatch
+from twofold.device.backend import ServedStep
 from twofold.device.decode_inputs import DecodeRow
 from twofold.device.device import Device
 from twofold.device.graphs import BATCH_SIZES, DecodeGraphs
@@ -36,9 +37,6 @@ from twofold.experts.placement import Mask
 from twofold.step.runner import report_prompts
 from twofold.step.sampler import Sampler, pick_undecided
 from twofold.step.sequences import ScheduledSequence
-
-if TYPE_CHECKING:
-    from twofold import _cuda
 
 _log = logging.getLogger(__name__)
 _STEPS_PER_SPLIT: Final = 256
@@ -107,16 +105,29 @@ class DeviceRunner:
         if moe.accelerator is None:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
         self._layers = TableLayers(
-            device, moe.accelerator, moe.store, moe.shape, max_tokens=BATCH_SIZES[-1], handshake=self._handshake,
-            watchdog_s=self._watchdog_s, look_ahead=self._looks_ahead,
-            cpu_layers=cpu_layers(moe.plan.devices), defers=moe.num_deferred > 0, cache_prior=moe.cache_prior,
-        )  # fmt: skip
+            device,
+            moe.accelerator,
+            moe.store,
+            moe.shape,
+            max_tokens=BATCH_SIZES[-1],
+            handshake=self._handshake,
+            watchdog_s=self._watchdog_s,
+            look_ahead=self._looks_ahead,
+            cpu_layers=cpu_layers(moe.plan.devices),
+            defers=moe.num_deferred > 0,
+            cache_prior=moe.cache_prior,
+        )
         self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape, moe.cache_prior)
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)
         self._graphs = DecodeGraphs(
-            self._table_forward, self._queue, device, self._page_size, -(-self._max_context // self._page_size),
-            rehearsal=self._layers.rehearsal, fall_back_reason=fall_back_reason,
-        )  # fmt: skip
+            step=self._table_forward,
+            queue=self._queue,
+            device=device,
+            page_size=self._page_size,
+            max_pages=-(-self._max_context // self._page_size),
+            rehearsal=self._layers.rehearsal,
+            fall_back_reason=fall_back_reason,
+        )
 
     @property
     def why_eager(self) -> str | None:
@@ -231,7 +242,7 @@ class DeviceRunner:
             raise LostStepError(f"beginning a step failed ({error})") from error
         with self._queue.active():
             self._sampler.fill([sampler.draw() for sampler in samplers])
-            self._favour(self._layers, generated)
+            self._fill_cache_prior(self._layers, generated)
         picked, logits = self._graphs.start(rows)
         served = self._table.serve(self._layers.next_number(), self._watchdog_s)
         _check(served)
@@ -281,7 +292,7 @@ class DeviceRunner:
         self.moe.begin_step(step, requests, positions, generated)
         self._placed.begin_step()
         with self._queue.active():
-            self._favour(self._placed, generated)
+            self._fill_cache_prior(self._placed, generated)
             batch, last_rows = _flattened(scheduled, self._page_size, self._model.device)
             hidden = self._model.forward(batch, self._state, self._placed)
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
@@ -293,10 +304,10 @@ class DeviceRunner:
         self.num_placed_steps += 1
         return self._pick_undecided(samplers, tokens, logits)
 
-    def _favour(self, layers: TableLayers | PlacedLayers, generated: Seq[bool]) -> None:
+    def _fill_cache_prior(self, layers: TableLayers | PlacedLayers, generated: Seq[bool]) -> None:
         placement = self.moe.placement() if self.moe.cache_prior > 0 else None
         if placement is not None:
-            layers.fill_favoured(placement[0], generated)
+            layers.fill_cache_prior(placement[0], generated)
 
     def _pick(self, samplers: Seq[Sampler], logits: Tensor) -> list[int]:
         if not samplers:
@@ -315,7 +326,7 @@ class DeviceRunner:
         return picked
 
 
-def _check(served: _cuda.ServedStep) -> None:
+def _check(served: ServedStep) -> None:
     if not served["done"]:
         raise LostStepError(served["text"])
 

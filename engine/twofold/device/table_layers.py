@@ -7,6 +7,7 @@ so that a graph can hold the step. docs/explanation/gpu-status.md lists which GP
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -26,9 +27,9 @@ from twofold._core.device import (
     PlacementTables,
     RoutedLayer,
 )
-from twofold.blocks.device_step import Favour
+from twofold.blocks.device_step import CachePrior
+from twofold.device.cache_prior import PriorRows
 from twofold.device.device import Device
-from twofold.device.favoured_rows import FavouredRows
 from twofold.device.layouts import Grouping, SlotSource, StoreLayout, layouts_of
 from twofold.experts.slot_plan import MoeShape
 
@@ -72,7 +73,7 @@ class TableLayers:
         self.look_ahead: Callable[[Tensor], None] | None = self._keep_ahead if look_ahead else None
         self._ahead: Tensor | None = None
         self._layouts = layouts_of(shape)
-        self._favoured = FavouredRows(shape, max_tokens, cache_prior, device.torch_device)
+        self._prior_rows = PriorRows(shape, max_tokens, cache_prior, device.torch_device)
         num_pairs = max_tokens * shape.top_k
 
         def empty(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -89,9 +90,8 @@ class TableLayers:
         )
         self._outputs = empty((num_pairs, shape.hidden), torch.float32)
         self._buffers = ExpertBuffers(
-            encoded=self._encoded.data_ptr(), intermediate=self._intermediate.data_ptr(),
-            outputs=self._outputs.data_ptr(),
-        )  # fmt: skip
+            encoded=self._encoded, intermediate=self._intermediate, outputs=self._outputs
+        )
         self._all_rows = empty(max_tokens, torch.uint8).fill_(int(Placement.CPU)) if defers else None
         self._always = empty(1, torch.int32).fill_(1)
         self._split = empty((shape.top_k + 1) ** 2, torch.uint8)
@@ -100,9 +100,12 @@ class TableLayers:
             self._tables_of(layer, store, reads=layer not in cpu_layers) for layer in range(shape.num_layers)
         ]
         self._room = MailboxShape(
-            num_layers=shape.num_layers, max_tokens=max_tokens, top_k=shape.top_k, hidden=shape.hidden,
+            num_layers=shape.num_layers,
+            max_tokens=max_tokens,
+            top_k=shape.top_k,
+            hidden=shape.hidden,
             num_ahead=shape.num_experts if look_ahead else 0,
-        )  # fmt: skip
+        )
         self.mailbox = self._native.mailbox(self._room)
         self._shared_bytes = device.shared_bytes
         self.handshake = handshake or device.handshake(shape.hidden)
@@ -110,7 +113,7 @@ class TableLayers:
 
     def begin_step(self) -> None:
         """Start of a decode step, captured or not."""
-        self._native.begin_step(self._step.data_ptr(), self._device.stream())
+        self._native.begin_step(self._step, self._device.stream())
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
         """See `model.DeviceMoe.forward`: one layer of a decode step."""
@@ -119,57 +122,82 @@ class TableLayers:
         where, on_cpu = self._where[moe_layer], self._num_on_cpu[moe_layer]
         ahead, self._ahead = self._ahead, None
         routed = RoutedLayer(
-            ids=ids.data_ptr(), weights=weights.data_ptr(), normed=normed.data_ptr(), num_tokens=num_tokens,
-            layer=moe_layer, ahead=0 if ahead is None else ahead.data_ptr(),
-        )  # fmt: skip
+            ids=ids, weights=weights, normed=normed, num_tokens=num_tokens, layer=moe_layer, ahead=ahead
+        )
+        placed = PlacedLayer(groups=groups, where=where, num_on_cpu=on_cpu)
+        mailbox = self.mailbox.address if self._posting else None
         native.place(
-            routed, self._tables[moe_layer],
-            PlacedLayer(groups=groups, where=where.data_ptr(), num_on_cpu=on_cpu.data_ptr()), self._room,
-            mailbox=self.mailbox.address if self._posting else 0, step=self._step.data_ptr(), stream=stream,
-        )  # fmt: skip
-        encoded = EncodedRows(
-            kind=layout.activations, rows=normed.data_ptr(), num_tokens=num_tokens, columns=shape.hidden,
-            out=self._encoded.data_ptr(),
-        )  # fmt: skip
-        native.encode(encoded, stream)
+            routed,
+            self._tables[moe_layer],
+            placed,
+            self._room,
+            mailbox=mailbox,
+            step=self._step,
+            stream=stream,
+        )
+        columns, encoded = shape.hidden, self._encoded
+        native.encode(
+            EncodedRows(
+                kind=layout.activations, rows=normed, num_tokens=num_tokens, columns=columns, out=encoded
+            ),
+            stream,
+        )
         bounds = DecodeShape(
-            num_tokens=num_tokens, top_k=shape.top_k, num_experts=shape.num_experts,
+            num_tokens=num_tokens,
+            top_k=shape.top_k,
+            num_experts=shape.num_experts,
             shared_bytes=self._shared_bytes,
-        )  # fmt: skip
+        )
         native.decode_experts(layout, groups, self._buffers, bounds, stream)
-        joined = 0
-        if self._posting:
-            counted = on_cpu if self._all_rows is None else self._always
-            self.mailbox.wait(
-                kind=self.handshake, layer=moe_layer, step=self._step.data_ptr(),
-                num_on_cpu=counted.data_ptr(), limit_s=self._watchdog_s, stream=stream,
-            )  # fmt: skip
-            joined = self.mailbox.joined_ns(moe_layer)
-        joins_all = self._posting and self._all_rows is not None
-        combined = CombinedLayer(
-            outputs=self._outputs.data_ptr(), weights=weights.data_ptr(), where=where.data_ptr(),
-            from_cpu=0 if joins_all else self.mailbox.results, num_tokens=num_tokens, top_k=shape.top_k,
-            hidden_size=shape.hidden, hidden=hidden.data_ptr(), joined_ns=0 if joins_all else joined,
-        )  # fmt: skip
-        native.combine(combined, stream)
-        if (
-            joins_all
-        ):  # also rows with no CPU expert in this layer: rows deferred from the previous layer join here
-            assert self._all_rows is not None
-            joining = CombinedLayer(
-                outputs=self._outputs.data_ptr(), weights=weights.data_ptr(), where=self._all_rows.data_ptr(),
-                from_cpu=self.mailbox.results, num_tokens=num_tokens, top_k=1, hidden_size=shape.hidden,
-                hidden=hidden.data_ptr(), joined_ns=joined,
-            )  # fmt: skip
-            native.combine(joining, stream)
+        add = functools.partial(self._add, weights, hidden)
+        results = self.mailbox.results
+        if not self._posting:
+            return add(where, shape.top_k, results)
+        self.mailbox.wait(
+            kind=self.handshake,
+            layer=moe_layer,
+            step=self._step,
+            num_on_cpu=on_cpu if self._all_rows is None else self._always,
+            limit_s=self._watchdog_s,
+            stream=stream,
+        )
+        joined_ns = self.mailbox.joined_ns(moe_layer)
+        if self._all_rows is None:
+            return add(where, shape.top_k, results, joined_ns)
+        add(where, shape.top_k)
+        # also rows with no CPU expert in this layer: rows deferred from the previous layer join here
+        return add(self._all_rows, 1, results, joined_ns)
 
-    def favour(self, moe_layer: int, num_tokens: int) -> Favour | None:
-        """See `model.DeviceMoe.favour`."""
-        return self._favoured.of_layer(moe_layer, num_tokens)
+    def _add(
+        self,
+        weights: Tensor,
+        hidden: Tensor,
+        where: Tensor,
+        top_k: int,
+        from_cpu: int = 0,
+        joined_ns: int = 0,
+    ) -> None:
+        """Add the device's outputs, and the CPU's where `where` says so, to `hidden`."""
+        layer = CombinedLayer(
+            outputs=self._outputs,
+            weights=weights,
+            where=where,
+            from_cpu=from_cpu,
+            num_tokens=len(hidden),
+            top_k=top_k,
+            hidden_size=self._shape.hidden,
+            hidden=hidden,
+            joined_ns=joined_ns,
+        )
+        self._native.combine(layer, self._device.stream())
 
-    def fill_favoured(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
+    def cache_prior(self, moe_layer: int, num_tokens: int) -> CachePrior | None:
+        """See `model.DeviceMoe.cache_prior`."""
+        return self._prior_rows.of_layer(moe_layer, num_tokens)
+
+    def fill_cache_prior(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
         """Call before a step. states: [layers, experts] as in `MoeRuntime.placement`; generated: rows being decoded."""
-        self._favoured.fill(states, generated)
+        self._prior_rows.fill(states, generated)
 
     def _keep_ahead(self, logits: Tensor) -> None:
         """See `model.DeviceMoe.look_ahead`: posted with the next layer."""
@@ -203,8 +231,12 @@ class TableLayers:
     def _tables_of(self, layer: int, store: StoreLayout, *, reads: bool) -> PlacementTables:
         slots, num_experts = self._slots, self._shape.num_experts
         return PlacementTables(
-            slots=slots.slot_table + 4 * num_experts * layer, split=self._split.data_ptr(),
-            slot_base=slots.slot_base, slot_stride=slots.slot_stride,
+            slots=slots.slot_table + 4 * num_experts * layer,
+            split=self._split,
+            slot_base=slots.slot_base,
+            slot_stride=slots.slot_stride,
             store_base=slots.store_base + store.offset(layer) if slots.store_base and reads else 0,
-            store_stride=store.stride(layer), num_experts=num_experts, prices=self._prices.data_ptr(),
-        )  # fmt: skip
+            store_stride=store.stride(layer),
+            num_experts=num_experts,
+            prices=self._prices,
+        )

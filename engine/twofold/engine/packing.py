@@ -18,7 +18,8 @@ import numpy.typing as npt
 from twofold import _core
 from twofold.api.errors import ConfigError, KernelError, ModelLoadError, TwofoldError
 from twofold.blocks import ops
-from twofold.blocks.block import BlockWeights, ExpertBlock
+from twofold.blocks.block import ExpertBlock
+from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.panels import Matrices
 from twofold.experts.packing import make_store, put_layer
 from twofold.experts.slot_plan import MoeShape

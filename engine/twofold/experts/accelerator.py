@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
+from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.types import Clock
 from twofold.experts.profiles import MachineProfile
 
-if TYPE_CHECKING:
-    from twofold import _cuda
-
 DEFAULT_EXPERTS_RATIO = 0.25
+
+
+class ExpertDevice(Protocol):
+    """A native device that can hold experts in slots."""
+
+    def accelerator(
+        self, store: _core.ExpertStore, cost: _core.CostModel, config: _core.SchedulerConfig
+    ) -> _core.DeviceAccelerator:
+        """Allocate slots; pin the store if possible. CapacityError, KernelError."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class AcceleratorChoice:
     kind: Literal["cuda", "emulated", "none"]
     reason: str
     profile: MachineProfile | None = None
-    open_device: Callable[[], _cuda.Device] | None = None
+    open_device: Callable[[], ExpertDevice] | None = None
     """Opens the device, for kind "cuda"."""
 
     @property

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.types import PlacementCounts, PrefetchCounts
 from twofold.api.whole_file import whole_file
 from twofold.blocks import ops
-from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.accelerator import AcceleratorChoice, ExpertDevice
 from twofold.experts.cpu_cost import cpu_cost_model, machine_cost_model
 from twofold.experts.dynamic_update import DynamicUpdate
 from twofold.experts.output_changes import effective_plan
@@ -31,9 +30,6 @@ from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.experts.routing_record import RoutingRecord
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
 from twofold.weights.weight_format import LayerExperts
-
-if TYPE_CHECKING:
-    from twofold import _cuda
 
 _log = logging.getLogger(__name__)
 _UNCALIBRATED = "h200-pcie5"
@@ -96,7 +92,7 @@ class MoeRuntime:
             else pack_experts(shape, experts, pool, progress)
         )
         self.expert_bytes: int = self.store.expert_bytes
-        self.accelerator: _cuda.CudaAccelerator | None = None
+        self.accelerator: _core.DeviceAccelerator | None = None
         """Expert slots of a real device; None without one."""
         self._slots, self._dense_cost, self._machine = slots, dense_cost, machine
         self._earlier_counts = _Counts()
@@ -132,19 +128,16 @@ class MoeRuntime:
             return _core.MoeExecutor.emulated(
                 pool,
                 self.store,
-                self._cost,
-                slots.scheduler_config(shape),
-                self._dense_cost.bytes,
-                self._dense_cost.flops_per_token,
+                cost=self._cost,
+                config=slots.scheduler_config(shape),
+                dense=self._dense_cost.native(),
                 preload=slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts),
-                router_bytes=self._dense_cost.router_bytes,
                 begin_us=self._begin_us,
-                cpu_dense=self._dense_cost.on_cpu,
             )
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
 
-    def _on_device(self, device: _cuda.Device, slots: SlotPlan) -> _core.MoeExecutor:
+    def _on_device(self, device: ExpertDevice, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool = self.shape, self.pool
         if self._machine is None:
             _log.warning(

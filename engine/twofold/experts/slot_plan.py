@@ -48,6 +48,18 @@ class DenseCost:
     """CPU part of each stretch, excluded from the figures above: bytes, operations of a token, and number of transfers
     of the residual stream. Empty: none."""
 
+    def native(self) -> _core.DenseCost:
+        """The same for the native executor."""
+        cpu_bytes, cpu_flops, handovers = self.on_cpu
+        return _core.DenseCost(
+            bytes=self.bytes,
+            flops_per_token=self.flops_per_token,
+            router_bytes=self.router_bytes,
+            cpu_bytes=cpu_bytes,
+            cpu_flops_per_token=cpu_flops,
+            handovers=handovers,
+        )
+
 
 @dataclass(frozen=True)
 class SlotPlan:

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import F32, Block, BlockWeights, ExpertBlock, ModelPart
+from twofold.blocks.block import Block, ExpertBlock, ModelPart
+from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.blocks.recoding import RecodedExperts, Recoding
 from twofold.models.config import ModelConfig, WeightDType

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
+from twofold.blocks.block import Block, ExpertBlock, ModelPart
+from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.recoding import recoded_rows
 from twofold.models.model_files import ModelFiles
 from twofold.quantise.rules import Rules

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from twofold.blocks.block import Block, BlockWeights, ExpertBlock, ModelPart
+from twofold.blocks.block import Block, ExpertBlock, ModelPart
+from twofold.blocks.block_weights import BlockWeights
 from twofold.models.model_files import ModelFiles
 
 CLASSES: Final = (

@@ -2,9 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "cuda/cuda_module.h"
 #include "device/bind_device.h"
-#include "device/cuda_accelerator.h"
+#include "device/device_accelerator.h"
 #include "stress.h"
 
 namespace py = pybind11;
@@ -77,9 +76,6 @@ std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double 
 PYBIND11_MODULE(twofold_fake, m) {
   m.doc() = "a fake device on host memory.";
   twofold::bindings::bind_device(m);
-  twofold::bindings::bind_dense(m);
-  twofold::bindings::bind_mla(m);
-  twofold::bindings::bind_delta(m);
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,
         py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0, py::arg("tick_us") = 0.0,
@@ -91,11 +87,11 @@ PYBIND11_MODULE(twofold_fake, m) {
       },
       py::arg("device"), py::arg("address"), "Copies to this address never fail.");
   m.def(
-      "link_correction", [](const twofold::CudaAccelerator& a) { return a.uploads().correction(); },
+      "link_correction", [](const twofold::DeviceAccelerator& a) { return a.uploads().correction(); },
       py::arg("accelerator"));
   m.def(
       "upload_counts",
-      [](const twofold::CudaAccelerator& a) {
+      [](const twofold::DeviceAccelerator& a) {
         const twofold::UploadCounts& c = a.uploads().counts();
         return py::dict(py::arg("landed") = c.landed, py::arg("failed") = c.failed,
                         py::arg("batches") = c.batches, py::arg("bytes") = c.bytes,

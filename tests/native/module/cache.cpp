@@ -29,7 +29,7 @@ void bind_timeline(py::module_& m) {
       .def_readonly("begin_us", &Upload::begin_us)
       .def_readonly("end_us", &Upload::end_us);
 
-  py::class_<TestedTimeline, Timeline>(m, "Timeline")
+  py::class_<TestedTimeline, Timeline, std::shared_ptr<TestedTimeline>>(m, "Timeline")
       .def(py::init<double>(), py::arg("upload_us"))
       .def_property_readonly("now_us", &TestedTimeline::now_us)
       .def_property_readonly("backlog_us", &TestedTimeline::backlog_us)

@@ -25,6 +25,7 @@ PYBIND11_MODULE(_testing, m) {
   twofold::bindings::bind_tested_cache(m);
   twofold::bindings::bind_tested_scheduler(m);
   twofold::bindings::bind_tested_runtime(m);
+  twofold::bindings::bind_tested_blocks(m);
   pybind11::module_ kernels = m.def_submodule("kernels", "One kernel of one level at a time.");
   twofold::bindings::bind_kernels(kernels);
   twofold::bindings::bind_packed_kernels(kernels);

@@ -3,6 +3,7 @@
 
 #include "array_view.h"
 #include "core/trace_holder.h"
+#include "owning.h"
 #include "tested.h"
 #include "twofold/layer_scheduler.h"
 #include "twofold/replay.h"
@@ -45,11 +46,12 @@ void bind_scheduler(py::module_& m) {
             return experts;
           },
           "Experts whose prefetch landed in time for this layer.");
-  py::class_<TestedScheduler, LayerScheduler>(m, "LayerScheduler")
-      .def(py::init([](const CostModel& cost, const LayerSchedulerConfig& config, Timeline& link) {
-             return std::make_unique<TestedScheduler>(cost, config, link);
-           }),
-           py::arg("cost"), py::arg("config"), py::arg("link"), py::keep_alive<1, 4>())
+  py::class_<TestedScheduler, LayerScheduler, std::shared_ptr<TestedScheduler>>(m, "LayerScheduler")
+      .def(py::init(
+               [](const CostModel& cost, const LayerSchedulerConfig& config, std::shared_ptr<Timeline> link) {
+                 return owning(std::make_unique<TestedScheduler>(cost, config, *link), link);
+               }),
+           py::arg("cost"), py::arg("config"), py::arg("link"))
       .def(
           "decide",
           [](TestedScheduler& s, int layer, const Array<int32_t>& ids) {

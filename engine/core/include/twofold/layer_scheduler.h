@@ -31,7 +31,7 @@
 namespace twofold {
 
 // Where a routed expert runs. Telemetry stores the numbers, so they must not change; all other copies are
-// checked against them (kernels/cuda/placement.h, twofold.telemetry.sink).
+// checked against them (kernels/device/placement.h, twofold.telemetry.sink).
 enum class Placement : uint8_t { kHit = 0, kCpu = 1, kFetched = 2 };
 inline constexpr int kNumPlacements = 3;
 enum class UploadReason : uint8_t { kDemand = 0, kAdmission = 1, kPrefetch = 2 };

@@ -18,7 +18,7 @@ constexpr int kWidenPositions = 64;                   // at a time: 32 KiB of 12
 constexpr int kTasksPerThread = 4;                    // of about equal work, before tiles are cut into blocks
 constexpr int64_t kPartialFloats = int64_t{1} << 24;  // for what blocks came to: 64 MiB
 
-constexpr int64_t kFetchBytes = 32768;  // of a block's keys, or values, that are fetched before they are read
+constexpr int64_t kFetchBytes = 32768;  // bytes of a block's keys or values prefetched before use
 
 constexpr int kGroup = 32;  // of positions, by tiles
 static_assert(kBlockPositions == kernels::TileAttention::kPositions);

@@ -54,7 +54,7 @@ class BlockedAttention {
            int page_size) const;
 
  private:
-  struct Rows;     // of a task, and its buffers
+  struct Rows;     // rows of a task, and its buffers
   struct Partial;  // the result of some blocks
   struct Task;
 

@@ -42,7 +42,7 @@ struct GqaShape {
   bool keys_are_values = false;  // values are the projected keys, before norm and rotation
   int rotation = 0;              // index of the batch's rotation
 
-  int query_rows() const { return gated ? 2 * head_dim : head_dim; }  // of a head, with its gate
+  int query_rows() const { return gated ? 2 * head_dim : head_dim; }  // rows of one head, with its gate
 };
 
 class GqaAttention {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kTileRows = 32;  // query rows (tokens x heads) computed together
 constexpr int kFewestHeads = 4;
-constexpr int64_t kQueryFloats = int64_t{1} << 24;  // of the tokens that are computed together: 64 MiB
+constexpr int64_t kQueryFloats = int64_t{1} << 24;  // query elements computed together: 64 MiB
 constexpr int kMostRows = 128;                      // that one chunk of linear_by_head encodes
 
 // Slots of the pool's scratch, beside linear()'s. The weighted latents replace the queries.

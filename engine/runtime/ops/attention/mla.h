@@ -35,8 +35,8 @@ struct MlaShape {
   int num_heads;
   int nope, rope;  // dimensions of a head's query without and with rotation
   int latent, value;
-  float eps, latent_eps;  // of the layer's norm; of the norms of the low-rank queries and of the latent
-  float scale;            // of the scores
+  float eps, latent_eps;  // for the layer's norm; for the norms of low-rank queries and latents
+  float scale;            // scale of the scores
   bool neighbours;        // rotation pairs (2i, 2i + 1) in the weights' order; else (i, i + rope / 2)
 
   int key() const { return nope + rope; }

@@ -30,17 +30,18 @@ struct GatedDeltaWeights {
 
 struct GatedDeltaShape {
   int num_k_heads, num_v_heads, key_dim, value_dim, taps;
-  float eps;
-  bool tiled;    // the key head of value head h is h % num_k_heads; else h / (value heads of a key head)
-  bool grouped;  // rows of `in` come by key head: its query, key, values, z; else all queries, all keys, ...
-  bool grouped_gates;  // b and a too: those of a key head's values; else all b, all a
+  float eps = 0;
+  bool tiled =
+      false;  // the key head of value head h is h % num_k_heads; else h / (value heads of a key head)
+  bool grouped = false;  // rows of `in` come by key head: its query, key, values, z; else all queries, ...
+  bool grouped_gates = false;  // b and a too: those of a key head's values; else all b, all a
 
   int of_key_head() const { return num_v_heads / num_k_heads; }
   int keys() const { return num_k_heads * key_dim; }
   int values() const { return num_v_heads * value_dim; }
   int channels() const { return 2 * keys() + values(); }
   int inputs() const { return channels() + values() + 2 * num_v_heads; }
-  int blocks() const;  // of a head's state
+  int blocks() const;  // column blocks of a head's state
   int64_t tail_floats() const;
   int64_t record_bytes() const;
 };

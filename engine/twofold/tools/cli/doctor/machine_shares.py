@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from twofold.blocks import ops
 
 if TYPE_CHECKING:
-    from twofold.blocks.block import BlockWeights, Cost
+    from twofold.blocks.block import Cost
+    from twofold.blocks.block_weights import BlockWeights
     from twofold.models.model_files import ModelFiles
 
 _RATE: Final = "_gop_per_s"

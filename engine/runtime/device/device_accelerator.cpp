@@ -1,4 +1,4 @@
-#include "device/cuda_accelerator.h"
+#include "device/device_accelerator.h"
 
 #include <algorithm>
 #include <cmath>
@@ -26,8 +26,8 @@ UploadSettings settings_of(const CostModel& cost, bool source_pinned) {
 
 }  // namespace
 
-CudaAccelerator::CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
-                                 LayerSchedulerConfig config)
+DeviceAccelerator::DeviceAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
+                                     LayerSchedulerConfig config)
     : SlottedAccelerator(store, config),
       api_(std::move(api)),
       store_range_(*api_, store.base(), store.allocated_bytes(), store.mapped(),
@@ -43,7 +43,7 @@ CudaAccelerator::CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertSto
       scheduler_(cost, std::move(config), uploads_),
       calibrated_(std::move(cost)) {}
 
-void CudaAccelerator::begin_step(const StepRows& rows) {
+void DeviceAccelerator::begin_step(const StepRows& rows) {
   SlottedAccelerator::begin_step(rows);
   const double factor = uploads_.correction();
   if (std::abs(factor / applied_correction_ - 1) <= kRecalibrateBeyond) return;
@@ -54,7 +54,7 @@ void CudaAccelerator::begin_step(const StepRows& rows) {
   applied_correction_ = factor;
 }
 
-void CudaAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> placements) {
+void DeviceAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> placements) {
   // An expert whose upload could not even begin runs on the CPU.
   placed_layer_ = decision.layer;
   for (int refused : uploads_.take_refused()) {
@@ -67,20 +67,22 @@ void CudaAccelerator::decided(const LayerDecision& decision, std::span<GroupPlac
   }
 }
 
-void CudaAccelerator::host_computes() {
+void DeviceAccelerator::host_computes() {
   require(api_->lend_to_host(), "lend its memory to the host");
   uploads_.host_waits();
 }
 
-void CudaAccelerator::before_compute(StreamHandle compute) { uploads_.compute_waits(compute, placed_layer_); }
+void DeviceAccelerator::before_compute(StreamHandle compute) {
+  uploads_.compute_waits(compute, placed_layer_);
+}
 
-void CudaAccelerator::after_compute(StreamHandle compute) { uploads_.follow_compute(compute); }
+void DeviceAccelerator::after_compute(StreamHandle compute) { uploads_.follow_compute(compute); }
 
-void CudaAccelerator::begin_table_step(StreamHandle compute) {
+void DeviceAccelerator::begin_table_step(StreamHandle compute) {
   tables_.begin_step(scheduler_.cache(), compute);
 }
 
-std::vector<uint32_t> CudaAccelerator::read_prices() const {
+std::vector<uint32_t> DeviceAccelerator::read_prices() const {
   const auto ns = [](double us) {
     return uint32_t(std::min(std::round(us * 1e3), double(std::numeric_limits<uint32_t>::max())));
   };
@@ -103,8 +105,8 @@ std::vector<uint32_t> CudaAccelerator::read_prices() const {
   return words;
 }
 
-LayerTimes CudaAccelerator::follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
-                                   std::span<const Placement> where) {
+LayerTimes DeviceAccelerator::follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                                     std::span<const Placement> where) {
   tables_.reached(layer);
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   const LayerDecision& decision = scheduler_.follow(layer, {routing.ids, num_pairs},
@@ -113,22 +115,22 @@ LayerTimes CudaAccelerator::follow(int layer, const LayerRouting& routing, const
   return decision.times;
 }
 
-void CudaAccelerator::look_ahead(int layer, const LayerRouting& routing, std::span<const Placement> where,
-                                 std::span<const float> logits) {
+void DeviceAccelerator::look_ahead(int layer, const LayerRouting& routing, std::span<const Placement> where,
+                                   std::span<const float> logits) {
   tables_.reached(layer);
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   scheduler_.predict(layer + 1, logits, routing.num_tokens);
   keep_books(scheduler_.look_ahead(layer, {routing.ids, num_pairs}, where), layer, routing, {});
 }
 
-std::span<const Publication> CudaAccelerator::settle_ahead(int layer) {
+std::span<const Publication> DeviceAccelerator::settle_ahead(int layer) {
   const LayerDecision& decision = scheduler_.settle_ahead(layer);
   keep_books(decision, layer, {}, {});
   for (const Publication& landed : decision.arrivals) tables_.arrived(layer, landed.slot);
   return decision.arrivals;
 }
 
-void CudaAccelerator::end_table_step(StreamHandle compute) {
+void DeviceAccelerator::end_table_step(StreamHandle compute) {
   uploads_.follow_compute(compute);
   tables_.end_step();
 }

@@ -32,8 +32,9 @@ struct QkvRows {
   float epsilon;
   const float* cos;  // [tokens][rotary / 2]
   const float* sin;
-  int rotary;             // dimensions that are rotated, a multiple of 64, 0: none; halves are partners
-  const int64_t* places;  // [tokens] page * page_size + position within it, -1: a row of padding, not stored
+  int rotary;  // dimensions that are rotated, a multiple of 64, 0: none; halves are partners
+  const int64_t*
+      slot_mapping;  // [tokens] page * page_size + position within it, -1: a row of padding, not stored
   const float* v_norm = nullptr;  // [head_dim], null: none
 };
 
@@ -44,7 +45,7 @@ int launch_rope_store(const QkvRows& rows, const KvPages& pages, void* q, Stream
 struct DecodeAttention {
   const void* q;               // bf16 [sequences][heads][head_dim]
   const int32_t* page_tables;  // [sequences][max_pages]
-  const int32_t* lengths;      // [sequences] positions to attend to, this token's included; 0: nothing
+  const int32_t* seq_lens;     // [sequences] positions to attend to, this token's included; 0: nothing
   int num_sequences;
   int num_heads;
   int max_pages;

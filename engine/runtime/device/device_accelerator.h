@@ -18,11 +18,11 @@
 
 namespace twofold {
 
-class CudaAccelerator final : public SlottedAccelerator {
+class DeviceAccelerator final : public SlottedAccelerator {
  public:
   // Throws DeviceError, DeviceOutOfMemory.
-  CudaAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
-                  LayerSchedulerConfig config);
+  DeviceAccelerator(std::shared_ptr<DeviceApi> api, const ExpertStore& store, CostModel cost,
+                    LayerSchedulerConfig config);
 
   void begin_step(const StepRows& rows) override;
   void dense(int, int) override {}

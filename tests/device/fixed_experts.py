@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-
 from twofold import _core
 from twofold._core.device import (
     CombinedLayer,
@@ -25,15 +23,13 @@ from twofold._core.device import (
 )
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
+from twofold.device.backend import StepServer
 from twofold.device.device import Device
 from twofold.device.layouts import I32, Grouping, by_expert, layouts_of
 from twofold.device.table_layers import TableLayers
 from twofold.experts.moe import F32
 from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
-
-if TYPE_CHECKING:
-    from twofold import _cuda
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ class DeviceExperts(TableLayers):
         )  # fmt: skip
         native.combine(combined, stream)
 
-    def server(self, pool: ops.ThreadPool, store: _core.ExpertStore) -> _cuda.StepServer:
+    def server(self, pool: ops.ThreadPool, store: _core.ExpertStore) -> StepServer:
         """The CPU side, which computes a step's misses."""
         return self._native.step_server(self.mailbox, pool, store)
 

@@ -39,7 +39,7 @@ int launch_mla_store(const MlaRows& rows, const MlaPages& pages, void* absorbed,
 struct MlaDecode {
   const void* absorbed;        // bf16 [sequences][heads][latent + rope]
   const int32_t* page_tables;  // [sequences][max_pages]
-  const int32_t* lengths;      // [sequences] positions to attend to, this token's included; 0: nothing
+  const int32_t* seq_lens;     // [sequences] positions to attend to, this token's included; 0: nothing
   int num_sequences;
   int num_heads;
   int max_pages;

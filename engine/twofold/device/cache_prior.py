@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from twofold.blocks.device_step import Favour
+from twofold.blocks.device_step import CachePrior
 from twofold.experts.slot_plan import MoeShape
 
 _RESIDENT: Final = 2
 
 
-class FavouredRows:
+class PriorRows:
     """Buffers at fixed addresses, so that a graph can read them."""
 
     def __init__(self, shape: MoeShape, max_tokens: int, prior: float, device: torch.device) -> None:
@@ -33,8 +33,8 @@ class FavouredRows:
         self._rows.zero_()
         self._rows[: len(generated)].copy_(torch.tensor(generated, dtype=torch.bool))
 
-    def of_layer(self, moe_layer: int, num_tokens: int) -> Favour | None:
+    def of_layer(self, moe_layer: int, num_tokens: int) -> CachePrior | None:
         """The bias of a step's first `num_tokens` rows; None: no bias."""
         if self._prior == 0:
             return None
-        return Favour(self._prior, self._rows[:num_tokens, None] & self._experts[moe_layer])
+        return CachePrior(self._prior, self._rows[:num_tokens, None] & self._experts[moe_layer])

@@ -19,7 +19,7 @@ struct ExpertLayout {
   kernels::WeightFormat down;
   int hidden;
   int intermediate;
-  int64_t up_offset;  // of the panels, in bytes from the expert's start; gate begins it
+  int64_t up_offset;  // byte offset of the panels in the expert, which begins with gate
   int64_t down_offset;
   int64_t bias_offset = 0;  // 0: there are none
   kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
@@ -65,7 +65,7 @@ inline int64_t intermediate_bytes(const ExpertLayout& layout, int num_pairs) {
 // cudaErrorInvalidValue (1).
 
 // Brings bytes (a multiple of 16, both addresses aligned to it) from mapped host memory into device memory by
-// a kernel: a copy would queue behind uploads that the layer does not wait for.
+// a kernel: a copy would queue after uploads that the layer does not wait for.
 int launch_read_host(const void* mapped, void* to, int64_t bytes, Stream stream);
 
 // bf16 rows and where their encoded rows go.
@@ -101,7 +101,7 @@ int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups
 struct PrefillTiles {
   const int32_t* tiles;  // [count][2]
   int count;
-  int tokens;  // of a tile: kFewTokens or kManyTokens
+  int tokens;  // tokens per tile: kFewTokens or kManyTokens
 };
 
 struct PrefillRows {

@@ -1,0 +1,154 @@
+// Blocks that compute each token by itself, and the decoder made of blocks.
+#include "blocks/bind_blocks.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moe/blocks.h"
+#include "moe/decoder.h"
+#include "moe/moe_executor.h"
+#include "ops/attention/attention_batch.h"
+#include "ops/bind_ops.h"
+#include "ops/state_cache.h"
+#include "tensor_arguments.h"
+
+namespace py = pybind11;
+
+namespace twofold::bindings {
+namespace {
+
+kernels::RouterShape make_shape(int top_k, const std::string& score, bool renormalise, float scale,
+                                int num_groups, int top_groups, const std::string& group_score) {
+  try {
+    return {.top_k = top_k,
+            .score = kernels::router_score_named(score),
+            .num_groups = num_groups,
+            .top_groups = top_groups,
+            .group_score = kernels::group_score_named(group_score),
+            .renormalise = renormalise,
+            .scale = scale};
+  } catch (const std::invalid_argument& wrong) {
+    throw KernelFailure(wrong.what());
+  }
+}
+
+std::shared_ptr<RouterBlock> make_router(BlockArguments given) {
+  const Weight gate =
+      expect_weight(given.array("gate_weight"), given.where("gate_weight").c_str(), kAny, kAny);
+  const RouterWeights weights{
+      .norm = given.vector("norm_weight", gate.cols),
+      .gate = gate,
+      .bias = given.optional_vector("bias", gate.rows),
+      .gate_bias = given.optional_vector("gate_bias", gate.rows),
+      .gate_norm = given.optional_vector("gate_norm", gate.cols),
+      .expert_scale = given.optional_vector("expert_scale", gate.rows),
+  };
+  const auto eps = given.value<float>("eps");
+  const auto shape = given.value<kernels::RouterShape>("shape");
+  return given.own(RouterBlock(Router(given.pool().kernels(), given.pool(), weights, eps, shape)));
+}
+
+GatedFfn make_ffn(BlockArguments& given) {
+  const PackedMatrix& gate = given.packed("gate", kAny, kAny);
+  const PackedMatrix& up = given.packed("up", gate.rows(), gate.columns());
+  const PackedMatrix& down = given.packed("down", gate.columns(), gate.rows());
+  for (const PackedMatrix* matrix : {&gate, &up, &down}) {
+    if (matrix->segments().size() != 1) throw given.failure("a matrix is stacked; expected one part");
+  }
+  try {
+    return {given.pool().kernels(),
+            given.pool(),
+            gate,
+            up,
+            down,
+            kernels::expert_activation_named(given.value<std::string>("activation", "silu"))};
+  } catch (const std::invalid_argument& wrong) {
+    throw given.failure(wrong.what());
+  }
+}
+
+std::shared_ptr<DenseFfn> make_dense(BlockArguments given) {
+  GatedFfn ffn = make_ffn(given);
+  const float* norm = given.vector("norm_weight", ffn.hidden_size());
+  return given.own(DenseFfn(std::move(ffn), norm, given.value<float>("eps")));
+}
+
+std::shared_ptr<SharedExperts> make_shared_experts(BlockArguments given) {
+  GatedFfn ffn = make_ffn(given);
+  const float* sigmoid = given.optional_vector("shared_gate", ffn.hidden_size());
+  return given.own(SharedExperts(given.pool().kernels(), given.pool(), std::move(ffn), sigmoid));
+}
+
+std::shared_ptr<PostNorm> make_post_norm(BlockArguments given) {
+  const TensorView norm = given.array("norm_weight");
+  const float* weight = expect_f32(norm, given.where("norm_weight").c_str(), {kAny});
+  const auto eps = given.value<float>("eps");
+  const int over = given.at_least(1, "over");
+  return given.own(PostNorm(given.pool().kernels(), given.pool(), weight, static_cast<int>(norm.shape[0]),
+                            eps, over, given.value("scale", 1.0f)));
+}
+
+class __attribute__((visibility("hidden"))) BoundDecoder {
+ public:
+  BoundDecoder(const py::sequence& blocks, const PoolView* pool, std::vector<int> threads)
+      : blocks_(blocks),
+        pool_(pool == nullptr ? std::nullopt : std::optional<PoolView>(*pool)),
+        decoder_(make(blocks_, pool, std::move(threads))) {}
+
+  void forward(const py::array& hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts) {
+    float* rows = expect_writable_f32(view_of(hidden), "Decoder.forward: hidden",
+                                      {batch.num_tokens(), decoder_.hidden_size()});
+    const py::gil_scoped_release release;
+    decoder_.forward(rows, batch, cache, experts);
+  }
+
+ private:
+  static Decoder make(const py::tuple& blocks, const PoolView* pool, std::vector<int> threads) {
+    try {
+      return Decoder(blocks.cast<std::vector<Block*>>(), pool == nullptr ? nullptr : &pool->threads(),
+                     std::move(threads));
+    } catch (const std::invalid_argument& wrong) {
+      throw KernelFailure(wrong.what());
+    }
+  }
+
+  // What the decoder points to.
+  py::tuple blocks_;
+  std::optional<PoolView> pool_;
+  Decoder decoder_;
+};
+
+}  // namespace
+
+void bind_blocks(py::module_& m) {
+  py::class_<Block, std::shared_ptr<Block>>(m, "Block", "Part of a layer: adds to the residual stream.")
+      .def_property_readonly("hidden_size", &Block::hidden_size);
+  bind_attention(m);
+  py::class_<kernels::RouterShape>(m, "RouterShape", "How a router turns logits into choice and weights.")
+      .def(py::init(&make_shape), py::arg("top_k"), py::kw_only(), py::arg("score") = "softmax",
+           py::arg("renormalise") = false, py::arg("scale") = 1.0F, py::arg("num_groups") = 1,
+           py::arg("top_groups") = 1, py::arg("group_score") = "max");
+  bind_block<RouterBlock>(m, "Router", "Norm, gate, scores and top-k of an MoE layer.", &make_router);
+  py::class_<RoutedExperts, Block, std::shared_ptr<RoutedExperts>>(
+      m, "RoutedExperts", "The experts that the router before it chose.")
+      .def(py::init<int, int, bool>(), py::arg("hidden_size"), py::arg("moe_layer"),
+           py::arg("weighs_rows") = false);
+  bind_block<SharedExperts>(m, "SharedExperts", "A feed-forward of the router's normed rows.",
+                            &make_shared_experts);
+  bind_block<DenseFfn>(m, "DenseFfn", "A gated feed-forward with a norm of its own.", &make_dense);
+  bind_block<PostNorm>(m, "PostNorm", "Norm of the sum of the blocks before it.", &make_post_norm);
+  py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
+      .def(py::init<const py::sequence&, const PoolView*, std::vector<int>>(), py::arg("blocks"),
+           py::arg("pool") = py::none(), py::arg("threads") = std::vector<int>())
+      .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("cache"),
+           py::arg("experts") = py::none());
+}
+
+}  // namespace twofold::bindings

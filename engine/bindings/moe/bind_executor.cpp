@@ -1,0 +1,280 @@
+// MoE executor: what it is made of, its plans of layers, its events.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "addresses.h"
+#include "device/device_accelerator.h"
+#include "fields.h"
+#include "module.h"
+#include "moe/emulated.h"
+#include "moe/moe_executor.h"
+#include "moe/rows.h"
+#include "owning.h"
+#include "pool_view.h"
+
+namespace py = pybind11;
+
+namespace twofold::bindings {
+namespace {
+
+template <typename Event>
+py::array_t<Event> drain(EventRing<Event>& ring) {
+  std::vector<Event> rows(ring.size());
+  rows.resize(ring.drain(rows));
+  return py::array_t<Event>(py::ssize_t(rows.size()), rows.data());
+}
+
+// ids and weights [tokens, top_k].
+LayerRouting routing_of(const IntRows& ids, const FloatRows& weights) {
+  if (ids.ndim() != 2)
+    throw std::invalid_argument("ids has shape " + shape_text(ids) + ", expected (tokens, top_k)");
+  expect_shape(weights, "weights", ids.shape(0), ids.shape(1));
+  return {ids.data(), weights.data(), int(ids.shape(0)), int(ids.shape(1))};
+}
+
+void forward(MoeExecutor& executor, int layer, const FloatRows& normed, const IntRows& ids,
+             const FloatRows& weights, FloatRows& hidden) {
+  const LayerRouting routing = routing_of(ids, weights);
+  const py::ssize_t width = executor.store().shape().hidden;
+  expect_shape(normed, "normed", ids.shape(0), width);
+  expect_shape(hidden, "hidden", ids.shape(0), width);
+  const float* in = normed.data();
+  float* out = hidden.mutable_data();
+  const py::gil_scoped_release release;
+  executor.forward(layer, routing, in, out);
+}
+
+const LayerPlan& begin_layer(MoeExecutor& executor, int layer, const IntRows& ids, const FloatRows& weights) {
+  const LayerRouting routing = routing_of(ids, weights);
+  const py::gil_scoped_release release;
+  return executor.begin_layer(layer, routing);
+}
+
+void compute_cpu(MoeExecutor& executor, const FloatRows& normed, FloatRows& rows) {
+  const py::ssize_t width = executor.store().shape().hidden;
+  expect_shape(normed, "normed", executor.num_rows(), width);
+  expect_shape(rows, "rows", executor.num_rows(), width);
+  const float* in = normed.data();
+  float* out = rows.mutable_data();
+  const py::gil_scoped_release release;
+  executor.compute_cpu(in, out);
+}
+
+template <typename To, typename From>
+py::array_t<To> array_of(const std::vector<From>& values) {
+  static_assert(sizeof(To) == sizeof(From));
+  return py::array_t<To>(py::ssize_t(values.size()), reinterpret_cast<const To*>(values.data()));
+}
+
+void bind_layer_plan(py::module_& m) {
+  py::class_<PlacedGroups>(m, "PlacedGroups", "Experts of a layer: copies of their tokens' pairs, grouped.")
+      .def_property_readonly("experts",
+                             [](const PlacedGroups& p) { return array_of<int32_t>(p.groups.experts); })
+      .def_property_readonly("begin", [](const PlacedGroups& p) { return array_of<int32_t>(p.groups.begin); })
+      .def_property_readonly("pairs", [](const PlacedGroups& p) { return array_of<int32_t>(p.groups.pairs); })
+      .def_property_readonly("addresses", [](const PlacedGroups& p) { return array_of<int64_t>(p.weights); })
+      .def("__len__", [](const PlacedGroups& p) { return p.groups.size(); });
+  py::class_<LayerPlan>(m, "LayerPlan", "Who computes what of one layer, until the next one begins.")
+      .def_readonly("ready", &LayerPlan::ready)
+      .def_readonly("awaited", &LayerPlan::awaited)
+      .def_readonly("on_cpu", &LayerPlan::on_cpu)
+      .def_readonly("joins_deferred", &LayerPlan::joins_deferred)
+      .def_readonly("uses_cpu", &LayerPlan::uses_cpu)
+      .def_property_readonly("where", [](const LayerPlan& plan) { return array_of<uint8_t>(plan.where); });
+}
+
+// [layers, experts]: state (ExpertState), worth; None without slots.
+py::object placement_of(const MoeExecutor& executor) {
+  const auto* slotted = dynamic_cast<const SlottedAccelerator*>(&executor.accelerator());
+  if (slotted == nullptr) return py::none();
+  const ExpertCache& cache = slotted->scheduler().cache();
+  const int num_layers = cache.config().num_layers, num_experts = cache.config().num_experts;
+  py::array_t<uint8_t> states({num_layers, num_experts});
+  py::array_t<double> worth({num_layers, num_experts});
+  for (int layer = 0; layer < num_layers; ++layer) {
+    cache.values(layer, {worth.mutable_data(layer, 0), size_t(num_experts)});
+    for (int expert = 0; expert < num_experts; ++expert)
+      states.mutable_at(layer, expert) = uint8_t(cache.state(layer, expert));
+  }
+  return py::make_tuple(states, worth);
+}
+
+void predict(MoeExecutor& executor, int layer, const FloatRows& logits) {
+  if (logits.ndim() != 2) {
+    throw std::invalid_argument("logits has shape " + shape_text(logits) + ", expected (tokens, experts)");
+  }
+  expect_shape(logits, "logits", logits.shape(0), executor.store().num_experts());
+  executor.predict(layer, {logits.data(), size_t(logits.size())}, int(logits.shape(0)));
+}
+
+// Addresses are the device's.
+uint64_t address(const std::byte* memory) { return reinterpret_cast<uint64_t>(memory); }
+
+// Made by device modules (_cuda), which share these classes; handed to an executor here.
+void bind_accelerators(py::module_& m) {
+  using Device = DeviceAccelerator;
+  py::class_<SlottedAccelerator, std::shared_ptr<SlottedAccelerator>>(
+      m, "SlottedAccelerator", "Expert slots, and who decides what is in them.");
+  py::class_<Device, SlottedAccelerator, std::shared_ptr<Device>>(
+      m, "DeviceAccelerator", "Expert slots on a device, with uploads in real time.")
+      .def_property_readonly("warning", &Device::warning)
+      .def_property_readonly("slot_base", [](const Device& a) { return address(a.slots().slot(0)); })
+      .def_property_readonly("slot_stride", [](const Device& a) { return a.slots().stride(); })
+      .def_property_readonly("slot_table", [](const Device& a) { return address(a.tables().device()); })
+      .def_property_readonly("store_base", [](const Device& a) { return address(a.store_on_device()); })
+      .def("split_table", &Device::split_table)
+      .def("read_prices", &Device::read_prices)
+      .def(
+          "before_compute", [](Device& a, Address stream) { a.before_compute({stream}); }, py::arg("stream"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "after_compute", [](Device& a, Address stream) { a.after_compute({stream}); }, py::arg("stream"),
+          py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_executor(py::module_& m) {
+  def_fields(
+      py::class_<DenseCost>(m, "DenseCost", "Work beside the routed experts, by stretch between MoE layers."),
+      field("bytes", &DenseCost::bytes), field("flops_per_token", &DenseCost::flops_per_token),
+      field("router_bytes", &DenseCost::router_bytes, 0.0), field("cpu_bytes", &DenseCost::cpu_bytes, {}),
+      field("cpu_flops_per_token", &DenseCost::cpu_flops_per_token, {}),
+      field("handovers", &DenseCost::handovers, {}));
+  using Executor = std::shared_ptr<MoeExecutor>;
+  using Store = std::shared_ptr<ExpertStore>;
+  py::class_<MoeExecutor, Executor>(m, "MoeExecutor", "Runs MoE layers: decides where, computes, records.")
+      .def(py::init([](const PoolView& pool, Store store, std::optional<CostModel> cost, int num_deferred) {
+             return owning(std::make_unique<MoeExecutor>(pool, *store, std::move(cost), num_deferred), pool,
+                           store);
+           }),
+           py::arg("pool"), py::arg("store"), py::arg("cost") = std::nullopt, py::arg("num_deferred") = 0)
+      .def_static(
+          "emulated",
+          [](const PoolView& pool, Store store, const CostModel& cost, const LayerSchedulerConfig& config,
+             DenseCost dense, bool preload, double begin_us) {
+            auto accelerator = std::make_shared<EmulatedAccelerator>(*store, cost, config, std::move(dense));
+            accelerator->begin_at(begin_us);
+            return owning(std::make_unique<MoeExecutor>(pool, *store, std::move(accelerator), preload), pool,
+                          store);
+          },
+          py::arg("pool"), py::arg("store"), py::arg("cost"), py::arg("config"), py::arg("dense"),
+          py::kw_only(), py::arg("preload"), py::arg("begin_us") = 0.0)
+      .def_static(
+          "on_device",
+          [](const PoolView& pool, Store store, std::shared_ptr<SlottedAccelerator> accelerator,
+             bool preload) {
+            return owning(std::make_unique<MoeExecutor>(pool, *store, std::move(accelerator), preload), pool,
+                          store);
+          },
+          py::arg("pool"), py::arg("store"), py::arg("accelerator"), py::arg("preload") = false)
+      .def(
+          "begin_step",
+          [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,
+             std::vector<int32_t> positions, std::vector<uint8_t> generated) {
+            if (requests.size() != positions.size()) {
+              throw std::invalid_argument("begin_step needs one position per request row");
+            }
+            executor.begin_step({step, std::move(requests), std::move(positions), std::move(generated)});
+          },
+          py::arg("step"), py::arg("requests"), py::arg("positions"),
+          py::arg("generated") = std::vector<uint8_t>{})
+      .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
+           py::arg("weights").noconvert(), py::arg("hidden").noconvert())
+      .def("begin_layer", &begin_layer, py::arg("layer"), py::arg("ids").noconvert(),
+           py::arg("weights").noconvert(), py::return_value_policy::reference_internal)
+      .def("compute_cpu", &compute_cpu, py::arg("normed").noconvert(), py::arg("rows").noconvert())
+      .def("end_layer", &MoeExecutor::end_layer, py::arg("us"), py::arg("dense_us") = -1.0)
+      .def("predict", &predict, py::arg("layer"), py::arg("logits").noconvert())
+      .def("save_cache", &MoeExecutor::save_cache, py::arg("path"))
+      .def("restore_cache", &MoeExecutor::restore_cache, py::arg("path"))
+      .def(
+          "place_experts",
+          [](MoeExecutor& e, const py::array_t<uint8_t, py::array::c_style | py::array::forcecast>& wanted) {
+            const std::span<const uint8_t> cells(wanted.data(), size_t(wanted.size()));
+            const py::gil_scoped_release release;
+            return e.place_experts(cells);
+          },
+          py::arg("wanted"), "Between steps: slots hold exactly these, [layers, experts].")
+      .def("dynamic_update_counts",
+           [](const MoeExecutor& e) {
+             const DynamicUpdateCounts c = e.accelerator().dynamic_update_counts();
+             return py::dict(py::arg("updated") = c.updated, py::arg("unchanged") = c.unchanged,
+                             py::arg("too_short") = c.too_short, py::arg("experts") = c.experts);
+           })
+      .def("prefetch_counts",
+           [](const MoeExecutor& e) {
+             const PrefetchCounts c = e.accelerator().prefetch_counts();
+             return py::dict(py::arg("predicted") = c.predicted, py::arg("correct") = c.correct,
+                             py::arg("misses") = c.misses, py::arg("foreseen") = c.foreseen,
+                             py::arg("issued") = c.issued, py::arg("used") = c.used, py::arg("late") = c.late,
+                             py::arg("wasted") = c.wasted, py::arg("dropped") = c.dropped);
+           })
+      .def("end_step", &MoeExecutor::end_step)
+      .def("idle", &MoeExecutor::idle)
+      .def_property(
+          "events_enabled", [](MoeExecutor& e) { return e.events().enabled; },
+          [](MoeExecutor& e, bool on) { e.events().enabled = on; })
+      .def_property_readonly("routing_counts", &MoeExecutor::routing_counts)
+      .def_property_readonly("virtual_now_us",
+                             [](const MoeExecutor& e) -> std::optional<double> {
+                               const double now = e.accelerator().virtual_now_us();
+                               return now < 0 ? std::nullopt : std::optional<double>(now);
+                             })
+      .def("clock_parts",
+           [](const MoeExecutor& e) {
+             const ClockParts p = e.clock_parts();
+             return py::make_tuple(p.dense_us, p.experts_gpu_us, p.experts_cpu_us, p.link_us, p.head_us);
+           })
+      .def_property_readonly("num_slots", [](const MoeExecutor& e) { return e.accelerator().num_slots(); })
+      .def_property_readonly("device_bytes",
+                             [](const MoeExecutor& e) { return e.accelerator().device_bytes(); })
+      .def("placement", &placement_of)
+      .def("counts",
+           [](MoeExecutor& e) {
+             const PlacementCounts& c = e.events().counts;
+             return py::dict(py::arg("hits") = c.hits, py::arg("cpu_misses") = c.cpu_misses,
+                             py::arg("fetched") = c.fetched, py::arg("uploads") = c.uploads,
+                             py::arg("evictions") = c.evictions, py::arg("h2d_bytes") = c.h2d_bytes,
+                             py::arg("deferred") = c.deferred);
+           })
+      .def("drain_events",
+           [](MoeExecutor& e) {
+             return py::dict(py::arg("token_layer") = drain(e.events().token_layers),
+                             py::arg("upload") = drain(e.events().uploads),
+                             py::arg("cache_event") = drain(e.events().cache_events));
+           })
+      .def("take_dropped", [](MoeExecutor& e) {
+        return py::dict(py::arg("token_layer") = e.events().token_layers.take_dropped(),
+                        py::arg("upload") = e.events().uploads.take_dropped(),
+                        py::arg("cache_event") = e.events().cache_events.take_dropped());
+      });
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& m) {
+  py::enum_<CacheEventKind>(m, "CacheEventKind")
+      .value("ADMIT", CacheEventKind::kAdmit)
+      .value("EVICT", CacheEventKind::kEvict)
+      .value("REJECT", CacheEventKind::kReject)
+      .value("PUBLISH", CacheEventKind::kPublish);
+  PYBIND11_NUMPY_DTYPE(TokenLayerEvent, step, request, position, layer, num_routed, num_hits, num_cpu,
+                       num_fetched, experts, placement, weights, layer_us, cpu_us, gpu_us, predicted_us);
+  PYBIND11_NUMPY_DTYPE(UploadEvent, step, request, layer, expert, slot, bytes, queued_us, begin_us, end_us,
+                       reason, lane);
+  PYBIND11_NUMPY_DTYPE(CacheEvent, step, request, layer, kind, expert, victim, slot, value, victim_value,
+                       price, at_us);
+  bind_store(m);
+  bind_layer_plan(m);
+  bind_routing_counts(m);
+  bind_accelerators(m);
+  bind_executor(m);
+}
+
+}  // namespace twofold::bindings

@@ -1,0 +1,174 @@
+// The expert store: all experts of a model in host memory.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "device/slot_pool.h"
+#include "module.h"
+#include "moe/expert_store.h"
+#include "moe/rows.h"
+#include "ops/bind_panels.h"
+#include "pool_view.h"
+#include "tensor_arguments.h"
+
+namespace py = pybind11;
+
+namespace twofold::bindings {
+namespace {
+
+// A matrix of one expert, in the layer's format and of the right shape.
+SourceMatrix expert_matrix(const py::handle& matrix, const std::string& what, int rows, int columns,
+                           kernels::WeightFormat format) {
+  const SourceMatrix source = source_matrix(matrix, what);
+  if (source.rows != rows || source.columns != columns || source.format != format) {
+    throw std::invalid_argument(what + " is " + kernels::layout_of(source.format).name + " (" +
+                                std::to_string(source.rows) + ", " + std::to_string(source.columns) +
+                                "), expected " + kernels::layout_of(format).name + " (" +
+                                std::to_string(rows) + ", " + std::to_string(columns) + ")");
+  }
+  return source;
+}
+
+using FormatNames = std::tuple<std::string, std::string, std::string>;
+
+std::vector<FfnFormats> formats_of(const std::vector<FormatNames>& names) {
+  std::vector<FfnFormats> formats;
+  for (const auto& [gate, up, down] : names)
+    formats.push_back({format_named(gate), format_named(up), format_named(down)});
+  return formats;
+}
+
+std::unique_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
+                                        const std::vector<FormatNames>& names, bool huge_pages,
+                                        const std::string& activation, bool biases) {
+  const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
+  return std::make_unique<ExpertStore>(num_experts, shape, formats_of(names), huge_pages);
+}
+
+std::unique_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermediate,
+                                       const std::vector<FormatNames>& names,
+                                       std::shared_ptr<FileMapping> file, size_t offset,
+                                       const std::string& activation, bool biases) {
+  const std::vector<FfnFormats> formats = formats_of(names);
+  const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
+  const py::gil_scoped_release release;
+  return std::make_unique<ExpertStore>(num_experts, shape, formats, std::move(file), offset);
+}
+
+void check_experts(const ExpertStore& store, int layer, int first, int count) {
+  if (layer < 0 || layer >= store.num_layers() || first < 0 || first + count > store.num_experts()) {
+    throw std::invalid_argument("layer " + std::to_string(layer) + ", experts " + std::to_string(first) +
+                                " to " + std::to_string(first + count - 1) + " are outside a store of " +
+                                std::to_string(store.num_layers()) + " x " +
+                                std::to_string(store.num_experts()));
+  }
+}
+
+void put_experts(ExpertStore& store, const PoolView& pool, int layer, int first,
+                 const py::sequence& experts) {
+  const int count = static_cast<int>(py::len(experts));
+  check_experts(store, layer, first, count);
+  const int hidden = store.shape().hidden, intermediate = store.shape().intermediate;
+  const FfnFormats& formats = store.layout(layer).formats;
+  std::vector<ExpertSource> sources;
+  for (int e = 0; e < count; ++e) {
+    const py::sequence matrices = experts[size_t(e)];
+    if (py::len(matrices) != 3) throw std::invalid_argument("an expert is (gate, up, down)");
+    const std::string name = "expert " + std::to_string(first + e) + ": ";
+    sources.push_back({expert_matrix(matrices[0], name + "gate", intermediate, hidden, formats.gate),
+                       expert_matrix(matrices[1], name + "up", intermediate, hidden, formats.up),
+                       expert_matrix(matrices[2], name + "down", hidden, intermediate, formats.down)});
+  }
+  const py::gil_scoped_release release;
+  store.put(pool, layer, first, sources);
+}
+
+void put_biases(ExpertStore& store, int layer, int first, const FloatRows& biases) {
+  const int count = static_cast<int>(biases.shape(0));
+  check_experts(store, layer, first, count);
+  expect_shape(biases, "biases", count, py::ssize_t{2} * store.shape().intermediate + store.shape().hidden);
+  store.put_biases(layer, first, count, biases.data());
+}
+
+void check_layer(const ExpertStore& store, int layer) {
+  if (layer < 0 || layer >= store.num_layers())
+    throw std::invalid_argument("no layer " + std::to_string(layer));
+}
+
+py::tuple layer_formats(const ExpertStore& store, int layer) {
+  check_layer(store, layer);
+  const FfnFormats& formats = store.layout(layer).formats;
+  const auto name = [](kernels::WeightFormat format) { return kernels::layout_of(format).name; };
+  return py::make_tuple(name(formats.gate), name(formats.up), name(formats.down));
+}
+
+}  // namespace
+
+void bind_store(py::module_& m) {
+  m.def("slot_stride", &slot_stride, py::arg("largest_expert_bytes"),
+        "From one expert slot on a device to the next, in bytes.");
+  py::class_<ExpertStore, std::shared_ptr<ExpertStore>>(
+      m, "ExpertStore", "All experts of a model in host memory, each packed once.")
+      .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
+           py::arg("formats"), py::arg("huge_pages") = true, py::arg("activation") = "silu",
+           py::arg("biases") = false)
+      .def_static("from_file", &map_store, py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
+                  py::arg("formats"), py::arg("file"), py::arg("offset"), py::arg("activation") = "silu",
+                  py::arg("biases") = false, "Panels that lie in a file.")
+      .def(
+          "copied",
+          [](const ExpertStore& store, const PoolView& pool) {
+            const py::gil_scoped_release release;
+            return std::make_unique<ExpertStore>(store, pool);
+          },
+          py::arg("pool"), "The same in memory of its own.")
+      .def(
+          "set_kernels",
+          [](ExpertStore& store, int layer, const PoolView& pool) {
+            check_layer(store, layer);
+            store.set_kernels(layer, pool.kernels());
+          },
+          py::arg("layer"), py::arg("pool"),
+          "The CPU computes the layer's experts with the kernels of `pool`.")
+      .def("put", &put_experts, py::arg("pool"), py::arg("layer"), py::arg("first"), py::arg("experts"))
+      .def("put_biases", &put_biases, py::arg("layer"), py::arg("first"), py::arg("biases").noconvert(),
+           "Of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's.")
+      .def("formats", &layer_formats, py::arg("layer"))
+      .def(
+          "offset",
+          [](const ExpertStore& store, int layer) {
+            check_layer(store, layer);
+            return store.expert(layer, 0) - store.base();
+          },
+          py::arg("layer"), "Of the layer's first expert, in bytes from the store's begin.")
+      .def(
+          "stride",
+          [](const ExpertStore& store, int layer) {
+            check_layer(store, layer);
+            return store.stride(layer);
+          },
+          py::arg("layer"), "From one expert of the layer to the next, in bytes.")
+      .def(
+          "panels",
+          [](const py::object& self, int layer) {
+            const auto& store = self.cast<const ExpertStore&>();
+            check_layer(store, layer);
+            return read_only_bytes(store.expert(layer, 0), size_t(store.num_experts()) * store.stride(layer),
+                                   self);
+          },
+          py::arg("layer"), "All experts of a layer, as they lie.")
+      .def_property_readonly("num_layers", &ExpertStore::num_layers)
+      .def_property_readonly("mapped", &ExpertStore::mapped, "Whether they lie in a file's pages.")
+      .def_property_readonly("bytes", &ExpertStore::bytes)
+      .def_property_readonly("expert_bytes", &ExpertStore::expert_bytes)
+      .def_property_readonly("flops_per_token",
+                             [](const ExpertStore& s) { return s.shape().flops_per_token(); });
+}
+
+}  // namespace twofold::bindings
