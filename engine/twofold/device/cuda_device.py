@@ -39,19 +39,16 @@ class CudaDevice:
 
     @functools.cached_property
     def native(self) -> NativeDevice:
-        """See `Device`."""
         backend = load_backend("cuda")
         assert backend is not None, "the device was found by it"
         return backend.open_device(INDEX)
 
     @property
     def shared_bytes(self) -> int:
-        """See `Device`."""
         properties = torch.cuda.get_device_properties(self.torch_device)
         return int(getattr(properties, "shared_memory_per_block_optin", _SHARED_BYTES_OF_ALL))
 
     def stream(self) -> int:
-        """See `Device`."""
         return int(torch.cuda.current_stream(self.torch_device).cuda_stream)
 
     def staging_buffer(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -59,19 +56,15 @@ class CudaDevice:
         return torch.zeros(size, dtype=dtype, pin_memory=True)
 
     def queue(self, on_error: Callable[[], None]) -> CudaQueue:
-        """See `Device`."""
         return CudaQueue(self.torch_device, on_error)
 
     def transfers(self) -> CudaTransfers:
-        """See `Device`."""
         return CudaTransfers(self)
 
     def kernels(self, max_length: int) -> NativeDenseKernels:
-        """See `Device`."""
         return NativeDenseKernels(self, max_length)
 
     def handshake(self, hidden: int) -> str:
-        """See `Device`."""
         probed = self.native.probe_handshakes(hidden)
         _log.info("handshake: %s", probed["reason"])
         if not probed["kind"]:
@@ -79,7 +72,6 @@ class CudaDevice:
         return probed["kind"]
 
     def graph(self, run: Callable[[], object]) -> Callable[[], None]:
-        """See `Device`."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -91,7 +83,6 @@ class CudaDevice:
         return replay
 
     def time_us(self, run: Callable[[], object]) -> float:
-        """See `Device`."""
         event: Any = torch.cuda.Event  # torch.cuda's classes have no types
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
@@ -101,7 +92,6 @@ class CudaDevice:
         return float(begin.elapsed_time(end)) * 1e3
 
     def synchronise(self) -> None:
-        """See `Device`."""
         torch.cuda.synchronize()
 
 
@@ -117,15 +107,12 @@ class CudaQueue:
 
     @property
     def stream(self) -> int:
-        """See `DeviceQueue.stream`."""
         return int(self._stream.cuda_stream)
 
     def active(self) -> AbstractContextManager[object]:
-        """See `DeviceQueue.active`."""
         return torch.cuda.stream(self._stream)
 
     def capture(self, run: Callable[[], Outputs], outputs: Outputs) -> Replay:
-        """See `DeviceQueue.capture`."""
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         mode = "thread_local"  # other threads may keep allocating
@@ -150,16 +137,13 @@ class CudaQueue:
         self._worker.start(run)
 
     def join(self) -> None:
-        """See `DeviceQueue.join`."""
         self._worker.join()
 
     def wait(self) -> None:
-        """See `DeviceQueue.wait`."""
         self._worker.join()
         self._stream.synchronize()
 
     def wait_idle(self, limit_s: float) -> str:
-        """See `DeviceQueue.wait_idle`."""
         deadline = time.monotonic() + limit_s
         failure = self._worker.wait_idle(limit_s)
         while not self._stream.query():
@@ -182,11 +166,9 @@ class CudaTransfers:
 
     @property
     def stream(self) -> int:
-        """See `LayerTransfers.stream`."""
         return self._device.stream()
 
     def begin(self, normed: Tensor, ids: Tensor, weights: Tensor) -> None:
-        """See `LayerTransfers.begin`."""
         self._num_tokens = count = len(normed)
         if count > len(self._rows):
             self._ids = torch.empty(ids.shape, dtype=torch.int32, pin_memory=True)
@@ -202,23 +184,19 @@ class CudaTransfers:
             self._rows_here.record()
 
     def routing(self) -> tuple[I32, F32]:
-        """See `LayerTransfers.routing`."""
         self._routed.synchronize()
         return self._ids[: self._num_tokens].numpy(), self._weights[: self._num_tokens].numpy()
 
     def rows(self) -> F32:
-        """See `LayerTransfers.rows`."""
         self._rows_here.synchronize()
         rows: F32 = self._rows[: self._num_tokens].numpy()
         return rows
 
     def mark(self) -> Any:
-        """See `LayerTransfers.mark`."""
         cuda: Any = torch.cuda
         event = cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def us_between(self, begin: Any, end: Any) -> float:
-        """See `LayerTransfers.us_between`."""
         return float(begin.elapsed_time(end)) * 1e3

@@ -27,7 +27,6 @@ class PromptAttention:
         shape: HeadShape,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `DeviceKernels.prompt_attention`."""
         page_size = kv.keys.shape[1]
         used = pages[: -(-seq_len // page_size)].long()
         keys = kv.keys[used].flatten(0, 1)[:seq_len].to(q.dtype)
@@ -59,7 +58,6 @@ class TorchKernels(PromptAttention):
     def route(
         self, logits: Tensor, router: RoutingRule, bias: Tensor | None, prior: CachePrior | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `DeviceKernels.route`."""
         scores = _scores(logits.float(), router.score)
         choice = scores if bias is None else scores + bias
         if router.num_groups > 1:
@@ -84,7 +82,6 @@ class TorchKernels(PromptAttention):
         kv: KvLayer,
         shape: HeadShape,
     ) -> Tensor:
-        """See `DeviceKernels.rope_store`."""
         heads = qkv.float().view(len(qkv), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         q, k, v = torch.tensor_split(heads, (shape.num_heads, shape.num_heads + shape.num_kv_heads), dim=1)
         q, k = (
@@ -106,7 +103,6 @@ class TorchKernels(PromptAttention):
         shape: HeadShape,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `DeviceKernels.decode_attention`."""
         out = torch.zeros_like(q)
         for s, length in enumerate(seq_lens.tolist()):
             if length > 0:

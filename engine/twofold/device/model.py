@@ -40,11 +40,9 @@ class TorchWeights:
         self.source, self._pool, self._device = source, pool, device
 
     def matrix(self, *parts: str) -> Tensor:
-        """See `DeviceWeights.matrix`."""
         return torch.cat([self._copied(part, self.source.matrix(part)) for part in parts])
 
     def stack(self, part: str) -> Tensor:
-        """See `DeviceWeights.stack`."""
         return torch.stack([self._copied(part, matrix) for matrix in self.source.stack(part)])
 
     def exact(self, part: str) -> Tensor:
@@ -52,15 +50,12 @@ class TorchWeights:
         return self.matrix(part).float()
 
     def vector(self, part: str) -> Tensor | None:
-        """See `DeviceWeights.vector`."""
         return self.norm(part) if part in self.source else None
 
     def norm(self, part: str = "norm") -> Tensor:
-        """See `DeviceWeights.norm`."""
         return torch.from_numpy(np.array(self.source.vector(part), np.float32)).to(self._device)
 
     def bias(self, *parts: str) -> Tensor | None:
-        """See `DeviceWeights.bias`."""
         if parts[0] not in self.source:
             return None
         return torch.cat([self.norm(part) for part in parts]).bfloat16()

@@ -21,11 +21,9 @@ class NativeDenseKernels(PromptAttention):
 
     @property
     def native(self) -> NativeKernels:
-        """See `DeviceKernels.native`."""
         return self
 
     def workspace(self, num_bytes: int, device: torch.device) -> Tensor:
-        """See `NativeKernels.workspace`."""
         if not self._workspaces or self._workspaces[-1].numel() < num_bytes:
             self._workspaces.append(torch.empty(num_bytes, dtype=torch.uint8, device=device))
         return self._workspaces[-1]
@@ -60,7 +58,6 @@ class NativeDenseKernels(PromptAttention):
         kv: KvLayer,
         shape: HeadShape,
     ) -> Tensor:
-        """See `DeviceKernels.rope_store`."""
         q = torch.empty((len(qkv), shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=qkv.device)
         (q_norm, k_norm, v_norm), (cos, sin) = norms, angles
         rows = QkvRows(
@@ -88,7 +85,6 @@ class NativeDenseKernels(PromptAttention):
         shape: HeadShape,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `DeviceKernels.decode_attention`."""
         num_sequences, max_pages = page_tables.shape
         max_length = min(self.max_length, max_pages * kv.keys.shape[1])
         num_bytes = self.device.attention_workspace_bytes(

@@ -109,11 +109,9 @@ class KernelProbe:
         self._runs: dict[Routing | None, Callable[[], float]] = {}
 
     def copy_us(self, num_bytes: int) -> float:
-        """See `DeviceProbe`."""
         return self._link.copies_us(num_bytes, 1)
 
     def routed_us(self, routing: Routing) -> float:
-        """See `DeviceProbe`."""
         if routing not in self._runs:
             calls = [self._call(routing) for _ in range(_CALLS)]
 
@@ -125,7 +123,6 @@ class KernelProbe:
         return self._runs[routing]()
 
     def join_us(self) -> float:
-        """See `DeviceProbe`."""
         if None not in self._runs:
             top_k, hidden = self._shape.top_k, self._shape.hidden
             weights = torch.full((1, top_k), 1.0 / top_k, device=self._memory)

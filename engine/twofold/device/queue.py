@@ -71,7 +71,6 @@ class LaunchWorker:
         self._started.append(self._pool.submit(run))
 
     def join(self) -> None:
-        """See `DeviceQueue.join`."""
         started, self._started = self._started, []
         for future in started:
             future.result()

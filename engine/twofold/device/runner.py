@@ -163,7 +163,6 @@ class DeviceRunner:
         self._queue.wait()
 
     def release_slots(self) -> None:
-        """See `Runner.release_slots`."""
         self._queue.wait()
         self._why_eager = self.why_eager
         del self._graphs, self._table, self._placed, self._layers
@@ -171,12 +170,10 @@ class DeviceRunner:
         torch.cuda.empty_cache()
 
     def allocate_slots(self, num_slots: int, num_staging: int) -> None:
-        """See `Runner.allocate_slots`."""
         self.moe.allocate(num_slots, num_staging)
         self._make_steps(self._why_eager)
 
     def place_experts(self, mask: Mask) -> int:
-        """See `Runner.place_experts`."""
         self._queue.wait()  # kernels in the queue may read any slot
         return self.moe.place_experts(mask)
 

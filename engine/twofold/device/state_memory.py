@@ -58,15 +58,12 @@ class DeviceStateMemory:
                 part.copy_(rows)
 
     def fork_page(self, from_page: int, to_page: int) -> None:
-        """See `StateMemory`."""
         self._copy([part[from_page] for part in self._pages], [part[to_page] for part in self._pages])
 
     def fork_record(self, from_record: int, to_record: int) -> None:
-        """See `StateMemory`."""
         self._copy(self._record(from_record), self._record(to_record))
 
     def read_page(self, page: int) -> bytes:
-        """See `StateMemory`."""
         return self._read([part[page] for part in self._pages])
 
     def write_page(self, page: int, data: bytes) -> None:
@@ -74,7 +71,6 @@ class DeviceStateMemory:
         self._write([part[page] for part in self._pages], data)
 
     def read_record(self, record: int) -> bytes:
-        """See `StateMemory`."""
         return self._read(self._record(record))
 
     def write_record(self, record: int, data: bytes) -> None:

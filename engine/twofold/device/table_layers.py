@@ -192,7 +192,6 @@ class TableLayers:
         self._native.combine(layer, self._device.stream())
 
     def cache_prior(self, moe_layer: int, num_tokens: int) -> CachePrior | None:
-        """See `model.DeviceMoe.cache_prior`."""
         return self._prior_rows.of_layer(moe_layer, num_tokens)
 
     def fill_cache_prior(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
