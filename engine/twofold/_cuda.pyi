@@ -4,11 +4,8 @@ The fake device (tests/device) implements `Device` and its objects too. Addresse
 (torch's tensors) or None; streams are integers, cuda_stream. Every launch raises KernelError if the device refuses it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypedDict, final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from twofold import _core
 from twofold._core import device as launches
@@ -181,18 +178,6 @@ class HandshakeProbes(TypedDict):
     kind: str
     reason: str
 
-_Compute = Callable[
-    [
-        int,
-        NDArray[np.int32],
-        NDArray[np.float32],
-        NDArray[np.uint8],
-        NDArray[np.uint16],
-        NDArray[np.float32],
-    ],
-    None,
-]
-
 @final
 class DeviceMailbox:
     """Mapped memory shared by a decode graph and the CPU."""
@@ -205,7 +190,6 @@ class DeviceMailbox:
         self, *, kind: str, layer: int, step: _Address, num_on_cpu: _Address, limit_s: float, stream: _Address
     ) -> None: ...
     def joined_ns(self, layer: int) -> int: ...
-    def serve(self, step: int, limit_s: float, compute: _Compute) -> ServedStep: ...
     def abort(self) -> None: ...
     def reset(self) -> None: ...
 

@@ -1,4 +1,3 @@
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -23,32 +22,6 @@ Handshake kind_named(const std::string& name) {
   }
   throw std::invalid_argument("handshake '" + name +
                               "' given; kernels, stream-memory or host-function expected");
-}
-
-template <typename T>
-py::array_t<T> view(const T* data, py::ssize_t rows, py::ssize_t columns, const py::handle& owner) {
-  return py::array_t<T>({rows, columns}, data, owner);
-}
-
-// Serves one step by a Python function, for tests and measurements: compute(layer, ids, weights, where,
-// activations, results) fills results; the arrays are views of the mailbox.
-py::dict serve_by_python(py::object self, uint32_t step, double limit_s, const py::function& compute) {
-  auto& mailbox = self.cast<DeviceMailbox&>();
-  const MailboxShape shape = mailbox.host().shape();
-  return served_dict([&] {
-    return serve_step(
-        mailbox.host(), step, nanoseconds_of(limit_s),
-        [&](int layer, const PostedLayer& posted) {
-          const py::gil_scoped_acquire acquire;
-          const py::ssize_t tokens = posted.num_tokens;
-          compute(layer, view(posted.ids, tokens, shape.top_k, self),
-                  view(posted.weights, tokens, shape.top_k, self),
-                  view(posted.where, tokens, shape.top_k, self),
-                  view(posted.activations, tokens, shape.hidden, self),
-                  view(posted.results, tokens, shape.hidden, self));
-        },
-        [](int, const PostedLayer&) {});
-  });
 }
 
 // Serves steps with the CPU's experts, without the GIL.
@@ -101,7 +74,6 @@ void bind_handshake(py::module_& m, DeviceClass& device) {
           "joined_ns",
           [](const DeviceMailbox& mailbox, int layer) { return uint64_t(mailbox.device_joined_ns(layer)); },
           py::arg("layer"), "Where the device notes when the layer's shares have come together.")
-      .def("serve", &serve_by_python, py::arg("step"), py::arg("limit_s"), py::arg("compute"))
       .def("abort", [](DeviceMailbox& mailbox) { mailbox.host().abort(); })
       .def("reset", [](DeviceMailbox& mailbox) { mailbox.host().reset(); });
   py::class_<StepServer>(m, "StepServer", "The CPU side of decode graphs: experts of a store on a pool.",
