@@ -2,7 +2,7 @@
 // format (twofold/formats/).
 //
 // K is cut into parts of 256 columns. A part of a panel (32 rows) stays in the first-level cache while tiles
-// of a few activation rows pass over it; a tile's integer sums are registers, its float sums pass from part
+// with a few activation rows pass over it; a tile's integer sums are registers, its float sums pass from part
 // to part through a small buffer. Integer sums start at the correction for the offset of unsigned weights.
 #pragma once
 #include <cstdint>
@@ -26,10 +26,9 @@ struct IntegerProducts {
   using Dot = typename DotOf<V, Format>::type;
   using InCache = Unpacked<V, Dot, Format>;
 
-  static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
   using Scales = RunScales<V, Dot, Format>;
-  static constexpr bool kSub = Scales::kSub, kReads = Scales::kReads;
-  static constexpr bool kHalfMins = kHalves && Format::kMin, kRunMins = !kHalves && Format::kMin;
+  using Kind = typename Format::Kind;
+  static constexpr bool kHalves = Scales::kHalves, kReads = Scales::kReads;
   static constexpr int kPieces = kHalves ? 2 : Dot::kPieces;  // integer sums of a run
   static constexpr int kTokens = Dot::tokens(kPieces);        // activation rows of a tile
   static constexpr int kPartRuns = 8;
@@ -44,7 +43,6 @@ struct IntegerProducts {
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
   static constexpr int64_t kAheadBytes = 8192;                                        // prefetched
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
-  static_assert(!kRunMins || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
 
   using Terms = TileTerms<V, Dot, Format, kTokens>;
   using Rows = Q8Rows;
@@ -59,8 +57,7 @@ struct IntegerProducts {
                                               const int32_t* zero, F (&f)[T][G]) {
     const int run = Format::kGroupRuns * group + in_group;
     // Loaded again for each run: kept over those that share them, steps push sums out of 16 registers.
-    constexpr bool kAgain =
-        Format::kCodes == 4 || (Format::kCodes == 2 && Format::kUnitRuns == 2 && T == 1 && V::kLanes == 8);
+    constexpr bool kAgain = Format::kUnitRuns == 4 || (Format::kUnitRuns == 2 && T == 1 && V::kLanes == 8);
     constexpr bool kOfUnit = !kInCache && kAgain;
     if constexpr (kOfUnit) {
       weights += group * Format::kUnitBytes;
@@ -105,7 +102,7 @@ struct IntegerProducts {
                                       : Dot::next(totals[t][g], sums[t][g], by.scale);
           }
         } else {
-          const auto by = scales.sub(run, piece, g0 + g);
+          const auto by = scales.number(run, piece, g0 + g);
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) {
             if constexpr (kReads) {
@@ -129,8 +126,7 @@ struct IntegerProducts {
   // integer sums leave room, else in the first-level cache.
   template <bool kInCache, int T, int G>
   static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
-    constexpr bool kOwnSums =
-        Format::kScale == ScaleOf::kBlock;  // of the block; added to those of the row at its end
+    constexpr bool kOwnSums = Kind::kOfBlock;  // sums of the block are added to the row's at its end
     constexpr bool kHeld = T <= Dot::held(kPieces);
     alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
     float* const home = (kOwnSums && !kHeld ? block_sums : out) + V::kLanes * g0;
@@ -160,14 +156,12 @@ struct IntegerProducts {
     const uint8_t* bytes = kInCache ? cached->weights + InCache::at(0, g0) : nullptr;
     const int num_blocks = part.num_blocks, lines = part.lines;
     const char* next = part.next;
-    const float* scale = terms.scale[0];
-    const float* sum = terms.sum[0];
-    const int32_t* halves = terms.halves[0];
+    TokenRun token = terms.token();
     const int32_t* zero = terms.zero[0];
     for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
       const auto scales = [&] {
         if constexpr (kInCache) {
-          return cached->scales(b);
+          return cached->scales(b, block);
         } else {
           return Scales{block};
         }
@@ -186,40 +180,16 @@ struct IntegerProducts {
           for (int g = 0; g < G; ++g) {
             if constexpr (kOwnSums) {
 #pragma GCC unroll 8
-              for (int t = 0; t < T; ++t) {
-                const F s = V::set1(scale[kPartRuns * t]);
-                put(t, g, run == 0 ? V::mul(f[t][g], s) : V::fma(f[t][g], s, get(t, g)));
-              }
+              for (int t = 0; t < T; ++t)
+                put(t, g, Kind::template add<V>(run, f[t][g], token.at(kPartRuns * t), get(t, g)));
             } else {
               const auto by = scales.of_run(run, g0 + g);
-              [[maybe_unused]] F n;
-              [[maybe_unused]] I mins;
-              if constexpr (kHalfMins) {
-                n = Format::template block_min<V>(block, g0 + g);
-                mins = V::high_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g));
-              }
 #pragma GCC unroll 8
-              for (int t = 0; t < T; ++t) {
-                F of_run;
-                if constexpr (kReads && !kHalves) {
-                  of_run = V::fma(f[t][g], by.scale, by.less);
-                } else {
-                  of_run = V::mul(f[t][g], by.scale);
-                }
-                if constexpr (kHalfMins) {
-                  const I least = V::pair_products(mins, V::same(halves[kPartRuns * t]));
-                  of_run = V::fma(V::to_float(least), n, of_run);
-                }
-                F total = V::fma(of_run, V::set1(scale[kPartRuns * t]), get(t, g));
-                if constexpr (kRunMins) total = V::fma(V::set1(sum[kPartRuns * t]), by.min, total);
-                put(t, g, total);
-              }
+              for (int t = 0; t < T; ++t) put(t, g, by.add(f[t][g], token.at(kPartRuns * t), get(t, g)));
             }
           }
           zero += kPieces;
-          ++scale;
-          ++sum;
-          ++halves;
+          token = token.at(1);
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) x[t] += 32;
         }
@@ -227,16 +197,13 @@ struct IntegerProducts {
       if constexpr (kOwnSums) {
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g) {
-          const F c = Format::template scale<V>(block, 0, g0 + g);
+          const F c = Format::template scale<V>(block, 0, 0, g0 + g);
+          const F least = Format::template min<V>(block, 0, 0, g0 + g);
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) {
             float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
-            F total = V::fma(get(t, g), c, V::load(to));
-            if constexpr (Format::kMin) {
-              total = V::fma(V::set1(sum[kPartRuns * t - 2] + sum[kPartRuns * t - 1]),
-                             Format::template min<V>(block, 0, g0 + g), total);
-            }
-            V::store(to, total);
+            const TokenRun first = token.at(kPartRuns * t - Format::kRuns);
+            V::store(to, Kind::template join<V, Format>(get(t, g), c, least, first, V::load(to)));
           }
         }
       }
@@ -252,7 +219,7 @@ struct IntegerProducts {
 
   template <bool kInCache, int T>
   static void tile_passes(const Rows& x, Part part, const Terms& terms, float* out) {
-    constexpr int kVectors = Dot::vectors(T, kPieces);  // of a pass
+    constexpr int kVectors = Dot::vectors(T, kPieces);  // in a pass
     for (int g = 0; g < kPanelRows / V::kLanes; g += kVectors) {
       if constexpr (kFolds && kInCache) {
         FoldedTile<V, Dot, Format, T, kVectors>::multiply(x, part, terms, g, out);
@@ -412,24 +379,16 @@ struct IntegerProducts {
   }
 };
 
-template <class V, class Format>
-constexpr FormatKernels integer_kernels() {
-  FormatKernels kernels;
-  kernels.activation = ActivationKind::kQ8;
-  kernels.matmul = IntegerProducts<V, Format>::matmul;
-  return kernels;
-}
-
 // The integer formats' part of a level.
 template <class V>
 constexpr KernelTable integer_part() {
   KernelTable part;
   for_each_format([&]<class Format>(Format) {
+    FormatKernels& kernels = part.formats[static_cast<int>(kNumberOf<Format>)];
     if constexpr (is_per_channel<Format>) {
-      part.formats[static_cast<int>(kNumberOf<Format>)] = {ActivationKind::kQ8Token,
-                                                           ChannelProducts<V, Format>::matmul, nullptr};
+      kernels = {ActivationKind::kQ8Token, ChannelProducts<V, Format>::matmul, nullptr};
     } else if constexpr (is_integer<Format>) {
-      part.formats[static_cast<int>(kNumberOf<Format>)] = integer_kernels<V, Format>();
+      kernels = {ActivationKind::kQ8, IntegerProducts<V, Format>::matmul, nullptr};
     }
   });
   return part;
