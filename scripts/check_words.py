@@ -48,7 +48,6 @@ LIMITS: Final[dict[str, int]] = {
     "engine/runtime/device": 13,
     "engine/runtime/moe": 7,
     "engine/runtime/ops": 15,
-    "kernels": 40,
 }
 """Most hits of a top folder (of `engine`, the next two levels); what is not here has none."""
 

@@ -124,7 +124,7 @@ struct Peak {
   const char* level;  // the first that has it
   const char* kind;
   void (*run)(int64_t);
-  int64_t operations;  // of one product instruction
+  int64_t operations;  // in one product instruction
 };
 
 // Best last.

@@ -16,7 +16,7 @@ template <class V>
 struct PackedFloat {
   using F = typename V::F;
   static constexpr int kLanes = V::kLanes;
-  static constexpr int kVectors = kPanelRows / kLanes;  // of a panel's rows
+  static constexpr int kVectors = kPanelRows / kLanes;  // a panel's rows
   static constexpr int kBlock = 64;                     // columns of a partial sum
   static constexpr int kTileTokens = V::kPackedTokens;  // with two vectors of rows: as many as registers hold
   static constexpr int kDirectTokens = V::kDirectTokens;

@@ -6,8 +6,8 @@
 
 namespace twofold::cuda {
 
-inline constexpr int kDeltaBlockColumns = 32;  // of a head's state that one block carries
-inline constexpr int kDeltaMaxKeys = 256;      // of a head
+inline constexpr int kDeltaBlockColumns = 32;  // part of a head's state that one block carries
+inline constexpr int kDeltaMaxKeys = 256;      // in a head
 
 // Floats that a block keeps of a sequence: the state [keys][columns] before the last token, then that token's
 // update: its key, its delta [columns], the decay, and its position. So a token that is recomputed because its step
@@ -35,7 +35,7 @@ struct DeltaRows {
   const float* conv;         // [channels][taps]
   const float* decay_rate;   // [value heads], negative
   const float* decay_bias;   // [value heads]
-  const int64_t* positions;  // of the rows
+  const int64_t* positions;  // one for each row
   const int32_t* records;    // [sequences], negative: padding, whose output is zero
   int num_sequences;
   int num_tokens;

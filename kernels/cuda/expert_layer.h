@@ -19,7 +19,7 @@ struct ExpertLayout {
   kernels::WeightFormat down;
   int hidden;
   int intermediate;
-  int64_t up_offset;  // of the panels, in bytes from the expert's start; gate begins it
+  int64_t up_offset;  // where the panels begin, in bytes from the expert's start; gate begins it
   int64_t down_offset;
   int64_t bias_offset = 0;  // 0: there are none
   kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
@@ -101,7 +101,7 @@ int launch_decode_experts(const ExpertLayout& layout, const ExpertGroups& groups
 struct PrefillTiles {
   const int32_t* tiles;  // [count][2]
   int count;
-  int tokens;  // of a tile: kFewTokens or kManyTokens
+  int tokens;  // in a tile: kFewTokens or kManyTokens
 };
 
 struct PrefillRows {

@@ -12,8 +12,8 @@
 namespace twofold::cuda {
 
 struct PrefillMatrix {
-  int64_t offset[2];  // of the panels within the expert: one matrix, or gate and up
-  int64_t bias[2];    // of the float32 biases; 0: none
+  int64_t offset[2];  // where the panels begin within the expert: one matrix, or gate and up
+  int64_t bias[2];    // where the float32 biases begin; 0: none
   int rows;
   int columns;        // a multiple of 16
   int divisor;        // pair / divisor is the row of x

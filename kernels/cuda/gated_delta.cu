@@ -14,7 +14,7 @@ using kernels::float_of_bf16;
 
 constexpr int kThreads = 256;
 constexpr int kSlices =
-    kThreads / kDeltaBlockColumns;  // of a column's keys: thread (slice, column) has every 8th
+    kThreads / kDeltaBlockColumns;  // shares of a column's keys: thread (slice, column) has every 8th
 constexpr float kNormEpsilon = 1e-6f;
 
 struct Shared {

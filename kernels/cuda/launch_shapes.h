@@ -129,7 +129,7 @@ inline constexpr int kDepthWords = kDepth / 2;  // as pairs of bf16, which are a
 inline constexpr int kActivationStride = kDepthWords + 4;  // words of a token in shared memory
 inline constexpr int kPrefillThreads = 128;
 
-inline constexpr int kFewTokens = 32;    // of a tile where experts have few
+inline constexpr int kFewTokens = 32;    // tile size where experts have few
 inline constexpr int kManyTokens = 128;  // and where they have many
 
 // The tile that wastes less: half empty large tiles cost more than reading weights again from cache.

@@ -47,7 +47,7 @@ struct MailboxReport {
 };
 struct MailboxPost {
   uint32_t posted;      // step
-  uint32_t num_tokens;  // of the step
+  uint32_t num_tokens;  // in the step
   uint32_t num_on_cpu;  // pairs that the host is to compute
   uint32_t has_ahead;   // nonzero: the next layer's routing is present
   // When, on the device's clock: the layer's routing was there; the device had computed its own experts

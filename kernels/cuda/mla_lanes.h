@@ -33,7 +33,7 @@ struct MlaTile {
   float* fade;     // [kMlaHeads] what earlier chunks' sums are multiplied with
   int cached;
   int latent;
-  int num_heads;  // of this block
+  int num_heads;  // in this block
 
   TWOFOLD_HD MlaTile(uint32_t* memory, int cached_, int latent_, int num_heads_)
       : rows(memory),

@@ -13,7 +13,7 @@
 
 namespace twofold::cuda {
 
-inline constexpr int kMostReadTokens = 32;  // of a step
+inline constexpr int kMostReadTokens = 32;  // in a step
 
 // In device memory; all by the tokens of an expert, [0] unused.
 struct ReadPrices {

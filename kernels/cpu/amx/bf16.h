@@ -15,8 +15,8 @@ template <class T>
 struct AmxBf16Products {
   using Tiles = AmxTiles<T>;
   static constexpr int kTokens = Tiles::kTokens, kStep = Tiles::kStep;
-  static constexpr int kTileSteps = 16;    // of a tile of weights: 32 columns
-  static constexpr int kBlockSteps = 256;  // of a block of columns: 32 KiB of weights
+  static constexpr int kTileSteps = 16;    // in a tile of weights: 32 columns
+  static constexpr int kBlockSteps = 256;  // in a block of columns: 32 KiB of weights
   static constexpr int kMostGroups = 8;    // whose sums are held
   static constexpr int kAheadBytes = 4096;
 
