@@ -20,6 +20,7 @@ bool all_finite(Word exponent, const uint8_t* bytes, int64_t num_bytes) {
   }
   return (found[0] | found[1] | found[2] | found[3]) == 0;
 }
+constexpr uint16_t kF16Exponent = 0x7c00;
 constexpr uint32_t kF32Exponent = 0x7f800000;
 
 constexpr int kChunkSteps = 64;  // taken from four rows at once: 8 KiB of a panel
@@ -105,8 +106,9 @@ bool pack_scaled_bytes(const uint8_t* const* rows, const void* const* scales, in
 // Block i of those that belong to a panel block.
 template <class Format>
 SourceBlock block_at(SourceBlock first, int i) {
-  first.block += i * (first.apart == nullptr ? Format::kBlockBytes : Format::kApartBytes);
-  if (first.apart != nullptr) first.apart += i;
+  const bool lies_apart = Format::kApartBytes > 0 && first.apart != nullptr;
+  first.block += i * (lies_apart ? Format::kApartBytes : Format::kBlockBytes);
+  if (lies_apart) first.apart += i;
   return first;
 }
 
@@ -165,21 +167,20 @@ bool pack_integers(const uint8_t* const* rows, const void* const* apart, int num
   bool finite = true;
   alignas(16) uint8_t scratch[kPanelRows][4 * Format::kUnits * Format::kUnitSteps];
   for (int64_t b = 0; b < blocks; b += kSourceBlocks, panel += Format::kPanelBytes) {
-    const int count = static_cast<int>(blocks - b < kSourceBlocks ? blocks - b : kSourceBlocks);
+    const int count =
+        kSourceBlocks == 1 || blocks - b >= kSourceBlocks ? kSourceBlocks : static_cast<int>(blocks - b);
     if (num_rows < kPanelRows || count < kSourceBlocks) std::memset(panel, 0, Format::kPanelBytes);
-    SourceBlock sources[kPanelRows];
     const uint8_t* at[kPanelRows];
     for (int r = 0; r < kPanelRows; ++r) {
       at[r] = kMissing<Format::kFlip>.bytes;
       if (r >= num_rows) continue;
-      sources[r] = source_block<Format>(rows[r], apart == nullptr ? nullptr : apart[r], b);
-      sources[r].count = count;
-      for (int i = 0; i < count; ++i) {
-        const int run = i * Format::kBlockColumns / kRunColumns;
-        finite &= Format::put_scales(block_at<Format>(sources[r], i), panel, run, r);
-      }
-      at[r] = steps_of<Format>(sources[r], scratch[r]);
+      SourceBlock source = source_block<Format>(rows[r], apart == nullptr ? nullptr : apart[r], b);
+      source.count = count;
+      at[r] = steps_of<Format>(source, scratch[r]);
+      for (int i = 0, run = 0; i < count; ++i, run += Format::kBlockColumns / kRunColumns)
+        finite &= Format::put_scales(block_at<Format>(source, i), panel, run, r);
     }
+    finite &= all_finite(kF16Exponent, panel, 2 * kPanelRows * Format::kHalves);
     for (int section = 0; section < kSections; ++section) {
       put_steps<Format::kFlip>(at, kSteps, panel + Format::steps_at(section));
       for (const uint8_t*& row : at) row += 4 * kSteps;
@@ -187,7 +188,8 @@ bool pack_integers(const uint8_t* const* rows, const void* const* apart, int num
     if constexpr (Format::kPlanes > 0) {
       for (int unit = 0; unit < Format::kUnits; ++unit) {
         for (int r = 0; r < num_rows; ++r)
-          put_planes<Format>(sources[r], unit, r, panel + Format::planes_at(unit));
+          put_planes<Format>(source_block<Format>(rows[r], nullptr, b), unit, r,
+                             panel + Format::planes_at(unit));
       }
     }
   }

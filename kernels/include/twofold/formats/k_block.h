@@ -19,7 +19,7 @@ struct KNumbers {
   }
 };
 struct KScales : ScaledNumbers<KNumbers, UnsignedBytes, PerRun, 128> {
-  static constexpr int kHeaderBytes = 640, kMinsAt = 384;
+  static constexpr int kHeaderBytes = 640, kHalves = 2, kMinsAt = 384;
   static constexpr bool kMin = true;
 
   static float source_min(const uint8_t* block, int run, int) {  // subtracted, so negative

@@ -13,7 +13,7 @@ namespace twofold::kernels::formats {
 // 2^(exponent - 128), which multiplies twice a weight: a panel's byte is the float's exponent.
 struct HalfPowers : NoMinima {
   using Kind = PerRun;
-  static constexpr int kHeaderBytes = 2 * kPanelRows;
+  static constexpr int kHeaderBytes = 2 * kPanelRows, kHalves = 0;
   template <class V>
   TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int, int g) {
     return V::half_powers(panel + kPanelRows * run + V::kLanes * g);
@@ -44,6 +44,23 @@ struct MXFP4 : Panel<64, HalfPowers, 4, E2M1> {
   static void values(const SourceBlock& source, int, uint8_t* u) {
     if (source.apart == nullptr) return read_halves(source.block + 1, 16, u);
     for (int i = 0; i < kRunColumns; ++i) u[i] = source.block[i / 2] >> i % 2 * 4 & 0xfu;
+  }
+  static const uint8_t* steps(const SourceBlock& source, int count, uint8_t* scratch) {
+    constexpr uint8_t kNone[kBlockBytes] = {};
+    const bool in_block = source.apart == nullptr;
+    const uint8_t* first = source.block;
+    const uint8_t* second = count == 1 ? kNone : first + (in_block ? kBlockBytes : kApartBytes);
+    if (in_block) {
+      pair_nibbles(first + 1, second + 1, 16, scratch);
+    } else {
+      uint16_t pairs[16];  // neighbouring columns of both blocks
+      for (int i = 0; i < 16; ++i) {
+        const uint32_t even = (first[i] & 0xfu) | (second[i] & 0xfu) << 4;
+        pairs[i] = static_cast<uint16_t>(even | (first[i] >> 4 | (second[i] & 0xf0u)) << 8);
+      }
+      std::memcpy(scratch, pairs, sizeof pairs);
+    }
+    return scratch;
   }
   static void quantise(const float* x, const float* w, uint8_t* block);
 };

@@ -15,7 +15,7 @@ namespace twofold::kernels::formats {
 struct FloatScales : NoMinima {
   using Kind = PerHalf;
   using Sub = FloatBytes;
-  static constexpr int kHeaderBytes = 640;
+  static constexpr int kHeaderBytes = 640, kHalves = 0;
 
   // e4m3 as float_of_8 reads it. As GGUF defines, its sign is not looked at, and 0x7f is zero.
   static uint8_t code_of_e4m3(uint8_t byte) {
@@ -63,6 +63,17 @@ struct NVFP4 : Panel<256, FloatScales, 4, E2M1> {
   static constexpr const char *kName = "nvfp4", *kGguf = "";
   static constexpr int kBlockColumns = 64, kBlockBytes = 36, kRowHeadBytes = 4, kZero = 16;
 
+  static const uint8_t* steps(const uint8_t* block, int count, uint8_t* scratch) {
+    if (count < 4) std::memset(scratch, 0, kPanelColumns / 2);
+    for (int i = 0; i < 2 * count; ++i) {
+      const uint8_t* q = block + i / 2 * kBlockBytes + 4 + i % 2 * 8;
+      const uint64_t first = load_as<uint64_t>(q), second = load_as<uint64_t>(q + 16);
+      constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
+      store_as(scratch + 16 * i, (first & kLow) | (second & kLow) << 4);
+      store_as(scratch + 16 * i + 8, (first >> 4 & kLow) | (second & ~kLow));
+    }
+    return scratch;
+  }
   // Unpacks one of the two runs of a source block.
   static void values(const uint8_t* block, int run, uint8_t* u) {
     for (int half = 0; half < 2; ++half) read_halves(block + 4 + 16 * run + 8 * half, 8, u + 16 * half);

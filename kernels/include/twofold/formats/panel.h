@@ -17,6 +17,7 @@
 //   kHeaderBytes, kMin          beginning of a panel block; whether weights have minima
 //   put_scales(source, panel, run, row)      copies a source block's into a panel block, whose runs from `run` on are
 //                                            the source's; false: a scale is an infinity or a NaN
+//   kHalves          vectors of 32 f16 that a panel block begins with; the packer checks that these are finite
 //   scale<V>(panel, run, half, g), min<V>(panel, run, half, g)      of a vector of rows
 //   source_scale(source, run, half), source_min(source, run, half)
 //   Sub, sub_at(run, half), block_scale<V>(panel, g)      optional: scales that are numbers of a few bits times their
@@ -79,9 +80,9 @@ struct SourceBlock {
 
 template <class Format>
 SourceBlock source_block(const uint8_t* row, const void* apart, int64_t index) {
-  const int64_t bytes = apart == nullptr ? Format::kBlockBytes : Format::kApartBytes;
-  return {row + Format::kRowHeadBytes + index * bytes, row,
-          apart == nullptr ? nullptr : static_cast<const uint8_t*>(apart) + index};
+  if (Format::kApartBytes > 0 && apart != nullptr)
+    return {row + index * Format::kApartBytes, row, static_cast<const uint8_t*>(apart) + index};
+  return {row + Format::kRowHeadBytes + index * Format::kBlockBytes, row, nullptr};
 }
 
 namespace formats {
@@ -194,7 +195,8 @@ inline void read_halves(const uint8_t* from, int count, uint8_t* u) {
 }
 
 // Nibbles of two runs as steps: the first's low and high ones become low nibbles, the second's high ones.
-inline void pair_nibbles(const uint8_t* first, const uint8_t* second, int count, uint8_t* to) {
+inline void pair_nibbles(const uint8_t* __restrict first, const uint8_t* __restrict second, int count,
+                         uint8_t* __restrict to) {
   for (int i = 0; i < count; ++i) {
     to[i] = static_cast<uint8_t>((first[i] & 0xfu) | second[i] << 4);
     to[count + i] = static_cast<uint8_t>(first[i] >> 4 | (second[i] & 0xf0u));

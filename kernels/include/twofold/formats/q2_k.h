@@ -12,7 +12,7 @@ namespace twofold::kernels::formats {
 struct PairedScales {
   using Kind = PerHalf;
   using Sub = NibblePairs;
-  static constexpr int kHeaderBytes = 640, kScaleAt = 80, kMinAt = 82;
+  static constexpr int kHeaderBytes = 640, kHalves = 2, kScaleAt = 80, kMinAt = 82;
   static constexpr bool kMin = true;
 
   static float source_scale(const uint8_t* block, int run, int half) {

@@ -165,17 +165,17 @@ struct NoMinima {
   static float source_min(const SourceBlock&, int, int) { return 0.0f; }
 };
 
-// Copies a source block's f16 to its row of a panel; false: it is an infinity or a NaN.
+// Copies a source block's f16 to its row of a panel.
 inline bool put_f16(const uint8_t* from, uint8_t* panel, int row) {
   std::memcpy(panel + 2 * row, from, 2);
-  return (load_as<uint16_t>(from) & 0x7c00u) != 0x7c00u;
+  return true;
 }
 
 // One f16 for each row, copied from byte kAt of its source block.
 template <class KindOfScale, int kAt = 0>
 struct OneScale : NoMinima {
   using Kind = KindOfScale;
-  static constexpr int kHeaderBytes = 2 * kPanelRows, kScaleAt = kAt;
+  static constexpr int kHeaderBytes = 2 * kPanelRows, kHalves = 1, kScaleAt = kAt;
   template <class V>
   TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int, int, int g) {
     return V::half(panel + 2 * V::kLanes * g);
@@ -189,7 +189,7 @@ struct OneScale : NoMinima {
 // The same, and an f16 that is added to each weight.
 template <class KindOfScale>
 struct ScaleAndMin : OneScale<KindOfScale> {
-  static constexpr int kHeaderBytes = 4 * kPanelRows, kMinAt = 2;
+  static constexpr int kHeaderBytes = 4 * kPanelRows, kHalves = 2, kMinAt = 2;
   static constexpr bool kMin = true;
   template <class V>
   TWOFOLD_HD static typename V::F min(const uint8_t* panel, int, int, int g) {
@@ -209,7 +209,7 @@ template <class Numbers, class SubOfScale, class KindOfScale, int kFirst = 64>
 struct ScaledNumbers : Numbers, NoMinima {
   using Kind = KindOfScale;
   using Sub = SubOfScale;
-  static constexpr int kNumbers = 8 * Kind::kSums, kHeaderBytes = kFirst + kPanelRows * kNumbers;
+  static constexpr int kNumbers = 8 * Kind::kSums, kHeaderBytes = kFirst + kPanelRows * kNumbers, kHalves = 1;
 
   static float source_scale(const uint8_t* block, int run, int half) {
     float d = f16_at(block + Numbers::kScaleAt);
