@@ -49,6 +49,7 @@ BLOCKS = {
     "q2_k": Block(1 / 12),
     "q3_k": Block(1 / 45),
     "iq4_xs": Block(1 / 1100, signed=True),
+    "iq3_xxs": Block(1 / 140, signed=True),
     "nvfp4": Block(1 / 500, e4m3=4),
 }
 
