@@ -94,25 +94,9 @@ struct IntegerProducts {
       }
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g) {
-        if constexpr (kReads && kHalves) {
-          const auto by = scales.half(run, piece, g0 + g);
+        const auto by = Scales::factor(scales, run, piece, g0 + g);
 #pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) {
-            totals[t][g] = piece == 0 ? V::fma(V::as_float(sums[t][g]), by.scale, by.less)
-                                      : Dot::next(totals[t][g], sums[t][g], by.scale);
-          }
-        } else {
-          const auto by = scales.number(run, piece, g0 + g);
-#pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) {
-            if constexpr (kReads) {
-              totals[t][g] = V::as_float(sums[t][g]);
-            } else {
-              totals[t][g] =
-                  piece == 0 ? Dot::first(sums[t][g], by) : Dot::next(totals[t][g], sums[t][g], by);
-            }
-          }
-        }
+        for (int t = 0; t < T; ++t) Scales::add(piece, sums[t][g], by, totals[t][g]);
       }
     }
 #pragma GCC unroll 8
@@ -122,35 +106,63 @@ struct IntegerProducts {
     }
   }
 
-  // T activation rows against some blocks of a panel, G vectors of its rows. The float sums stay in registers if the
-  // integer sums leave room, else in the first-level cache.
+  // The float sums of a tile: registers if the integer sums leave room, else in the first-level cache.
+  template <int T, int G, bool kHeld>
+  struct TileSums {
+    float* home;
+    F acc[kHeld ? T : 1][G];
+
+    [[gnu::always_inline]] float* at(int t, int g) const { return home + kPanelRows * t + V::kLanes * g; }
+    [[gnu::always_inline]] F get(int t, int g) const {
+      if constexpr (kHeld) return acc[t][g];
+      return V::load(at(t, g));
+    }
+    [[gnu::always_inline]] void put(int t, int g, F v) {
+      if constexpr (kHeld) {
+        acc[t][g] = v;
+      } else {
+        V::store(at(t, g), v);
+      }
+    }
+    template <class Each>
+    [[gnu::always_inline]] static void for_all(const Each& each) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T && kHeld; ++t) {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) each(t, g);
+      }
+    }
+  };
+
+  // Adds a block's own sums to those of its rows. x: its first run.
+  template <int T, int G, class Sums>
+  [[gnu::always_inline]] static void add_block(const uint8_t* block, const Sums& sums, const TokenRun& x,
+                                               int g0, float* out) {
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+      const F scale = Format::template scale<V>(block, 0, 0, g0 + g);
+      const F least = Format::template min<V>(block, 0, 0, g0 + g);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
+        const TokenRun first = x.at(kPartRuns * t);
+        V::store(to, Kind::template join<V, Format>(sums.get(t, g), scale, least, first, V::load(to)));
+      }
+    }
+  }
+
+  // T activation rows against some blocks of a panel, G vectors of its rows.
   template <bool kInCache, int T, int G>
   static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
     constexpr bool kOwnSums = Kind::kOfBlock;  // sums of the block are added to the row's at its end
     constexpr bool kHeld = T <= Dot::held(kPieces);
     alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
-    float* const home = (kOwnSums && !kHeld ? block_sums : out) + V::kLanes * g0;
-    F acc[T][G];
-    const auto get = [&](int t, int g) {
-      if constexpr (kHeld) return acc[t][g];
-      return V::load(home + kPanelRows * t + V::kLanes * g);
-    };
-    const auto put = [&](int t, int g, F v) {
-      if constexpr (kHeld) {
-        acc[t][g] = v;
-      } else {
-        V::store(home + kPanelRows * t + V::kLanes * g, v);
-      }
-    };
+    TileSums<T, G, kHeld> sums;
+    sums.home = (kOwnSums && !kHeld ? block_sums : out) + V::kLanes * g0;
+    if constexpr (!kOwnSums) sums.for_all([&](int t, int g) { sums.acc[t][g] = V::load(sums.at(t, g)); });
     const int8_t* x[T];
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      x[t] = rows.q + t * rows.row_bytes;
-      if constexpr (kHeld && !kOwnSums) {
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) acc[t][g] = V::load(home + kPanelRows * t + V::kLanes * g);
-      }
-    }
+    for (int t = 0; t < T; ++t) x[t] = rows.q + t * rows.row_bytes;
     const uint8_t* block = part.block;
     const InCache* const cached = reinterpret_cast<const InCache*>(part.bytes);
     const uint8_t* bytes = kInCache ? cached->weights + InCache::at(0, g0) : nullptr;
@@ -181,11 +193,12 @@ struct IntegerProducts {
             if constexpr (kOwnSums) {
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t)
-                put(t, g, Kind::template add<V>(run, f[t][g], token.at(kPartRuns * t), get(t, g)));
+                sums.put(t, g, Kind::template add<V>(run, f[t][g], token.at(kPartRuns * t), sums.get(t, g)));
             } else {
               const auto by = scales.of_run(run, g0 + g);
 #pragma GCC unroll 8
-              for (int t = 0; t < T; ++t) put(t, g, by.add(f[t][g], token.at(kPartRuns * t), get(t, g)));
+              for (int t = 0; t < T; ++t)
+                sums.put(t, g, by.add(f[t][g], token.at(kPartRuns * t), sums.get(t, g)));
             }
           }
           zero += kPieces;
@@ -194,27 +207,9 @@ struct IntegerProducts {
           for (int t = 0; t < T; ++t) x[t] += 32;
         }
       }
-      if constexpr (kOwnSums) {
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) {
-          const F c = Format::template scale<V>(block, 0, 0, g0 + g);
-          const F least = Format::template min<V>(block, 0, 0, g0 + g);
-#pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) {
-            float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
-            const TokenRun first = token.at(kPartRuns * t - Format::kRuns);
-            V::store(to, Kind::template join<V, Format>(get(t, g), c, least, first, V::load(to)));
-          }
-        }
-      }
+      if constexpr (kOwnSums) add_block<T, G>(block, sums, token.at(-Format::kRuns), g0, out);
     }
-    if constexpr (kHeld && !kOwnSums) {
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) V::store(home + kPanelRows * t + V::kLanes * g, acc[t][g]);
-      }
-    }
+    if constexpr (!kOwnSums) sums.for_all([&](int t, int g) { V::store(sums.at(t, g), sums.acc[t][g]); });
   }
 
   template <bool kInCache, int T>

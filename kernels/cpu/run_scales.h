@@ -69,6 +69,28 @@ struct RunScales {
     return by;
   }
 
+  // What multiplies a run's piece-th sum of integers; `scales` are these or an unpacked part's.
+  template <class ScalesOf>
+  [[gnu::always_inline]] static auto factor(const ScalesOf& scales, int run, int piece, int g) {
+    if constexpr (kReads && kHalves) {
+      return scales.half(run, piece, g);
+    } else {
+      return scales.number(run, piece, g);
+    }
+  }
+  // Adds it to the run's total.
+  template <class Factor>
+  [[gnu::always_inline]] static void add(int piece, typename Dot::Sum sum, const Factor& by,
+                                         typename Dot::Total& total) {
+    if constexpr (kReads && kHalves) {
+      total = piece == 0 ? V::fma(V::as_float(sum), by.scale, by.less) : Dot::next(total, sum, by.scale);
+    } else if constexpr (kReads) {
+      total = V::as_float(sum);
+    } else {
+      total = piece == 0 ? Dot::first(sum, by) : Dot::next(total, sum, by);
+    }
+  }
+
  private:
   [[gnu::always_inline]] F scale(int run, int g) const {
     if constexpr (kNumbers) {
