@@ -1,5 +1,5 @@
 // Products of float32 activations with packed f32, f16, bf16 and fp8 weights, written once over a vector type
-// V (simd_kernels.h lists its suppliers). Every level gives the bits of generic_packed.cpp: per output
+// V (simd_kernels.h lists its suppliers). Every level gives the bits of generic/packed.cpp: per output
 // element 64 columns are added up one after the other (P), then P is added to the total.
 //
 // Few tokens: a panel is one ascending stream, widened in registers, all 32 rows at once. Many tokens: 64

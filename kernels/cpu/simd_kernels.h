@@ -1,4 +1,4 @@
-// The kernels of the vector levels, written once over a vector type V; avx2.cpp and avx512.cpp supply it and
+// The kernels of the vector levels, written once over a vector type V; avx2/ and avx512/ supply it and
 // are compiled with their own flags. V lives in an anonymous namespace there, so no instantiation is shared
 // between levels.
 //

@@ -1,4 +1,4 @@
-// Attention over a block of positions by tiles (TileAttention in kernels.h), written over T (amx_tiles.h).
+// Attention over a block of positions by tiles (TileAttention in kernels.h), written over T (amx/tiles.h).
 //
 // Scores are computed transposed: keys are the left operand as they lie in the cache, a row per position, and queries,
 // which are few, are laid out as the right one. Values are the right operand of the second product, pairs of

@@ -1,5 +1,5 @@
 // The AMX level's products of bfloat16 activations with packed bfloat16 weights, written over T
-// (amx_tiles.h).
+// (amx/tiles.h).
 //
 // Up to 32 tokens: the sums stay in their tiles from the first column to the last, and weights stream past.
 // More: a block of columns of a panel stays in the first-level cache while all tokens pass in groups of 32,

@@ -1,5 +1,5 @@
 // The AMX level's products of q8_token activations with integer weights that have one scale for a row, written over
-// T (amx_tiles.h) and a format (twofold/formats/). The same bits as channel_products.h, whose AVX-512 products also
+// T (amx/tiles.h) and a format (twofold/formats/). The same bits as channel_products.h, whose AVX-512 products also
 // take the calls with few tokens.
 //
 // Weights of 8 bits are multiplied as they lie in a panel, unsigned; nibbles are unpacked, some columns at a time. The sums

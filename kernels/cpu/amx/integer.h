@@ -1,4 +1,4 @@
-// The AMX level's products of q8 activations with packed integer weights, written over T (amx_tiles.h) and
+// The AMX level's products of q8 activations with packed integer weights, written over T (amx/tiles.h) and
 // a format (twofold/formats/). The same bits as integer_products.h, whose AVX-512 products also take the
 // calls with few tokens.
 //

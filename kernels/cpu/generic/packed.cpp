@@ -21,7 +21,6 @@
 //
 // Multiplying the integer sums by the weights' scale first lets every operand but one be a register or a
 // broadcast from memory in the vector kernels.
-#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -158,7 +157,10 @@ struct OneFloat {
   // The bits of the largest magnitude.
   static int32_t peak_bits32(const float* x) {
     int32_t peak = 0;
-    for (int i = 0; i < kRunColumns; ++i) peak = std::max(peak, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);
+    for (int i = 0; i < kRunColumns; ++i) {
+      const int32_t magnitude = std::bit_cast<int32_t>(x[i]) & 0x7fffffff;
+      peak = magnitude > peak ? magnitude : peak;
+    }
     return peak;
   }
   static void quantise32(const float* x, float inverse, int8_t* q, int32_t* sums) {
