@@ -42,9 +42,7 @@ TALE: Final = "engine/twofold/quantise/tale.txt"
 GENERATED: Final = "docs/reference/"
 """Repeats sentences of the code, which are counted there."""
 SUFFIXES: Final = {".py", ".pyi", ".md", ".cpp", ".h", ".cu", ".cuh", ".sh", ".txt", ".toml"}
-LIMITS: Final[dict[str, int]] = {
-    "kernels": 28,
-}
+LIMITS: Final[dict[str, int]] = {}
 """Most hits of a top folder (of `engine`, the next two levels); what is not here has none."""
 
 

@@ -14,73 +14,31 @@ namespace {
 constexpr int kChains = 12;
 
 #if defined(__x86_64__)
-// Twelve variables and no array: the compiler would keep an array in memory.
-#define TWOFOLD_STEP(sum, PRODUCT) \
-  sum = PRODUCT(sum);              \
-  asm volatile("" : "+x"(sum))
-#define TWOFOLD_PEAK_LOOP(VECTOR, ZERO, PRODUCT)                                                     \
-  VECTOR s0 = ZERO, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0, s8 = s0, s9 = s0, \
-         s10 = s0, s11 = s0;                                                                         \
-  for (int64_t round = 0; round < rounds; ++round) {                                                 \
-    TWOFOLD_STEP(s0, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s1, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s2, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s3, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s4, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s5, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s6, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s7, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s8, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s9, PRODUCT);                                                                       \
-    TWOFOLD_STEP(s10, PRODUCT);                                                                      \
-    TWOFOLD_STEP(s11, PRODUCT);                                                                      \
+// Unrolled whole, so that the compiler keeps the array in registers. PRODUCT is an expression of `sum`.
+#define TWOFOLD_PEAK(NAME, TARGET, VECTOR, PRODUCT)           \
+  __attribute__((target(TARGET))) void NAME(int64_t rounds) { \
+    VECTOR sums[kChains] = {};                                \
+    for (int64_t round = 0; round < rounds; ++round) {        \
+      _Pragma("GCC unroll 12") for (VECTOR& sum : sums) {     \
+        sum = PRODUCT;                                        \
+        asm volatile("" : "+x"(sum));                         \
+      }                                                       \
+    }                                                         \
   }
 
-__attribute__((target("avx512f"))) void f32_avx512(int64_t rounds) {
-  const __m512 a = _mm512_set1_ps(0.5F);
-#define TWOFOLD_PRODUCT(sum) _mm512_fmadd_ps(sum, a, a)
-  TWOFOLD_PEAK_LOOP(__m512, _mm512_setzero_ps(), TWOFOLD_PRODUCT)
-#undef TWOFOLD_PRODUCT
-}
-
-__attribute__((target("avx2,fma"))) void f32_avx2(int64_t rounds) {
-  const __m256 a = _mm256_set1_ps(0.5F);
-#define TWOFOLD_PRODUCT(sum) _mm256_fmadd_ps(sum, a, a)
-  TWOFOLD_PEAK_LOOP(__m256, _mm256_setzero_ps(), TWOFOLD_PRODUCT)
-#undef TWOFOLD_PRODUCT
-}
-
-__attribute__((target("avx512f,avx512bw,avx512bf16"))) void bf16_avx512(int64_t rounds) {
-  const __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f00);
-#define TWOFOLD_PRODUCT(sum) _mm512_dpbf16_ps(sum, a, a)
-  TWOFOLD_PEAK_LOOP(__m512, _mm512_setzero_ps(), TWOFOLD_PRODUCT)
-#undef TWOFOLD_PRODUCT
-}
-
-__attribute__((target("avx512f,avx512bw,avx512vnni"))) void int8_avx512(int64_t rounds) {
-  const __m512i a = _mm512_set1_epi8(1);
-#define TWOFOLD_PRODUCT(sum) _mm512_dpbusd_epi32(sum, a, a)
-  TWOFOLD_PEAK_LOOP(__m512i, _mm512_setzero_si512(), TWOFOLD_PRODUCT)
-#undef TWOFOLD_PRODUCT
-}
-
-__attribute__((target("avx2,avxvnni"))) void int8_avx_vnni(int64_t rounds) {
-  const __m256i a = _mm256_set1_epi8(1);
-#define TWOFOLD_PRODUCT(sum) _mm256_dpbusd_avx_epi32(sum, a, a)
-  TWOFOLD_PEAK_LOOP(__m256i, _mm256_setzero_si256(), TWOFOLD_PRODUCT)
-#undef TWOFOLD_PRODUCT
-}
-
+TWOFOLD_PEAK(f32_avx512, "avx512f", __m512, _mm512_fmadd_ps(sum, _mm512_set1_ps(0.5F), _mm512_set1_ps(0.5F)))
+TWOFOLD_PEAK(f32_avx2, "avx2,fma", __m256, _mm256_fmadd_ps(sum, _mm256_set1_ps(0.5F), _mm256_set1_ps(0.5F)))
+TWOFOLD_PEAK(bf16_avx512, "avx512f,avx512bw,avx512bf16", __m512,
+             _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi16(0x3f00), (__m512bh)_mm512_set1_epi16(0x3f00)))
+TWOFOLD_PEAK(int8_avx512, "avx512f,avx512bw,avx512vnni", __m512i,
+             _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_set1_epi8(1)))
+TWOFOLD_PEAK(int8_avx_vnni, "avx2,avxvnni", __m256i,
+             _mm256_dpbusd_avx_epi32(sum, _mm256_set1_epi8(1), _mm256_set1_epi8(1)))
 // Before VNNI an 8-bit product takes three instructions.
-__attribute__((target("avx2"))) void int8_avx2(int64_t rounds) {
-  const __m256i a = _mm256_set1_epi8(1);
-  const __m256i ones = _mm256_set1_epi16(1);
-#define TWOFOLD_PRODUCT(sum) _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, sum), ones))
-  TWOFOLD_PEAK_LOOP(__m256i, _mm256_setzero_si256(), TWOFOLD_PRODUCT)
-#undef TWOFOLD_PRODUCT
-}
-#undef TWOFOLD_PEAK_LOOP
-#undef TWOFOLD_STEP
+TWOFOLD_PEAK(int8_avx2, "avx2", __m256i,
+             _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), sum),
+                                                     _mm256_set1_epi16(1))))
+#undef TWOFOLD_PEAK
 
 // Four sums of tiles with two operands each, as products use them; three times a round, which makes twelve.
 // Text, since GCC's intrinsics would need the file compiled for AMX.
@@ -124,7 +82,7 @@ struct Peak {
   const char* level;  // the first that has it
   const char* kind;
   void (*run)(int64_t);
-  int64_t operations;  // of one product instruction
+  int64_t operations;  // in one product instruction
 };
 
 // Best last.

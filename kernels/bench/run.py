@@ -27,18 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 try:
+    from twofold._core import weight_formats
     from twofold._testing import kernels
     from twofold.blocks import ops
 except ImportError:  # run from a checkout whose native module was built in place
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engine"))
+    from twofold._core import weight_formats
     from twofold._testing import kernels
     from twofold.blocks import ops
 
-FORMATS: dict[str, tuple[int, int, int, int, int, int, str, bool]] = kernels.formats()
-F16_AT = {
-    "iq4_nl": (0,), "iq4_xs": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q2_k": (80, 82), "q3_k": (108,)
-}  # fmt: skip
-"""Of formats that are never written: where a block has its float16; anything else may be any byte."""
+FORMATS = weight_formats()
 PEAK_OF = {"f32": "f32", "bf16": "bf16", "q8": "int8", "q8_token": "int8"}
 """The arithmetic ceiling of a kernel, by the kind of its activations."""
 
@@ -75,16 +73,15 @@ def source_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
     if format_name == "fp8":
         codes = rng.integers(0, 256, (rows, columns), np.uint8)
         return np.where(codes & 0x7F == 0x7F, np.uint8(0), codes)
+    block_columns, block_bytes, *_, quantised = FORMATS[format_name]
     if format_name == "nvfp4":
-        block_columns, block_bytes = FORMATS[format_name][:2]
         blocks = rng.integers(0, 127, (rows, columns // block_columns * block_bytes), np.uint8)
         heads = np.full((rows, 1), 1e-3 / columns**0.5, np.float32).view(np.uint8)
         return np.hstack([heads, blocks])
-    if format_name not in F16_AT:
+    if quantised:
         return np.asarray(ops.quantise_rows(ops.ThreadPool(1), w, format_name))
-    block_columns, block_bytes = FORMATS[format_name][:2]
     blocks = rng.integers(0, 256, (rows, columns // block_columns, block_bytes), np.uint8)
-    for at in F16_AT[format_name]:
+    for at in kernels.scale_offsets(format_name):
         blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
 

@@ -93,7 +93,7 @@ struct ChannelProducts {
     }
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {
-      const F scale = Format::template scale<V>(panel.blocks, 0, g0 + g);
+      const F scale = Format::template scale<V>(panel.blocks, 0, 0, g0 + g);
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
         V::store(out + kPanelRows * t + V::kLanes * (g0 + g),
@@ -107,7 +107,7 @@ struct ChannelProducts {
     if constexpr (T > 1) {
       if (tokens < T) return tile_of<T - 1>(tokens, rows, panel, out);
     }
-    constexpr int kVectors = Dot::vectors(T);  // of a pass
+    constexpr int kVectors = Dot::vectors(T);  // for a pass
     for (int g = 0; g < kPanelRows / V::kLanes; g += kVectors) {
       tile<T, kVectors>(rows, panel, g, out);
       panel.lines = 0;

@@ -1,5 +1,5 @@
-// Composes the levels from their parts and chooses one: what the CPU has and the operating system enables
-// (cpuid, xgetbv), unless TWOFOLD_ISA decides.
+// Composes the levels from their parts and chooses one: what the CPU has and the operating system enables, unless
+// TWOFOLD_ISA decides.
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -9,12 +9,9 @@
 #include "dispatch_measured.h"
 #include "levels.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#if defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
 #endif
 
 namespace twofold::kernels {
@@ -26,7 +23,7 @@ using Supported = bool (*)(const CpuFeatures&);
 struct Level {
   const char* name;
   Supported supported;
-  Part parts[5];  // later ones win
+  Part parts[3];  // later ones win
 };
 
 #if defined(__x86_64__)
@@ -48,13 +45,11 @@ bool tiles_permitted() {
 
 // Best last. A level is composed of all supported levels before it.
 constexpr Level kLevels[] = {
-    {"generic",
-     [](const CpuFeatures&) { return true; },
-     {generic_level, generic_packed, generic_sampling, generic_delta}},
+    {"generic", [](const CpuFeatures&) { return true; }, {generic_level, generic_packed, generic_delta}},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, {avx2_level, avx2_float, avx2_integer, avx2_sampling, avx2_delta}},
+    {"avx2", has_avx2, {avx2_level, avx2_integer}},
     {"avx_vnni", [](const CpuFeatures& has) { return has_avx2(has) && has.avx_vnni; }, {avx_vnni_integer}},
-    {"avx512", has_avx512, {avx512_level, avx512_float, avx512_sampling, avx512_delta}},
+    {"avx512", has_avx512, {avx512_level}},
     {"avx512_vnni",
      [](const CpuFeatures& has) { return has_avx512(has) && has.avx512_vnni; },
      {avx512_vnni_integer}},
@@ -130,16 +125,6 @@ const Tables& all_tables() {
   return tables;
 }
 
-#if defined(__x86_64__)
-uint64_t enabled_state() {
-  uint32_t a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & (1u << 27)) == 0) return 0;  // no OSXSAVE
-  uint32_t low, high;
-  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (static_cast<uint64_t>(high) << 32) | low;
-}
-#endif
-
 std::string supported_names() {
   std::string list;
   for (int l = 0; l < kNumLevels; ++l) {
@@ -183,34 +168,25 @@ const Choice& choice() {
 }  // namespace
 
 CpuFeatures cpu_features() {
-  CpuFeatures has{};
 #if defined(__x86_64__)
-  uint32_t a = 0, b = 0, c = 0, d = 0;
-  const uint64_t state = enabled_state();
-  const bool ymm = (state & 0x6) == 0x6, zmm = ymm && (state & 0xe0) == 0xe0,
-             tiles = (state & 0x60000) == 0x60000;
-  if (__get_cpuid(1, &a, &b, &c, &d)) {
-    has.fma = ymm && (c >> 12 & 1u);
-    has.f16c = ymm && (c >> 29 & 1u);
-  }
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
-    const uint32_t subleaves = a;
-    has.avx2 = ymm && (b >> 5 & 1u);
-    has.avx512f = zmm && (b >> 16 & 1u);
-    has.avx512dq = zmm && (b >> 17 & 1u);
-    has.avx512bw = zmm && (b >> 30 & 1u);
-    has.avx512vl = zmm && (b >> 31 & 1u);
-    has.avx512_vnni = zmm && (c >> 11 & 1u);
-    has.amx_bf16 = tiles && (d >> 22 & 1u);
-    has.amx_tile = tiles && (d >> 24 & 1u);
-    has.amx_int8 = tiles && (d >> 25 & 1u);
-    if (subleaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
-      has.avx_vnni = ymm && (a >> 4 & 1u);
-      has.avx512_bf16 = zmm && (a >> 5 & 1u);
-    }
-  }
+  __builtin_cpu_init();
+  const auto yes = [](int supported) { return supported != 0; };
+  return {.avx2 = yes(__builtin_cpu_supports("avx2")),
+          .fma = yes(__builtin_cpu_supports("fma")),
+          .f16c = yes(__builtin_cpu_supports("f16c")),
+          .avx_vnni = yes(__builtin_cpu_supports("avxvnni")),
+          .avx512f = yes(__builtin_cpu_supports("avx512f")),
+          .avx512bw = yes(__builtin_cpu_supports("avx512bw")),
+          .avx512vl = yes(__builtin_cpu_supports("avx512vl")),
+          .avx512dq = yes(__builtin_cpu_supports("avx512dq")),
+          .avx512_vnni = yes(__builtin_cpu_supports("avx512vnni")),
+          .avx512_bf16 = yes(__builtin_cpu_supports("avx512bf16")),
+          .amx_tile = yes(__builtin_cpu_supports("amx-tile")),
+          .amx_int8 = yes(__builtin_cpu_supports("amx-int8")),
+          .amx_bf16 = yes(__builtin_cpu_supports("amx-bf16"))};
+#else
+  return {};
 #endif
-  return has;
 }
 
 const KernelTable* table_for_level(const char* name) {

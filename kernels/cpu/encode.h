@@ -1,5 +1,5 @@
 // Activations as packed_kernels.h lays them out, and gate times up, written once over a vector type V (see
-// simd_kernels.h for its suppliers). The bytes are those of generic_packed.cpp.
+// simd_kernels.h for its suppliers); the generic level supplies a vector of one float.
 #pragma once
 #include <cstdint>
 
@@ -34,7 +34,7 @@ struct Encode {
                    int K) {
     for (int m = 0; m < M; ++m) {
       char* row = static_cast<char*>(rows) + m * row_bytes;
-      Simd<V>::f32_to_bf16(x + m * ldx, reinterpret_cast<uint16_t*>(row) + first, count);
+      f32_to_bf16<V>(x + m * ldx, reinterpret_cast<uint16_t*>(row) + first, count);
       if (first + count == K) zero(row + 2 * static_cast<int64_t>(K), row + 2 * activation_columns(K));
     }
   }
@@ -64,20 +64,24 @@ struct Encode {
     }
   }
 
-  static void q8_run(const float* x, int8_t* q, float* scale, int32_t* sums) {
-    const int32_t peak = V::peak_bits32(x);
+  // The scale of what has this largest magnitude, as bits, and its inverse; 0 where all of it is encoded as zeros.
+  static float inverse_of(int32_t peak, float* scale) {
     float amax;
     __builtin_memcpy(&amax, &peak, sizeof amax);
-    if (peak >= 0x7f800000 || amax < kSmallestQ8) {
-      const uint32_t nan = 0x7fc00000;
-      *scale = 0.0f;
-      if (peak >= 0x7f800000) __builtin_memcpy(scale, &nan, sizeof nan);
-      for (int i = 0; i < 32; ++i) q[i] = 0;
-      sums[0] = sums[1] = 0;
-      return;
+    const bool finite = peak < 0x7f800000;
+    if (finite && amax >= kSmallestQ8) {
+      *scale = amax / 127.0f;
+      return 127.0f / amax;
     }
-    *scale = amax / 127.0f;
-    V::quantise32(x, 127.0f / amax, q, sums);
+    *scale = finite ? 0.0f : __builtin_nanf("");
+    return 0.0f;
+  }
+
+  static void q8_run(const float* x, int8_t* q, float* scale, int32_t* sums) {
+    const float inverse = inverse_of(V::peak_bits32(x), scale);
+    if (inverse != 0.0f) return V::quantise32(x, inverse, q, sums);
+    for (int i = 0; i < 32; ++i) q[i] = 0;
+    sums[0] = sums[1] = 0;
   }
 
   static void q8_token(const float* x, int64_t ldx, void* rows, int64_t row_bytes, int M, int, int, int K) {
@@ -94,16 +98,12 @@ struct Encode {
         const int32_t here = V::peak_bits32(in + k);
         peak = here > peak ? here : peak;
       }
-      float amax, scale = 0.0f;
-      __builtin_memcpy(&amax, &peak, sizeof amax);
+      float scale;
+      const float inverse = inverse_of(peak, &scale);
       int32_t sum = 0;
-      if (peak >= 0x7f800000 || amax < kSmallestQ8) {
-        const uint32_t nan = 0x7fc00000;
-        if (peak >= 0x7f800000) __builtin_memcpy(&scale, &nan, sizeof nan);
+      if (inverse == 0.0f) {
         zero(row, row + P);
       } else {
-        scale = amax / 127.0f;
-        const float inverse = 127.0f / amax;
         int32_t sums[2];
         for (int k = 0; k < K; k += 32) {
           V::quantise32(k < whole ? in + k : last, inverse, q + k, sums);

@@ -13,7 +13,7 @@ namespace twofold::kernels {
 namespace {
 
 template <class Format>
-inline constexpr bool fits_byte = Format::kCodes == 4 && Format::kScale == ScaleOf::kHalf;
+inline constexpr bool fits_byte = Format::kUnitRuns == 4 && Format::Kind::kSums == 2;
 
 // kSigned: bytes are signed, else unsigned with kZero added.
 template <class V, class Format, bool kSigned = false>
@@ -31,7 +31,7 @@ struct alignas(64) FoldedBlock {
   float scale[kPanelRows];
   float less[kPanelRows];
   float min[kPanelRows];
-  int32_t mins[kMins ? kRuns : 1][kPanelRows];  // of a run's halves, 16 bits each
+  int32_t mins[kMins ? kRuns : 1][kPanelRows];  // numbers of a run's halves, 16 bits each
 
   explicit FoldedBlock(const uint8_t* block) {
     for (int g = 0; g < kVectors; ++g) {
@@ -48,7 +48,10 @@ struct alignas(64) FoldedBlock {
         }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-          const I factor = sub(block, run, half, row), none = begin(factor);
+          const F number = numbers_of<V, Format>(block, run, half, g);
+          // The two bytes in each row's two 16-bit halves are multiplied: neither product carries into the other's byte
+          // once begin() is added.
+          const I factor = V::twice(kNegative ? V::negative(number) : number), none = begin(factor);
 #pragma GCC unroll 4
           for (int step = 4 * half; step < 4 * half + 4; ++step) {
             const I u =
@@ -71,27 +74,18 @@ struct alignas(64) FoldedBlock {
     if constexpr (kMins) of_rows.min = V::load(min + V::kLanes * g);
     return of_rows;
   }
-  // Adds a run's sum of integers to `total`; `halves`: the sums of the activations' halves, 16 bits each.
-  [[gnu::always_inline]] F add(int run, int g, I sum, const Scales& by, const int32_t* halves, F x_scale,
-                               F total) const {
+  // Adds a run's sum of integers to `total`.
+  [[gnu::always_inline]] F add(int run, int g, I sum, const Scales& by, const TokenRun& x, F total) const {
     F of_run = kReads ? V::fma(V::as_float(sum), by.scale, by.less) : V::mul(V::to_float(sum), by.scale);
     if constexpr (kMins) {
       const I least = V::load(reinterpret_cast<const uint8_t*>(mins[run] + V::kLanes * g));
-      of_run = V::fma(V::to_float(V::pair_products(least, V::same(*halves))), by.min, of_run);
+      of_run = V::fma(V::to_float(V::pair_products(least, V::same(*x.halves))), by.min, of_run);
     }
+    const F x_scale = V::set1(*x.scale);
     return kNegative ? V::minus_product(of_run, x_scale, total) : V::fma(of_run, x_scale, total);
   }
 
  private:
-  // Factors of the two bytes in each row's two 16-bit halves: neither product carries into the other's byte once
-  // begin() is added.
-  static I sub(const uint8_t* block, int run, int half, int row) {
-    if constexpr (has_sub_pairs<Format>) {
-      return V::twice(V::pair_low(block + Format::sub_at(run, 0) + 2 * row, half));
-    } else {
-      return V::twice(V::negative(sub_scale<V, Format::kSub>(block + Format::sub_at(run, half) + row)));
-    }
-  }
   static I begin(I factor) {  // 128 - zero * factor in each byte
     if constexpr (!kNegative) return V::same(0);
     const I of_word = V::times_plus(factor, V::same_words(-Format::kZero), V::same_words(kZero));
@@ -151,8 +145,8 @@ struct FoldedTile {
         for (int g = 0; g < G; ++g) {
           float* const to = home + kPanelRows * t + V::kLanes * g;
           const F total =
-              block.add(run, g0 + g, sums[t][g], scales[g], &terms.halves[Block::kMins ? t : 0][run],
-                        V::set1(terms.scale[t][run]), kHeld ? acc[t][g] : V::load(to));
+              block.add(run, g0 + g, sums[t][g], scales[g], terms.token().at(Terms::kRuns * t + run),
+                        kHeld ? acc[t][g] : V::load(to));
           if constexpr (kHeld) {
             acc[t][g] = total;
           } else {

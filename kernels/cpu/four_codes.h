@@ -18,7 +18,7 @@ namespace {
 template <class V, class Format>
 inline constexpr bool takes_four = false;
 template <class V, class Format>
-  requires(Format::kCodes == 4) && requires { V::template Four<Format>::kVectors; }
+  requires(Format::kUnitRuns == 4) && requires { V::template Four<Format>::kVectors; }
 inline constexpr bool takes_four<V, Format> = true;
 
 template <class V, class Format>
@@ -27,8 +27,8 @@ struct FourCodes {
   using Four = typename V::template Four<Format>;
   static constexpr int kG = Four::kVectors, kPasses = kPanelRows / V::kLanes / kG;
   static constexpr int kLines =
-      (Format::kPanelBytes / 64 + kPasses * 8 - 1) / (kPasses * 8);  // of a pass and run
-  static constexpr bool kMins = Format::kMin;
+      (Format::kPanelBytes / 64 + kPasses * 8 - 1) / (kPasses * 8);  // for a pass and run
+  using Least = typename Format::Kind::template Least<V, Format>;
 
   static void zeros(const int32_t* zero, int32_t* in_place) {
     for (int i = 0; i < 16 && Format::kZero != 0; ++i) in_place[i] = Four::zero(i / 2 % 4, zero[i]);
@@ -38,13 +38,11 @@ struct FourCodes {
   template <class Part, class Terms>
   static void block(const Part& part, const int8_t* x, const Terms& terms, float* out) {
     const uint8_t* const block = part.block;
-    const float* const scale = terms.scale[0];
-    const int32_t* const halves = terms.halves[0];  // sums of a run's halves, 16 bits each
+    const TokenRun token = terms.token();
     const char* next = part.next;
     for (int pass = 0; pass < kPasses; ++pass, next += 64 * 8 * kLines) {
       const int g0 = pass * kG;
       F acc[kG], c[kG][4];
-      [[maybe_unused]] F n[kG];
 #pragma GCC unroll 2
       for (int g = 0; g < kG; ++g) {
         acc[g] = V::load(out + V::kLanes * (g0 + g));
@@ -52,7 +50,6 @@ struct FourCodes {
 #pragma GCC unroll 4
         for (int r = 0; r < 4; ++r)
           c[g][r] = V::mul(whole, V::set1(1.0f / static_cast<float>(1 << Four::kUp[r])));
-        if constexpr (kMins) n[g] = Format::template block_min<V>(block, g0 + g);
       }
       for (int group = 0; group < 2; ++group) {
         for (int i = 0; i < 4 * kLines; ++i) V::prefetch(next + 64 * (4 * kLines * group + i));
@@ -63,12 +60,7 @@ struct FourCodes {
           const int run = 4 * group + r;
 #pragma GCC unroll 2
           for (int g = 0; g < kG; ++g) {
-            F of_run = V::mul(f[r][g], c[g][r]);
-            if constexpr (kMins) {
-              const auto mins = V::high_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g));
-              of_run = V::fma(V::to_float(V::pair_products(mins, V::same(halves[run]))), n[g], of_run);
-            }
-            acc[g] = V::fma(of_run, V::set1(scale[run]), acc[g]);
+            acc[g] = Least::of(block, run, g0 + g).join(V::mul(f[r][g], c[g][r]), token.at(run), acc[g]);
           }
         }
       }

@@ -2,7 +2,7 @@
 // format (twofold/formats/).
 //
 // K is cut into parts of 256 columns. A part of a panel (32 rows) stays in the first-level cache while tiles
-// of a few activation rows pass over it; a tile's integer sums are registers, its float sums pass from part
+// with a few activation rows pass over it; a tile's integer sums are registers, its float sums pass from part
 // to part through a small buffer. Integer sums start at the correction for the offset of unsigned weights.
 #pragma once
 #include <cstdint>
@@ -26,10 +26,9 @@ struct IntegerProducts {
   using Dot = typename DotOf<V, Format>::type;
   using InCache = Unpacked<V, Dot, Format>;
 
-  static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
   using Scales = RunScales<V, Dot, Format>;
-  static constexpr bool kSub = Scales::kSub, kReads = Scales::kReads;
-  static constexpr bool kHalfMins = kHalves && Format::kMin, kRunMins = !kHalves && Format::kMin;
+  using Kind = typename Format::Kind;
+  static constexpr bool kHalves = Scales::kHalves, kReads = Scales::kReads;
   static constexpr int kPieces = kHalves ? 2 : Dot::kPieces;  // integer sums of a run
   static constexpr int kTokens = Dot::tokens(kPieces);        // activation rows of a tile
   static constexpr int kPartRuns = 8;
@@ -44,7 +43,6 @@ struct IntegerProducts {
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
   static constexpr int64_t kAheadBytes = 8192;                                        // prefetched
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
-  static_assert(!kRunMins || Format::kScale == ScaleOf::kRun || Format::kRuns == 2, "see tile()");
 
   using Terms = TileTerms<V, Dot, Format, kTokens>;
   using Rows = Q8Rows;
@@ -59,8 +57,7 @@ struct IntegerProducts {
                                               const int32_t* zero, F (&f)[T][G]) {
     const int run = Format::kGroupRuns * group + in_group;
     // Loaded again for each run: kept over those that share them, steps push sums out of 16 registers.
-    constexpr bool kAgain =
-        Format::kCodes == 4 || (Format::kCodes == 2 && Format::kUnitRuns == 2 && T == 1 && V::kLanes == 8);
+    constexpr bool kAgain = Format::kUnitRuns == 4 || (Format::kUnitRuns == 2 && T == 1 && V::kLanes == 8);
     constexpr bool kOfUnit = !kInCache && kAgain;
     if constexpr (kOfUnit) {
       weights += group * Format::kUnitBytes;
@@ -97,25 +94,9 @@ struct IntegerProducts {
       }
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g) {
-        if constexpr (kReads && kHalves) {
-          const auto by = scales.half(run, piece, g0 + g);
+        const auto by = Scales::factor(scales, run, piece, g0 + g);
 #pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) {
-            totals[t][g] = piece == 0 ? V::fma(V::as_float(sums[t][g]), by.scale, by.less)
-                                      : Dot::next(totals[t][g], sums[t][g], by.scale);
-          }
-        } else {
-          const auto by = scales.sub(run, piece, g0 + g);
-#pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) {
-            if constexpr (kReads) {
-              totals[t][g] = V::as_float(sums[t][g]);
-            } else {
-              totals[t][g] =
-                  piece == 0 ? Dot::first(sums[t][g], by) : Dot::next(totals[t][g], sums[t][g], by);
-            }
-          }
-        }
+        for (int t = 0; t < T; ++t) Scales::add(piece, sums[t][g], by, totals[t][g]);
       }
     }
 #pragma GCC unroll 8
@@ -125,49 +106,74 @@ struct IntegerProducts {
     }
   }
 
-  // T activation rows against some blocks of a panel, G vectors of its rows. The float sums stay in registers if the
-  // integer sums leave room, else in the first-level cache.
-  template <bool kInCache, int T, int G>
-  static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
-    constexpr bool kOwnSums =
-        Format::kScale == ScaleOf::kBlock;  // of the block; added to those of the row at its end
-    constexpr bool kHeld = T <= Dot::held(kPieces);
-    alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
-    float* const home = (kOwnSums && !kHeld ? block_sums : out) + V::kLanes * g0;
-    F acc[T][G];
-    const auto get = [&](int t, int g) {
+  // The float sums of a tile: registers if the integer sums leave room, else in the first-level cache.
+  template <int T, int G, bool kHeld>
+  struct TileSums {
+    float* home;
+    F acc[kHeld ? T : 1][G];
+
+    [[gnu::always_inline]] float* at(int t, int g) const { return home + kPanelRows * t + V::kLanes * g; }
+    [[gnu::always_inline]] F get(int t, int g) const {
       if constexpr (kHeld) return acc[t][g];
-      return V::load(home + kPanelRows * t + V::kLanes * g);
-    };
-    const auto put = [&](int t, int g, F v) {
+      return V::load(at(t, g));
+    }
+    [[gnu::always_inline]] void put(int t, int g, F v) {
       if constexpr (kHeld) {
         acc[t][g] = v;
       } else {
-        V::store(home + kPanelRows * t + V::kLanes * g, v);
-      }
-    };
-    const int8_t* x[T];
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      x[t] = rows.q + t * rows.row_bytes;
-      if constexpr (kHeld && !kOwnSums) {
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) acc[t][g] = V::load(home + kPanelRows * t + V::kLanes * g);
+        V::store(at(t, g), v);
       }
     }
+    template <class Each>
+    [[gnu::always_inline]] static void for_all(const Each& each) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T && kHeld; ++t) {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) each(t, g);
+      }
+    }
+  };
+
+  // Adds a block's own sums to those of its rows. x: its first run.
+  template <int T, int G, class Sums>
+  [[gnu::always_inline]] static void add_block(const uint8_t* block, const Sums& sums, const TokenRun& x,
+                                               int g0, float* out) {
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+      const F scale = Format::template scale<V>(block, 0, 0, g0 + g);
+      const F least = Format::template min<V>(block, 0, 0, g0 + g);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
+        const TokenRun first = x.at(kPartRuns * t);
+        V::store(to, Kind::template join<V, Format>(sums.get(t, g), scale, least, first, V::load(to)));
+      }
+    }
+  }
+
+  // T activation rows against some blocks of a panel, G vectors of its rows.
+  template <bool kInCache, int T, int G>
+  static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
+    constexpr bool kOwnSums = Kind::kOfBlock;  // sums of the block are added to the row's at its end
+    constexpr bool kHeld = T <= Dot::held(kPieces);
+    alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
+    TileSums<T, G, kHeld> sums;
+    sums.home = (kOwnSums && !kHeld ? block_sums : out) + V::kLanes * g0;
+    if constexpr (!kOwnSums) sums.for_all([&](int t, int g) { sums.acc[t][g] = V::load(sums.at(t, g)); });
+    const int8_t* x[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) x[t] = rows.q + t * rows.row_bytes;
     const uint8_t* block = part.block;
     const InCache* const cached = reinterpret_cast<const InCache*>(part.bytes);
     const uint8_t* bytes = kInCache ? cached->weights + InCache::at(0, g0) : nullptr;
     const int num_blocks = part.num_blocks, lines = part.lines;
     const char* next = part.next;
-    const float* scale = terms.scale[0];
-    const float* sum = terms.sum[0];
-    const int32_t* halves = terms.halves[0];
+    TokenRun token = terms.token();
     const int32_t* zero = terms.zero[0];
     for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
       const auto scales = [&] {
         if constexpr (kInCache) {
-          return cached->scales(b);
+          return cached->scales(b, block);
         } else {
           return Scales{block};
         }
@@ -186,73 +192,29 @@ struct IntegerProducts {
           for (int g = 0; g < G; ++g) {
             if constexpr (kOwnSums) {
 #pragma GCC unroll 8
-              for (int t = 0; t < T; ++t) {
-                const F s = V::set1(scale[kPartRuns * t]);
-                put(t, g, run == 0 ? V::mul(f[t][g], s) : V::fma(f[t][g], s, get(t, g)));
-              }
+              for (int t = 0; t < T; ++t)
+                sums.put(t, g, Kind::template add<V>(run, f[t][g], token.at(kPartRuns * t), sums.get(t, g)));
             } else {
               const auto by = scales.of_run(run, g0 + g);
-              [[maybe_unused]] F n;
-              [[maybe_unused]] I mins;
-              if constexpr (kHalfMins) {
-                n = Format::template block_min<V>(block, g0 + g);
-                mins = V::high_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g));
-              }
 #pragma GCC unroll 8
-              for (int t = 0; t < T; ++t) {
-                F of_run;
-                if constexpr (kReads && !kHalves) {
-                  of_run = V::fma(f[t][g], by.scale, by.less);
-                } else {
-                  of_run = V::mul(f[t][g], by.scale);
-                }
-                if constexpr (kHalfMins) {
-                  const I least = V::pair_products(mins, V::same(halves[kPartRuns * t]));
-                  of_run = V::fma(V::to_float(least), n, of_run);
-                }
-                F total = V::fma(of_run, V::set1(scale[kPartRuns * t]), get(t, g));
-                if constexpr (kRunMins) total = V::fma(V::set1(sum[kPartRuns * t]), by.min, total);
-                put(t, g, total);
-              }
+              for (int t = 0; t < T; ++t)
+                sums.put(t, g, by.add(f[t][g], token.at(kPartRuns * t), sums.get(t, g)));
             }
           }
           zero += kPieces;
-          ++scale;
-          ++sum;
-          ++halves;
+          token = token.at(1);
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) x[t] += 32;
         }
       }
-      if constexpr (kOwnSums) {
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) {
-          const F c = Format::template scale<V>(block, 0, g0 + g);
-#pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) {
-            float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
-            F total = V::fma(get(t, g), c, V::load(to));
-            if constexpr (Format::kMin) {
-              total = V::fma(V::set1(sum[kPartRuns * t - 2] + sum[kPartRuns * t - 1]),
-                             Format::template min<V>(block, 0, g0 + g), total);
-            }
-            V::store(to, total);
-          }
-        }
-      }
+      if constexpr (kOwnSums) add_block<T, G>(block, sums, token.at(-Format::kRuns), g0, out);
     }
-    if constexpr (kHeld && !kOwnSums) {
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) {
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) V::store(home + kPanelRows * t + V::kLanes * g, acc[t][g]);
-      }
-    }
+    if constexpr (!kOwnSums) sums.for_all([&](int t, int g) { V::store(sums.at(t, g), sums.acc[t][g]); });
   }
 
   template <bool kInCache, int T>
   static void tile_passes(const Rows& x, Part part, const Terms& terms, float* out) {
-    constexpr int kVectors = Dot::vectors(T, kPieces);  // of a pass
+    constexpr int kVectors = Dot::vectors(T, kPieces);  // in a pass
     for (int g = 0; g < kPanelRows / V::kLanes; g += kVectors) {
       if constexpr (kFolds && kInCache) {
         FoldedTile<V, Dot, Format, T, kVectors>::multiply(x, part, terms, g, out);
@@ -412,24 +374,16 @@ struct IntegerProducts {
   }
 };
 
-template <class V, class Format>
-constexpr FormatKernels integer_kernels() {
-  FormatKernels kernels;
-  kernels.activation = ActivationKind::kQ8;
-  kernels.matmul = IntegerProducts<V, Format>::matmul;
-  return kernels;
-}
-
 // The integer formats' part of a level.
 template <class V>
 constexpr KernelTable integer_part() {
   KernelTable part;
   for_each_format([&]<class Format>(Format) {
+    FormatKernels& kernels = part.formats[static_cast<int>(kNumberOf<Format>)];
     if constexpr (is_per_channel<Format>) {
-      part.formats[static_cast<int>(kNumberOf<Format>)] = {ActivationKind::kQ8Token,
-                                                           ChannelProducts<V, Format>::matmul, nullptr};
+      kernels = {ActivationKind::kQ8Token, ChannelProducts<V, Format>::matmul, nullptr};
     } else if constexpr (is_integer<Format>) {
-      part.formats[static_cast<int>(kNumberOf<Format>)] = integer_kernels<V, Format>();
+      kernels = {ActivationKind::kQ8, IntegerProducts<V, Format>::matmul, nullptr};
     }
   });
   return part;

@@ -8,19 +8,12 @@
 namespace twofold::kernels {
 const KernelTable* generic_level();
 const KernelTable* generic_packed();
-const KernelTable* generic_sampling();
 const KernelTable* generic_delta();
 #if defined(__x86_64__)
 const KernelTable* avx2_level();
-const KernelTable* avx2_float();
 const KernelTable* avx2_integer();
-const KernelTable* avx2_sampling();
-const KernelTable* avx2_delta();
 const KernelTable* avx_vnni_integer();
 const KernelTable* avx512_level();
-const KernelTable* avx512_float();
-const KernelTable* avx512_sampling();
-const KernelTable* avx512_delta();
 const KernelTable* avx512_vnni_integer();
 const KernelTable* avx512_bf16_level();
 const KernelTable* amx_level();

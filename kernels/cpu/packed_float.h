@@ -1,5 +1,5 @@
 // Products of float32 activations with packed f32, f16, bf16 and fp8 weights, written once over a vector type
-// V (simd_kernels.h lists its suppliers). Every level gives the bits of generic_packed.cpp: per output
+// V (simd_kernels.h lists its suppliers). Every level gives the bits of generic/packed.cpp: per output
 // element 64 columns are added up one after the other (P), then P is added to the total.
 //
 // Few tokens: a panel is one ascending stream, widened in registers, all 32 rows at once. Many tokens: 64
@@ -16,7 +16,7 @@ template <class V>
 struct PackedFloat {
   using F = typename V::F;
   static constexpr int kLanes = V::kLanes;
-  static constexpr int kVectors = kPanelRows / kLanes;  // of a panel's rows
+  static constexpr int kVectors = kPanelRows / kLanes;  // a panel's rows
   static constexpr int kBlock = 64;                     // columns of a partial sum
   static constexpr int kTileTokens = V::kPackedTokens;  // with two vectors of rows: as many as registers hold
   static constexpr int kDirectTokens = V::kDirectTokens;

@@ -18,13 +18,15 @@ inline constexpr float kReadableFloat = 12582912.0F;
 template <class V, class Dot, class Format>
 struct RunScales {
   using F = typename V::F;
-  static constexpr bool kHalves = Format::kScale == ScaleOf::kHalf;
-  static constexpr bool kSub = requires { Format::sub_at(0, 0); } && (kHalves || Dot::kIntegerScales);
-  static constexpr bool kRunMins = !kHalves && Format::kMin;
-  // Whether sums are read so; of a half its first one. A block's scale multiplies no sum of integers, sums of four_codes.h
+  using Kind = typename Format::Kind;
+  using Least = typename Kind::template Least<V, Format>;
+  static constexpr bool kHalves = Kind::kSums > 1;
+  // Whether sums are multiplied by the numbers that their block's scale multiplies.
+  static constexpr bool kNumbers = has_numbers<Format> && (kHalves || Dot::kIntegerScales);
+  // Whether sums are read so; of two halves' the first. A block's scale multiplies no sum of integers, sums of four_codes.h
   // begin without, and in 16 registers one more vector pushes sums out (five tokens of Q4_0: 0.78).
-  static constexpr bool kReads = requires { Dot::readable(); } && V::kLanes == 16 &&
-                                 Format::kScale != ScaleOf::kBlock && Format::kCodes != 4;
+  static constexpr bool kReads =
+      requires { Dot::readable(); } && V::kLanes == 16 && !Kind::kOfBlock && Format::kUnitRuns != 4;
 
   const uint8_t* block;
 
@@ -40,35 +42,62 @@ struct RunScales {
   struct OfHalf {
     F scale, less;
   };
+  // What joins a run's sum to the totals of a vector of rows.
   struct OfRun {
-    F scale, less, min;
+    F scale, less;
+    Least least;
+    [[gnu::always_inline]] F add(F sum, const TokenRun& x, F total) const {
+      return least.join(kReads && !kHalves ? V::fma(sum, scale, less) : V::mul(sum, scale), x, total);
+    }
   };
   static F less_of(F scale) { return V::mul(scale, V::set1(-kReadableFloat)); }
 
-  [[gnu::always_inline]] auto sub(int run, int piece, int g) const {
-    if constexpr (has_sub_pairs<Format>) {
-      return Dot::pair_scale(block + Format::sub_at(run, 0) + 2 * V::kLanes * g, piece);
-    } else if constexpr (kSub) {
-      return Dot::template sub_scale<Format::kSub>(block + Format::sub_at(run, piece) + V::kLanes * g);
+  [[gnu::always_inline]] auto number(int run, int piece, int g) const {
+    if constexpr (kNumbers) {
+      return numbers_of<typename Dot::Numbers, Format>(block, run, piece, g);
     } else {
       return Dot::one();
     }
   }
   [[gnu::always_inline]] OfHalf half(int run, int piece, int g) const {
-    const F scale = sub(run, piece, g);
+    const F scale = number(run, piece, g);
     return {scale, less_of(scale)};
   }
   [[gnu::always_inline]] OfRun of_run(int run, int g) const {
-    OfRun by;
-    if constexpr (kSub) {
-      by.scale = Format::template block_scale<V>(block, g);
-    } else {
-      by.scale = Format::template scale<V>(block, run, g);
-    }
+    OfRun by{scale(run, g), F(), Least::of(block, run, g)};
     if constexpr (kReads && !kHalves) by.less = less_of(by.scale);
-    if constexpr (kRunMins && Format::kScale == ScaleOf::kRun)
-      by.min = Format::template min<V>(block, run, g);
     return by;
+  }
+
+  // What multiplies a run's piece-th sum of integers; `scales` are these or an unpacked part's.
+  template <class ScalesOf>
+  [[gnu::always_inline]] static auto factor(const ScalesOf& scales, int run, int piece, int g) {
+    if constexpr (kReads && kHalves) {
+      return scales.half(run, piece, g);
+    } else {
+      return scales.number(run, piece, g);
+    }
+  }
+  // Adds it to the run's total.
+  template <class Factor>
+  [[gnu::always_inline]] static void add(int piece, typename Dot::Sum sum, const Factor& by,
+                                         typename Dot::Total& total) {
+    if constexpr (kReads && kHalves) {
+      total = piece == 0 ? V::fma(V::as_float(sum), by.scale, by.less) : Dot::next(total, sum, by.scale);
+    } else if constexpr (kReads) {
+      total = V::as_float(sum);
+    } else {
+      total = piece == 0 ? Dot::first(sum, by) : Dot::next(total, sum, by);
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] F scale(int run, int g) const {
+    if constexpr (kNumbers) {
+      return Format::template block_scale<V>(block, g);
+    } else {
+      return Format::template scale<V>(block, run, 0, g);
+    }
   }
 };
 

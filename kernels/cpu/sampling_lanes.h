@@ -206,11 +206,6 @@ struct SamplingLanes {
 
   static constexpr SamplingKernels kKernels = {
       .extremes = extremes, .weigh = weigh, .tally = tally, .find_within = find_within, .sum_exp = sum_exp};
-  static constexpr KernelTable part() {
-    KernelTable table;
-    table.sampling = &kKernels;
-    return table;
-  }
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The kernels of the vector levels, written once over a vector type V; avx2.cpp and avx512.cpp supply it and
+// The kernels of the vector levels, written once over a vector type V; avx2/ and avx512/ supply it and
 // are compiled with their own flags. V lives in an anonymous namespace there, so no instantiation is shared
 // between levels.
 //
@@ -10,6 +10,16 @@
 #include "simd_products.h"
 
 namespace twofold::kernels {
+
+template <class V>
+void f32_to_bf16(const float* x, uint16_t* y, int64_t n) {
+  int64_t i = 0;
+  for (; i + V::kLanes <= n; i += V::kLanes) V::store_bf16(y + i, V::load(x + i));
+  if (i == n) return;
+  uint16_t last[V::kLanes];
+  V::store_bf16(last, V::load_first(x + i, static_cast<int>(n - i)));
+  for (int c = 0; i < n; ++i, ++c) y[i] = last[c];
+}
 
 template <class V>
 struct Simd : Products<V> {
@@ -173,15 +183,6 @@ struct Simd : Products<V> {
 
   static void bf16_to_f32(const uint16_t* x, float* y, int64_t n) { widen<uint16_t>(x, y, n); }
 
-  static void f32_to_bf16(const float* x, uint16_t* y, int64_t n) {
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) V::store_bf16(y + i, V::load(x + i));
-    if (i == n) return;
-    uint16_t last[kLanes];
-    V::store_bf16(last, V::load_first(x + i, static_cast<int>(n - i)));
-    for (int c = 0; i < n; ++i, ++c) y[i] = last[c];
-  }
-
   template <class W>
   static constexpr RowKernels rows_of() {
     return {Products<V>::template matmul<W>, weighted_sum<W>, widen<W>};
@@ -199,7 +200,7 @@ struct Simd : Products<V> {
     table.axpy = axpy;
     table.multiply = multiply;
     table.bf16_to_f32 = bf16_to_f32;
-    table.f32_to_bf16 = f32_to_bf16;
+    table.f32_to_bf16 = f32_to_bf16<V>;
     table.read_all = V::read_all;
     return table;
   }

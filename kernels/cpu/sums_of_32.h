@@ -34,16 +34,22 @@ struct SumsOf32 {
 
   struct One {};
   static One one() { return {}; }
-  template <SubScale kSub>
-  static Total sub_scale(const uint8_t* p) {
-    return kernels::sub_scale<V, kSub>(p);
-  }
-  static Total pair_scale(const uint8_t* p, int half) { return V::pair_low(p, half); }
+  using Numbers = V;
   static Total first(Sum sum, One) { return V::to_float(sum); }
   static Total first(Sum sum, Total c) { return V::mul(V::to_float(sum), c); }
   static Total next(Total total, Sum, One) { return total; }
   static Total next(Total total, Sum sum, Total c) { return V::fma(V::to_float(sum), c, total); }
   static Total value(Total total) { return total; }
+};
+
+// For channel_products.h; a level adds kTokens, vectors() and add().
+template <class V>
+struct ChannelOf32 {
+  using Run = typename V::I;
+  using Weights = typename V::I;
+  static Weights weights(typename V::I bytes) { return bytes; }
+  static Run begin(typename V::I sum) { return sum; }
+  static typename V::I end(typename V::I, Run run) { return run; }
 };
 
 // For four_codes.h: codes are multiplied where they lie, of the third bits where two shifts of a plane bring them.
@@ -53,7 +59,7 @@ struct FourOf32 {
   using F = typename V::F;
   static constexpr int kVectors = kVectorsAtOnce;
   static constexpr bool kThird = Format::kPlanes > 0;
-  static constexpr int kPlace[4] = {0, 2, kThird ? 2 : 4, kThird ? 4 : 6};  // of a run's lowest bit
+  static constexpr int kPlace[4] = {0, 2, kThird ? 2 : 4, kThird ? 4 : 6};  // where a run's lowest bit is
   // 16 bits hold a half's sum times four, not times 16.
   static constexpr int kUp[4] = {0, 2, 2, kThird ? 4 : 2};
 
@@ -117,15 +123,13 @@ struct FourOf32 {
 #pragma GCC unroll 4
     for (int g = 0; g < kVectors; ++g) {
       const I first = sum[0][r][g], second = sum[1][r][g];
-      if constexpr (has_sub_pairs<Format>) {
+      if constexpr (requires { requires Format::Sub::kRowBytes == 2; }) {
         const I pairs = V::template joined<kPlace[r] - kUp[r]>(first, second);
         const I scales = V::low_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g));
         f[r][g] = V::to_float(V::pair_products(pairs, scales));
       } else {
-        const auto scale = [&](int half) {
-          return sub_scale<V, Format::kSub>(block + Format::sub_at(run, half) + V::kLanes * (g0 + g));
-        };
-        f[r][g] = V::fma(V::to_float(second), scale(1), V::mul(V::to_float(first), scale(0)));
+        const auto number = [&](int half) { return numbers_of<V, Format>(block, run, half, g0 + g); };
+        f[r][g] = V::fma(V::to_float(second), number(1), V::mul(V::to_float(first), number(0)));
       }
     }
   }

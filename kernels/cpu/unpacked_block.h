@@ -17,7 +17,7 @@ struct DotOf {
   using type = typename V::template Dot<Format::kDotBits>;
 };
 template <class V, class Format>
-  requires requires { typename V::FloatScaled; } && (Format::kSub == SubScale::kFloat)
+  requires requires { typename V::FloatScaled; } && has_float_numbers<Format>
 struct DotOf<V, Format> {
   using type = typename V::FloatScaled;
 };
@@ -42,18 +42,18 @@ template <class V, class Dot, class Format>
 struct alignas(64) Unpacked {
   using F = typename V::F;
   using Of = RunScales<V, Dot, Format>;
-  using Sub = decltype(Of{nullptr}.sub(0, 0, 0));
+  using Number = decltype(Of{nullptr}.number(0, 0, 0));
   static constexpr int kRunBytes = 8 * kStepBytes * Dot::kStoredVectors, kPartRuns = 8;
-  static constexpr int kPieces = Format::kScale == ScaleOf::kHalf ? 2 : Dot::kPieces;
-  static constexpr bool kOwn = Format::kScale != ScaleOf::kBlock;  // a scale for each run or half
-  static constexpr int kRuns = kOwn ? kPartRuns : 1, kHalfRuns = Of::kSub ? kPieces * kPartRuns : 1;
-  static constexpr bool kOfHalves = Of::kReads && Of::kHalves;
+  static constexpr int kPieces = Of::kHalves ? 2 : Dot::kPieces;
+  static constexpr bool kOwn = !Format::Kind::kOfBlock;  // a scale for each run or half
+  static constexpr int kRuns = kOwn ? kPartRuns : 1, kHalfRuns = Of::kNumbers ? kPieces * kPartRuns : 1;
+  static constexpr bool kOfHalves = Of::kReads && Of::kHalves, kMins = takes_run_sums<Format>;
 
   uint8_t weights[kPartRuns * kRunBytes];
   alignas(64) float scale[kRuns][kPanelRows];
   alignas(64) float less[Of::kReads ? kRuns : 1][kPanelRows];
-  alignas(64) float min[Of::kRunMins ? kRuns : 1][kPanelRows];
-  alignas(64) uint8_t sub[kHalfRuns][4 * kPanelRows];
+  alignas(64) float min[kMins ? kRuns : 1][kPanelRows];
+  alignas(64) uint8_t number[kHalfRuns][4 * kPanelRows];
 
   // Where in a run the vector of rows `g` of a step lies.
   static constexpr int at(int step, int g) {
@@ -78,30 +78,32 @@ struct alignas(64) Unpacked {
     }
   }
 
-  // Those of block b of the part, as RunScales has them.
+  // A block's, whose first run is run `begin` of the part, as RunScales has them.
   struct Scales {
     const Unpacked& part;
     int begin;
+    const uint8_t* block;
     [[gnu::always_inline]] auto half(int run, int piece, int g) const {
       const int i = kPieces * (begin + run) + piece, row = V::kLanes * g;
-      return typename Of::OfHalf{load<F>(part.sub[i], g), V::load(part.less[begin + run] + row)};
+      return typename Of::OfHalf{load<F>(part.number[i], g), V::load(part.less[begin + run] + row)};
     }
-    [[gnu::always_inline]] auto sub(int run, int piece, int g) const {
-      if constexpr (Of::kSub) {
-        return load<Sub>(part.sub[kPieces * (begin + run) + piece], g);
+    [[gnu::always_inline]] auto number(int run, int piece, int g) const {
+      if constexpr (Of::kNumbers) {
+        return load<Number>(part.number[kPieces * (begin + run) + piece], g);
       } else {
         return Dot::one();
       }
     }
     [[gnu::always_inline]] auto of_run(int run, int g) const {
       const int row = V::kLanes * g;
-      typename Of::OfRun by{V::load(part.scale[begin + run] + row), F(), F()};
+      typename Of::OfRun by{V::load(part.scale[begin + run] + row), F(), {}};
       if constexpr (Of::kReads && !Of::kHalves) by.less = V::load(part.less[begin + run] + row);
-      if constexpr (Of::kRunMins) by.min = V::load(part.min[begin + run] + row);
+      if constexpr (kMins) by.least.min = V::load(part.min[begin + run] + row);
+      if constexpr (takes_half_sums<Format>) by.least = Of::Least::of(block, run, g);
       return by;
     }
   };
-  Scales scales(int b) const { return {*this, b * Format::kRuns}; }
+  Scales scales(int b, const uint8_t* block) const { return {*this, b * Format::kRuns, block}; }
 
  private:
   template <class E>
@@ -121,10 +123,10 @@ struct alignas(64) Unpacked {
     V::store(scale[begin + run] + row, by.scale);
     if constexpr (Of::kReads && !Of::kHalves) V::store(less[begin + run] + row, by.less);
     if constexpr (kOfHalves) V::store(less[begin + run] + row, of.half(run, 0, g).less);
-    if constexpr (Of::kRunMins) V::store(min[begin + run] + row, by.min);
-    if constexpr (Of::kSub) {
+    if constexpr (kMins) V::store(min[begin + run] + row, by.least.min);
+    if constexpr (Of::kNumbers) {
       for (int piece = 0; piece < kPieces; ++piece)
-        put(sub[kPieces * (begin + run) + piece] + V::kBytes * g, of.sub(run, piece, g));
+        put(number[kPieces * (begin + run) + piece] + V::kBytes * g, of.number(run, piece, g));
     }
   }
 };

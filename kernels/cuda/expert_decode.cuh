@@ -3,7 +3,6 @@
 // added in an order fixed by K and format: no atomics, and a token's result does not depend on the other
 // tokens of its expert.
 #pragma once
-#include <type_traits>
 
 #include "expert_layer.h"
 #include "launch_shapes.h"
@@ -12,8 +11,8 @@
 
 namespace twofold::cuda {
 
-// Room for registers: one token needs loads under way (80 registers; nibbles under one f16 alone make do with 64, Q5_K's down
-// needs two more on sm_120), eight tokens need sums (up to 255).
+// Room for registers: one token needs loads under way (80 registers; nibbles under one f16 alone make do with 64, and a format
+// may need two more in down), eight tokens need sums (up to 255).
 template <WeightFormat F>
 constexpr int blocks_per_multiprocessor(int tokens, int threads) {
   int of_one_token = 768;
@@ -21,7 +20,9 @@ constexpr int blocks_per_multiprocessor(int tokens, int threads) {
     using Format = FormatOf<F>;
     if (Format::kBits == 4 && Format::kRuns == 1 && !Format::kMin && !kernels::has_table<Format>)
       of_one_token = 1024;
-    if (std::is_same_v<Format, kernels::formats::Q5_K> && threads == kDownThreads) of_one_token = 640;
+    if constexpr (requires { Format::kDeviceDownThreads; }) {
+      if (threads == kDownThreads) of_one_token = Format::kDeviceDownThreads;
+    }
   }
   return (tokens == 1 ? of_one_token : 256) / threads;
 }

@@ -34,15 +34,9 @@ TWOFOLD_HD void dequantise_16(const uint8_t* panel, int first, int quad, float (
   } else {
     const int column = first % Format::kPanelColumns, run = column / 32;
     const int group = run / Format::kGroupRuns, in_group = run % Format::kGroupRuns;
-    Lane::F scale, min;
-    if constexpr (Format::kScale == kernels::ScaleOf::kHalf) {
-      const int half = column % 32 / 16;
-      scale = Format::template half_scale<Lane>(block, run, half, quad);
-      if constexpr (Format::kMin) min = Format::template half_min<Lane>(block, run, half, quad);
-    } else {
-      scale = Format::template scale<Lane>(block, run, quad);
-      if constexpr (Format::kMin) min = Format::template min<Lane>(block, run, quad);
-    }
+    const int half = column % 32 / 16;
+    const Lane::F scale = Format::template scale<Lane>(block, run, half, quad);
+    const Lane::F min = Format::template min<Lane>(block, run, half, quad);
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const Words words = Format::template bytes<Lane>(block, group, in_group, column % 32 / 4 + s, quad);

@@ -106,7 +106,7 @@ struct UnitProduct {
   // then of the others.
   TWOFOLD_HD static void add_integers(const uint8_t* block, int unit, int part, int column, int quad, int K,
                                       const uint8_t* x, int64_t row_bytes, int count, Sums& acc) {
-    constexpr bool kHalves = Format::kScale == kernels::ScaleOf::kHalf;
+    constexpr bool kHalves = Format::Kind::kSums > 1;
     constexpr bool kOneHalf = unit_parts<Format>() == 2;
     static_assert(kHalves || !kOneHalf);
     constexpr int kRuns = Format::kUnitRuns < 2 ? 1 : 2;  // whose sums are registers
@@ -140,15 +140,9 @@ struct UnitProduct {
   TWOFOLD_HD static void add_run(const uint8_t* block, int run, int half, int first, int quad, int K,
                                  const uint8_t* x, int64_t row_bytes, int count,
                                  const int32_t (&dot)[kTokens][kRowsOfLane], Sums& acc) {
-    constexpr bool kHalves = Format::kScale == kernels::ScaleOf::kHalf;
-    Lane::F scale, min;
-    if constexpr (kHalves) {
-      scale = Format::template half_scale<Lane>(block, run, half, quad);
-      if constexpr (Format::kMin) min = Format::template half_min<Lane>(block, run, half, quad);
-    } else {
-      scale = Format::template scale<Lane>(block, run, quad);
-      if constexpr (Format::kMin) min = Format::template min<Lane>(block, run, quad);
-    }
+    constexpr bool kHalves = Format::Kind::kSums > 1;
+    const Lane::F scale = Format::template scale<Lane>(block, run, half, quad);
+    const Lane::F min = Format::template min<Lane>(block, run, half, quad);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t >= count) continue;

@@ -27,7 +27,7 @@ inline constexpr bool kIsPlain = Format::kPanelBytes == kStepBytes;
 // A unit of four runs is two lanes' units: of the first and of the last 16 columns of each run.
 template <class Format>
 TWOFOLD_HD constexpr int unit_parts() {
-  if constexpr (kernels::is_integer<Format>) return Format::kCodes == 4 ? 2 : 1;
+  if constexpr (kernels::is_integer<Format>) return Format::kUnitRuns == 4 ? 2 : 1;
   return 1;
 }
 
@@ -214,6 +214,7 @@ struct Lane {
                    last = load_as<uint32_t>(p + 4) >> (8 * i + 4);
     return {{float(first & 15u), float((first >> 16) & 15u), float(last & 15u), float((last >> 16) & 15u)}};
   }
+  TWOFOLD_HD static F set1(float v) { return {{v, v, v, v}}; }
   TWOFOLD_HD static F mul(F a, const F& b) {
 #pragma unroll
     for (int r = 0; r < kRowsOfLane; ++r) a.v[r] *= b.v[r];

@@ -1,5 +1,7 @@
 // A vector of one row (formats/panel.h): how scalar code reads panels.
 #pragma once
+#include <cmath>
+
 #include "twofold/weight_format.h"
 
 namespace twofold::kernels {
@@ -23,6 +25,9 @@ struct OneRow {
     for (int i = 0; i < 32; i += 8) found |= static_cast<I>(Codes::kTable[codes >> i & 15u]) << i;
     return found;
   }
+  static I same(int32_t v) { return static_cast<I>(v); }
+  static F set1(float v) { return v; }
+  static F to_float(I v) { return static_cast<float>(static_cast<int32_t>(v)); }
   static F half_powers(const uint8_t* p) { return float_of_bits(static_cast<uint32_t>(*p) << 23); }
   static F half(const uint8_t* p) { return f16_at(p); }
   static F unsigned_bytes(const uint8_t* p) { return *p; }
@@ -34,7 +39,14 @@ struct OneRow {
   }
   static F pair_low(const uint8_t* p, int i) { return static_cast<float>(p[i] & 15); }
   static F pair_high(const uint8_t* p, int i) { return static_cast<float>(p[i] >> 4); }
+  // Both bytes' high nibbles, in 16 bits each; the sum of the products of two such pairs.
+  static I high_pairs(const uint8_t* p) { return p[0] >> 4 | static_cast<I>(p[1] >> 4) << 16; }
+  static I pair_products(I a, I b) {
+    const auto half = [](I v, int at) { return static_cast<int16_t>(v >> at); };
+    return static_cast<I>(half(a, 0) * half(b, 0) + half(a, 16) * half(b, 16));
+  }
   static F mul(F a, F b) { return a * b; }
+  static F fma(F a, F b, F c) { return std::fma(a, b, c); }
   static F negative(F v) { return -v; }
 };
 
@@ -47,7 +59,7 @@ void run_values(const uint8_t* panel, int row, int run, uint8_t* u) {
   }
 }
 
-// Bits of element k of a panel block's row, for element formats.
+// Bits of element k in a panel block's row, for element formats.
 template <class Format>
 uint32_t element_bits(const uint8_t* panel, int row, int64_t k) {
   constexpr int kBits = 32 / Format::kStepColumns;

@@ -71,12 +71,34 @@ inline float inverse_or_zero(float v) {
   return std::isfinite(inverse) ? inverse : 0.0f;
 }
 
-// The error of rounding to scale * q, q in [lowest, highest], and what the best scale for these integers
-// would be.
-struct ScaleFit {
-  float error, refitted;
+// The error of rounding with a scale, and what the best one for the resulting integers would be.
+template <class Scale>
+struct Fit {
+  float error;
+  Scale refitted;
 };
-inline ScaleFit try_scale(const float* x, const float* w, int n, float scale, float lowest, float highest) {
+
+// The scale of least error among those that begin(wider) gives for all starts and their refits; try_one(scale) is a Fit.
+template <class Scale, int Count, class Begin, class Try>
+inline Scale best_fit(const float (&starts)[Count], int passes, Scale best, const Begin& begin,
+                      const Try& try_one) {
+  float best_error = INFINITY;
+  for (const float wider : starts) {
+    Scale scale = begin(wider);
+    for (int pass = 0; pass < passes; ++pass) {
+      const Fit<Scale> fit = try_one(scale);
+      if (fit.error < best_error) {
+        best_error = fit.error;
+        best = scale;
+      }
+      scale = fit.refitted;
+    }
+  }
+  return best;
+}
+
+// For scale * q with q in [lowest, highest].
+inline Fit<float> try_scale(const float* x, const float* w, int n, float scale, float lowest, float highest) {
   const float inverse = inverse_or_zero(scale);
   float sums[3];
   sum_lanes(n, sums, [=](int i, Lanes* lanes) {
@@ -103,37 +125,23 @@ float fit_scale_from(const float (&starts)[Count], const float* x, const float* 
   }
   if (extreme == 0.0f) return 0.0f;
   const float lowest = static_cast<float>(-half), highest = static_cast<float>(half - 1);
-  float best = 0.0f, best_error = INFINITY;
-  for (const float wider : starts) {
-    float scale = extreme / (lowest - wider);
-    for (int pass = 0; pass < 2; ++pass) {
-      const ScaleFit fit = try_scale(x, w, n, scale, lowest, highest);
-      if (fit.error < best_error) {
-        best_error = fit.error;
-        best = scale;
-      }
-      scale = fit.refitted;
-    }
-  }
-  return best;
+  return best_fit(
+      starts, 2, 0.0f, [=](float wider) { return extreme / (lowest - wider); },
+      [=](float scale) { return try_scale(x, w, n, scale, lowest, highest); });
 }
 inline float fit_scale(const float* x, const float* w, int n, int half) {
   return fit_scale_from(kStarts, x, w, n, half);
 }
 
-// The same of a whole row of 4 bits, whose largest weights are worth cutting.
+// The same for a whole row of 4 bits, whose largest weights are worth cutting.
 inline float fit_row_scale(const float* x, const float* w, int n) {
   constexpr float kRowStarts[] = {-1.0f, 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f};
   return fit_scale_from(kRowStarts, x, w, n, 8);
 }
 
-struct AffineFit {
-  float error;
-  Affine refitted;
-};
 // As try_scale, for scale * q + min with q in [0, highest]; `min_below_zero` keeps the refitted minimum <= 0.
-inline AffineFit try_affine(const float* x, const float* w, int n, Affine affine, float highest,
-                            bool min_below_zero) {
+inline Fit<Affine> try_affine(const float* x, const float* w, int n, Affine affine, float highest,
+                              bool min_below_zero) {
   const float inverse = inverse_or_zero(affine.scale);
   float sums[6];
   sum_lanes(n, sums, [=](int i, Lanes* lanes) {
@@ -173,20 +181,9 @@ inline Affine fit_affine(const float* x, const float* w, int n, int highest, boo
   }
   if (!(high > low)) return {0.0f, low};
   const float top = static_cast<float>(highest);
-  Affine best{0.0f, low};
-  float best_error = INFINITY;
-  for (const float wider : kStarts) {
-    Affine affine{(high - low) / (top + wider), low};
-    for (int pass = 0; pass < 3; ++pass) {
-      const AffineFit fit = try_affine(x, w, n, affine, top, min_below_zero);
-      if (fit.error < best_error) {
-        best_error = fit.error;
-        best = affine;
-      }
-      affine = fit.refitted;
-    }
-  }
-  return best;
+  return best_fit(
+      kStarts, 3, Affine{0.0f, low}, [=](float wider) { return Affine{(high - low) / (top + wider), low}; },
+      [=](Affine affine) { return try_affine(x, w, n, affine, top, min_below_zero); });
 }
 
 }  // namespace twofold::kernels

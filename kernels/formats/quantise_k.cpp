@@ -3,6 +3,7 @@
 // Each run is fitted alone first. Then the common scales are chosen, the runs' scales rounded to them, and
 // from there on only what can be stored is compared: neighbouring integers for each run, and once more the
 // common scales for the integers that came out.
+#include <algorithm>
 #include <cstring>
 
 #include "quantise.h"
@@ -20,24 +21,6 @@ struct AffineBlock {
   uint8_t q[kBlock];
 };
 
-// Errors of a run under scale * q + min, with the sums that fit d and dmin to the integers afterwards.
-float run_error(const float* x, const float* w, Affine affine, float highest) {
-  const float inverse = inverse_or_zero(affine.scale);
-  float sums[1];
-  sum_lanes(32, sums, [=](int i, Lanes* lanes) {
-    Lanes xs, ws;
-    load(x + i, xs);
-    load(w + i, ws);
-    Lanes q = (xs - affine.min) * inverse;
-    round_within(q, 0.0f, highest);
-    const Lanes e = xs - (affine.scale * q + affine.min);
-    lanes[0] += ws * e * e;
-  });
-  return sums[0];
-}
-
-int clamp(int v, int low, int high) { return v < low ? low : v > high ? high : v; }
-
 // Fills scale, min and q for the stored d and dmin, near the wanted scales; returns the block's error.
 float choose_runs(const float* x, const float* w, const Affine* wanted, int highest, AffineBlock& block) {
   const float d = float_of_f16(block.d), dmin = float_of_f16(block.dmin), top = static_cast<float>(highest);
@@ -47,10 +30,10 @@ float choose_runs(const float* x, const float* w, const Affine* wanted, int high
     const int scale0 = static_cast<int>(nearest_within(wanted[run].scale * inverse_or_zero(d), 0.0f, 63.0f));
     const int min0 = static_cast<int>(nearest_within(-wanted[run].min * inverse_or_zero(dmin), 0.0f, 63.0f));
     float best = INFINITY;
-    for (int scale = clamp(scale0 - 1, 0, 63); scale <= clamp(scale0 + 1, 0, 63); ++scale) {
-      for (int min = clamp(min0 - 1, 0, 63); min <= clamp(min0 + 1, 0, 63); ++min) {
-        const float error =
-            run_error(xs, ws, {d * static_cast<float>(scale), -dmin * static_cast<float>(min)}, top);
+    for (int scale = std::clamp(scale0 - 1, 0, 63); scale <= std::clamp(scale0 + 1, 0, 63); ++scale) {
+      for (int min = std::clamp(min0 - 1, 0, 63); min <= std::clamp(min0 + 1, 0, 63); ++min) {
+        const Affine tried{d * static_cast<float>(scale), -dmin * static_cast<float>(min)};
+        const float error = try_affine(xs, ws, 32, tried, top, true).error;
         if (error < best) {
           best = error;
           block.scale[run] = scale;
@@ -151,7 +134,7 @@ float choose_scales(const float* x, const float* w, const float* wanted, ScaledB
     const float *xs = x + 16 * run, *ws = w + 16 * run;
     const int scale0 = static_cast<int>(nearest_within(wanted[run] * inverse_or_zero(d), -128.0f, 127.0f));
     float best = INFINITY;
-    for (int scale = clamp(scale0 - 1, -128, 127); scale <= clamp(scale0 + 1, -128, 127); ++scale) {
+    for (int scale = std::clamp(scale0 - 1, -128, 127); scale <= std::clamp(scale0 + 1, -128, 127); ++scale) {
       const float error = try_scale(xs, ws, 16, d * static_cast<float>(scale), -32.0f, 31.0f).error;
       if (error < best) {
         best = error;

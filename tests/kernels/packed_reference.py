@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from kernel_reference import F32, F64, to_bf16_bits, widen
 from numpy.typing import NDArray
+from twofold._core import weight_formats
 from twofold._testing import kernels
 from twofold.weights.weight_format import WeightMatrix, element_type
 
 U8 = NDArray[np.uint8]
-FORMATS: dict[str, tuple[int, int, int, int, int, int, str, bool]] = kernels.formats()
+FORMATS = weight_formats()
 GGUF_FORMATS = {name: gguf for name, (columns, *_, gguf, _) in FORMATS.items() if gguf and columns > 1}
 
 
@@ -20,8 +21,6 @@ GGUF_FORMATS = {name: gguf for name, (columns, *_, gguf, _) in FORMATS.items() i
 class Block:
     """Format properties that a random block needs."""
 
-    f16_at: tuple[int, ...]
-    """Offsets of its f16 scales; all other bytes are arbitrary. None: the row's head is one."""
     size: float
     """Size of the scales that gives weights of about 1."""
     signed: bool = False
@@ -33,24 +32,25 @@ class Block:
 
 
 BLOCKS = {
-    "q8_0": Block((0,), 1 / 74, signed=True),
-    "q4_0": Block((0,), 1 / 5, signed=True),
-    "q4_k": Block((0, 2), 1 / 250),
-    "q5_k": Block((0, 2), 1 / 500),
-    "q6_k": Block((208,), 1 / 1400),
-    "int8": Block((0,), 1 / 74, signed=True),
-    "int4": Block((0, 2), 1 / 5, signed=True),
-    "int8_channel": Block((), 1 / 74, signed=True),
-    "int4_channel": Block((), 1 / 5, signed=True),
-    "mxfp4": Block((), 1 / 4, exponent=True),
-    "iq4_nl": Block((0,), 1 / 60, signed=True),
-    "q4_1": Block((0, 2), 1 / 5, signed=True),
-    "q5_0": Block((0,), 1 / 10, signed=True),
-    "q5_1": Block((0, 2), 1 / 10, signed=True),
-    "q2_k": Block((80, 82), 1 / 12),
-    "q3_k": Block((108,), 1 / 45),
-    "iq4_xs": Block((0,), 1 / 1100, signed=True),
-    "nvfp4": Block((), 1 / 500, e4m3=4),
+    "q8_0": Block(1 / 74, signed=True),
+    "q4_0": Block(1 / 5, signed=True),
+    "q4_k": Block(1 / 250),
+    "q5_k": Block(1 / 500),
+    "q6_k": Block(1 / 1400),
+    "int8": Block(1 / 74, signed=True),
+    "int4": Block(1 / 5, signed=True),
+    "int8_channel": Block(1 / 74, signed=True),
+    "int4_channel": Block(1 / 5, signed=True),
+    "mxfp4": Block(1 / 4, exponent=True),
+    "iq4_nl": Block(1 / 60, signed=True),
+    "q4_1": Block(1 / 5, signed=True),
+    "q5_0": Block(1 / 10, signed=True),
+    "q5_1": Block(1 / 10, signed=True),
+    "q2_k": Block(1 / 12),
+    "q3_k": Block(1 / 45),
+    "iq4_xs": Block(1 / 1100, signed=True),
+    "iq3_xxs": Block(1 / 140, signed=True),
+    "nvfp4": Block(1 / 500, e4m3=4),
 }
 
 
@@ -87,7 +87,7 @@ def scale_bytes(rows: Rows) -> list[int]:
         return list(blocks)
     if count := BLOCKS[rows.format].e4m3:
         return [*range(head), *(block + at for block in blocks for at in range(count))]
-    at = [*range(0, head, 2), *(block + at for block in blocks for at in BLOCKS[rows.format].f16_at)]
+    at = [*range(0, head, 2), *(block + at for block in blocks for at in kernels.scale_offsets(rows.format))]
     return [byte for first in at for byte in (first, first + 1)]
 
 
@@ -128,7 +128,7 @@ def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
 
     if block.exponent:
         data[..., 0] = 127 + int(np.log2(block.size)) + rng.integers(-1, 2, data.shape[:2])
-    for at in block.f16_at:
+    for at in kernels.scale_offsets(format_name):
         data[..., at : at + 2] = scales(data.shape[:2])
     if block.e4m3:  # positive numbers; every other tensor's scale divides
         data[..., : block.e4m3] %= 0x7F

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from twofold._core import weight_formats
 from twofold._testing import kernels
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
@@ -40,7 +41,7 @@ def test_wider_registers_do_more(pool: ops.ThreadPool) -> None:
 
 def test_a_format_is_multiplied_in_products_that_the_level_has(pool: ops.ThreadPool) -> None:
     has = ops.measure_ceilings(pool, **BRIEF)
-    for name in kernels.formats():
+    for name in weight_formats():
         assert f"{ops.products_of(name)}_gop_per_s" in has
     assert ops.products_of("f32") == "f32"
     assert ops.products_of("q8_0").startswith("int8")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import twofold
+from twofold._core import weight_formats
 from twofold._testing import kernels
 from twofold.blocks import ops
 
@@ -41,7 +42,7 @@ def test_the_best_level_is_chosen_with_its_reason() -> None:
         for level, _, names in (choice.partition(" for ") for choice in measured.split("; ") if choice)
         for name in names.split(", ")
     }
-    for name in kernels.formats():
+    for name in weight_formats():
         kind = kernels.format_kernel(supported[-1], name)[0]
         owners = {
             kernels.format_kernel(level, name)[1]

@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from twofold._testing import kernels
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
@@ -20,7 +21,7 @@ from twofold.models.model_files import ModelFiles, open_model_files, part_specs
 from twofold.models.registry import read_gguf_config
 from twofold.weights.gguf_file import GgufFile
 from twofold.weights.gguf_source import GgufSource
-from twofold.weights.weight_format import WeightMatrix
+from twofold.weights.weight_format import FORMATS, WeightMatrix
 
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import TinyModel, tiny_config, write_tiny_model
@@ -109,27 +110,19 @@ def test_rows_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "columns", "num_bytes", "scale_at"),
-    [
-        ("IQ4_NL", 32, 18, (0,)),
-        ("Q4_1", 32, 20, (0, 2)),
-        ("Q5_0", 32, 22, (0,)),
-        ("Q5_1", 32, 24, (0, 2)),
-        ("Q2_K", 256, 84, (80, 82)),
-        ("Q3_K", 256, 110, (108,)),
-    ],
+    "format", [name for name, layout in FORMATS.items() if layout.gguf and not layout.quantised]
 )
-def test_values_are_those_of_the_gguf_package(
-    tmp_path: Path, kind: str, columns: int, num_bytes: int, scale_at: tuple[int, ...]
-) -> None:
+def test_values_are_those_of_the_gguf_package(tmp_path: Path, format: str) -> None:
+    layout, kind = FORMATS[format], FORMATS[format].gguf
     rng = np.random.default_rng(0)
 
     def encode(values: Any, asked: str) -> Any:
         if asked != kind:
             return gguf.quantize(values, gguf.GGMLQuantizationType[asked])
         rows = int(np.prod(values.shape[:-1]))
-        blocks = rng.integers(0, 256, (rows, values.shape[-1] // columns, num_bytes), dtype=np.uint8)
-        for at in scale_at:
+        per_row = values.shape[-1] // layout.block_columns
+        blocks = rng.integers(0, 256, (rows, per_row, layout.block_bytes), dtype=np.uint8)
+        for at in kernels.scale_offsets(format):
             scales = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)[..., None]
             blocks[..., at : at + 2] = scales.view(np.uint8)
         return blocks.reshape(*values.shape[:-1], -1)

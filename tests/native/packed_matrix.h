@@ -70,15 +70,15 @@ struct PackedMatrix {
     twofold::kernels::with_format(format, [&]<class Format>(Format) {
       for (size_t at = 0; at < row_bytes; at += size_t(Format::kBlockBytes)) {
         const float value = normal(random) * 0.1f + 0.02f;
-        if constexpr (requires { Format::source_scale_of(row, 0, 1.0f); }) {
+        if constexpr (requires { Format::exact_scale(1.0f, 1.0f); }) {
           const float of_row = random() % 2 == 0 ? 0.01f * (1.0f + std::abs(value)) : -100.0f - value;
           if (at == 0) std::memcpy(row, &of_row, 4);
-        } else if constexpr (requires { Format::kApartBytes; }) {
+        } else if constexpr (Format::kApartBytes > 0) {
           row[at] = uint8_t(120 + random() % 3);
         } else if constexpr (twofold::kernels::is_integer<Format>) {
           half(at + Format::kScaleAt);
           if constexpr (Format::kMin) half(at + Format::kMinAt);
-        } else if constexpr (requires { Format::kScaleGrid; }) {
+        } else if constexpr (Format::kScaleGrid > 0) {
           if ((row[at] & 0x7f) == 0x7f) row[at] ^= 1;  // no NaN
         } else {
           Format::quantise(&value, nullptr, row + at);

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS_USED: dict[str, set[str]] = {
     "__init__": set(),
     "api": set(),
-    "weights": {"api"},
+    "weights": {"_core", "api"},
     "blocks": {"_core", "api", "weights"},
     "experts": {"_core", "api", "blocks", "weights"},
     "text.chat": {"api"},

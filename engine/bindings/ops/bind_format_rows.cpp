@@ -66,9 +66,21 @@ void check_finite(const PoolView& pool, const py::object& matrix) {
   }
 }
 
+py::dict weight_formats() {
+  py::dict formats;
+  for (const kernels::FormatLayout& layout : kernels::kFormatLayouts) {
+    formats[layout.name] = py::make_tuple(layout.block_columns, layout.block_bytes, layout.panel_columns,
+                                          layout.panel_block_bytes, layout.scale_grid, layout.row_head_bytes,
+                                          layout.gguf, layout.quantised);
+  }
+  return formats;
+}
+
 }  // namespace
 
 void bind_format_rows(py::module_& m) {
+  m.def("weight_formats", &weight_formats,
+        "Fields of FormatLayout by the format's name, in the order of the registry.");
   m.def("quantise_rows", &quantise, py::arg("pool"), py::arg("x"), py::arg("format"),
         py::arg("importance") = py::none(), "float32 [rows, columns] as uint8 [rows, bytes of a row].");
   m.def("pack_panels", &panels_of, py::arg("matrix"),

@@ -1,7 +1,7 @@
 """Formats of weight matrices, and a matrix as stored in a file.
 
-The table is made from the headers of the formats (`kernels/include/twofold/formats/`), and a test compares the two. It
-is duplicated here because sizes are needed where the native modules are not built. Reads no file and packs nothing.
+The formats are those of the native module, one header each (`kernels/include/twofold/formats/`). Reads no file and
+packs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from twofold.weights.format_table import TABLE
+from twofold._core import weight_formats
 
 PANEL_ROWS: Final = 32
 CACHE_LINE: Final = 64
@@ -42,7 +42,7 @@ class FormatLayout:
 
 
 FORMATS: Final[Mapping[str, FormatLayout]] = MappingProxyType(
-    {row[0]: FormatLayout(*row[1:]) for row in TABLE}
+    {name: FormatLayout(*layout) for name, layout in weight_formats().items()}
 )
 BLOCK_FORMATS: Final = tuple(name for name, layout in FORMATS.items() if layout.block_columns > 1)
 _ELEMENTS: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(

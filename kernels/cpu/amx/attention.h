@@ -1,7 +1,7 @@
-// Attention over a block of positions by tiles (TileAttention in kernels.h), written over T (amx_tiles.h).
+// Attention over a block of positions by tiles (TileAttention in kernels.h), written over T (amx/tiles.h).
 //
 // Scores are computed transposed: keys are the left operand as they lie in the cache, a row per position, and queries,
-// of which there are few, are laid out as the right one. Values are the right operand of the second product, pairs of
+// which are few, are laid out as the right one. Values are the right operand of the second product, pairs of
 // positions interleaved. A sum's order is that of its 32 columns, or 32 positions from the block's beginning.
 #pragma once
 #include "amx/tiles.h"
@@ -13,7 +13,7 @@ namespace {
 template <class T>
 struct AmxAttention {
   using V = Avx512;
-  static constexpr int kRows = 16;  // of a tile
+  static constexpr int kRows = 16;  // in a tile
   static constexpr int kMostColumns = TileAttention::kMostColumns;
 
   static int padded(int D) { return (D + 31) / 32 * 32; }

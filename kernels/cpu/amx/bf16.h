@@ -1,5 +1,5 @@
 // The AMX level's products of bfloat16 activations with packed bfloat16 weights, written over T
-// (amx_tiles.h).
+// (amx/tiles.h).
 //
 // Up to 32 tokens: the sums stay in their tiles from the first column to the last, and weights stream past.
 // More: a block of columns of a panel stays in the first-level cache while all tokens pass in groups of 32,
@@ -15,8 +15,8 @@ template <class T>
 struct AmxBf16Products {
   using Tiles = AmxTiles<T>;
   static constexpr int kTokens = Tiles::kTokens, kStep = Tiles::kStep;
-  static constexpr int kTileSteps = 16;    // of a tile of weights: 32 columns
-  static constexpr int kBlockSteps = 256;  // of a block of columns: 32 KiB of weights
+  static constexpr int kTileSteps = 16;    // in a tile of weights: 32 columns
+  static constexpr int kBlockSteps = 256;  // in a block of columns: 32 KiB of weights
   static constexpr int kMostGroups = 8;    // whose sums are held
   static constexpr int kAheadBytes = 4096;
 

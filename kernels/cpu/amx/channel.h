@@ -1,5 +1,5 @@
 // The AMX level's products of q8_token activations with integer weights that have one scale for a row, written over
-// T (amx_tiles.h) and a format (twofold/formats/). The same bits as channel_products.h, whose AVX-512 products also
+// T (amx/tiles.h) and a format (twofold/formats/). The same bits as channel_products.h, whose AVX-512 products also
 // take the calls with few tokens.
 //
 // Weights of 8 bits are multiplied as they lie in a panel, unsigned; nibbles are unpacked, some columns at a time. The sums
@@ -20,14 +20,14 @@ struct AmxChannelProducts {
   using Tiles = AmxTiles<T>;
   using Sums = int32_t[Tiles::kTokens * kPanelRows];
 
-  static constexpr int kTileColumns = 64, kTileBytes = 16 * kStepBytes;  // of a tile of weights
+  static constexpr int kTileColumns = 64, kTileBytes = 16 * kStepBytes;  // a tile of weights
   static constexpr int kHeldTiles =
       Format::kNibbles ? 8 : 16;         // that stay in the cache: 32 KiB, or half of it
   static constexpr int kMostGroups = 8;  // whose sums are held
   static constexpr int64_t kAheadBytes = 16384;
   static constexpr int kFewestTokens = T::kTakesAll ? 1 : 9;
   static constexpr int kBytesOfTile =
-      Format::kPanelBytes * kTileColumns / Format::kPanelColumns;  // of the panel, scales included
+      Format::kPanelBytes * kTileColumns / Format::kPanelColumns;  // panel bytes per tile, scales included
   static_assert(Format::kNibbles ? Format::kPanelColumns == 32 : Format::kPanelColumns % kTileColumns == 0);
 
   struct Add {
@@ -44,7 +44,7 @@ struct AmxChannelProducts {
     for (int tile = begin; tile < end; ++tile) {
       const uint8_t* weights = unpacked + (tile - begin) * kTileBytes;
       if constexpr (!Format::kNibbles) {
-        constexpr int kTiles = Format::kPanelColumns / kTileColumns;  // of a panel block
+        constexpr int kTiles = Format::kPanelColumns / kTileColumns;  // in a panel block
         weights = panel + int64_t{tile / kTiles} * Format::kPanelBytes + Format::kHeaderBytes +
                   tile % kTiles * kTileBytes;
       }
@@ -75,7 +75,8 @@ struct AmxChannelProducts {
   // Sums of a group out to y, whose panel has `left` rows.
   static void write(const ChannelRows& rows, int tokens, const uint8_t* panel, const int32_t* sums, float* y,
                     int64_t ldy, int left) {
-    const V::F low = Format::template scale<V>(panel, 0, 0), high = Format::template scale<V>(panel, 0, 1);
+    const V::F low = Format::template scale<V>(panel, 0, 0, 0),
+               high = Format::template scale<V>(panel, 0, 0, 1);
     for (int t = 0; t < tokens; ++t, sums += kPanelRows) {
       const V::I offset = V::same(Format::kZero * rows.sum(t));
       const V::F scale = V::set1(rows.scale(t));

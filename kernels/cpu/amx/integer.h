@@ -1,4 +1,4 @@
-// The AMX level's products of q8 activations with packed integer weights, written over T (amx_tiles.h) and
+// The AMX level's products of q8 activations with packed integer weights, written over T (amx/tiles.h) and
 // a format (twofold/formats/). The same bits as integer_products.h, whose AVX-512 products also take the
 // calls with few tokens.
 //
@@ -23,7 +23,8 @@ struct AmxIntegerProducts {
   using Rows = typename FewTokens::Rows;
 
   static constexpr bool kFolds = FewTokens::kFolds, kHalves = FewTokens::kHalves && !kFolds;
-  static constexpr bool kOfBlock = Format::kScale == ScaleOf::kBlock;
+  using Kind = typename Format::Kind;
+  static constexpr bool kOfBlock = Kind::kOfBlock;
   static constexpr int kPartRuns = FewTokens::kPartRuns, kPartBlocks = FewTokens::kPartBlocks;
   static constexpr int kSums = kHalves ? 2 : 1;      // integer sums of a run
   static constexpr int kTogether = kHalves ? 2 : 4;  // runs whose integer sums wait in the cache: 16 KiB
@@ -35,14 +36,14 @@ struct AmxIntegerProducts {
   // Few tokens leave tiles mostly empty, and 8-bit weights from memory last as long as the products of 32
   // tokens by either level (238 us against 259; of q4_0 257 against 204; of q2_k 518 against 570 from cache).
   static constexpr bool kLate =
-      Format::kPanelBytes > 1024 * Format::kRuns || (kFolds && FewTokens::kHalfMins);
+      Format::kPanelBytes > 1024 * Format::kRuns || (kFolds && takes_half_sums<Format>);
   static constexpr int kFewestTokens = T::kTakesAll ? 1 : kLate ? 48 : 24;
 
   // A part of a panel as the tiles and the scaling read it.
   struct alignas(64) Unpacked {
     int8_t weights[kPartRuns][8][4 * kPanelRows];
     float scale[kPartRuns * kSums][kPanelRows];
-    float min[FewTokens::kRunMins ? kPartRuns : 1][kPanelRows];
+    float min[takes_run_sums<Format> ? kPartRuns : 1][kPanelRows];
     float of_block[kPanelRows];  // what multiplies the scales of halves; a part is one block then
     int runs;
 
@@ -62,16 +63,14 @@ struct AmxIntegerProducts {
             }
             const int row = V::kLanes * g;
             if constexpr (kHalves) {
-              for (int half = 0; half < 2; ++half) {
-                const uint8_t* sub = block + Format::sub_at(in_block, half);
-                V::store(scale[2 * run + half] + row, sub_scale<V, Format::kSub>(sub + row));
-              }
+              for (int half = 0; half < 2; ++half)
+                V::store(scale[2 * run + half] + row, numbers_of<V, Format>(block, in_block, half, g));
               if (in_block == 0) V::store(of_block + row, Format::template block_scale<V>(block, g));
             } else {
-              V::store(scale[run] + row, Format::template scale<V>(block, in_block, g));
+              V::store(scale[run] + row, Format::template scale<V>(block, in_block, 0, g));
             }
-            if constexpr (FewTokens::kRunMins)
-              V::store(min[run] + row, Format::template min<V>(block, in_block, g));
+            if constexpr (takes_run_sums<Format>)
+              V::store(min[run] + row, Format::template min<V>(block, in_block, 0, g));
           }
         }
       }
@@ -94,8 +93,13 @@ struct AmxIntegerProducts {
 
   // What minima multiply: of each token's runs the scaled sum of the integers, or the sums of both halves' in 16 bits.
   struct alignas(64) RunSums {
-    float scaled[FewTokens::kRunMins ? Tiles::kTokens : 1][kPartRuns];
-    int32_t halves[FewTokens::kHalfMins ? Tiles::kTokens : 1][kPartRuns];
+    float scaled[takes_run_sums<Format> ? Tiles::kTokens : 1][kPartRuns];
+    int32_t halves[takes_half_sums<Format> ? Tiles::kTokens : 1][kPartRuns];
+
+    TokenRun token(const Rows& rows, int t, int run) const {
+      return {rows.from(t, run).scale, scaled[takes_run_sums<Format> ? t : 0] + run,
+              halves[takes_half_sums<Format> ? t : 0] + run};
+    }
   };
   using Sums = float[Tiles::kTokens * kPanelRows];
   using Products = int32_t[kTogether * kSums][Tiles::kTokens][kPanelRows];
@@ -105,47 +109,41 @@ struct AmxIntegerProducts {
   template <int R>
   static void scale_and_add(const Products& products, const Part& part, int run, const Rows& rows, int tokens,
                             const RunSums& run_sums, float* out) {
-    F c[R * kSums][kVectors], least[FewTokens::kRunMins ? R : 1][kVectors];
+    F c[R * kSums][kVectors];
     [[maybe_unused]] F block_scale[kVectors];
+    typename Kind::template Least<V, Format> least[R][kVectors] = {};
 #pragma GCC unroll 4
     for (int g = 0; g < kVectors; ++g) {
 #pragma GCC unroll 8
       for (int i = 0; i < R * kSums; ++i) c[i][g] = V::load(part.scale[run * kSums + i] + V::kLanes * g);
       if constexpr (kHalves) block_scale[g] = V::load(part.of_block + V::kLanes * g);
-      if constexpr (FewTokens::kRunMins) {
+      if constexpr (takes_run_sums<Format>) {
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) least[r][g] = V::load(part.min[run + r] + V::kLanes * g);
+        for (int r = 0; r < R; ++r) least[r][g].min = V::load(part.min[run + r] + V::kLanes * g);
       }
     }
     for (int t = 0; t < tokens; ++t, out += kPanelRows) {
-      const float* x_scale = rows.from(t, run).scale;
+      const TokenRun x = run_sums.token(rows, t, run);
 #pragma GCC unroll 2
       for (int g = 0; g < kVectors; ++g) {
         const auto product = [&](int i) {
           return V::to_float(_mm512_load_si512(&products[i][t][V::kLanes * g]));
         };
         F total = V::load(out + V::kLanes * g);
-        F of_block = total;
+        [[maybe_unused]] F of_block = total;
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const F x = V::set1(x_scale[r]);
           if constexpr (kHalves) {
             const F exact = V::fma(product(2 * r + 1), c[2 * r + 1][g], V::mul(product(2 * r), c[2 * r][g]));
-            total = V::fma(V::mul(exact, block_scale[g]), x, total);
+            total = least[r][g].join(V::mul(exact, block_scale[g]), x.at(r), total);
           } else if constexpr (kOfBlock) {
             const int in_block = r % Format::kRuns;
-            of_block = in_block == 0 ? V::mul(product(r), x) : V::fma(product(r), x, of_block);
+            of_block = Kind::template add<V>(in_block, product(r), x.at(r), of_block);
             if (in_block + 1 < Format::kRuns) continue;
-            total = V::fma(of_block, c[r][g], total);
-            if constexpr (Format::kMin) {
-              const F sum = V::set1(run_sums.scaled[t][run + r - 1] + run_sums.scaled[t][run + r]);
-              total = V::fma(sum, least[r][g], total);
-            }
+            total =
+                Kind::template join<V, Format>(of_block, c[r][g], least[r][g].min, x.at(r - in_block), total);
           } else {
-            total = V::fma(V::mul(product(r), c[r][g]), x, total);
-            if constexpr (Format::kMin) {
-              total = V::fma(V::set1(run_sums.scaled[t][run + r]), least[r][g], total);
-            }
+            total = least[r][g].join(V::mul(product(r), c[r][g]), x.at(r), total);
           }
         }
         V::store(out + V::kLanes * g, total);
@@ -153,21 +151,20 @@ struct AmxIntegerProducts {
     }
   }
 
-  // The same of a folded block.
+  // The same for a folded block.
   template <int R>
   static void add_folded(const Products& products, const Part& part, int run, const Rows& rows, int tokens,
                          const RunSums& run_sums, float* out) {
     const typename Part::Scales scales[kVectors] = {part.scales(0), part.scales(1)};
     for (int t = 0; t < tokens; ++t, out += kPanelRows) {
-      const float* x_scale = rows.from(t, run).scale;
+      const TokenRun x = run_sums.token(rows, t, run);
 #pragma GCC unroll 2
       for (int g = 0; g < kVectors; ++g) {
         F total = V::load(out + V::kLanes * g);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           const V::I sum = _mm512_load_si512(&products[r][t][V::kLanes * g]);
-          const int32_t* halves = run_sums.halves[FewTokens::kHalfMins ? t : 0] + run + r;
-          total = part.add(run + r, g, sum, scales[g], halves, V::set1(x_scale[r]), total);
+          total = part.add(run + r, g, sum, scales[g], x.at(r), total);
         }
         V::store(out + V::kLanes * g, total);
       }
@@ -212,9 +209,9 @@ struct AmxIntegerProducts {
     for (int t = 0; t < tokens && Format::kMin; ++t) {
       const Rows row = rows.from(t, 0);
       alignas(64) float scales[kPartRuns];
-      if constexpr (FewTokens::kRunMins) {
+      if constexpr (takes_run_sums<Format>) {
         RunTerms::of_scales<true>(row.sum16, row.scale, scales, run_sums.scaled[t]);
-      } else if constexpr (FewTokens::kHalfMins) {
+      } else if constexpr (takes_half_sums<Format>) {
         RunTerms::of_halves(row.sum16, run_sums.halves[t]);
       }
     }

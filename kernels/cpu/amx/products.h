@@ -1,4 +1,4 @@
-// What the AMX level supplies, written over T (amx_tiles.h).
+// What the AMX level supplies, written over T (amx/tiles.h).
 #pragma once
 #include "amx/attention.h"
 #include "amx/bf16.h"

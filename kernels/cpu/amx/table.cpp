@@ -1,4 +1,4 @@
-// AMX (tiles, INT8, BF16): the tile instructions of amx_bf16.h and amx_integer.h.
+// AMX (tiles, INT8, BF16): the tile instructions of amx/bf16.h and amx/integer.h.
 #include "amx/products.h"
 
 namespace twofold::kernels {

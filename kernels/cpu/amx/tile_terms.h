@@ -17,20 +17,23 @@ struct TileTerms {
   static constexpr int kRuns = 8, kPieces = Scales::kHalves ? 2 : Dot::kPieces;
   static constexpr bool kFour = takes_four<V, Format>;
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };
-  static constexpr bool kHalfMins = Scales::kHalves && Format::kMin, kRunMins = Scales::kRunMins;
+  static constexpr bool kHalfSums = takes_half_sums<Format>, kRunSums = takes_run_sums<Format>;
 
   alignas(64) int32_t zero[kTokens][kPieces * kRuns];  // start value of an integer sum
   alignas(64) float scale[kTokens][kRuns];
-  alignas(64) float sum[kRunMins ? kTokens : 1][kRuns];        // scale * sum of the integers
-  alignas(64) int32_t halves[kHalfMins ? kTokens : 1][kRuns];  // sums of the halves' integers
+  alignas(64) float sum[kRunSums ? kTokens : 1][kRuns];        // scale * sum of the integers
+  alignas(64) int32_t halves[kHalfSums ? kTokens : 1][kRuns];  // sums of the halves' integers
   alignas(64) int32_t in_place[kFour ? kPieces * kRuns : 1];   // as zero, for four_codes.h
   alignas(64) int32_t folded[kFolds ? kTokens : 1][kRuns];     // as zero, for folded_block.h
+
+  // The first token's first run; the next token's is kRuns further on.
+  TokenRun token() const { return {scale[0], sum[0], halves[0]}; }
 
   void fill(const Q8Rows& x, int tokens) {
     for (int t = 0; t < tokens; ++t) {
       const Q8Rows row = x.from(t, 0);
-      RunTerms::of_scales<kRunMins>(row.sum16, row.scale, scale[t], sum[kRunMins ? t : 0]);
-      if constexpr (kHalfMins) RunTerms::of_halves(row.sum16, halves[t]);
+      RunTerms::of_scales<kRunSums>(row.sum16, row.scale, scale[t], sum[kRunSums ? t : 0]);
+      if constexpr (kHalfSums) RunTerms::of_halves(row.sum16, halves[t]);
       Dot::template zeros<Format::kZero, kPieces == 2>(row.q, row.sum16, zero[t]);
       if constexpr (Scales::kReads && Format::kZero != 0) RunTerms::add(kReadable, kPieces, zero[t]);
     }

@@ -72,23 +72,23 @@ struct Avx2 : Avx2Integer {
     }
 
     static I one() { return _mm256_set1_epi16(1); }
-    // The integers of eight rows, each as two of 16 bits.
-    template <SubScale kSub>
-    static I sub_scale(const uint8_t* p) {
-      int64_t eight;
-      __builtin_memcpy(&eight, p, 8);
-      if constexpr (kSub == SubScale::kSigned) {
-        const I high = _mm256_setr_epi64x(static_cast<int64_t>(0x0180018000800080), 0x0380038002800280,
-                                          0x0580058004800480, 0x0780078006800680);
-        return _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(eight), high), 8);
-      }
+    // Numbers of eight rows, each as two integers of 16 bits.
+    using Numbers = Dot;
+    static constexpr int kLanes = Avx2Integer::kLanes;
+    static I signed_bytes(const uint8_t* p) { return _mm256_srai_epi16(high_bytes(p), 8); }
+    static I high_bytes(const uint8_t* p) {
+      const I high = _mm256_setr_epi64x(static_cast<int64_t>(0x0180018000800080), 0x0380038002800280,
+                                        0x0580058004800480, 0x0780078006800680);
+      return _mm256_shuffle_epi8(_mm256_set1_epi64x(load_as<int64_t>(p)), high);
+    }
+    static I unsigned_bytes(const uint8_t* p) {
       const I low = _mm256_setr_epi64x(
           static_cast<int64_t>(0x8001800180008000u), static_cast<int64_t>(0x8003800380028002u),
           static_cast<int64_t>(0x8005800580048004u), static_cast<int64_t>(0x8007800780068006u));
-      return _mm256_shuffle_epi8(_mm256_set1_epi64x(eight), low);
+      return _mm256_shuffle_epi8(_mm256_set1_epi64x(load_as<int64_t>(p)), low);
     }
     // Those of byte `half` of each row's two: low nibbles.
-    static I pair_scale(const uint8_t* p, int half) {
+    static I pair_low(const uint8_t* p, int half) {
       const I rows = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
       const I at = _mm256_setr_epi64x(
           static_cast<int64_t>(0x8002800280008000u), static_cast<int64_t>(0x8006800680048004u),
@@ -107,10 +107,7 @@ struct Avx2 : Avx2Integer {
 // Of 4 bits: each half's sum widened by itself.
 struct Avx2::FloatScaled : Avx2::Dot<4> {
   using Total = F;
-  template <SubScale kSub>
-  static F sub_scale(const uint8_t* p) {
-    return kernels::sub_scale<Avx2, kSub>(p);
-  }
+  using Numbers = Avx2;
   static F widened(Sum sum) { return to_float(_mm256_madd_epi16(sum, one())); }
   static Total first(Sum sum, F c) { return mul(widened(sum), c); }
   static Total next(Total total, Sum sum, F c) { return fma(widened(sum), c, total); }
@@ -243,12 +240,8 @@ struct Avx2::Four {
     }
   }
   static I scale_of(const uint8_t* block, int run, int half, int g) {
-    if constexpr (!kThird) return Dot<2>::pair_scale(block + Format::sub_at(run, 0) + 2 * kLanes * g, half);
-    int64_t eight;
-    __builtin_memcpy(&eight, block + Format::sub_at(run, half) + kLanes * g, 8);
-    const I high = _mm256_setr_epi64x(static_cast<int64_t>(0x0180018000800080), 0x0380038002800280,
-                                      0x0580058004800480, 0x0780078006800680);
-    return _mm256_shuffle_epi8(_mm256_set1_epi64x(eight), high);
+    if constexpr (!kThird) return numbers_of<Dot<2>, Format>(block, run, half, g);
+    return Dot<3>::high_bytes(block + Format::sub_at(run, half) + kLanes * g);
   }
 
   static void sums(const uint8_t* block, int group, int g0, const int8_t* x, const int32_t* zero,

@@ -20,15 +20,10 @@ struct AvxVnni : Avx2Integer {
   struct Four : FourOf32<AvxVnni, Format, 1> {};
 
   template <int kBits>
-  struct ChannelDot {
-    using Run = I;
-    using Weights = I;
+  struct ChannelDot : ChannelOf32<AvxVnni> {
     static constexpr int kTokens = 6;
     static constexpr int vectors(int tokens) { return tokens <= 2 ? 4 : 2; }
-    static Weights weights(I bytes) { return bytes; }
-    static Run begin(I sum) { return sum; }
-    static I end(I, Run run) { return run; }
-    static void add(Run& sum, Weights w, I values) { sum = _mm256_dpbusd_avx_epi32(sum, w, values); }
+    static void add(I& sum, I w, I values) { sum = _mm256_dpbusd_avx_epi32(sum, w, values); }
   };
 };
 

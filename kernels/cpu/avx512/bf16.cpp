@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kTileTokens = 12;
 constexpr int kTokenBlock = 8 * kTileTokens;  // whose sums are held on the stack
-constexpr int kBlockSteps = 64;               // of a block of columns: 8 KiB of weights
+constexpr int kBlockSteps = 64;               // in a block of columns: 8 KiB of weights
 constexpr int kAhead = 8192;                  // bytes that a single tile prefetches ahead
 
 __m512bh weights_at(const uint8_t* p) {

@@ -35,15 +35,10 @@ struct Avx512Vnni : Avx512Rows {
 
   // For channel_products.h.
   template <int kBits>
-  struct ChannelDot {
-    using Run = I;
-    using Weights = I;
+  struct ChannelDot : ChannelOf32<Avx512Vnni> {
     static constexpr int kTokens = 8;
     static constexpr int vectors(int /*tokens*/) { return 2; }
-    static Weights weights(I bytes) { return bytes; }
-    static Run begin(I sum) { return sum; }
-    static I end(I, Run run) { return run; }
-    static void add(Run& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
+    static void add(I& sum, I w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
   };
 
   static I load(const uint8_t* p) { return _mm512_loadu_si512(p); }

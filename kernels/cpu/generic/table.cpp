@@ -1,35 +1,17 @@
 // The scalar reference: every other level is tested against it, and it runs on CPUs without a better level.
 #include <cmath>
-#include <cstring>
 
+#define TWOFOLD_VECTOR_BYTES 16
 #include "levels.h"
+#include "sampling_lanes.h"
 
 namespace twofold::kernels {
 namespace {
 
 float widen(float v) { return v; }
-float widen(uint16_t v) {
-  const uint32_t bits = static_cast<uint32_t>(v) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-
+float widen(uint16_t v) { return float_of_bf16(v); }
 float widen(int8_t v) { return v; }
-float widen(Fp8 v) {
-  // As a half float, which is what lies behind kFP8Scale: exponent and mantissa, and both as they are.
-  const int exponent = v.bits >> 3 & 15, mantissa = v.bits & 7;
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9 - 8)
-                                        : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10 - 8);
-  return (v.bits & 0x80) != 0 ? -magnitude : magnitude;
-}
-
-uint16_t narrow(float v) {
-  uint32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  if (std::isnan(v)) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
+float widen(Fp8 v) { return float_of_e4m3(v.bits) * (1.0f / kFP8Scale); }
 
 // Four partial sums, so that the reference is not needlessly slow; their number never changes.
 template <class W>
@@ -108,7 +90,7 @@ void multiply(const float* x, float* y, int n) {
 void bf16_to_f32(const uint16_t* x, float* y, int64_t n) { widen_all<uint16_t>(x, y, n); }
 
 void f32_to_bf16(const float* x, uint16_t* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = narrow(x[i]);
+  for (int64_t i = 0; i < n; ++i) y[i] = bf16_of_float(x[i]);
 }
 
 float f32_to_i8(const float* x, int8_t* y, int n) {
@@ -121,26 +103,20 @@ float f32_to_i8(const float* x, int8_t* y, int n) {
     float v = x[i] * inverse;
     v = v > -127.0f ? v : -127.0f;
     v = v < 127.0f ? v : 127.0f;
-    const float shifted = v + 12582912.0f;
-    int32_t bits;
-    std::memcpy(&bits, &shifted, sizeof bits);
-    y[i] = static_cast<int8_t>(bits & 0xff);
+    y[i] = static_cast<int8_t>(bits_of_float(v + 12582912.0f) & 0xff);
   }
   return peak / 127.0f;
 }
 
 void f32_to_fp8(const float* x, uint8_t* y, int n) {
   for (int i = 0; i < n; ++i) {
-    uint32_t bits, small_bits;
-    std::memcpy(&bits, &x[i], sizeof bits);
-    const uint32_t sign = bits >> 24 & 0x80;
+    const uint32_t sign = bits_of_float(x[i]) >> 24 & 0x80;
     float magnitude = std::fabs(x[i]);
     magnitude = magnitude < kLargestFP8 ? magnitude : kLargestFP8;
-    std::memcpy(&bits, &magnitude, sizeof bits);
+    const uint32_t bits = bits_of_float(magnitude);
     const uint32_t normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
     const float shifted = magnitude + 16384.0f;  // whose last bit is 2^-9, as is that of a subnormal FP8
-    std::memcpy(&small_bits, &shifted, sizeof small_bits);
-    const uint32_t small = small_bits - 0x46800000u;
+    const uint32_t small = bits_of_float(shifted) - 0x46800000u;
     y[i] = static_cast<uint8_t>(sign | (magnitude < 0x1p-6f ? small : normal));
   }
 }
@@ -150,7 +126,7 @@ uint64_t read_all(const void* memory, int64_t num_bytes) {
   int64_t i = 0;
   for (; i + 32 <= num_bytes; i += 32) {
     uint64_t words[4];
-    std::memcpy(words, static_cast<const char*>(memory) + i, sizeof words);
+    __builtin_memcpy(words, static_cast<const char*>(memory) + i, sizeof words);
     for (int w = 0; w < 4; ++w) sums[w] += words[w];
   }
   for (; i < num_bytes; ++i) sums[0] += static_cast<const unsigned char*>(memory)[i];
@@ -169,6 +145,7 @@ constexpr KernelTable kPart = {
     .f32_to_i8 = f32_to_i8,
     .f32_to_fp8 = f32_to_fp8,
     .read_all = read_all,
+    .sampling = &SamplingLanes::kKernels,
 };
 
 }  // namespace

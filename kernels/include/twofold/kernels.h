@@ -57,7 +57,7 @@ struct RowKernels {
 // terms are rounded to bfloat16; keys and values of any DType but float32 are exact there. A block holds keys, or
 // values, in an order of its own; in computed groups of 32 positions, positions not put keep their old content.
 struct TileAttention {
-  static constexpr int kPositions = 512;     // of a block
+  static constexpr int kPositions = 512;     // in a block
   static constexpr int kMostColumns = 1024;  // D
   static constexpr int64_t block_bytes(int D) { return int64_t{kPositions} * ((D + 31) / 32 * 32) * 2; }
 

@@ -32,10 +32,10 @@ struct FormatLayout {
   int panel_columns;      // columns of a panel block
   int panel_block_bytes;  // bytes of a panel block, all 32 rows
   int scale_grid;         // one f32 scale apart from the rows for so many rows and columns; 0: none
-  int row_head_bytes;  // of a source row before its blocks: the scale of formats with one for a row or tensor
-  const char* gguf;    // its type in GGUF; empty: none
-  bool quantised;      // quantise_row() makes it
-  int apart_bytes = 0;  // bytes of a source row's block whose scale lies apart; 0: scales are in the rows
+  int row_head_bytes;     // before a source row's blocks: the scale of formats with one for a row or tensor
+  const char* gguf;       // its type in GGUF; empty: none
+  bool quantised;         // quantise_row() makes it
+  int apart_bytes;        // bytes of a source row's block whose scale lies apart; 0: scales are in the rows
 };
 
 template <class Format>
@@ -44,19 +44,9 @@ inline constexpr bool is_quantised =
 
 template <class Format>
 constexpr FormatLayout make_layout() {
-  FormatLayout layout{Format::kName,
-                      Format::kBlockColumns,
-                      Format::kBlockBytes,
-                      Format::kPanelColumns,
-                      Format::kPanelBytes,
-                      0,
-                      0,
-                      Format::kGguf,
-                      is_quantised<Format>};
-  if constexpr (requires { Format::kScaleGrid; }) layout.scale_grid = Format::kScaleGrid;
-  if constexpr (requires { Format::kApartBytes; }) layout.apart_bytes = Format::kApartBytes;
-  if constexpr (requires { Format::kRowHeadBytes; }) layout.row_head_bytes = Format::kRowHeadBytes;
-  return layout;
+  return {Format::kName,        Format::kBlockColumns, Format::kBlockBytes,   Format::kPanelColumns,
+          Format::kPanelBytes,  Format::kScaleGrid,    Format::kRowHeadBytes, Format::kGguf,
+          is_quantised<Format>, Format::kApartBytes};
 }
 
 inline constexpr FormatLayout kFormatLayouts[kNumWeightFormats] = {

@@ -207,18 +207,23 @@ void gated(const py::array& gate, const py::array& up, const py::array& h, const
       expect_writable_f32(view_of(h), "kernels.gated: h", {n}), static_cast<int>(n));
 }
 
+// Where a source block has its f16 scale and minimum.
+std::vector<int> scale_offsets(const std::string& name) {
+  std::vector<int> at;
+  kernels::with_format(format_named(name), [&]<class Format>(Format) {
+    if constexpr (requires { Format::kScaleAt; } && !kernels::is_per_channel<Format>) {
+      at.push_back(Format::kScaleAt);
+      if constexpr (Format::kMin) at.push_back(Format::kMinAt);
+    }
+  });
+  return at;
+}
+
 }  // namespace
 
 void bind_packed_kernels(py::module_& m) {
-  m.def("formats", [] {
-    py::dict layouts;
-    for (const kernels::FormatLayout& layout : kernels::kFormatLayouts) {
-      layouts[layout.name] = py::make_tuple(layout.block_columns, layout.block_bytes, layout.panel_columns,
-                                            layout.panel_block_bytes, layout.scale_grid,
-                                            layout.row_head_bytes, layout.gguf, layout.quantised);
-    }
-    return layouts;
-  });
+  m.def("scale_offsets", &scale_offsets, py::arg("format"),
+        "Bytes of a source block at which its f16 scale and minimum are; all other bytes may be anything.");
   m.def(
       "format_kernel",
       [](const std::string& level, const std::string& format) {

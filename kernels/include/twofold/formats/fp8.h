@@ -19,7 +19,7 @@ struct FP8 : Panel<128, GridScale, 8> {
   static constexpr int kStepColumns = 4;
   static constexpr uint8_t kExponent = 0x7f;  // as in plain.h; e4m3 has a NaN and no infinities
   static constexpr float kFactor =
-      256.0f;  // vectors widen the bits in the place of an f16, which is 2^-8 of the value
+      256.0f;  // vectors widen the bits in the place of an f16: 2^-8 of the value
   static constexpr ActivationKind kDeviceActivation = ActivationKind::kBF16;
 
   TWOFOLD_HD static float weight(uint32_t bits) { return float_of_e4m3(bits); }
@@ -30,7 +30,7 @@ struct FP8 : Panel<128, GridScale, 8> {
   static void widen(const uint8_t* p, typename V::F* w) {
     V::load_fp8_step(p, w);
   }
-  // Of whole columns into a buffer.
+  // For whole columns in a buffer.
   template <class V>
   static void widen_many(const uint8_t* p, typename V::F* w) {
     V::widen_fp8_step(p, w);

@@ -4,14 +4,13 @@
 //   panel   f16 scale[32]; f16 min[32]; 8 steps of nibbles (columns 0-31 | 32-63)
 //   weight = scale * q + min
 #pragma once
-#include "panel.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
-struct Int4 : Panel<64, ScaleAndMin<0, 2>, 4> {
+struct Int4 : Panel<64, ScaleAndMin<PerBlock>, 4> {
   static constexpr const char *kName = "int4", *kGguf = "";
   static constexpr int kBlockBytes = 36, kZero = 0;
-  static constexpr ScaleOf kScale = ScaleOf::kBlock;
 
   static void values(const uint8_t* block, int run, uint8_t* u) {
     const uint8_t* q = block + 4 + 16 * run;
@@ -20,7 +19,7 @@ struct Int4 : Panel<64, ScaleAndMin<0, 2>, 4> {
       u[2 * i + 1] = q[i] >> 4;
     }
   }
-  static const uint8_t* steps(const uint8_t* block, uint8_t* scratch) {
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t* scratch) {
     const uint8_t* q = block + 4;
     for (int i = 0; i < 16; ++i) {
       scratch[2 * i] = static_cast<uint8_t>((q[i] & 0xfu) | q[16 + i] << 4);

@@ -12,10 +12,12 @@ struct Int4_Channel : Q4_0 {
   static constexpr const char *kName = "int4_channel", *kGguf = "";
   static constexpr int kRowHeadBytes = 2, kBlockBytes = 16;
 
-  static void values(const uint8_t* block, int, uint8_t* u) {
-    read_nibbles(block, 0, 16, u);
-    read_nibbles(block, 4, 16, u + 16);
+  static void values(const uint8_t* block, int, uint8_t* u) { read_halves(block, 16, u); }
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block; }
+  static bool put_scales(const SourceBlock& source, uint8_t* panel, int, int row) {
+    return put_f16(source.row, panel, row);
   }
+  static float source_scale(const SourceBlock& source, int, int) { return f16_at(source.row); }
   static void quantise_row(const float* x, const float* w, int64_t columns, uint8_t* row);
 };
 

@@ -4,20 +4,19 @@
 //   panel   f16 scale[32]; 32 steps of (q + 128)
 //   weight = scale * q
 #pragma once
-#include "panel.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
-struct Int8 : Panel<128, OneScale<0>, 8> {
+struct Int8 : Panel<128, OneScale<PerBlock>, 8> {
   static constexpr const char *kName = "int8", *kGguf = "";
   static constexpr int kBlockBytes = 130, kZero = 128;
-  static constexpr ScaleOf kScale = ScaleOf::kBlock;
 
   static void values(const uint8_t* block, int run, uint8_t* u) {
     read_signed(block + 2 + kRunColumns * run, u);
   }
   static constexpr uint8_t kFlip = 0x80;
-  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 2; }
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block + 2; }
   static void quantise(const float* x, const float* w, uint8_t* block);
 };
 

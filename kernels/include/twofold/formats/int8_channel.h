@@ -12,6 +12,16 @@ struct Int8_Channel : Int8 {
   static constexpr const char* kName = "int8_channel";
   static constexpr int kRowHeadBytes = 2, kBlockColumns = 32, kBlockBytes = 32;
 
+  static const uint8_t* steps(const SourceBlock& source, int count, uint8_t* scratch) {
+    if (count == 4) return source;
+    std::memset(scratch, 0, kPanelColumns);
+    std::memcpy(scratch, source, static_cast<size_t>(kBlockBytes * count));
+    return scratch;
+  }
+  static bool put_scales(const SourceBlock& source, uint8_t* panel, int, int row) {
+    return put_f16(source.row, panel, row);
+  }
+  static float source_scale(const SourceBlock& source, int, int) { return f16_at(source.row); }
   static void values(const uint8_t* block, int, uint8_t* u) { read_signed(block, u); }
   static void quantise_row(const float* x, const float* w, int64_t columns, uint8_t* row);
 };

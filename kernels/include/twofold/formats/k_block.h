@@ -1,69 +1,55 @@
 // What GGUF's Q4_K and Q5_K share: 256 columns, a scale and a minimum of 6 bits for each run of 32, times an
 // f16.
 #pragma once
-#include "panel.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
 // source  f16 d; f16 dmin; 8 scales and 8 minima of 6 bits in u8[12]
 // panel   f16 d[32]; f16 dmin[32]; u8 scale[8][32]; u8 min[8][32]
-struct KScales {
-  static constexpr int kHeaderBytes = 640, kScaleAt = 0, kMinAt = 2;
-  static constexpr bool kMin = true;
-
-  static int source_scale_bits(const uint8_t* block, int run) {
+struct KNumbers {
+  static constexpr int kScaleAt = 0, kMinAt = 2;
+  static int source_number(const uint8_t* block, int run) {
     const uint8_t* packed = block + 4;
     return run < 4 ? packed[run] & 63 : (packed[run + 4] & 0xf) | (packed[run - 4] >> 6) << 4;
   }
-  static int source_min_bits(const uint8_t* block, int run) {
+  static int source_min_number(const uint8_t* block, int run) {
     const uint8_t* packed = block + 4;
     return run < 4 ? packed[run + 4] & 63 : packed[run + 4] >> 4 | (packed[run] >> 6) << 4;
   }
-  static float source_scale(const uint8_t* block, int run) {
-    return f16_at(block) * static_cast<float>(source_scale_bits(block, run));
+};
+struct KScales : ScaledNumbers<KNumbers, UnsignedBytes, PerRun, 128> {
+  static constexpr int kHeaderBytes = 640, kHalves = 2, kMinsAt = 384;
+  static constexpr bool kMin = true;
+
+  static float source_min(const uint8_t* block, int run, int) {  // subtracted, so negative
+    return -(f16_at(block + kMinAt) * static_cast<float>(source_min_number(block, run)));
   }
-  static float source_min(const uint8_t* block, int run) {  // subtracted, so negative
-    return -(f16_at(block + 2) * static_cast<float>(source_min_bits(block, run)));
-  }
-  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
-    std::memcpy(panel + 2 * row, block, 2);
-    std::memcpy(panel + 64 + 2 * row, block + 2, 2);
-    for (int run = 0; run < 8; ++run) {
-      panel[128 + 32 * run + row] = static_cast<uint8_t>(source_scale_bits(block, run));
-      panel[384 + 32 * run + row] = static_cast<uint8_t>(source_min_bits(block, run));
-    }
-  }
-  static constexpr SubScale kSub = SubScale::kUnsigned;
-  TWOFOLD_HD static constexpr int sub_at(int run, int) { return 128 + 32 * run; }
-  template <class V>
-  TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
-    return V::half(panel + 2 * V::kLanes * g);
+  static bool put_scales(const uint8_t* block, uint8_t* panel, int first, int row) {
+    for (int run = 0; run < 8; ++run)
+      panel[kMinsAt + 32 * run + row] = static_cast<uint8_t>(source_min_number(block, run));
+    return ScaledNumbers::put_scales(block, panel, first, row) & put_f16(block + kMinAt, panel + 64, row);
   }
   template <class V>
-  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int g) {
-    return V::mul(block_scale<V>(panel, g), V::unsigned_bytes(panel + sub_at(run, 0) + V::kLanes * g));
-  }
-  template <class V>
-  TWOFOLD_HD static typename V::F min(const uint8_t* panel, int run, int g) {
+  TWOFOLD_HD static typename V::F min(const uint8_t* panel, int run, int, int g) {
     return V::negative(V::mul(V::half(panel + 64 + 2 * V::kLanes * g),
-                              V::unsigned_bytes(panel + 384 + 32 * run + V::kLanes * g)));
+                              V::unsigned_bytes(panel + kMinsAt + 32 * run + V::kLanes * g)));
   }
 };
 
-// Behind the scales, of 5 bits only: u8 high[32], bit r of high[i] belonging to weight i of run r; then u8
+// After the scales, with 5 bits only: u8 high[32], bit r of high[i] belonging to weight i of run r; then u8
 // q[128]: 32 bytes hold a pair of runs, low nibbles first.
 template <int kWeightBits>
 struct KBlock : Panel<256, KScales, kWeightBits> {
   static constexpr int kHighBytes = kWeightBits == 5 ? 32 : 0, kBlockBytes = 144 + kHighBytes, kZero = 0;
-  static constexpr ScaleOf kScale = ScaleOf::kRun;
 
   static void values(const uint8_t* block, int run, uint8_t* u) {
-    read_nibbles(steps(block, nullptr) + run / 2 * 32, run % 2 * 4, 32, u);
+    read_nibbles(steps(block, 1, nullptr) + run / 2 * 32, run % 2 * 4, 32, u);
     if constexpr (kWeightBits == 5) {
       for (int i = 0; i < 32; ++i) u[i] = static_cast<uint8_t>(u[i] | (block[16 + i] >> run & 1u) << 4);
     }
   }
-  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 16 + kHighBytes; }
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block + 16 + kHighBytes; }
   static void upper(const uint8_t* block, int run, uint8_t* u) {
     for (int i = 0; i < 32; ++i) u[i] = block[16 + i] >> run & 1u;
   }

@@ -6,19 +6,27 @@
 //   panel   u8 (exponent - 1)[2][32]; 8 steps of nibbles (columns 0-31 | 32-63). Of exponents 0 and 1 weights are zero.
 //   weight = 2^(exponent - 128) * twice[q]
 #pragma once
-#include "panel.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
 // 2^(exponent - 128), which multiplies twice a weight: a panel's byte is the float's exponent.
-struct HalfPowers {
-  static constexpr int kHeaderBytes = 2 * kPanelRows;
-  static constexpr bool kMin = false;
+struct HalfPowers : NoMinima {
+  using Kind = PerRun;
+  static constexpr int kHeaderBytes = 2 * kPanelRows, kHalves = 0;
   template <class V>
-  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int g) {
+  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int, int g) {
     return V::half_powers(panel + kPanelRows * run + V::kLanes * g);
   }
-  static float source_scale(const uint8_t* block, int) { return half_of_e8m0(*block); }
+  static uint8_t exponent(const SourceBlock& source) {
+    return source.apart == nullptr ? *source.block : *source.apart;
+  }
+  static float source_scale(const SourceBlock& source, int, int) { return half_of_e8m0(exponent(source)); }
+  static bool put_scales(const SourceBlock& source, uint8_t* panel, int run, int row) {
+    const uint8_t byte = exponent(source);
+    panel[kPanelRows * run + row] = static_cast<uint8_t>(byte - (byte > 0));
+    return byte != 0xff;
+  }
 };
 
 // 0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives, twice each and 16 added. kDotBits: 16 products of at most 12 * 127
@@ -31,12 +39,28 @@ struct E2M1 {
 struct MXFP4 : Panel<64, HalfPowers, 4, E2M1> {
   static constexpr const char *kName = "mxfp4", *kGguf = "MXFP4";
   static constexpr int kBlockColumns = 32, kBlockBytes = 17, kZero = 16;
-  static constexpr int kApartBytes = 16;  // of a block whose exponent lies elsewhere
-  static constexpr ScaleOf kScale = ScaleOf::kRun;
+  static constexpr int kApartBytes = 16;  // bytes of a block whose exponent lies elsewhere
 
-  static void values(const uint8_t* block, int, uint8_t* u) {
-    read_nibbles(block + 1, 0, 16, u);
-    read_nibbles(block + 1, 4, 16, u + 16);
+  static void values(const SourceBlock& source, int, uint8_t* u) {
+    if (source.apart == nullptr) return read_halves(source.block + 1, 16, u);
+    for (int i = 0; i < kRunColumns; ++i) u[i] = source.block[i / 2] >> i % 2 * 4 & 0xfu;
+  }
+  static const uint8_t* steps(const SourceBlock& source, int count, uint8_t* scratch) {
+    constexpr uint8_t kNone[kBlockBytes] = {};
+    const bool in_block = source.apart == nullptr;
+    const uint8_t* first = source.block;
+    const uint8_t* second = count == 1 ? kNone : first + (in_block ? kBlockBytes : kApartBytes);
+    if (in_block) {
+      pair_nibbles(first + 1, second + 1, 16, scratch);
+    } else {
+      uint16_t pairs[16];  // neighbouring columns of both blocks
+      for (int i = 0; i < 16; ++i) {
+        const uint32_t even = (first[i] & 0xfu) | (second[i] & 0xfu) << 4;
+        pairs[i] = static_cast<uint16_t>(even | (first[i] >> 4 | (second[i] & 0xf0u)) << 8);
+      }
+      std::memcpy(scratch, pairs, sizeof pairs);
+    }
+    return scratch;
   }
   static void quantise(const float* x, const float* w, uint8_t* block);
 };

@@ -12,9 +12,10 @@
 namespace twofold::kernels::formats {
 
 // Exact in products, too: 15 bits of an integer sum times 4 of a scale, and the sum of two such is rounded once.
-struct FloatScales {
-  static constexpr int kHeaderBytes = 640;
-  static constexpr bool kMin = false;
+struct FloatScales : NoMinima {
+  using Kind = PerHalf;
+  using Sub = FloatBytes;
+  static constexpr int kHeaderBytes = 640, kHalves = 0;
 
   // e4m3 as float_of_8 reads it. As GGUF defines, its sign is not looked at, and 0x7f is zero.
   static uint8_t code_of_e4m3(uint8_t byte) {
@@ -28,26 +29,30 @@ struct FloatScales {
   static float exact_scale(float of_row, float e4m3) {
     return 0.5f * (of_row < 0 ? e4m3 / -of_row : of_row * e4m3);
   }
-  static float source_scale_of(const uint8_t* block, int sixteen, float of_row) {
-    const uint8_t byte = block[sixteen];
-    return exact_scale(of_row, byte == 0x7f ? 0.0f : float_of_e4m3(byte & 0x7fu));
+  static float source_scale(const SourceBlock& source, int run, int half) {
+    const uint8_t byte = source.block[2 * run + half];
+    return exact_scale(load_as<float>(source.row), byte == 0x7f ? 0.0f : float_of_e4m3(byte & 0x7fu));
   }
-  static float stored(float of_row) { return of_row * (of_row < 0 ? 0x1p-103f : 0x1p103f); }
+  static bool put_scales(const SourceBlock& source, uint8_t* panel, int run, int row) {
+    for (int i = 0; i < 4; ++i) panel[sub_at(run + i / 2, i % 2) + row] = code_of_e4m3(source.block[i]);
+    const float of_row = load_as<float>(source.row);
+    store_as(panel + 4 * row, of_row * (of_row < 0 ? 0x1p-103f : 0x1p103f));
+    return (bits_of_float(of_row) & 0x7f800000u) != 0x7f800000u;
+  }
   static float exact_half_scale(const uint8_t* panel, int run, int half, int row) {
     const float of_row = load_as<float>(panel + 4 * row);
     return exact_scale(of_row * (of_row < 0 ? 0x1p103f : 0x1p-103f),
                        float_of_8(panel[sub_at(run, half) + row]) * 0x1p104f);
   }
 
-  static constexpr SubScale kSub = SubScale::kFloat;
   TWOFOLD_HD static constexpr int sub_at(int run, int half) { return 128 + 32 * (2 * run + half); }
   template <class V>
   TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
     return V::multipliers(panel + 4 * V::kLanes * g);
   }
   template <class V>
-  TWOFOLD_HD static typename V::F half_scale(const uint8_t* panel, int run, int half, int g) {
-    return V::mul(block_scale<V>(panel, g), V::floats_of_8(panel + sub_at(run, half) + V::kLanes * g));
+  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int half, int g) {
+    return V::mul(block_scale<V>(panel, g), numbers_of<V, FloatScales>(panel, run, half, g));
   }
 
  private:
@@ -57,15 +62,21 @@ struct FloatScales {
 struct NVFP4 : Panel<256, FloatScales, 4, E2M1> {
   static constexpr const char *kName = "nvfp4", *kGguf = "";
   static constexpr int kBlockColumns = 64, kBlockBytes = 36, kRowHeadBytes = 4, kZero = 16;
-  static constexpr ScaleOf kScale = ScaleOf::kHalf;
 
+  static const uint8_t* steps(const uint8_t* block, int count, uint8_t* scratch) {
+    if (count < 4) std::memset(scratch, 0, kPanelColumns / 2);
+    for (int i = 0; i < 2 * count; ++i) {
+      const uint8_t* q = block + i / 2 * kBlockBytes + 4 + i % 2 * 8;
+      const uint64_t first = load_as<uint64_t>(q), second = load_as<uint64_t>(q + 16);
+      constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
+      store_as(scratch + 16 * i, (first & kLow) | (second & kLow) << 4);
+      store_as(scratch + 16 * i + 8, (first >> 4 & kLow) | (second & ~kLow));
+    }
+    return scratch;
+  }
   // Unpacks one of the two runs of a source block.
   static void values(const uint8_t* block, int run, uint8_t* u) {
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t* q = block + 4 + 16 * run + 8 * half;
-      read_nibbles(q, 0, 8, u + 16 * half);
-      read_nibbles(q, 4, 8, u + 16 * half + 8);
-    }
+    for (int half = 0; half < 2; ++half) read_halves(block + 4 + 16 * run + 8 * half, 8, u + 16 * half);
   }
 };
 

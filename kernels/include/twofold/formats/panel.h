@@ -1,40 +1,41 @@
 // Building blocks of integer weight formats. A format is a struct of static members, one header each, that
-// packer, CPU kernels, CUDA kernels and the table of sizes are made from; registry.h lists them.
+// packer, CPU kernels, CUDA kernels and the table of sizes are made from; registry.h lists them. It is a Panel of three
+// policies, which answer for it wherever a kernel asks: Panel<columns, scales, bits, codes>. The format itself adds
 //
-//   kName, kGguf     name in files, flags and messages; the name of its type in GGUF, "" without one
-//   kBlockBytes      of a source row's block, which covers the columns of a panel block
-//   kScale, kZero    where its scales belong; what was added to make weights unsigned
-//   values(block, run, u)       the 32 unsigned weights of a run of a source block
-//   quantise(x, w, block)       a source block from float32, w weighing the errors; a format without is never written
-//   kApartBytes                 of a block whose scales may lie in a tensor of their own
-//   kRowHeadBytes               of a source row before its blocks
-//   InBlocks                    with one scale for a row, its head: the format that has the same panels and takes q8, and
-//   quantise_row(x, w, columns, row)      instead of quantise; w may be null
-//   kTable, kDotBits            of formats whose codes are places of a table of 16 (a panel holds codes, values() gives
-//                               them): the unsigned weights, and the bits that products need
-//   steps(block, scratch), kFlip, upper(block, run, u)     for packing: the same as values(), but faster
-// and, from Panel<columns, scales, bits>, the layout of a panel block. `scales` is one of the structs
-// below or the format's own:
-//   kHeaderBytes, kMin          of the panel block's beginning; whether there are minima
-//   put_scales(block, panel, row)      copies those of a source block into a panel block
-//   scale<V>(panel, run, g), min<V>(panel, run, g), half_scale<V>(panel, run, half, g)      of the rows of a vector
-//   sub_at(run, half), kSub, block_scale<V>(panel, g)      of scales that are a byte's number times their block's: where in
-//                             the panel block the 32 rows' bytes lie, what they are, and what multiplies them
-//   kSubPairs, block_min<V>(panel, g)      in their stead where a row has two bytes for its run, one for each half: low
-//                             nibbles are the scales' integers, high ones those of minima, and what multiplies these
-//   source_scale(block, run), source_min(block, run), source_half_scale(block, run, half)
-//   half_min<V>(panel, run, half, g), source_half_min(block, run, half)      of formats with minima of 16 columns
+//   kName, kGguf     name in files, flags and messages; name of its GGUF type, "" without one
+//   kBlockBytes      bytes of a source row's block; kBlockColumns if it has fewer columns than a panel block
+//   kZero            what was added to make the weights unsigned
+//   values(source, run, u)      the 32 codes of a run of a source block: unsigned weights, or places in the codes' table
+//   quantise(x, w, block)       optional: a source block from float32, w weighing the errors; without it never written
+//   steps(source, count, scratch), kFlip, upper(source, run, u)     optional, for fast packing; the same as values()
+//   kRowHeadBytes, kApartBytes  optional: bytes of a source row before its blocks; of a block whose scale lies apart
+//   InBlocks, quantise_row()    of formats with one scale for a row, its head: the format with the same panels that takes
+//                               q8; and the whole row instead of quantise(), w may be null
+//
+// Scales (scales.h, or the format's own):
+//   Kind             PerRun, PerBlock or PerHalf: where scales belong in the sum, and how a sum of integers joins a total
+//   kHeaderBytes, kMin          beginning of a panel block; whether weights have minima
+//   put_scales(source, panel, run, row)      copies a source block's into a panel block, whose runs from `run` on are
+//                                            the source's; false: a scale is an infinity or a NaN
+//   kHalves          vectors of 32 f16 that a panel block begins with; the packer checks that these are finite
+//   scale<V>(panel, run, half, g), min<V>(panel, run, half, g)      of a vector of rows
+//   source_scale(source, run, half), source_min(source, run, half)
+//   Sub, sub_at(run, half), block_scale<V>(panel, g)      optional: scales that are numbers of a few bits times their
+//                    block's. How the numbers are read, where in a panel block they lie, and what multiplies them
+//   block_min<V>(panel, g)      what multiplies the minima's integers, of Sub == NibblePairs with minima
+//
+// Codes: Themselves, or a table of 16 unsigned weights: kTable, and kDotBits, the bits that products need.
 //
 // V is a vector of rows: g counts vectors from a panel's first row. kLanes rows, kBytes = 4 * kLanes bytes of
 // a step; I are those bytes, F a float for each row.
 //   load(p), low_nibbles(v), high_nibbles(v), two_bits(v, shift): of each byte
 //   with_upper<kBits, kAt>(v, plane, shift): bits shift ... shift + kBits - 1 of each byte of the plane become bits kAt ...
-//   of the weight
+//   in the weight
 //   look_up<Codes>(v): bytes of 0 to 15 as what Codes::kTable has there
 //   half(p), half_powers(p), unsigned_bytes(p), signed_bytes(p), floats_of_8(p): an f16 or a byte for each row
 //   pair_low(p, i), pair_high(p, i): the low or high nibble of byte i of each row's two
 //   multipliers(p): an f32 for each row; a negative one stands for what it divides by
-//   mul(a, b), negative(v)
+//   set1(v), mul(a, b), negative(v)
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -47,24 +48,13 @@ namespace twofold::kernels {
 inline constexpr int kPanelRows = 32;
 inline constexpr int kStepBytes = 4 * kPanelRows;
 inline constexpr int kRunColumns = 32;
-inline constexpr int kPlaneBytes = kStepBytes;  // bits above the fourth, of 8 bits' worth of steps
-
-// Where the scales of a run belong in the sum.
-enum class ScaleOf : uint8_t {
-  kRun,    // every run has its own: sum += (f * scale) * x_scale
-  kBlock,  // a panel block shares one: it multiplies the sum of the block's f * x_scale
-  kHalf,   // every 16 columns have their own
-};
-
-// What the bytes are that a block's scale multiplies: integers, or floats of 5 bits of exponent and 3 of mantissa
-// (numbers.h: float_of_8).
-enum class SubScale : uint8_t { kUnsigned, kSigned, kFloat };
+inline constexpr int kPlaneBytes = kStepBytes;  // bits above the fourth, for 8 bits' worth of steps
 
 enum class ActivationKind : uint8_t { kF32, kBF16, kQ8, kQ8Token };
 inline constexpr int kNumActivationKinds = 4;
 
 template <class Format>
-inline constexpr bool is_integer = requires { Format::kScale; };
+inline constexpr bool is_integer = requires { typename Format::Kind; };
 
 // One scale for a row of weights, at the head of its source row and again in each of its panel blocks: where
 // activations have one scale for a token, a product is one sum of integers.
@@ -74,58 +64,28 @@ inline constexpr bool is_per_channel = requires { typename Format::InBlocks; };
 // Columns whose integer sum fits 32 bits whatever the weights and activations are.
 inline constexpr int64_t kMostChannelColumns = INT32_MAX / (128 * 127);
 
-// Whether the integers of a run's scales and minima are kSubPairs.
-template <class Format>
-inline constexpr bool has_sub_pairs = requires { Format::kSubPairs; };
-
 // Whether the unsigned weights are looked up in a table before products.
 template <class Format>
 inline constexpr bool has_table = requires { Format::kTable; };
 
-// The bytes at p as numbers.
-template <class V, SubScale kSub>
-TWOFOLD_ALWAYS typename V::F sub_scale(const uint8_t* p) {
-  if constexpr (kSub == SubScale::kFloat) {
-    return V::floats_of_8(p);
-  } else if constexpr (kSub == SubScale::kSigned) {
-    return V::signed_bytes(p);
-  } else {
-    return V::unsigned_bytes(p);
-  }
+// A block of a source row.
+struct SourceBlock {
+  const uint8_t* block;
+  const uint8_t* row;    // the row's beginning, where a scale may be
+  const uint8_t* apart;  // the block's scale, where scales lie apart from the rows; else null
+  int count = 1;         // source blocks from this one on that belong to a panel block
+
+  operator const uint8_t*() const { return block; }
+};
+
+template <class Format>
+SourceBlock source_block(const uint8_t* row, const void* apart, int64_t index) {
+  if (Format::kApartBytes > 0 && apart != nullptr)
+    return {row + index * Format::kApartBytes, row, static_cast<const uint8_t*>(apart) + index};
+  return {row + Format::kRowHeadBytes + index * Format::kBlockBytes, row, nullptr};
 }
 
 namespace formats {
-
-// One f16 for each row, copied from byte kAt of its source block.
-template <int kAt>
-struct OneScale {
-  static constexpr int kHeaderBytes = 2 * kPanelRows, kScaleAt = kAt;
-  static constexpr bool kMin = false;
-  template <class V>
-  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int, int g) {
-    return V::half(panel + 2 * V::kLanes * g);
-  }
-  static float source_scale(const uint8_t* block, int) { return f16_at(block + kAt); }
-  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
-    std::memcpy(panel + 2 * row, block + kAt, 2);
-  }
-};
-
-// The same, and an f16 that is added to each weight.
-template <int kAt, int kMinFrom>
-struct ScaleAndMin : OneScale<kAt> {
-  static constexpr int kHeaderBytes = 4 * kPanelRows, kMinAt = kMinFrom;
-  static constexpr bool kMin = true;
-  template <class V>
-  TWOFOLD_HD static typename V::F min(const uint8_t* panel, int, int g) {
-    return V::half(panel + 2 * kPanelRows + 2 * V::kLanes * g);
-  }
-  static float source_min(const uint8_t* block, int) { return f16_at(block + kMinFrom); }
-  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
-    OneScale<kAt>::put_scales(block, panel, row);
-    std::memcpy(panel + 2 * kPanelRows + 2 * row, block + kMinFrom, 2);
-  }
-};
 
 // A panel block: the header of its scales, then its units. A unit is the runs that share steps: of 8 bits a run (8
 // steps); of 4 to 6 bits a pair of runs (8 steps of nibbles, low ones the first run, high ones the second) or,
@@ -133,7 +93,6 @@ struct ScaleAndMin : OneScale<kAt> {
 // the first run's). Before them lie planes: steps of bytes again, of what the weights have above those bits. A byte
 // holds the bits of several of the row's steps, lowest first: of a pair of runs those of the first run's step s, of
 // the second's, of the first's step s + 1 ...
-// Codes: the values of nibbles, where these are not the values themselves.
 struct Themselves {};
 template <class Codes>
 constexpr int dot_bits(int weight_bits) {
@@ -149,9 +108,9 @@ struct Panel : Scales, Codes {
   static constexpr int kRuns = kColumns / kRunColumns;
   static constexpr int kDotBits = dot_bits<Codes>(kWeightBits);
   static constexpr int kCodeBits = kBits == 8 ? 8 : kBits >= 4 ? 4 : 2;
-  static constexpr int kCodes = 8 / kCodeBits;  // of a byte of a step
+  static constexpr int kCodes = 8 / kCodeBits;  // in a byte of a step
   static constexpr bool kNibbles = kCodes == 2;
-  static constexpr int kPlanes = kBits - kCodeBits;  // of each run
+  static constexpr int kPlanes = kBits - kCodeBits;  // for each run
   static constexpr int kUnitRuns = kRuns > 1 ? kCodes : 1;
   static constexpr int kUnits = kRuns / kUnitRuns;
   static constexpr int kGroupRuns = kRuns == 1 ? 1 : kCodes == 4 ? 4 : 2;  // that loops take together
@@ -161,6 +120,7 @@ struct Panel : Scales, Codes {
   static constexpr int kUnitBytes = kUnitPlaneBytes + kUnitSteps * kStepBytes;
   static constexpr int kPanelBytes = Scales::kHeaderBytes + kUnits * kUnitBytes;
   static constexpr uint8_t kFlip = 0;
+  static constexpr int kScaleGrid = 0, kRowHeadBytes = 0, kApartBytes = 0;
 
   // Offsets in a panel block of a unit's planes and of its steps.
   TWOFOLD_HD static constexpr int planes_at(int unit) { return Scales::kHeaderBytes + unit * kUnitBytes; }
@@ -226,6 +186,21 @@ inline void read_two_bits(const uint8_t* from, int shift, uint8_t* u) {
 // The low (shift 0) or high (4) nibbles of `count` bytes.
 inline void read_nibbles(const uint8_t* from, int shift, int count, uint8_t* u) {
   for (int i = 0; i < count; ++i) u[i] = from[i] >> shift & 0xfu;
+}
+
+// The low nibbles of `count` bytes, then the high ones.
+inline void read_halves(const uint8_t* from, int count, uint8_t* u) {
+  read_nibbles(from, 0, count, u);
+  read_nibbles(from, 4, count, u + count);
+}
+
+// Nibbles of two runs as steps: the first's low and high ones become low nibbles, the second's high ones.
+inline void pair_nibbles(const uint8_t* __restrict first, const uint8_t* __restrict second, int count,
+                         uint8_t* __restrict to) {
+  for (int i = 0; i < count; ++i) {
+    to[i] = static_cast<uint8_t>((first[i] & 0xfu) | second[i] << 4);
+    to[count + i] = static_cast<uint8_t>(first[i] >> 4 | (second[i] & 0xf0u));
+  }
 }
 
 }  // namespace formats

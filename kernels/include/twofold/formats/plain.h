@@ -13,12 +13,14 @@ struct Plain {
   static constexpr int kBlockColumns = 1, kBlockBytes = kElementBytes;
   static constexpr int kStepColumns = 4 / kElementBytes, kPanelColumns = kStepColumns;
   static constexpr int kHeaderBytes = 0, kPanelBytes = kStepBytes;
-  static constexpr float kFactor = 1.0f;  // of what widen() gives
+  static constexpr int kScaleGrid = 0, kRowHeadBytes = 0, kApartBytes = 0;
+  static constexpr float kFactor = 1.0f;  // a weight divided by what widen() gives
   static constexpr ActivationKind kDeviceActivation =
       kOnDevice;  // what a device's decode kernels multiply it with
 };
 
-// kExponent: the bits of an element that are all set in infinities and NaNs. weight(bits): an element. widen<V>(p, w): a vector of rows of one step, an F for each of its columns.
+// kExponent: the bits of an element that are all set in infinities and NaNs. weight(bits): an element. widen<V>(p, w): a
+// vector of rows of one step, an F for each of its columns.
 struct F32 : Plain<4, ActivationKind::kF32> {
   static constexpr const char *kName = "f32", *kGguf = "F32";
   static constexpr uint32_t kExponent = 0x7f800000;

@@ -5,24 +5,25 @@
 //   panel   f16 d[32]; f16 dmin[32]; u8 scales[8][32][2]; for each four runs of 32 columns: 8 steps of four codes
 //   weight = d * scale * q - dmin * min
 #pragma once
-#include "panel.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
-struct HalfScalesAndMins {
-  static constexpr int kHeaderBytes = 640, kScaleAt = 80, kMinAt = 82;
-  static constexpr bool kMin = true, kSubPairs = true;
+struct PairedScales {
+  using Kind = PerHalf;
+  using Sub = NibblePairs;
+  static constexpr int kHeaderBytes = 640, kHalves = 2, kScaleAt = 80, kMinAt = 82;
+  static constexpr bool kMin = true;
 
-  static float source_half_scale(const uint8_t* block, int run, int half) {
+  static float source_scale(const uint8_t* block, int run, int half) {
     return f16_at(block + kScaleAt) * static_cast<float>(block[2 * run + half] & 0xf);
   }
-  static float source_half_min(const uint8_t* block, int run, int half) {  // subtracted, so negative
+  static float source_min(const uint8_t* block, int run, int half) {  // subtracted, so negative
     return -(f16_at(block + kMinAt) * static_cast<float>(block[2 * run + half] >> 4));
   }
-  static void put_scales(const uint8_t* block, uint8_t* panel, int row) {
-    std::memcpy(panel + 2 * row, block + kScaleAt, 2);
-    std::memcpy(panel + 64 + 2 * row, block + kMinAt, 2);
+  static bool put_scales(const uint8_t* block, uint8_t* panel, int, int row) {
     for (int run = 0; run < 8; ++run) std::memcpy(panel + sub_at(run, 0) + 2 * row, block + 2 * run, 2);
+    return put_f16(block + kScaleAt, panel, row) & put_f16(block + kMinAt, panel + 64, row);
   }
   TWOFOLD_HD static constexpr int sub_at(int run, int) { return 128 + 64 * run; }
   template <class V>
@@ -34,24 +35,23 @@ struct HalfScalesAndMins {
     return V::negative(V::half(panel + 64 + 2 * V::kLanes * g));
   }
   template <class V>
-  TWOFOLD_HD static typename V::F half_scale(const uint8_t* panel, int run, int half, int g) {
-    return V::mul(block_scale<V>(panel, g), V::pair_low(panel + sub_at(run, 0) + 2 * V::kLanes * g, half));
+  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int half, int g) {
+    return V::mul(block_scale<V>(panel, g), numbers_of<V, PairedScales>(panel, run, half, g));
   }
   template <class V>
-  TWOFOLD_HD static typename V::F half_min(const uint8_t* panel, int run, int half, int g) {
+  TWOFOLD_HD static typename V::F min(const uint8_t* panel, int run, int half, int g) {
     return V::mul(block_min<V>(panel, g), V::pair_high(panel + sub_at(run, 0) + 2 * V::kLanes * g, half));
   }
 };
 
-struct Q2_K : Panel<256, HalfScalesAndMins, 2> {
+struct Q2_K : Panel<256, PairedScales, 2> {
   static constexpr const char *kName = "q2_k", *kGguf = "Q2_K";
   static constexpr int kBlockBytes = 84, kZero = 0;
-  static constexpr ScaleOf kScale = ScaleOf::kHalf;
 
   static void values(const uint8_t* block, int run, uint8_t* u) {
-    read_two_bits(steps(block, nullptr) + run / 4 * 32, run % 4 * 2, u);
+    read_two_bits(steps(block, 1, nullptr) + run / 4 * 32, run % 4 * 2, u);
   }
-  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 16; }
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block + 16; }
 };
 
 }  // namespace twofold::kernels::formats

@@ -2,34 +2,33 @@
 //
 //   source  u8 high[32]; u8 low[64]; u8 scales[12]; f16 d. Bits 2r, 2r + 1 of low[32 h + i] belong to weight i of run 4h + r,
 //           bit r of high[i] to weight i of run r. 16 scales of 6 bits: low nibbles of scales[0..7] are those of the first
-//           eight, high ones of the others; bits 2j, 2j + 1 of scales[8 + i] are the upper bits of scale 4j + i; 32 is added.
-//   panel   f16 d[32]; i8 scale[16][32] (of runs of 16); for each four runs of 32 columns: four planes with bit 2 (two steps
-//           of the four runs each), then 8 steps of four codes
+//           eight, high ones those of the others; bits 2j, 2j + 1 of scales[8 + i] are the upper bits of scale 4j + i; 32 is added.
+//   panel   f16 d[32]; i8 scale[16][32], each for a run of 16; for each four runs of 32 columns: four planes with bit 2 (two
+//           steps of all four runs each), then 8 steps of four codes
 //   weight = d * scale * (q - 4)
 #pragma once
-#include "half_scales.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
-struct Q3_KScales {
+struct Q3_KNumbers {
   static constexpr int kScaleAt = 108;
-  static int source_sub(const uint8_t* block, int half_run) {
+  static int source_number(const uint8_t* block, int half_run) {
     const uint8_t* packed = block + 96;
     const int low = packed[half_run % 8] >> (half_run / 8 * 4) & 0xf;
     return (low | (packed[8 + half_run % 4] >> (half_run / 4 * 2) & 3) << 4) - 32;
   }
 };
 
-struct Q3_K : Panel<256, HalfScales<Q3_KScales>, 3> {
+struct Q3_K : Panel<256, ScaledNumbers<Q3_KNumbers, SignedBytes, PerHalf>, 3> {
   static constexpr const char *kName = "q3_k", *kGguf = "Q3_K";
   static constexpr int kBlockBytes = 110, kZero = 4;
-  static constexpr ScaleOf kScale = ScaleOf::kHalf;
 
   static void values(const uint8_t* block, int run, uint8_t* u) {
     read_two_bits(block + 32 + run / 4 * 32, run % 4 * 2, u);
     for (int i = 0; i < kRunColumns; ++i) u[i] = static_cast<uint8_t>(u[i] | (block[i] >> run & 1u) << 2);
   }
-  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 32; }
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block + 32; }
   static void upper(const uint8_t* block, int run, uint8_t* u) {
     for (int i = 0; i < kRunColumns; ++i) u[i] = block[i] >> run & 1u;
   }

@@ -4,20 +4,16 @@
 //   panel   f16 scale[32]; 4 steps of nibbles (columns 0-15 | 16-31)
 //   weight = scale * (q - 8)
 #pragma once
-#include "panel.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
-struct Q4_0 : Panel<32, OneScale<0>, 4> {
+struct Q4_0 : Panel<32, OneScale<PerRun>, 4> {
   static constexpr const char *kName = "q4_0", *kGguf = "Q4_0";
   static constexpr int kBlockBytes = 18, kZero = 8;
-  static constexpr ScaleOf kScale = ScaleOf::kRun;
 
-  static void values(const uint8_t* block, int, uint8_t* u) {
-    read_nibbles(block + 2, 0, 16, u);
-    read_nibbles(block + 2, 4, 16, u + 16);
-  }
-  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 2; }
+  static void values(const uint8_t* block, int, uint8_t* u) { read_halves(block + 2, 16, u); }
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block + 2; }
   static void quantise(const float* x, const float* w, uint8_t* block);
 };
 

@@ -4,17 +4,16 @@
 //   panel   f16 scale[32]; f16 min[32]; 4 steps of nibbles (columns 0-15 | 16-31)
 //   weight = scale * q + min
 #pragma once
-#include "q4_0.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
-struct Q4_1 : Panel<32, ScaleAndMin<0, 2>, 4> {
+struct Q4_1 : Panel<32, ScaleAndMin<PerRun>, 4> {
   static constexpr const char *kName = "q4_1", *kGguf = "Q4_1";
   static constexpr int kBlockBytes = 20, kZero = 0;
-  static constexpr ScaleOf kScale = ScaleOf::kRun;
 
-  static void values(const uint8_t* block, int, uint8_t* u) { Q4_0::values(block + 2, 0, u); }
-  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + 4; }
+  static void values(const uint8_t* block, int, uint8_t* u) { read_halves(block + 4, 16, u); }
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block + 4; }
 };
 
 }  // namespace twofold::kernels::formats

@@ -4,31 +4,29 @@
 //   panel   f16 scale[32]; a plane with bit 4 of the 8 steps; 4 steps of nibbles (columns 0-15 | 16-31)
 //   weight = scale * (q - 16)
 #pragma once
-#include "panel.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
-// kHighAt: of the u32 in a source block.
+// kHighAt: where the u32 is in a source block.
 template <class Scales, int kHighAt>
 struct FiveBits : Panel<32, Scales, 5> {
   static constexpr int kBlockBytes = kHighAt + 20;
-  static constexpr ScaleOf kScale = ScaleOf::kRun;
 
   static void values(const uint8_t* block, int, uint8_t* u) {
-    read_nibbles(steps(block, nullptr), 0, 16, u);
-    read_nibbles(steps(block, nullptr), 4, 16, u + 16);
+    read_halves(steps(block, 1, nullptr), 16, u);
     uint8_t high[kRunColumns];
     upper(block, 0, high);
     for (int i = 0; i < kRunColumns; ++i) u[i] = static_cast<uint8_t>(u[i] | high[i] << 4);
   }
-  static const uint8_t* steps(const uint8_t* block, uint8_t*) { return block + kHighAt + 4; }
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block + kHighAt + 4; }
   static void upper(const uint8_t* block, int, uint8_t* u) {
     const uint32_t high = load_as<uint32_t>(block + kHighAt);
     for (int i = 0; i < kRunColumns; ++i) u[i] = high >> i & 1u;
   }
 };
 
-struct Q5_0 : FiveBits<OneScale<0>, 2> {
+struct Q5_0 : FiveBits<OneScale<PerRun>, 2> {
   static constexpr const char *kName = "q5_0", *kGguf = "Q5_0";
   static constexpr int kZero = 16;
 };

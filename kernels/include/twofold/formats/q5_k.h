@@ -10,6 +10,7 @@ namespace twofold::kernels::formats {
 
 struct Q5_K : KBlock<5> {
   static constexpr const char *kName = "q5_k", *kGguf = "Q5_K";
+  static constexpr int kDeviceDownThreads = 640;  // sm_120: registers of its down kernel for one token
   static void quantise(const float* x, const float* w, uint8_t* block);
 };
 

@@ -2,25 +2,24 @@
 //
 //   source  u8 low[128]; u8 high[64]; i8 scale[16]; f16 d. Each half of 128 columns: the low nibbles of low[0..63] are
 //           columns 0-63, the high ones 64-127; bits 2r, 2r + 1 of high[i] belong to weight i of the half's run r.
-//   panel   f16 d[32]; i8 scale[16][32] (of runs of 16); for each pair p of runs of 32 columns: four planes with bits 4 and
+//   panel   f16 d[32]; i8 scale[16][32], each for a run of 16; for each pair p of runs of 32 columns: four planes with bits 4 and
 //           5 (two steps of both runs each), then 8 steps of nibbles
 //   weight = d * scale * (q - 32)
 #pragma once
-#include "half_scales.h"
+#include "scales.h"
 
 namespace twofold::kernels::formats {
 
-struct Q6_KScales {
+struct Q6_KNumbers {
   static constexpr int kScaleAt = 208;
-  static int source_sub(const uint8_t* block, int half_run) {
+  static int source_number(const uint8_t* block, int half_run) {
     return static_cast<int8_t>(block[192 + half_run]);
   }
 };
 
-struct Q6_K : Panel<256, HalfScales<Q6_KScales>, 6> {
+struct Q6_K : Panel<256, ScaledNumbers<Q6_KNumbers, SignedBytes, PerHalf>, 6> {
   static constexpr const char *kName = "q6_k", *kGguf = "Q6_K";
   static constexpr int kBlockBytes = 210, kZero = 32;
-  static constexpr ScaleOf kScale = ScaleOf::kHalf;
 
   static void values(const uint8_t* block, int run, uint8_t* u) {
     const int r = run % 4;
@@ -28,14 +27,9 @@ struct Q6_K : Panel<256, HalfScales<Q6_KScales>, 6> {
     read_nibbles(block + run / 4 * 64 + r % 2 * 32, r / 2 * 4, 32, u);
     for (int i = 0; i < 32; ++i) u[i] = static_cast<uint8_t>(u[i] | (high[i] >> (2 * r) & 3u) << 4);
   }
-  static const uint8_t* steps(const uint8_t* block, uint8_t* scratch) {
+  static const uint8_t* steps(const uint8_t* block, int, uint8_t* scratch) {
     for (int half = 0; half < 2; ++half) {
-      const uint8_t *first = block + 64 * half, *second = first + 32;
-      uint8_t* to = scratch + 64 * half;
-      for (int i = 0; i < 32; ++i) {
-        to[i] = static_cast<uint8_t>((first[i] & 0xfu) | second[i] << 4);
-        to[32 + i] = static_cast<uint8_t>(first[i] >> 4 | (second[i] & 0xf0u));
-      }
+      pair_nibbles(block + 64 * half, block + 64 * half + 32, 32, scratch + 64 * half);
     }
     return scratch;
   }

@@ -6,6 +6,7 @@
 #include "int4_channel.h"
 #include "int8.h"
 #include "int8_channel.h"
+#include "iq3_xxs.h"
 #include "iq4_nl.h"
 #include "iq4_xs.h"
 #include "mxfp4.h"
@@ -44,7 +45,8 @@
   X(Q2_K)                         \
   X(Q3_K)                         \
   X(IQ4_XS)                       \
-  X(NVFP4)
+  X(NVFP4)                        \
+  X(IQ3_XXS)
 
 namespace twofold::kernels {
 
