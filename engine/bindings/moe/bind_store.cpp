@@ -44,21 +44,21 @@ std::vector<FfnFormats> formats_of(const std::vector<FormatNames>& names) {
   return formats;
 }
 
-std::unique_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
+std::shared_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
                                         const std::vector<FormatNames>& names, bool huge_pages,
                                         const std::string& activation, bool biases) {
   const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
-  return std::make_unique<ExpertStore>(num_experts, shape, formats_of(names), huge_pages);
+  return std::make_shared<ExpertStore>(num_experts, shape, formats_of(names), huge_pages);
 }
 
-std::unique_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermediate,
+std::shared_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermediate,
                                        const std::vector<FormatNames>& names,
                                        std::shared_ptr<FileMapping> file, size_t offset,
                                        const std::string& activation, bool biases) {
   const std::vector<FfnFormats> formats = formats_of(names);
   const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
   const py::gil_scoped_release release;
-  return std::make_unique<ExpertStore>(num_experts, shape, formats, std::move(file), offset);
+  return std::make_shared<ExpertStore>(num_experts, shape, formats, std::move(file), offset);
 }
 
 void check_experts(const ExpertStore& store, int layer, int first, int count) {
@@ -125,7 +125,7 @@ void bind_store(py::module_& m) {
           "copied",
           [](const ExpertStore& store, const PoolView& pool) {
             const py::gil_scoped_release release;
-            return std::make_unique<ExpertStore>(store, pool);
+            return std::make_shared<ExpertStore>(store, pool);
           },
           py::arg("pool"), "The same in memory of its own.")
       .def(
