@@ -26,6 +26,7 @@ IDIOM: Final = re.compile(
 MAX_WORDS: Final = 30
 SHORT: Final = (
     "docs/guides/",
+    "docs/contributing/",
     "docs/explanation/",
     "docs/design.md",
     "docs/README.md",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import tomllib
 from pathlib import Path
@@ -20,7 +21,10 @@ from tests.e2e.waiting import wait_until
 from tests.telemetry import table_queries
 
 APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
-PAGES = ["pages_overview.py", "pages_placement.py", "pages_requests.py", "pages_loadtest.py"]
+PAGES = [
+    "pages_overview.py",
+    *sorted({p.name for p in APP.parent.glob("pages_*.py")} - {"pages_overview.py"}),
+]
 
 
 def write_database(path: Path, accelerator: str, *, seconds: int = 8, failures: int = 2) -> SyntheticRun:
@@ -69,6 +73,13 @@ def answers(path: Path) -> tuple[queries.Database, queries.Run, queries.Window]:
     db = queries.open_database(f"sqlite:///{path}")
     run = queries.runs(db)[0]
     return db, run, queries.window(run, 300)
+
+
+def test_the_app_and_the_guide_list_every_page() -> None:
+    entries = re.findall(r'st\.Page\(\s*"(\w+\.py)", title="([^"]+)"', APP.read_text(encoding="utf-8"))
+    assert sorted(file for file, _ in entries) == sorted(PAGES)
+    guide = (APP.parents[1] / "docs/guides/telemetry.md").read_text(encoding="utf-8")
+    assert [title for _, title in entries if f"\n| *{title}* |" not in guide] == []
 
 
 def test_overview_shows_what_the_queries_say(

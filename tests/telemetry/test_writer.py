@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from twofold.api.errors import ConfigError
-from twofold.api.types import StepRecord
+from twofold.api.types import EmulatedParts, StepParts, StepRecord
 from twofold.telemetry import queries, schema
 from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, TelemetrySink
 from twofold.telemetry.writer import DatabaseSink, open_sink
@@ -81,6 +81,24 @@ def test_an_overfull_queue_drops_and_says_how_many(tmp_path: Path) -> None:
         queries.Dropped("token_layer", "queue", 4000)
     ]
     assert sink.stats().num_dropped == 4000
+
+
+def test_every_field_of_a_step_is_the_column_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    parts = StepParts(*(0.5 + number for number in range(len(StepParts._fields))))
+    record = StepRecord(1, 2.0, 3, 4, 5, 6, 7.0, 8.0, parts=parts)
+    sink = open_writer(path)
+    sink.begin_run(run_info())
+    sink.step(record)
+    sink.close()
+    connection = sqlite3.connect(path)
+    connection.row_factory = sqlite3.Row
+    stored = dict(connection.execute("SELECT * FROM step").fetchone())
+    connection.close()
+    expected = vars(record) | parts._asdict() | {f"emulated_{name}": None for name in EmulatedParts._fields}
+    assert stored == {name: expected[name] for name in expected.keys() - {"parts", "emulated"}} | {
+        "run_id": 1
+    }
 
 
 def test_native_events_never_crowd_out_steps(tmp_path: Path) -> None:

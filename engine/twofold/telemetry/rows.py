@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +33,7 @@ _RUN: Final = schema.column_names(schema.run)[1:]
 _CONTROL: Final = schema.column_names(schema.control)
 _REQUEST: Final = schema.column_names(schema.request)
 _LOAD_SAMPLE: Final = schema.column_names(schema.load_sample)
+_step_fields: Final = attrgetter(*(field.name for field in schema.STEP_FIELDS))
 
 
 def _row(columns: list[str], record: object, **others: Any) -> Row:
@@ -60,19 +62,7 @@ def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:
 
 
 def step_row(run_id: int, record: StepRecord) -> Row:
-    return (
-        run_id,
-        record.step,
-        record.started_s,
-        record.num_prefill_tokens,
-        record.num_decode_tokens,
-        record.num_running,
-        record.num_waiting,
-        record.step_us,
-        record.wall_us,
-        *record.parts,
-        *(_NOT_EMULATED if record.emulated is None else record.emulated),
-    )
+    return (run_id, *_step_fields(record), *record.parts, *(record.emulated or _NOT_EMULATED))
 
 
 def _blobs(values: npt.NDArray[Any], counts: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> list[bytes]:

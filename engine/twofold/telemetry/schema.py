@@ -16,6 +16,7 @@ layer, so that live charts and the heatmap cost the same after an hour as after 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
-from twofold.api.types import EmulatedParts, StepParts
+from twofold.api.types import EmulatedParts, StepParts, StepRecord
 from twofold.telemetry.sink import EVENT_DTYPES, column_name
 
 SCHEMA_VERSION: Final = 4
@@ -94,14 +95,23 @@ request = Table(
     Column("cached_tokens", Integer, nullable=False, comment="prompt tokens that hit the prefix cache"),
 )
 
+STEP_FIELDS: Final = [each for each in fields(StepRecord) if each.name not in ("parts", "emulated")]
+"""Fields of StepRecord that are columns: int or float, always set, with metadata["comment"] as comment."""
+
 step = Table(
     "step",
     metadata,
     _primary_run_id(),
-    Column("step", Integer, primary_key=True),
-    Column("started_s", Float, nullable=False),
-    *_required(Integer, "num_prefill_tokens", "num_decode_tokens", "num_running", "num_waiting"),
-    *_required(Float, "step_us", "wall_us"),
+    *(
+        Column(
+            field.name,
+            {"int": Integer, "float": Float}[str(field.type)],
+            primary_key=field.name == "step",
+            nullable=False,
+            comment=field.metadata.get("comment"),
+        )
+        for field in STEP_FIELDS
+    ),
     *(Column(part, Float, nullable=False) for part in StepParts._fields),
     *(Column(f"emulated_{part}", Float, comment="virtual clock") for part in EmulatedParts._fields),
     Index("step_by_time", "run_id", "started_s"),
