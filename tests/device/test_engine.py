@@ -126,7 +126,7 @@ def test_what_does_not_fit_names_the_flag(fake: ModuleType, tiny: Path) -> None:
     with device_of(fake):
         with pytest.raises(ConfigError, match="--max-total-tokens was given 100000000"):
             Engine.load(EngineConfig(model=str(tiny), accelerator="cuda", max_total_tokens=100_000_000))
-        with pytest.raises(ConfigError, match="--policy was given 'newest'"):
+        with pytest.raises(ConfigError, match="--policy is 'newest'"):
             Engine.load(EngineConfig(model=str(tiny), accelerator="cuda", policy="newest", num_gpu_experts=2))
 
 
