@@ -53,12 +53,6 @@ def test_an_exception_reaches_the_caller_and_the_pool_lives_on(threads: int) -> 
         assert np.array_equal(kernels.count_chunks(pool, 64), np.ones(64))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_loop_inside_a_chunk_runs_on_that_thread(threads: int) -> None:
-    pool = ops.ThreadPool(threads)
-    assert np.array_equal(kernels.count_chunks(pool, 9, repeats=100, nested=5), np.full(9, 500))
-
-
 def test_a_pool_wakes_after_sleep() -> None:
     pool = ops.ThreadPool(4)
     for _ in range(5):

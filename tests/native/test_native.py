@@ -21,6 +21,7 @@ NAMES = [
     "native_mailbox_experts",
     "native_state_cache",
     "native_table_step",
+    "native_thread_pool",
     "simt_faults",
     "simt_kernels",
 ]

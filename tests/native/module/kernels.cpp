@@ -143,7 +143,7 @@ uint64_t read_all(const py::array& memory, const std::string& level) {
 // Exercises a pool: adds one to each of num_chunks counters, `repeats` times; throws in chunk `fail_at` of
 // the first.
 py::array_t<int64_t> count_chunks(const PoolView& pool, int64_t num_chunks, int repeats,
-                                  std::optional<int64_t> fail_at, int nested) {
+                                  std::optional<int64_t> fail_at) {
   py::array_t<int64_t> counts(num_chunks);
   int64_t* count = counts.mutable_data();
   std::fill_n(count, num_chunks, int64_t{0});
@@ -154,12 +154,7 @@ py::array_t<int64_t> count_chunks(const PoolView& pool, int64_t num_chunks, int 
         throw KernelFailure("thread number out of range");
       if (fail_at && chunk == *fail_at)
         throw KernelFailure("chunk " + std::to_string(chunk) + " was told to fail");
-      if (nested == 0) {
-        ++count[chunk];
-      } else {
-        pool.threads().parallel_for(
-            nested, [&](int64_t, int inner) { count[chunk] += inner == thread ? 1 : 1000000; });
-      }
+      ++count[chunk];
     });
   }
   return counts;
@@ -195,7 +190,7 @@ void bind_kernels(py::module_& m) {
   m.def("f32_to_fp8", &f32_to_fp8, py::arg("x"), py::kw_only(), py::arg("level"));
   m.def("read_all", &read_all, py::arg("memory"), py::kw_only(), py::arg("level"));
   m.def("count_chunks", &count_chunks, py::arg("pool"), py::arg("num_chunks"), py::arg("repeats") = 1,
-        py::arg("fail_at") = py::none(), py::arg("nested") = 0);
+        py::arg("fail_at") = py::none());
 }
 
 }  // namespace twofold::bindings
