@@ -258,6 +258,9 @@ def test_orders_to_an_engine_that_ends_are_refused_and_nobody_waits() -> None:
         engine.close()
         outcomes = [order.exception(WAIT_S) for order in orders]
     assert all(error is None or isinstance(error, CapacityError) for error in outcomes)
+    # The thread has ended: no caller computes in its place, two at once.
+    with pytest.raises(CapacityError, match="closed"):
+        engine.control.resize(Resize(max_total_tokens=4096))
 
 
 def test_a_request_that_came_before_the_context_shrank_is_told(engine: Engine) -> None:

@@ -149,8 +149,12 @@ class LiveControl:
         return sorted(found.values(), key=lambda progress: (not progress.is_running, progress.number))
 
     def between_steps(self, work: Callable[[], T]) -> T:
-        """Run `work` on the engine's thread before its next step; return its result or raise its exception."""
-        return self._inbox.run_between_steps(work) if self._is_served() else work()
+        """Run `work` on the engine's thread before its next step; return its result or raise its exception.
+
+        Raises:
+            CapacityError: the engine is closed.
+        """
+        return self._inbox.run_between_steps(work) if self._is_served() else self._inbox.run_unserved(work)
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 

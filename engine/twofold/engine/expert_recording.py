@@ -82,13 +82,16 @@ class ExpertRecording:
             RequestError: there is nothing to write.
             ConfigError: writing failed; the data is kept.
         """
+        return self._dump(self._between_steps)
+
+    def _dump(self, between_steps: BetweenSteps) -> dict[str, Any]:
         with self._dumping:
-            recording, resident = self._between_steps(self._take)
+            recording, resident = between_steps(self._take)
             directory = Path(self._config.expert_distribution_recorder_dir).expanduser()
             try:
                 files = write_recording(directory, recording, self._model, resident)
             except BaseException:
-                self._between_steps(lambda: self._restore(recording))
+                between_steps(lambda: self._restore(recording))
                 raise
         if recording.num_dropped:
             _log.warning(
@@ -100,11 +103,14 @@ class ExpertRecording:
         return recording.summary() | {"files": [str(path.absolute()) for path in files]}
 
     def close(self) -> None:
-        """Dump a recording started by --record-gpu-expert-distribution, if it has not been dumped."""
+        """Dump a recording started by --record-gpu-expert-distribution, if it has not been dumped.
+
+        The engine's thread has ended and other callers are refused, so this runs on the caller's thread.
+        """
         if not self._config.record_gpu_expert_distribution:
             return
         try:
-            self.dump()
+            self._dump(lambda work: work())
         except RequestError:
             pass  # no step was recorded, or all are in a dump
         except ConfigError as error:

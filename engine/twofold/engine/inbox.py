@@ -99,6 +99,17 @@ class Inbox:
             self.changed.notify()
         return done.result()
 
+    def run_unserved(self, work: Callable[[], T]) -> T:
+        """Run `work` on the caller's thread, one caller at a time, of an engine that has no thread of its own.
+
+        Raises:
+            CapacityError: the engine is closed. Also whatever `work` raises.
+        """
+        with self.changed:
+            if self._closed:
+                raise _closed()
+            return work()
+
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
     def take(self, receive: Callable[[RequestState], None]) -> None:
