@@ -101,6 +101,8 @@ class HttpServer(uvicorn.Server):
         """Without a free file descriptor, asyncio reports an error for up to 2,048 tries to accept and tries again a
         second later. Log one of them, and close the idle connections."""
         error = context.get("exception")
+        if self.should_exit and "_start_serving" in context["message"]:
+            return  # one of those second tries, on a listener that has been closed meanwhile
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
             return

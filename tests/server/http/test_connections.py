@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -18,7 +19,7 @@ from twofold.api.errors import ConfigError
 from twofold.server.app import create_app
 from twofold.server.http import connections
 from twofold.server.http.connections import ConnectionLimits
-from twofold.server.listening import connection_bound
+from twofold.server.listening import HttpServer, connection_bound
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -179,6 +180,20 @@ def test_without_descriptors_the_server_says_so_once_a_second_and_serves_on(engi
     assert 1 <= len(told) <= 1 + lasted_s
     assert "Too many open files; raise the limit" in told[0].message
     assert len(caplog.records) == len(told)
+
+
+def test_a_server_that_ends_without_descriptors_ends_in_silence(engine, caplog):
+    """asyncio tries a second later to accept again, on a listener that is closed by then."""
+    server = HttpServer(create_app(engine, ServerConfig()), ConnectionLimits())
+    failed = {"message": "Exception in callback _start_serving()", "exception": ValueError("descriptor -1")}
+    loop = asyncio.new_event_loop()
+    with caplog.at_level(logging.ERROR):
+        server._handle_loop_error(loop, failed)
+        assert len(caplog.records) == 1
+        server.should_exit = True
+        server._handle_loop_error(loop, failed)
+    loop.close()
+    assert len(caplog.records) == 1
 
 
 def test_the_bound_follows_the_limit_of_open_files():
