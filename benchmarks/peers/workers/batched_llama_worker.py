@@ -25,14 +25,11 @@ _MOST_ROWS = 512
 
 def main() -> int:
     task: dict[str, Any] = json.loads(sys.argv[1])
-    try:
-        import llama_cpp as lib
-    except ImportError as error:
-        print(json.dumps({"error": f"llama-cpp-python cannot be imported: {error}"}))
-        return 3
     from benchmarks.peers.workers import llama_worker
 
-    llama_worker._be_quiet(lib)
+    lib = llama_worker.quiet_llama_cpp()
+    if lib is None:
+        return 3
     lib.llama_backend_init()
     model = llama_worker._load(lib, task)
     if not model:

@@ -19,12 +19,9 @@ from typing import Any
 
 def main() -> int:
     task: dict[str, Any] = json.loads(sys.argv[1])
-    try:
-        import llama_cpp as lib
-    except ImportError as error:
-        print(json.dumps({"error": f"llama-cpp-python cannot be imported: {error}"}))
+    lib = quiet_llama_cpp()
+    if lib is None:
         return 3
-    _be_quiet(lib)
     return time_steps(lib, task, _load, _context)
 
 
@@ -58,6 +55,17 @@ def time_steps(
     lib.llama_free(context)
     lib.llama_model_free(model)
     return 0
+
+
+def quiet_llama_cpp() -> Any:
+    """The module llama_cpp, which logs errors only. None where it cannot be imported, which is then printed."""
+    try:
+        import llama_cpp as lib
+    except ImportError as error:
+        print(json.dumps({"error": f"llama-cpp-python cannot be imported: {error}"}))
+        return None
+    _be_quiet(lib)
+    return lib
 
 
 def _be_quiet(lib: Any) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from llama_worker import _be_quiet, _load
+from llama_worker import _load, quiet_llama_cpp
 
 _CHUNK = 512
 _TYPES = {"f32": "GGML_TYPE_F32", "f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0"}
@@ -21,12 +21,9 @@ _TYPES = {"f32": "GGML_TYPE_F32", "f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_
 
 def main() -> int:
     task: dict[str, Any] = json.loads(sys.argv[1])
-    try:
-        import llama_cpp as lib
-    except ImportError as error:
-        print(json.dumps({"error": f"llama-cpp-python cannot be imported: {error}"}))
+    lib = quiet_llama_cpp()
+    if lib is None:
         return 3
-    _be_quiet(lib)
     lib.llama_backend_init()
     model = _load(lib, task)
     context = _context(lib, model, task) if model else None
