@@ -18,10 +18,18 @@ TEMPLATE = (
     "{%- if closed %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- set _ = enable_thinking %}"
 )
 QUESTION: list[Any] = [{"role": "user", "content": "a king"}]
-AGE = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}}, "required": ["age"],
-       "additionalProperties": False}  # fmt: skip
-KIND = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"],
-        "additionalProperties": False}  # fmt: skip
+AGE = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+KIND = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "age", "parameters": AGE}},
     {"type": "function", "function": {"name": "kind", "parameters": KIND}},

@@ -100,9 +100,19 @@ def asked(engine: LateEngine, path: str, body: dict[str, Any]) -> list[tuple[flo
                 engine.begin()
 
         headers = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers,
-                 "query_string": b"", "scheme": "http", "server": ("127.0.0.1", 1), "client": ("127.0.0.1", 2),
-                 "http_version": "1.1", "root_path": ""}  # fmt: skip
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "headers": headers,
+            "query_string": b"",
+            "scheme": "http",
+            "server": ("127.0.0.1", 1),
+            "client": ("127.0.0.1", 2),
+            "http_version": "1.1",
+            "root_path": "",
+        }
         await create_app(engine, ServerConfig(reasoning_parser="qwen3"))(scope, receive, send)
 
     try:

@@ -201,7 +201,6 @@ def _submit_all(
     constraint: CompiledConstraint | None,
 ) -> None:
     engine = answer.engine
-    engine = answer.engine
     samplings = [plan.sampling(prompt, engine.max_context) for prompt in prompts]
     per_prompt = len(answer.engine_ids) // len(prompts)
     taken: list[str] = []
