@@ -73,6 +73,9 @@ lint: ready-dev  ## check style and types of every language in the repository
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	@PATH=$(BIN):$$PATH shellcheck -x $(SHELL_FILES)
 	@$(BIN)/hadolint .devcontainer/Dockerfile
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
 	@$(BIN)/python scripts/check_words.py
 
 fmt: ready-dev  ## format Python and C++
