@@ -301,6 +301,9 @@ class StepRecord:
     parts: StepParts = field(default_factory=StepParts)
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
+    begin_us: float | None = field(
+        default=None, metadata={"comment": "run clock since its start, when the step's tokens were chosen"}
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from twofold.api.errors import ConfigError
-from twofold.telemetry import schema
+from twofold.telemetry import schema, views
 
 BUSY_TIMEOUT_S: Final = 1.0
 """How long one statement waits for another process; the writer retries while its queue has room."""
@@ -206,6 +206,7 @@ def _create(path: Path) -> Engine:
             connection.commit()
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             schema.metadata.create_all(connection)
+            views.create_views(connection)
             connection.exec_driver_sql(
                 "INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(schema.SCHEMA_VERSION),)
             )

@@ -15,10 +15,11 @@ layer, so that live charts and the heatmap cost the same after an hour as after 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from sqlalchemy import (
     Column,
@@ -37,9 +38,10 @@ from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import EmulatedParts, StepParts, StepRecord
+from twofold.telemetry.blocks import KEYS, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, column_name
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 
 metadata = MetaData()
 
@@ -72,6 +74,7 @@ run = Table(
     Column("cpu_isa", Text, nullable=False),
     Column("cpu_threads", Integer, nullable=False),
     *_required(Text, "version", "config_json"),
+    Column("telemetry_level", Text, nullable=False, comment="step, layer or expert (--telemetry)"),
 )
 
 
@@ -105,9 +108,9 @@ step = Table(
     *(
         Column(
             field.name,
-            {"int": Integer, "float": Float}[str(field.type)],
+            {"int": Integer, "float": Float, "float | None": Float}[str(field.type)],
             primary_key=field.name == "step",
-            nullable=False,
+            nullable=field.name == "begin_us",
             comment=field.metadata.get("comment"),
         )
         for field in STEP_FIELDS
@@ -131,47 +134,42 @@ control = Table(
 """Changes made to a running engine."""
 
 
-def _event_table(kind: str, comments: Mapping[str, str], *, index: str) -> Table:
-    """A table with a column per event field, in the same order; arrays are blobs."""
-    columns: list[Column[Any]] = []
+def _block_table(kind: str) -> Table:
+    """Blocks of events: columns that are numbers, then a blob per field."""
+    blobs = [
+        Column(column_name(name), LargeBinary, nullable=False, comment=_entries(dtype))
+        for name, dtype in blob_dtypes(kind).items()
+    ]
+    numbers = [Column(name, Integer, nullable=False) for name in KEYS[kind]]
+    indices = [Index(f"{kind}_block_by_step", "run_id", "first_step", "last_step")]
+    if "request" in KEYS[kind]:
+        indices.append(Index(f"{kind}_block_by_request", "run_id", "request", "first_step"))
+    return Table(f"{kind}_block", metadata, _run_id(), *numbers, *blobs, *indices)
+
+
+def _entries(dtype: np.dtype[Any]) -> str:
+    entry = dtype.subdtype[0] if dtype.subdtype else dtype
+    return f"{entry.name}[num_events{', width' if dtype.subdtype else ''}]"
+
+
+BLOCKS: Final = {kind: _block_table(kind) for kind in EVENT_DTYPES}
+"""Tables of native events, by kind. `queries.events` reads them, the views of `views` show them as rows."""
+
+views = MetaData()
+"""Views as tables, for queries only: `views.create_views` makes them."""
+
+
+def _event_view(kind: str) -> Table:
+    """A column per event field, in the same order; arrays are blobs."""
+    columns: list[Column[Any]] = [Column("run_id", Integer), Column("first_step", Integer)]
     for field in EVENT_DTYPES[kind].names or ():
         dtype, name = EVENT_DTYPES[kind][field], column_name(field)
         scalar = Integer if dtype.kind in "iu" else Float
-        column_type = LargeBinary if dtype.subdtype else scalar
-        columns.append(Column(name, column_type, nullable=False, comment=comments.get(name)))
-    return Table(kind, metadata, _run_id(), *columns, Index(f"{kind}_by_{index}", "run_id", index))
+        columns.append(Column(name, LargeBinary if dtype.subdtype else scalar))
+    return Table(kind, views, *columns)
 
 
-# Pages query a request's rows; everything by time comes from layer_second.
-token_layer = _event_table(
-    "token_layer",
-    {
-        "request": "-1: none",
-        "experts": "uint16[num_routed], descending weight",
-        "placement": "uint8[num_routed]: 0 hit, 1 cpu, 2 fetched",
-        "weights": "float32[num_routed]",
-    },
-    index="request",
-)
-upload = _event_table(
-    "upload",
-    {
-        "request": "-1: none",
-        "queued_us": "run clock since its start",
-        "reason": "0 demand, 1 admission, 2 prefetch",
-    },
-    index="step",
-)
-cache_event = _event_table(
-    "cache_event",
-    {
-        "request": "-1: none",
-        "kind": "0 admit, 1 evict, 2 reject, 3 publish",
-        "victim": "-1: none",
-        "at_us": "run clock since its start",
-    },
-    index="step",
-)
+token_layer, upload, cache_event = (_event_view(kind) for kind in ("token_layer", "upload", "cache_event"))
 
 layer_second = Table(
     "layer_second",
