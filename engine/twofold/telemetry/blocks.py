@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from twofold.telemetry.sink import EVENT_DTYPES, column_name
+from twofold.telemetry.sink import EVENT_DTYPES
 
 Events = npt.NDArray[Any]
 Row = tuple[Any, ...]
@@ -78,7 +78,7 @@ def events_of(kind: str, rows: Sequence[Any]) -> Events:
         begin += row.num_events
         for name, dtype in dtypes.items():
             entry = dtype.subdtype[0] if dtype.subdtype else dtype
-            values = np.frombuffer(getattr(row, column_name(name)), entry.newbyteorder("<"))
+            values = np.frombuffer(getattr(row, name), entry.newbyteorder("<"))
             if dtype.subdtype:
                 values = values.reshape(row.num_events, -1)
                 part[name][:, : values.shape[1]] = values

@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from twofold.telemetry.blocks import KEYS, blob_dtypes
-from twofold.telemetry.sink import EVENT_DTYPES, MAX_ROUTED, Placement
+from twofold.telemetry.sink import EVENT_DTYPES, Placement
 
 _Bytes = Callable[[str, int], str]
 """The SQL for byte `offset` of an entry; the text is the SQL for the entry's first byte, counted from 0."""
@@ -47,13 +47,18 @@ def _token_expert_view(dialect: str) -> str:
     kind = "token_layer"
     scalars = [f"{_value(kind, name, dialect)} AS {name}" for name in ("step", "request", "position", "layer")]
     entries = {name: _entry(kind, name, dialect, "r.rank") for name in ("experts", "placement", "weights")}
-    ranks = " UNION ALL ".join(f"SELECT {rank} AS rank" for rank in range(MAX_ROUTED))
+    ranks = " UNION ALL ".join(f"SELECT {rank} AS rank" for rank in range(_most_routed()))
     return (
         f"CREATE VIEW token_expert AS {_with_bytes(dialect)}SELECT {_block_keys()}, {', '.join(scalars)}, "
         f"r.rank AS rank, {entries['experts']} AS expert, "
         f"CASE {entries['placement']} {_PLACEMENT} END AS placement, {entries['weights']} AS weight "
         f"{_from(kind, dialect)} JOIN ({ranks}) r ON r.rank < {_value(kind, 'num_routed', dialect)}"
     )
+
+
+def _most_routed() -> int:
+    """Most experts of a token and layer that an event can hold."""
+    return int(EVENT_DTYPES["token_layer"]["experts"].shape[0])
 
 
 def _with_bytes(dialect: str) -> str:
