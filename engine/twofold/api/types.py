@@ -296,6 +296,9 @@ class StepRecord:
     parts: StepParts = field(default_factory=StepParts)
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
+    begin_us: Annotated[
+        float | None, "run clock since its start, when the step's tokens were chosen; NULL before version 5"
+    ] = None
 
 
 @dataclass(frozen=True)
