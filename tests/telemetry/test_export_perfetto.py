@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_every_row_is_there_and_no_slices_overlap(
             tracks[each["pid"], each["tid"]].append((each["ts"], each["ts"] + each["dur"]))
     for ranges in tracks.values():
         ranges.sort()
-        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(ranges))
 
 
 def test_a_step_and_an_upload_are_where_the_database_has_them(
@@ -117,7 +118,9 @@ def test_a_step_and_an_upload_are_where_the_database_has_them(
     assert wall["dur"] == pytest.approx(wall_us, abs=2e-3)
     copied = next(s for s in slices(written, trace.RUN_CLOCK, "PCIe lane 0") if s["args"]["step"] == 30)
     assert copied["name"] == f"layer {layer} expert {expert}"
-    assert (copied["ts"], copied["dur"]) == pytest.approx((upload_us - origin_us, end_us - upload_us), abs=2e-3)
+    assert (copied["ts"], copied["dur"]) == pytest.approx(
+        (upload_us - origin_us, end_us - upload_us), abs=2e-3
+    )
 
 
 def test_an_emulated_clock_is_named_in_every_track_and_in_the_facts(
@@ -140,7 +143,9 @@ def test_an_emulated_clock_is_named_in_every_track_and_in_the_facts(
     assert "emulated" not in json.dumps(real["traceEvents"])
 
 
-def test_a_range_has_its_steps_alone(emulated: tuple[queries.Database, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_range_has_its_steps_alone(
+    emulated: tuple[queries.Database, dict[str, Any]], tmp_path: Path
+) -> None:
     db, _ = emulated
     begin_s = queries.runs(db)[0].started_s
     with sqlite3.connect(db.path) as connection:
@@ -149,7 +154,9 @@ def test_a_range_has_its_steps_alone(emulated: tuple[queries.Database, dict[str,
             (begin_s + 2.0, begin_s + 3.5),
         ).fetchone()
         last = connection.execute("SELECT max(started_s) FROM step").fetchone()[0]
-        of_end = connection.execute("SELECT min(step) FROM step WHERE started_s >= ?", (last - 1.0,)).fetchone()
+        of_end = connection.execute(
+            "SELECT min(step) FROM step WHERE started_s >= ?", (last - 1.0,)
+        ).fetchone()
     some = exported(db, tmp_path, begin="2.0", end="3.5")
     steps = [each["args"]["step"] for each in slices(some, trace.WALL, "steps")]
     assert (min(steps), max(steps)) == inside
@@ -178,7 +185,9 @@ def test_a_bad_range_is_refused(
 
 def test_an_iso_time_is_the_moment_it_names(emulated: tuple[queries.Database, dict[str, Any]]) -> None:
     db, _ = emulated
-    window = export_window(db, queries.runs(db)[0], begin="2023-11-14T22:13:22Z", end="2023-11-14T23:13:23+01:00")
+    window = export_window(
+        db, queries.runs(db)[0], begin="2023-11-14T22:13:22Z", end="2023-11-14T23:13:23+01:00"
+    )
     assert (window.begin_s, window.end_s) == (START_S + 2, START_S + 3)
 
 

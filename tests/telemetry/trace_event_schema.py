@@ -24,7 +24,9 @@ def _event(phase: str | list[str], required: dict[str, Any], **optional: Any) ->
 
 
 _ARGS = {"type": "object"}
-COMPLETE = _event("X", {"ts": {"type": "number", "minimum": 0}, "dur": {"type": "number", "minimum": 0}}, args=_ARGS)
+COMPLETE = _event(
+    "X", {"ts": {"type": "number", "minimum": 0}, "dur": {"type": "number", "minimum": 0}}, args=_ARGS
+)
 INSTANT = _event("i", {"ts": _NUMBER, "s": {"enum": ["g", "p", "t"]}}, args=_ARGS)
 COUNTER = _event(
     "C", {"ts": _NUMBER, "args": {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}}

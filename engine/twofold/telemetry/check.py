@@ -39,7 +39,10 @@ class Report:
     def problems(self) -> list[str]:
         """Every finding that makes figures wrong, as one line each; empty if there is none."""
         return [
-            *(f"integrity: {fault}; copy what is needed with `export` and start a new file" for fault in self.faults),
+            *(
+                f"integrity: {fault}; copy what is needed with `export` and start a new file"
+                for fault in self.faults
+            ),
             *(f"table {name}: {count:,} rows belong to no run" for name, count in self.orphans.items()),
             *(f"run {run}: {count:,} steps are missing" for run, count in self.missing_steps.items()),
             *(f"run {run}: {count:,} events were lost" for run, count in self.lost_events.items()),
@@ -71,9 +74,7 @@ def check_database(db: Database) -> Report:
         log_bytes=_size(Path(f"{path}-wal")),
         num_runs=len(runs),
         num_rows=rows,
-        faults=[
-            row[0] for row in db.rows(text(f"PRAGMA quick_check({_MOST_FAULTS})")) if row[0] != "ok"
-        ],
+        faults=[row[0] for row in db.rows(text(f"PRAGMA quick_check({_MOST_FAULTS})")) if row[0] != "ok"],
         orphans={name: count for name, count in orphans.items() if count},
         missing_steps=_missing_steps(db),
         lost_events={run_id: count for run_id, count in sorted(lost.items()) if count},
@@ -83,7 +84,9 @@ def check_database(db: Database) -> Report:
 def _missing_steps(db: Database) -> dict[int, int]:
     step = schema.step.c
     spans = db.rows(
-        select(step.run_id, func.max(step.step) - func.min(step.step) + 1 - func.count()).group_by(step.run_id)
+        select(step.run_id, func.max(step.step) - func.min(step.step) + 1 - func.count()).group_by(
+            step.run_id
+        )
     )
     return {int(run_id): int(missing) for run_id, missing in spans if missing}
 

@@ -160,7 +160,9 @@ def _remove_oldest(connection: Connection, budget: Budget) -> int:
 def _remove_share(connection: Connection, tables: tuple[str, ...], most: int) -> int:
     """Remove the oldest rows of tables, the same share of each, about `most` events and records together."""
     ranges = {table: _row_range(connection, table) for table in tables}
-    total = sum((last - first) * _events_per_row(connection, table) for table, (first, last) in ranges.items())
+    total = sum(
+        (last - first) * _events_per_row(connection, table) for table, (first, last) in ranges.items()
+    )
     share = min(1.0, most / max(1.0, total))
     removed = 0
     for table, (first, last) in ranges.items():

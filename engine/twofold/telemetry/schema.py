@@ -23,7 +23,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
-
 from sqlalchemy import (
     Column,
     Float,

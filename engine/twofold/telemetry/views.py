@@ -39,13 +39,16 @@ def create_views(connection: Connection) -> None:
 
 def _event_view(kind: str, dialect: str) -> str:
     columns = [f"{_value(kind, name, dialect)} AS {name}" for name in EVENT_DTYPES[kind].names or ()]
-    return f"CREATE VIEW {kind} AS {_with_bytes(dialect)}SELECT {_block_keys()}, {', '.join(columns)} {_from(kind, dialect)}"
+    selected = f"SELECT {_block_keys()}, {', '.join(columns)} {_from(kind, dialect)}"
+    return f"CREATE VIEW {kind} AS {_with_bytes(dialect)}{selected}"
 
 
 def _token_expert_view(dialect: str) -> str:
     """One row per routed expert, by descending weight."""
     kind = "token_layer"
-    scalars = [f"{_value(kind, name, dialect)} AS {name}" for name in ("step", "request", "position", "layer")]
+    scalars = [
+        f"{_value(kind, name, dialect)} AS {name}" for name in ("step", "request", "position", "layer")
+    ]
     entries = {name: _entry(kind, name, dialect, "r.rank") for name in ("experts", "placement", "weights")}
     ranks = " UNION ALL ".join(f"SELECT {rank} AS rank" for rank in range(_most_routed()))
     return (

@@ -332,8 +332,8 @@ def open_sink(
     max_bytes: int = MAX_DATABASE_BYTES,
     now: Callable[[], float] = time.time,
 ) -> TelemetrySink:
-    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `now` returns Unix
-    time.
+    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded.
+    `now` returns Unix time.
 
     The database and its log stay within `max_bytes` together: the oldest rows are removed (see `retention`).
 

@@ -101,14 +101,10 @@ def step_events(
     length_us = step.wall_us - step.telemetry_us
     yield tracks.slice(name, WALL, _STEPS, begin_us=begin_us, length_us=length_us, args=counts)
     if clock_us is not None and emulated:
-        yield tracks.slice(
-            name, RUN_CLOCK, _STEPS, begin_us=clock_us, length_us=step.step_us, args=counts
-        )
+        yield tracks.slice(name, RUN_CLOCK, _STEPS, begin_us=clock_us, length_us=step.step_us, args=counts)
     elif clock_us is not None:
         clock_begin_us = clock_us - step.schedule_us
-        yield tracks.slice(
-            name, RUN_CLOCK, _STEPS, begin_us=clock_begin_us, length_us=length_us, args=counts
-        )
+        yield tracks.slice(name, RUN_CLOCK, _STEPS, begin_us=clock_begin_us, length_us=length_us, args=counts)
     queue = {"running": step.num_running, "waiting": step.num_waiting}
     yield {"ph": "C", "name": "requests", "pid": WALL, "tid": 0, "ts": round(begin_us, 3), "args": queue}
     for part in PARTS:
@@ -186,7 +182,7 @@ def cache_events(events: Events, *, origin_us: float) -> Iterator[TraceEvent]:
 
 
 def request_events(request: Any, window: ExportWindow) -> Iterator[TraceEvent]:
-    """A row of table `request` as nested spans on the wall clock, cut at the window: until the first token, and after."""
+    """A row of table `request` as nested wall-clock spans, cut at the window: until the first token, and after."""
     end_s = min(request.finished_s or window.end_s, window.end_s)
     first_s = min(request.first_token_s or end_s, end_s)
     spans = [

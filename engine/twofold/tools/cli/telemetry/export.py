@@ -48,7 +48,9 @@ def run(args: argparse.Namespace, url: str) -> int:
             window = export_window(db, chosen, begin=args.begin, end=args.end, last_s=last_s)
             print(_write(flag, db, window, path))
     except OSError as error:
-        raise ConfigError(f"the export cannot be written: {error}; choose another place or make room") from None
+        raise ConfigError(
+            f"the export cannot be written: {error}; choose another place or make room"
+        ) from None
     return 0
 
 
@@ -59,7 +61,9 @@ def _check_target(flag: str, path: Path) -> None:
         if path.is_dir():
             raise ConfigError(f"--perfetto was given the directory {path}; expected a file name")
         if not path.parent.is_dir():
-            raise ConfigError(f"--perfetto: directory {path.parent} does not exist; create it or name another")
+            raise ConfigError(
+                f"--perfetto: directory {path.parent} does not exist; create it or name another"
+            )
         return
     try:
         path.mkdir(parents=True, exist_ok=True)
