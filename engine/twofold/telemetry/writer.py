@@ -93,6 +93,8 @@ class DatabaseSink(TelemetrySink):
         self._next_heartbeat_s = 0.0
         self._pause_s = 0.0
         self._has_trimmed = False
+        self._unchecked_rows = 0
+        """Rows that may be written before the size of the file is read again."""
         retention.prepare(opened.engine, self._budget)
         self._thread = threading.Thread(target=self._work, name="twofold-telemetry", daemon=True)
         self._thread.start()
@@ -109,7 +111,15 @@ class DatabaseSink(TelemetrySink):
         self._push("request", record, 1)
 
     def step(self, record: StepRecord) -> None:
-        self._push("step", record, 1)
+        with self._mutex:
+            last = self._items[-1] if self._items else None
+            # A loaded small model takes thousands of steps a second: an entry of its own would cost each a microsecond.
+            if last is not None and last.kind == "step" and self._has_room_for_a_record():
+                last.payload.append(record)
+                last.num_rows += 1
+                self._queued_rows += 1
+                return
+        self._push("step", [record], 1)
 
     def control(self, record: ControlRecord) -> None:
         self._push("control", record, 1)
@@ -138,6 +148,10 @@ class DatabaseSink(TelemetrySink):
             self._closing = True
         self._wake.set()
         self._thread.join()
+
+    def _has_room_for_a_record(self) -> bool:
+        """Call with the mutex held."""
+        return not self._closing and self._queued_rows < self._max_queued_rows + _RESERVED_ROWS
 
     def _push(self, kind: str, payload: Any, num_rows: int) -> None:
         with self._mutex:
@@ -216,7 +230,7 @@ class DatabaseSink(TelemetrySink):
         heartbeat_due = now_s >= self._next_heartbeat_s
         try:
             opened = self._current_database(lost)
-            self._make_room(opened)
+            self._make_room(opened, sum(item.num_rows for item in batch))
             with opened.engine.begin() as connection:
                 # Locks at once, so that a locked database is detected before rows are converted.
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -269,7 +283,10 @@ class DatabaseSink(TelemetrySink):
             self._database = opened
         return self._database
 
-    def _make_room(self, opened: WritableDatabase) -> None:
+    def _make_room(self, opened: WritableDatabase, num_rows: int) -> None:
+        self._unchecked_rows -= num_rows
+        if self._unchecked_rows > 0:
+            return
         room = retention.make_room(opened.engine, opened.path, self._budget)
         if room.num_removed and not self._has_trimmed:
             self._has_trimmed = True
@@ -283,6 +300,7 @@ class DatabaseSink(TelemetrySink):
                 f"{opened.path} and its log have reached --telemetry-max-bytes and a reader keeps the log from being "
                 "emptied; end the program that holds a transaction on it open"
             )
+        self._unchecked_rows = room.unchecked_rows
 
     def _failed(self, batch: list[Item], lost: Losses, error: Exception) -> bool:
         cause = getattr(error, "orig", None) or error
