@@ -77,8 +77,11 @@ def events_of(kind: str, rows: Sequence[Any]) -> Events:
         part = events[begin : begin + row.num_events]
         begin += row.num_events
         for name, dtype in dtypes.items():
+            blob = getattr(row, name)
+            if not blob:  # the field is newer than the block, or no event has an expert
+                continue
             entry = dtype.subdtype[0] if dtype.subdtype else dtype
-            values = np.frombuffer(getattr(row, name), entry.newbyteorder("<"))
+            values = np.frombuffer(blob, entry.newbyteorder("<"))
             if dtype.subdtype:
                 values = values.reshape(row.num_events, -1)
                 part[name][:, : values.shape[1]] = values

@@ -33,6 +33,8 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
+    text,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -40,11 +42,12 @@ from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import ControlRecord, EmulatedParts, RequestFacts, RunInfo, StepParts, StepRecord
+from twofold.telemetry import migrations
 from twofold.telemetry.blocks import KEYS, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample
 from twofold.telemetry.totals import LAYER_TOTALS
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = migrations.NEWEST
 
 metadata = MetaData()
 
@@ -58,8 +61,12 @@ def columns_of(
     """A column per field of a record that is a number, a text or a flag, in the same order.
 
     `X | None` may be NULL, as are all columns if `optional`. The text of `Annotated` is the column's comment. `key`
-    names the field that belongs to the primary key. Fields of other types get no column.
+    names the field that belongs to the primary key. A default is also the value for rows from before the column.
+    Fields of other types get no column.
     """
+    defaults = getattr(record, "_field_defaults", None) or {
+        field.name: field.default for field in getattr(record, "__dataclass_fields__", {}).values()
+    }
     columns: list[Column[Any]] = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         annotated = get_origin(hint) is Annotated
@@ -68,6 +75,7 @@ def columns_of(
         nullable = optional or NoneType in kinds
         (kind, *others) = kinds - {NoneType}
         if kind in _KINDS and not others:
+            default = None if nullable else defaults.get(name)
             columns.append(
                 Column(
                     f"{prefix}{name}",
@@ -75,9 +83,17 @@ def columns_of(
                     primary_key=name == key,
                     nullable=nullable,
                     comment=comment,
+                    server_default=_literal(default),
                 )
             )
     return columns
+
+
+def _literal(default: object) -> TextClause | None:
+    """A default as SQL; SQLite takes only plain literals for a column added later."""
+    if isinstance(default, str):
+        return text(f"'{default}'")
+    return text(f"{default:g}") if isinstance(default, int | float) else None
 
 
 def _alternatives(hint: Any) -> list[Any]:
@@ -140,7 +156,7 @@ control = Table(
 def _block_table(kind: str) -> Table:
     """Blocks of events: columns that are numbers, then a blob per field."""
     blobs = [
-        Column(name, LargeBinary, nullable=False, comment=_entries(kind, name, dtype))
+        Column(name, LargeBinary, nullable=False, server_default="", comment=_entries(kind, name, dtype))
         for name, dtype in blob_dtypes(kind).items()
     ]
     numbers = [Column(name, Integer, nullable=False) for name in KEYS[kind]]
@@ -243,11 +259,21 @@ def database_path(url: str) -> Path:
     return Path(parsed.database)
 
 
-def check_version(found: str | None, path: Path) -> None:
-    """ConfigError unless the database has this schema version. `found` is None if it has none."""
-    if found != str(SCHEMA_VERSION):
-        what = "is not a telemetry database" if found is None else f"has telemetry schema version {found}"
+def version_of(stored: str | None, path: str) -> int:
+    """The schema version that a database has stored; ConfigError if this Twofold knows no such version."""
+    if stored is None or not stored.isdigit():
         raise ConfigError(
-            f"{path} {what}; this Twofold writes and reads version {SCHEMA_VERSION}. "
-            "Move the file away or choose another with --telemetry-url"
+            f"{path} is not a telemetry database; move it away or choose another file with --telemetry-url"
         )
+    found = int(stored)
+    if found > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} has telemetry schema version {found}, and this Twofold knows versions up to {SCHEMA_VERSION}; "
+            "update Twofold or choose another database with --telemetry-url"
+        )
+    if found < migrations.OLDEST:
+        raise ConfigError(
+            f"{path} has telemetry schema version {found}, and this Twofold upgrades version {migrations.OLDEST} and "
+            "later; move it away or choose another database with --telemetry-url"
+        )
+    return found
