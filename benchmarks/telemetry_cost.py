@@ -120,7 +120,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(args, levels, Path(folder))
     load = round(os.getloadavg()[0], 1)
-    print(json.dumps({"users": args.users, "accelerator": args.accelerator, "load": load, **figures}, indent=1))
+    print(
+        json.dumps({"users": args.users, "accelerator": args.accelerator, "load": load, **figures}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,11 @@ def test_csv_files_hold_the_rows_of_every_table(
     counts = write_csv(db, export_window(db, queries.runs(db)[0]), tmp_path)
     assert {path.stem for path in tmp_path.iterdir()} == counts.keys() == TABLES
     for name in TABLES - {"expert_second"}:
-        assert counts[name] == len(csv_rows(tmp_path / f"{name}.csv")) == sql(db, f"SELECT count(*) FROM {name}")[0][0]
+        assert (
+            counts[name]
+            == len(csv_rows(tmp_path / f"{name}.csv"))
+            == sql(db, f"SELECT count(*) FROM {name}")[0][0]
+        )
     assert counts["token_layer"] > 500
     assert counts["load_sample"] == 12
 
@@ -76,7 +80,9 @@ def test_unpacked_experts_equal_the_view_and_the_sums(db: queries.Database, tmp_
 def test_a_range_holds_its_seconds_alone(db: queries.Database, tmp_path: Path) -> None:
     run = queries.runs(db)[0]
     counts = write_csv(db, export_window(db, run, begin="2", end="4"), tmp_path)
-    steps = [float(row["started_s"]) for row in csv.DictReader((tmp_path / "step.csv").open(encoding="utf-8"))]
+    steps = [
+        float(row["started_s"]) for row in csv.DictReader((tmp_path / "step.csv").open(encoding="utf-8"))
+    ]
     assert len(steps) == counts["step"] == 20
     assert run.started_s + 2 <= min(steps) <= max(steps) < run.started_s + 4
     first, last = sql(db, f"SELECT min(step), max(step) FROM step WHERE started_s >= {run.started_s + 2} "

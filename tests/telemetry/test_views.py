@@ -121,7 +121,10 @@ def test_numbers_at_the_limits_of_their_types(tmp_path: Path) -> None:
         assert [row[0] for row in database.execute("SELECT layer_us FROM token_layer")] == [
             0.0, 0.0, None, None, 0.0, 2.0**61,
         ]  # fmt: skip
-        assert database.execute("SELECT size_bytes, request FROM upload").fetchall() == [(2**62, -1), (0, 2**40)]
+        assert database.execute("SELECT size_bytes, request FROM upload").fetchall() == [
+            (2**62, -1),
+            (0, 2**40),
+        ]
         assert database.execute("SELECT victim, at_us FROM cache_event").fetchall() == [
             (-(2**31), 1e15 + 0.5),
             (2**31 - 1, -1e-3),
@@ -159,7 +162,9 @@ def test_datasette_shows_experts(run_file: Path) -> None:
         return answer.json()
 
     listed = asyncio.run(asked("/t.json"))
-    assert {"token_expert", "token_layer", "upload", "cache_event"} <= {view["name"] for view in listed["views"]}
+    assert {"token_expert", "token_layer", "upload", "cache_event"} <= {
+        view["name"] for view in listed["views"]
+    }
     first = asyncio.run(asked("/t/token_expert.json?_size=5&_shape=objects"))["rows"]
     with sqlite3.connect(run_file) as database:
         database.row_factory = sqlite3.Row

@@ -71,7 +71,9 @@ def export_window(
         # A load sample may arrive after the last step.
         end_s = max(run.finished_s or run.last_seen_s, ended_s or begin_s) + 1.0
     steps = (0, -1) if first is None else (int(first), int(last))
-    return ExportWindow(run, begin_s, end_s, *steps, is_whole=begin is None and end is None and last_s is None)
+    return ExportWindow(
+        run, begin_s, end_s, *steps, is_whole=begin is None and end is None and last_s is None
+    )
 
 
 def _moment(text: str, run: Run, flag: str) -> float:
