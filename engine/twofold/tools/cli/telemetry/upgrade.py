@@ -12,9 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, url: str) -> int:
     """Upgrade the database and print its progress; ConfigError if that is impossible."""
-    from twofold.telemetry.writer import upgrade_database
+    from twofold.telemetry.stores import upgrade
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    version = upgrade_database(url)
+    version = upgrade(url)
     print(f"schema version {version}")
     return 0
