@@ -229,7 +229,7 @@ def metrics() -> str:
     )
     tokenizer = _Figures(chat_template=None, tool_form=None)
     engine: Any = _Figures(info=info, stats=lambda: stats, tokenizer=tokenizer, caches_prefixes=False)
-    sink: Any = _Figures(stats=lambda: _Figures(dropped={"ring": 1}))
+    sink: Any = _Figures(stats=lambda: _Figures(level="expert", dropped={"ring": 1}))
     state = ServerState(ServerConfig(), sink)
     state.ready(engine)
     state.metrics.finished["stop"] = state.metrics.refused["429"] = 1

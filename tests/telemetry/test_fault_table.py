@@ -225,7 +225,10 @@ def restart(server: PostgresServer, mode: str) -> None:
 def test_the_table_of_postgresql(tmp_path: Path) -> None:
     with running_server() as server:
         urls = {name: server.new_database(name) for name in ("killed", "crash", "stop", "ended")}
-        end_connections = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'ended' AND pid <> pg_backend_pid()"
+        end_connections = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = 'ended' AND pid <> pg_backend_pid()"
+        )
         table = [
             killed(tmp_path, urls["killed"]),
             under_load("server crashes, 2 s away", urls["crash"], lambda: restart(server, "immediate"), "rows wait"),

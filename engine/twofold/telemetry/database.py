@@ -69,7 +69,10 @@ class WritableDatabase:
     def shrink(self) -> None:
         """Give the pages of deleted rows back to the file system."""
         with self.engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA incremental_vacuum").fetchall()
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            # Every step of this statement frees one page, and only a script is stepped to its end.
+            driver.executescript("PRAGMA incremental_vacuum")
             connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             connection.commit()
 

@@ -69,6 +69,8 @@ class Room:
 
     fits: bool
     num_removed: int
+    unchecked_rows: int = 0
+    """Rows that fit into a part of the free room so small that their log cannot matter either."""
 
 
 def prepare(engine: Engine, budget: Budget) -> None:
@@ -110,7 +112,8 @@ def make_room(engine: Engine, path: Path, budget: Budget) -> Room:
             if file >= before:
                 break
     fits = used + budget.transaction_bytes <= max(budget.file_bytes, file) and _log_fits(log, file, budget)
-    return Room(fits, removed)
+    free = min(wanted - used, budget.log_bytes - log) if file <= budget.file_bytes else 0
+    return Room(fits, removed, max(0, free // (4 * _ROW_BYTES)))
 
 
 def _log_fits(log: int, file: int, budget: Budget) -> bool:

@@ -23,6 +23,8 @@ Row = tuple[Any, ...]
 Events = np.ndarray[Any, np.dtype[Any]]
 Seconds = npt.NDArray[np.int64]
 
+SUMMED: Final = ("token_layer", "upload")
+"""Kinds of events that layer_second sums."""
 NUM_PLACEMENTS = len(Placement)
 _NOT_EMULATED = (None,) * len(EmulatedParts._fields)
 
@@ -85,7 +87,7 @@ def layer_second_rows(
     run_id: int, num_experts: int, events: Mapping[str, Events], seconds: Mapping[str, Seconds]
 ) -> Iterator[Row]:
     """Sums per second and layer as rows of layer_second. `seconds`: second of each event, by kind."""
-    kinds = [kind for kind in ("token_layer", "upload") if kind in events]
+    kinds = [kind for kind in SUMMED if kind in events]
     for second in np.unique(np.concatenate([seconds[kind] for kind in kinds])).tolist() if kinds else ():
         chosen = {kind: events[kind][seconds[kind] == second] for kind in kinds}
         yield from _rows_of_second(

@@ -6,12 +6,14 @@ Independent of queue and thread: `writer` decides when to write, and handles a b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from sqlalchemy import Connection, select, update
 
+from twofold.api.types import StepRecord
 from twofold.telemetry import rows, schema, statements
 from twofold.telemetry.blocks import block_rows
 from twofold.telemetry.sink import TelemetryLevel
@@ -19,15 +21,15 @@ from twofold.telemetry.totals import NUM_TRANSACTIONS, totals_of
 
 _BLOCK_EVENTS: Final = 4096
 """Events packed at a time, and most events of a block: holds the interpreter lock for a millisecond."""
-_REMEMBERED_STEPS: Final = 10_000
+_REMEMBERED_SECONDS: Final = 600
 
 Losses = Counter[tuple[str, str]]
 """Events by (kind, place)."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Item:
-    """One queue entry: a run, a record, or rows."""
+    """One queue entry: a run, a record, a list of steps, or rows."""
 
     kind: str
     payload: Any
@@ -55,6 +57,35 @@ class Written:
     losses: Losses = field(default_factory=Counter)
 
 
+class _StepSeconds:
+    """The second in which each recent step began, as the first step of each second."""
+
+    def __init__(self) -> None:
+        self._first_steps: list[int] = []
+        self._seconds: list[int] = []
+        self._last_step = -1
+
+    def add(self, steps: Sequence[StepRecord]) -> None:
+        """Add steps, in the order of their numbers."""
+        for step in steps:
+            second = int(step.started_s)
+            if not self._seconds or second != self._seconds[-1]:
+                self._first_steps.append(step.step)
+                self._seconds.append(second)
+        if steps:
+            self._last_step = steps[-1].step
+        del self._first_steps[:-_REMEMBERED_SECONDS], self._seconds[:-_REMEMBERED_SECONDS]
+
+    def of(self, steps: rows.Seconds, arrivals: rows.Seconds) -> rows.Seconds:
+        """Second of each event by its step; its arrival where the step is too old or yet to come. A lost step counts
+        as begun in the second of the step before it."""
+        if not self._seconds:
+            return arrivals
+        place = np.searchsorted(self._first_steps, steps, side="right") - 1
+        known = (place >= 0) & (steps <= self._last_step)
+        return np.where(known, np.array(self._seconds)[place], arrivals)
+
+
 class RunWriter:
     """Writer of the current run. `write` changes no state until `committed`, so a failed transaction can be
     repeated."""
@@ -64,7 +95,7 @@ class RunWriter:
         self._run: Item | None = None
         self._run_id: int | None = None
         self._ended_run_id: int | None = None
-        self._step_seconds: dict[int, int] = {}
+        self._seconds = _StepSeconds()
         self._num_transactions = 0
         self._rows: Counter[str] = Counter()
         self._losses: Losses = Counter()
@@ -72,7 +103,7 @@ class RunWriter:
     def begin(self, run: Item) -> None:
         """Begin a run: what follows belongs to it, and the previous run is over."""
         self._run, self._ended_run_id, self._run_id = run, self._run_id, None
-        self._step_seconds.clear()
+        self._seconds = _StepSeconds()
         self._num_transactions = 0
         self._rows, self._losses = Counter(), Counter()
 
@@ -141,12 +172,9 @@ class RunWriter:
         statements.replace(connection, schema.request, requests)
         changes = [rows.control_row(run_id, item.payload) for item in batch if item.kind == "control"]
         statements.insert(connection, schema.control, changes)
-        steps = [item.payload for item in batch if item.kind == "step"]
+        steps = [step for item in batch if item.kind == "step" for step in item.payload]
         statements.replace(connection, schema.step, (rows.step_row(run_id, step) for step in steps))
-        for step in steps:
-            self._step_seconds[step.step] = int(step.started_s)
-        while len(self._step_seconds) > _REMEMBERED_STEPS:
-            del self._step_seconds[next(iter(self._step_seconds))]
+        self._seconds.add(steps)
         events = self._insert_native(connection, run_id, batch)
         totals = totals_of(steps, events)
         totals[NUM_TRANSACTIONS] = 1
@@ -164,7 +192,9 @@ class RunWriter:
                 continue
             events = np.concatenate([item.payload for item in items])
             arrivals = np.repeat([int(item.arrived_s) for item in items], [item.num_rows for item in items])
-            events_by_kind[kind], seconds_by_kind[kind] = events, self._seconds_of(events["step"], arrivals)
+            events_by_kind[kind] = events
+            if kind in rows.SUMMED:
+                seconds_by_kind[kind] = self._seconds.of(events["step"], arrivals)
             for begin in range(0, len(events) if self._level == "expert" else 0, _BLOCK_EVENTS):
                 block = events[begin : begin + _BLOCK_EVENTS]
                 statements.insert(connection, table, block_rows(kind, run_id, block))
@@ -172,12 +202,6 @@ class RunWriter:
         sums = rows.layer_second_rows(run_id, num_experts, events_by_kind, seconds_by_kind)
         statements.insert(connection, schema.layer_second, sums)
         return events_by_kind
-
-    def _seconds_of(self, steps: rows.Seconds, arrivals: rows.Seconds) -> rows.Seconds:
-        """Second in which each event's step began, or the event's arrival where its step was lost or is yet to come."""
-        known, index = np.unique(steps, return_inverse=True)
-        begun = np.array([self._step_seconds.get(step, -1) for step in known.tolist()], np.int64)[index]
-        return np.where(begun >= 0, begun, arrivals)
 
 
 def _mark(connection: Connection, run_id: int, now_s: float, *, finished: bool) -> None:

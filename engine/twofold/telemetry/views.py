@@ -63,7 +63,7 @@ def _token_expert_view(dialect: str) -> str:
         f"CREATE VIEW token_expert AS {_with_bytes(dialect)}SELECT {_block_keys()}, {', '.join(scalars)}, "
         f"r.rank AS rank, {entries['experts']} AS expert, "
         f"CASE {entries['placement']} {_PLACEMENT} END AS placement, {entries['weights']} AS weight "
-        f"{_from(kind, dialect)} JOIN ({ranks}) r ON r.rank < {_value(kind, 'num_routed', dialect)}"
+        f"{_from(kind, dialect)} CROSS JOIN ({ranks}) r WHERE r.rank < {_value(kind, 'num_routed', dialect)}"
     )
 
 

@@ -97,6 +97,8 @@ class DatabaseSink(TelemetrySink):
         self._next_heartbeat_s = 0.0
         self._pause_s = 0.0
         self._has_trimmed = False
+        self._unchecked_rows = 0
+        """Rows that may be written before the size of the file is read again."""
         opened.prepare(self._budget)
         self._thread = threading.Thread(target=self._work, name="twofold-telemetry", daemon=True)
         self._thread.start()
@@ -113,7 +115,15 @@ class DatabaseSink(TelemetrySink):
         self._push("request", record, 1)
 
     def step(self, record: StepRecord) -> None:
-        self._push("step", record, 1)
+        with self._mutex:
+            last = self._items[-1] if self._items else None
+            # A loaded small model takes thousands of steps a second: an entry of its own would cost each a microsecond.
+            if last is not None and last.kind == "step" and self._has_room_for_a_record():
+                last.payload.append(record)
+                last.num_rows += 1
+                self._queued_rows += 1
+                return
+        self._push("step", [record], 1)
 
     def control(self, record: ControlRecord) -> None:
         self._push("control", record, 1)
@@ -142,6 +152,10 @@ class DatabaseSink(TelemetrySink):
             self._closing = True
         self._wake.set()
         self._thread.join()
+
+    def _has_room_for_a_record(self) -> bool:
+        """Call with the mutex held."""
+        return not self._closing and self._queued_rows < self._max_queued_rows + _RESERVED_ROWS
 
     def _push(self, kind: str, payload: Any, num_rows: int) -> None:
         with self._mutex:
@@ -224,7 +238,7 @@ class DatabaseSink(TelemetrySink):
         opened: Store | None = None
         try:
             opened = self._current_database(lost)
-            self._make_room(opened)
+            self._make_room(opened, sum(item.num_rows for item in batch))
             with opened.transaction() as connection:
                 written = self._run.write(
                     connection, batch, lost, now_s=now_s, heartbeat=heartbeat_due, finished=finished
@@ -304,7 +318,10 @@ class DatabaseSink(TelemetrySink):
             self._database.prepare(self._budget)
         return self._database
 
-    def _make_room(self, opened: Store) -> None:
+    def _make_room(self, opened: Store, num_rows: int) -> None:
+        self._unchecked_rows -= num_rows
+        if self._unchecked_rows > 0:
+            return
         room = opened.make_room(self._budget)
         if room.num_removed and not self._has_trimmed:
             self._has_trimmed = True
@@ -318,6 +335,7 @@ class DatabaseSink(TelemetrySink):
                 f"{opened.label} and its log have reached --telemetry-max-bytes and a reader keeps the log from being "
                 "emptied; end the program that holds a transaction on it open"
             )
+        self._unchecked_rows = room.unchecked_rows
 
     def _failed(self, batch: list[Item], lost: Losses, error: Exception) -> bool:
         cause = getattr(error, "orig", None) or error

@@ -27,6 +27,8 @@ class ExportWindow:
     first_step: int
     last_step: int
     """Below first_step if no step began in the range."""
+    is_whole: bool = False
+    """Whether the whole run was asked for."""
 
     @property
     def num_steps(self) -> int:
@@ -68,7 +70,10 @@ def export_window(
     if end is None:
         # A load sample may arrive after the last step.
         end_s = max(run.finished_s or run.last_seen_s, ended_s or begin_s) + 1.0
-    return ExportWindow(run, begin_s, end_s, *((0, -1) if first is None else (first, last)))
+    steps = (0, -1) if first is None else (int(first), int(last))
+    return ExportWindow(
+        run, begin_s, end_s, *steps, is_whole=begin is None and end is None and last_s is None
+    )
 
 
 def _moment(text: str, run: Run, flag: str) -> float:
