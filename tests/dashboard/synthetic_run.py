@@ -178,6 +178,7 @@ class SyntheticRun:
                 wall_us=seconds * 0.9e6,
                 parts=StepParts(experts_cpu_us=seconds * 0.5e6, attention_us=seconds * 0.3e6),
                 emulated=self._emulated_parts(self.virtual_us - started_us),
+                begin_us=started_us,
             )
         )
         self.step += 1
@@ -257,7 +258,7 @@ class SyntheticRun:
             expert,
             slot,
         )
-        row["bytes"], row["reason"] = self.info.expert_bytes, UploadReason.DEMAND
+        row["size_bytes"], row["reason"] = self.info.expert_bytes, UploadReason.DEMAND
         row["queued_us"], row["begin_us"] = self.virtual_us, self.virtual_us + 2.0
         row["end_us"] = self.virtual_us + 2.0 + UPLOAD_US
         self.sink.native_events("upload", row)

@@ -234,7 +234,15 @@ class TelemetryConfig(Checked):
 
     telemetry_url: str | None = setting(
         None,
-        "SQLite database for every decision: sqlite:///file.db or sqlite:////absolute/file.db (default: off)",
+        "database for every decision: sqlite:///file.db, sqlite:////absolute/file.db, or for several servers "
+        "postgresql+psycopg://user@host/database (default: off)",
+    )
+    telemetry: str = setting(
+        "expert",
+        "what the database records. expert: every token's experts, every upload and decision of the expert cache. "
+        "layer: sums by second and layer instead (heatmap, hit rate, PCIe). step: requests and steps alone. off: "
+        "nothing. Lower it to save disk space or CPU time",
+        choices=("off", "step", "layer", "expert"),
     )
     record_routing: str | None = setting(
         None, ".npz file for the routed experts and gate weights of every answer token; written at exit"

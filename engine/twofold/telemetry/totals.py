@@ -28,6 +28,10 @@ STEP_TOTALS: Final = (
 )
 
 
+NUM_TRANSACTIONS: Final = "num_transactions"
+"""Transactions of the run that were committed: after a lost connection it tells whether the last one was."""
+
+
 def count_name(member: UploadReason | CacheEventKind) -> str:
     """Name of the total that counts events of this reason or kind."""
     return f"{'upload' if isinstance(member, UploadReason) else 'cache_event'}_{member.name.lower()}"
@@ -49,7 +53,7 @@ def totals_of(steps: Iterable[StepRecord], events: Mapping[str, Events]) -> Coun
             totals[name] += int(events["token_layer"][name].sum(dtype=np.int64))
     if "upload" in events:
         totals["num_uploads"] += len(events["upload"])
-        totals["upload_bytes"] += int(events["upload"]["bytes"].sum())
+        totals["upload_bytes"] += int(events["upload"]["size_bytes"].sum())
         _count(totals, events["upload"]["reason"], UploadReason)
     if "cache_event" in events:
         _count(totals, events["cache_event"]["kind"], CacheEventKind)

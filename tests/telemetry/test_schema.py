@@ -1,0 +1,58 @@
+"""Columns follow from the fields of records and of native events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from sqlalchemy import LargeBinary
+from twofold.telemetry import schema
+from twofold.telemetry.blocks import KEYS
+from twofold.telemetry.sink import EVENT_DTYPES
+
+Mood = Literal["good", "bad"]
+
+
+class _Pair(NamedTuple):
+    first: float
+    second: float
+
+
+@dataclass(frozen=True)
+class _Record:
+    number: int
+    at_s: Annotated[float, "Unix time"]
+    mood: Mood
+    last_mood: Annotated[Mood | None, "NULL at first"]
+    pair: _Pair
+    reason: str | None = None
+    ok: bool = True
+    names: tuple[str, ...] = ()
+
+
+def test_a_column_has_the_type_and_the_meaning_of_its_field() -> None:
+    assert [
+        (c.name, str(c.type), c.nullable, c.primary_key, c.comment)
+        for c in schema.columns_of(_Record, key="number")
+    ] == [
+        ("number", "INTEGER", False, True, None),
+        ("at_s", "FLOAT", False, False, "Unix time"),
+        ("mood", "TEXT", False, False, None),
+        ("last_mood", "TEXT", True, False, "NULL at first"),
+        ("reason", "TEXT", True, False, None),
+        ("ok", "INTEGER", False, False, None),
+    ]
+
+
+def test_optional_parts_get_a_prefix() -> None:
+    columns = schema.columns_of(_Pair, prefix="other_", optional=True)
+    assert [(c.name, c.nullable) for c in columns] == [("other_first", True), ("other_second", True)]
+
+
+def test_every_field_of_a_native_event_is_a_blob_of_its_blocks_and_a_column_of_its_view() -> None:
+    for kind, dtype in EVENT_DTYPES.items():
+        blobs = {c.name for c in schema.BLOCKS[kind].columns if isinstance(c.type, LargeBinary)}
+        assert blobs == set(dtype.names or ()) - set(KEYS[kind])
+        assert set(schema.column_names(schema.views.tables[kind])) >= set(dtype.names or ())
+    assert schema.token_layer.c.placement.comment == "uint8[num_routed]: 0 hit, 1 cpu, 2 fetched"
+    assert schema.upload.c.step.comment is None
