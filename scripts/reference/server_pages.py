@@ -269,4 +269,11 @@ def telemetry_tables() -> str:
             for c in made.columns
         ]
         parts += [f"## `{name}`", table(("column", "type", "always set", "meaning"), rows)]
+    parts.append(
+        "The following are views. They show the events of the tables `…_block` as rows, in plain SQL "
+        "([guide](../guides/telemetry.md#query-the-database-with-other-programs))."
+    )
+    for name, view in schema.views.tables.items():
+        rows = [(f"`{c.name}`", str(c.type).lower(), cell(c.comment or "")) for c in view.columns]
+        parts += [f"## `{name}` (view)", table(("column", "type", "meaning"), rows)]
     return "\n\n".join(parts)
