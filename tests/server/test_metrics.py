@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx
 import pytest
-from twofold.server.bridge.metrics import _bound_text, _buckets_up_to
+from twofold.api.request_times import PARTS, RequestTimes
+from twofold.api.types import Chunk, Usage
+from twofold.server.bridge.metrics import _STAGES, Metrics, _bound_text, _buckets_up_to
 
 from tests.server.fake_engine import FakeEngine
 
@@ -81,6 +85,33 @@ def test_counters_and_gauges(found: dict[str, float]) -> None:
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_params_max_tokens"):
         assert found[f"vllm:{name}_count{{{MODEL}}}"] == 3
     assert found[f"vllm:inter_token_latency_seconds_count{{{MODEL}}}"] == 8
+
+
+def test_stages_of_the_answers(found: dict[str, float]) -> None:
+    def stage(name: str, figure: str = "sum") -> float:
+        return found[f'twofold:request_stage_seconds_{figure}{{{MODEL},stage="{name}"}}']
+
+    assert (stage("queue"), stage("prefill"), stage("decode")) == pytest.approx((0.75, 1.5, 4.5))
+    assert stage("read") > 0 < stage("tokenise")
+    assert stage("template") == stage("compile") == stage("parse_wait") == 0
+    assert {stage(name, "count") for name in _STAGES} == {3}
+
+
+def test_stages_before_the_first_token_sum_to_its_time() -> None:
+    """The time to deliver the first token is what the engine's own times leave of TTFT."""
+    metrics = Metrics()
+    now = time.perf_counter()
+    times = RequestTimes(now - 30, 0.0, now - 25, {**dict.fromkeys(PARTS, 0.0), "read": 4.0, "tokenise": 1.0})
+    (timer,) = metrics.begin(1, times)
+    usage = Usage(3, 2, wall_s=(10.0, 14.0, 2.0))
+    timer.observe([Chunk("a", (1,)), Chunk("b", (2,), "stop", usage)])
+    stages = timer.stages(usage)
+    assert stages["deliver"] == pytest.approx(1.0, abs=0.5)
+    lines = metrics.text("m", []).splitlines()
+    prefix = "vllm:time_to_first_token_seconds_sum"
+    (ttft_s,) = (float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
+    assert sum(stages.values()) - stages["decode"] == pytest.approx(ttft_s, abs=1e-9)
+    assert times.first_sent_s == pytest.approx(time.time(), abs=60)
 
 
 def test_bounds_are_vllms(found: dict[str, float], engine: FakeEngine) -> None:

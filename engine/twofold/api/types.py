@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy.typing as npt
 
 from twofold.api.constraints import CompiledConstraint
+from twofold.api.request_times import RequestTimes
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Clock = Literal["wall", "virtual"]
@@ -149,6 +150,8 @@ class GenerationRequest:
     """Called on the engine's thread after a step that gave this request at least one chunk. Called once for all
     requests of the step with the same callable, so that a thread waiting for several requests wakes once. Must return
     at once."""
+    times: RequestTimes | None = None
+    """Wall times of the request before its submission. Its queue time begins where they end; None: at submission."""
 
 
 @dataclass(frozen=True)
@@ -323,6 +326,20 @@ class RequestRecord:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     cached_tokens: int = 0
     """Prefix-cache hits among the prompt tokens."""
+    received_s: float = 0.0
+    """Unix time of the request's first byte; that of its submission where no HTTP request came."""
+    read_s: float = 0.0
+    parse_wait_s: float = 0.0
+    parse_s: float = 0.0
+    tokenise_wait_s: float = 0.0
+    template_s: float = 0.0
+    tokenise_s: float = 0.0
+    compile_s: float = 0.0
+    queue_wall_s: float = 0.0
+    prefill_wall_s: float = 0.0
+    decode_wall_s: float = 0.0
+    first_sent_s: float | None = None
+    """Unix time at which the first token was handed to the connection."""
 
 
 @dataclass(frozen=True)
