@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 from twofold.api.request_times import PARTS, RequestTimes
-from twofold.api.types import Chunk, Usage
+from twofold.api.types import Chunk, SpeculationCounts, Usage
 from twofold.server.bridge.metrics import _STAGES, Metrics, _bound_text, _buckets_up_to
 
 from tests.server.fake_engine import FakeEngine
@@ -85,6 +86,70 @@ def test_counters_and_gauges(found: dict[str, float]) -> None:
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_params_max_tokens"):
         assert found[f"vllm:{name}_count{{{MODEL}}}"] == 3
     assert found[f"vllm:inter_token_latency_seconds_count{{{MODEL}}}"] == 8
+
+
+def test_names_of_vllm_beside_ours(found: dict[str, float]) -> None:
+    def of(name: str, **labels: str) -> float:
+        return found[
+            f"{name}{{{MODEL}{''.join(f',{key}=' + chr(34) + value + chr(34) for key, value in labels.items())}}}"
+        ]
+
+    assert of("vllm:prompt_tokens_by_source_total", source="local_compute") == 2
+    assert of("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 13
+    assert of("vllm:engine_sleep_state", sleep_state="awake") == 1
+    assert of("vllm:engine_sleep_state", sleep_state="discard_all") == 0
+    older, newer = (
+        buckets(found, f"{name}_seconds") for name in ("time_per_output_token", "inter_token_latency")
+    )
+    assert older == newer
+    assert of("http_requests_total", handler="/v1/completions", method="POST", status="2xx") == 2
+    assert of("twofold:expert_uses_total", place="vram") == 30
+    assert of("twofold:prefetch_experts_total", outcome="late") == 4
+    (info,) = (name for name in found if name.startswith("twofold:info"))
+    assert 'accelerator="emulated:rtx4090-pcie4",clock="virtual",policy="lru"' in info
+
+
+def test_unknown_paths_and_methods_make_no_series(url: str) -> None:
+    for number in range(3):
+        HTTP.request("BREW", f"{url}/pot-{number}")
+    counted = {name: value for name, value in series(url).items() if name.startswith("http_requests_total")}
+    assert counted == {f'http_requests_total{{{MODEL},handler="none",method="other",status="4xx"}}': 3}
+
+
+def test_figures_of_the_process(found: dict[str, float]) -> None:
+    """The test serves in its own process."""
+    assert found[f"process_resident_memory_bytes{{{MODEL}}}"] == pytest.approx(resident_bytes(), rel=0.5)
+    assert found[f"process_start_time_seconds{{{MODEL}}}"] < time.time()
+    assert found[f"process_cpu_seconds_total{{{MODEL}}}"] == pytest.approx(
+        time.process_time(), rel=0.5, abs=2
+    )
+    assert 3 < found[f"process_open_fds{{{MODEL}}}"] < found[f"process_max_fds{{{MODEL}}}"]
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_speculation(url: str, engine: FakeEngine, speculates: bool) -> None:
+    """vLLM's names appear with the first draft."""
+    engine.speculation = SpeculationCounts(5, 15, 9, (4, 3, 2)) if speculates else None
+    found = {
+        name.replace(f"{{{MODEL}", "{"): value for name, value in series(url).items() if "spec_decode" in name
+    }
+    assert found == (
+        {
+            "vllm:spec_decode_num_drafts_total{}": 5,
+            "vllm:spec_decode_num_draft_tokens_total{}": 15,
+            "vllm:spec_decode_num_accepted_tokens_total{}": 9,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{,position="0"}': 4,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{,position="1"}': 3,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{,position="2"}': 2,
+        }
+        if speculates
+        else {}
+    )
 
 
 def test_stages_of_the_answers(found: dict[str, float]) -> None:

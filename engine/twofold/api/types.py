@@ -191,6 +191,17 @@ class PrefetchCounts:
 
 
 @dataclass(frozen=True)
+class SpeculationCounts:
+    """Speculative decoding since the start, in vLLM's terms."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    """Accepted tokens by their position in the draft."""
+
+
+@dataclass(frozen=True)
 class MappedWeights:
     """Weights computed from directly in a memory-mapped file."""
 
@@ -227,6 +238,8 @@ class EngineStats:
     """Preemptions since the start."""
     step_tokens: Mapping[int, int] = field(default_factory=dict)
     """Steps since the start by the number of tokens they computed."""
+    speculation: SpeculationCounts | None = None
+    """None: no drafter has run."""
 
 
 class RequestProgress(NamedTuple):

@@ -38,6 +38,7 @@ _CONTEXT: Final = ()
 _HISTOGRAMS: Final[Mapping[str, tuple[str, Sequence[float]]]] = {
     "time_to_first_token_seconds": ("First byte of the request to first token.", _TTFT_SECONDS),
     "inter_token_latency_seconds": ("Time between two tokens of an answer.", _TOKEN_SECONDS),
+    "time_per_output_token_seconds": ("Older name of inter_token_latency_seconds.", _TOKEN_SECONDS),
     "request_time_per_output_token_seconds": ("Mean time per token after the first, by request.", _TOKEN_SECONDS),
     "e2e_request_latency_seconds": ("First byte of the request to last token.", _REQUEST_SECONDS),
     "request_queue_time_seconds": ("Submitted to the engine to first scheduled.", _REQUEST_SECONDS),
@@ -105,6 +106,8 @@ class Metrics:
         self.generation_tokens = 0
         self.finished: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.http: Counter[tuple[str, str, str]] = Counter()
+        """HTTP answers by (route, method, status class such as "2xx")."""
         self._histograms: dict[str, Histogram] = {}
         self._stages: dict[str, Histogram] = {}
         self.set_context(max_context)
@@ -140,6 +143,14 @@ class Metrics:
         counters: list[Gauge] = [
             ("vllm:prompt_tokens_total", "Prompt tokens of finished requests.", self.prompt_tokens),
             ("vllm:prompt_tokens_cached_total", "Prefix-cache hits among them.", self.cached_tokens),
+            (
+                "vllm:prompt_tokens_by_source_total",
+                "Prompt tokens of finished requests: local_compute, or local_cache_hit.",
+                {
+                    label_text(source="local_compute"): self.prompt_tokens - self.cached_tokens,
+                    label_text(source="local_cache_hit"): self.cached_tokens,
+                },
+            ),
             ("vllm:generation_tokens_total", "Tokens generated.", self.generation_tokens),
             _by_label(
                 "vllm:request_success_total", "finished_reason", "Requests by how they ended.", self.finished
@@ -148,6 +159,16 @@ class Metrics:
                 "twofold:requests_refused_total", "code", "Requests refused, by HTTP code.", self.refused
             ),
         ]
+        counters.append(
+            (
+                "http_requests_total",
+                "HTTP requests by route, method and class of status.",
+                {
+                    label_text(handler=route, method=method, status=status): float(count)
+                    for (route, method, status), count in sorted(self.http.items())
+                },
+            )
+        )
         for name, help_text, value in (*counters, *gauges):
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
@@ -204,7 +225,8 @@ class RequestTimer:
             metrics.observe("time_to_first_token_seconds", now - self._times.received)
             num_tokens -= 1
         if num_tokens:
-            metrics.observe("inter_token_latency_seconds", (now - self._latest) / num_tokens, num_tokens)
+            for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
+                metrics.observe(name, (now - self._latest) / num_tokens, num_tokens)
         self._latest = now
 
     def end(self) -> None:

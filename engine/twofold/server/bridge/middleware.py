@@ -26,6 +26,7 @@ _OPEN: Final = frozenset(("/", "/health", "/ready", "/metrics", "/version", "/op
 """Paths that never need a key."""
 _ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
 """Admin routes under SGLang's names."""
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"))
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -48,6 +49,7 @@ class RequestFrame:
             if message["type"] == "http.response.start":
                 started = True
                 self._label(MutableHeaders(scope=message), request_id)
+                self._count(scope, message["status"])
                 if scope["method"] == "POST" and message["status"] >= 400:
                     self._state.metrics.refused[str(message["status"])] += 1
             await send(message)
@@ -64,6 +66,12 @@ class RequestFrame:
             _logger.debug("its traceback", exc_info=error)
             if not started:
                 await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        # The route's template: paths are the client's choice and would make endless series.
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._state.metrics.http[route, method, f"{status // 100}xx"] += 1
 
     def _label(self, headers: MutableHeaders, request_id: str) -> None:
         headers["x-request-id"] = request_id
