@@ -244,7 +244,6 @@ def metrics() -> str:
     sink: Any = _Figures(stats=lambda: _Figures(dropped={"ring": 1}))
     state = ServerState(ServerConfig(), sink)
     state.ready(engine)
-    state.metrics.finished["stop"] = state.metrics.refused["429"] = 1
     state.metrics.http["/v1/models", "GET", "2xx"] = 1
     text = TestClient(app_of(state)).get("/metrics", headers={"host": "localhost"}).raise_for_status().text
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))

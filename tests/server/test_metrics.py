@@ -80,6 +80,9 @@ def test_counters_and_gauges(found: dict[str, float]) -> None:
     assert found[f"vllm:num_preemptions_total{{{MODEL}}}"] == 5
     assert found[f"vllm:kv_cache_usage_perc{{{MODEL}}}"] == 0.25
     assert found[f'vllm:request_success_total{{{MODEL},finished_reason="length"}}'] == 2
+    # An outcome that has not happened yet is 0, not missing.
+    assert found[f'vllm:request_success_total{{{MODEL},finished_reason="error"}}'] == 0
+    assert found[f'twofold:requests_refused_total{{{MODEL},code="503"}}'] == 0
     (config,) = (name for name in found if name.startswith("vllm:cache_config_info"))
     assert 'block_size="' in config
     assert 'num_gpu_blocks="4"' in config
@@ -124,6 +127,12 @@ def test_figures_of_the_process(found: dict[str, float]) -> None:
         time.process_time(), rel=0.5, abs=2
     )
     assert 3 < found[f"process_open_fds{{{MODEL}}}"] < found[f"process_max_fds{{{MODEL}}}"]
+
+
+def test_the_process_start_does_not_move(found: dict[str, float], url: str) -> None:
+    """A start that differs between two scrapes counts as a restart."""
+    name = f"process_start_time_seconds{{{MODEL}}}"
+    assert {series(url)[name] for _ in range(20)} == {found[name]}
 
 
 def resident_bytes() -> int:

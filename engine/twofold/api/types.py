@@ -331,7 +331,9 @@ class RequestFacts:
     prefill_s: Annotated[float, "run clock"] = 0.0
     decode_s: Annotated[float, "run clock"] = 0.0
     cached_tokens: Annotated[int, "prompt tokens that hit the prefix cache"] = 0
-    received_s: Annotated[float, "Unix time of the request's first byte, or of its submission without HTTP"] = 0.0
+    received_s: Annotated[
+        float, "Unix time of the request's first byte, or of its submission without HTTP"
+    ] = 0.0
     read_s: Annotated[float, "wall: first byte to the end of the body"] = 0.0
     parse_wait_s: Annotated[float, "wall: wait for the process that parses large bodies"] = 0.0
     parse_s: Annotated[float, "wall: body parsed and checked"] = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 from pathlib import Path
 
 from twofold.server.bridge.metrics import Gauge
@@ -18,13 +17,12 @@ def process_rows() -> list[Gauge]:
         # After the name, which may contain spaces and parentheses.
         fields = (_PROC / "stat").read_text().rpartition(")")[2].split()
         num_files = len(os.listdir(_PROC / "fd"))
-        up_s = float(Path("/proc/uptime").read_text().split()[0])
+        booted_s = int(Path("/proc/stat").read_text().split("\nbtime ")[1].split()[0])
     except (OSError, IndexError, ValueError):
         return []
     ticks = os.sysconf("SC_CLK_TCK")
     user, system, start, virtual, resident = (int(fields[at]) for at in (11, 12, 19, 20, 21))
     most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    started_s = time.time() - up_s + start / ticks
     return [
         ("process_cpu_seconds_total", "CPU time of the server process, seconds.", (user + system) / ticks),
         (
@@ -33,7 +31,7 @@ def process_rows() -> list[Gauge]:
             resident * os.sysconf("SC_PAGE_SIZE"),
         ),
         ("process_virtual_memory_bytes", "Virtual memory of the server process.", virtual),
-        ("process_start_time_seconds", "Unix time at which the process started.", round(started_s, 2)),
+        ("process_start_time_seconds", "Unix time at which the process started.", booted_s + start / ticks),
         ("process_open_fds", "Open file descriptors.", num_files),
         ("process_max_fds", "Limit of open file descriptors.", most_files),
     ]

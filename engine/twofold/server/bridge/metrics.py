@@ -104,8 +104,9 @@ class Metrics:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
-        self.finished: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
+        # Zeros, because Prometheus' rate() takes no account of the increment that creates a series.
+        self.finished = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
+        self.refused = Counter(dict.fromkeys(("400", "429", "500", "503"), 0))
         self.http: Counter[tuple[str, str, str]] = Counter()
         """HTTP answers by (route, method, status class such as "2xx")."""
         self._histograms: dict[str, Histogram] = {}
