@@ -244,6 +244,8 @@ def metrics() -> str:
     sink: Any = _Figures(stats=lambda: _Figures(dropped={"ring": 1}))
     state = ServerState(ServerConfig(), sink)
     state.ready(engine)
+    spans: Any = _Figures(counts={"exported": 1})
+    state.spans = spans
     state.metrics.http["/v1/models", "GET", "2xx"] = 1
     text = TestClient(app_of(state)).get("/metrics", headers={"host": "localhost"}).raise_for_status().text
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))

@@ -178,6 +178,11 @@ class ServerConfig(Checked):
     drain_timeout_s: float = setting(
         30.0, "seconds that running requests may take to finish after SIGTERM", low=0
     )
+    otlp_endpoint: str | None = setting(
+        None,
+        "OpenTelemetry collector that takes a span per request by OTLP over HTTP, such as http://127.0.0.1:4318; "
+        "spans hold sizes and times, no texts; needs twofold[otel] (default: off)",
+    )
     slots_show_prompts: bool = setting(False, "GET /slots shows the text of running prompts")
 
     def __post_init__(self) -> None:
@@ -191,6 +196,9 @@ class ServerConfig(Checked):
                 raise ConfigError(
                     "--admin-key and --api-key were given the same key; give them different ones"
                 )
+        if self.otlp_endpoint is not None:
+            is_url = re.fullmatch(r"https?://[^/\s?#]+(/[^\s?#]*)?", self.otlp_endpoint) is not None
+            check(is_url, "otlp_endpoint", self.otlp_endpoint, "an address such as http://127.0.0.1:4318")
         names = ",".join(self.served_model_name).split(",") if self.served_model_name else []
         are_names = isinstance(self.served_model_name, tuple) and all(name.strip() for name in names)
         check(

@@ -14,7 +14,14 @@ from twofold.server.bridge.state import ServerState
 
 def gauges(state: ServerState) -> list[Gauge]:
     """All current values, whatever the server's phase."""
-    return _engine_gauges(state) + _telemetry_gauges(state) + process_rows()
+    return _engine_gauges(state) + _telemetry_gauges(state) + _span_counters(state) + process_rows()
+
+
+def _span_counters(state: ServerState) -> list[Gauge]:
+    if state.spans is None:
+        return []
+    counts = {label_text(outcome=outcome): float(count) for outcome, count in state.spans.counts.items()}
+    return [("twofold:spans_total", "OpenTelemetry spans: exported, failed or dropped (full queue).", counts)]
 
 
 def _telemetry_gauges(state: ServerState) -> list[Gauge]:

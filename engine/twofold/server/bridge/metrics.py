@@ -208,6 +208,11 @@ class RequestTimer:
         self.usage: Usage | None = None
         """Counts and times by the engine; None before the end, and for an answer without a client."""
 
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token; None before it."""
+        return None if self._first is None else self._first - self._times.received
+
     def observe(self, batch: Sequence[Chunk]) -> None:
         now = time.perf_counter()
         for chunk in batch:

@@ -42,12 +42,12 @@ class RequestFrame:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope))
-        started = False
+        status = 0
 
         async def framed_send(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 self._label(MutableHeaders(scope=message), request_id)
                 self._count(scope, message["status"])
                 if scope["method"] == "POST" and message["status"] >= 400:
@@ -64,8 +64,16 @@ class RequestFrame:
             # A bug of the server: the client gets a 500, the log gets the place; tracebacks need --debug.
             _logger.error("internal error in %s %s: %s", scope["method"], scope["path"], _where(error))
             _logger.debug("its traceback", exc_info=error)
-            if not started:
+            if not status:
                 await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
+        finally:
+            spans = self._state.spans
+            if (
+                spans is not None
+                and scope["method"] == "POST"
+                and scope["path"] in self._state.computing_paths
+            ):
+                spans.write(scope, status)
 
     def _count(self, scope: Scope, status: int) -> None:
         # The route's template: paths are the client's choice and would make endless series.

@@ -10,9 +10,11 @@ from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from twofold.api.request_times import RequestTimes
 from twofold.api.types import GenerationRequest
+from twofold.server.bridge.answered import SETTINGS, AnsweredRequest, note_answered
 from twofold.server.bridge.crossing import AnswerStream, RequestPlan, submit
 from twofold.server.bridge.protocol import Prompt
 from twofold.server.bridge.request_body import parse_body
@@ -105,7 +107,7 @@ async def answer_chat(
         ),
         end_tokens=reading.end_tokens,
     )
-    return await _answer(state, body, plan, partial(make_format, reading=reading))
+    return await _answer(state, body, plan, partial(make_format, reading=reading), scope=request.scope)
 
 
 async def answer_completion(
@@ -114,7 +116,7 @@ async def answer_completion(
     """Complete a prompt, in any API's format."""
     tokenise = partial(completion_prompts, body, state.tokenizer)
     plan = _plan(state, body, tokenise, times_of(request.scope), endpoint="completions")
-    return await _answer(state, body, plan, make_format)
+    return await _answer(state, body, plan, make_format, scope=request.scope)
 
 
 def _plan(
@@ -143,7 +145,12 @@ def _plan(
 
 
 async def _answer(
-    state: ServerState, body: SamplingFields, plan: RequestPlan, make_format: Callable[..., AnswerFormat]
+    state: ServerState,
+    body: SamplingFields,
+    plan: RequestPlan,
+    make_format: Callable[..., AnswerFormat],
+    *,
+    scope: Scope,
 ) -> Response:
     state.check_model(body.model)
     engine = state.engine
@@ -153,6 +160,20 @@ async def _answer(
         for timer in state.metrics.begin(body.num_candidates, plan.times)
     ]
     request_id = f"{_ID_PREFIXES[plan.template.endpoint]}-{uuid.uuid4().hex}"
+    if state.spans is not None:
+        settings = {name: value for name in SETTINGS if (value := getattr(body, name)) is not None}
+        note_answered(
+            scope,
+            AnsweredRequest(
+                request_id,
+                plan.template.endpoint,
+                model=state.model_name,
+                asked_model=body.model,
+                settings=settings,
+                timers=timers,
+                answers_per_prompt=body.num_candidates,
+            ),
+        )
     answer = AnswerStream(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
     prompts = await submit(plan, answer, state.threads)
     state.answers.add(answer)
