@@ -137,7 +137,7 @@ class _BoundedProcessor(SpanProcessor):
             for batch in self._batches():
                 try:
                     is_exported = self._exporter.export(batch) is SpanExportResult.SUCCESS
-                except Exception:  # of the exporter: the spans are lost and counted
+                except Exception:  # the exporter failed: its spans are lost and counted
                     is_exported = False
                 self.counts["exported" if is_exported else "failed"] += len(batch)
 
