@@ -221,7 +221,13 @@ class _Figures:
 
 def metrics() -> str:
     """Page of all metrics: those of a server whose engine and database report everything."""
-    stats = _Figures(placement=_Figures(), dynamic_update={"updated": 1}, step_tokens={1: 1})
+    stats = _Figures(
+        placement=_Figures(),
+        prefetch=_Figures(),
+        dynamic_update={"updated": 1},
+        step_tokens={1: 1},
+        speculation=_Figures(accepted_by_position=(1,)),
+    )
     info = _Figures(
         model="model",
         architecture="",
@@ -231,11 +237,19 @@ def metrics() -> str:
         config_json="{}",
     )
     tokenizer = _Figures(chat_template=None, tool_form=None)
-    engine: Any = _Figures(info=info, stats=lambda: stats, tokenizer=tokenizer, caches_prefixes=False)
+    engine: Any = _Figures(
+        info=info,
+        stats=lambda: stats,
+        tokenizer=tokenizer,
+        caches_prefixes=False,
+        control=_Figures(asleep=False),
+    )
     sink: Any = _Figures(stats=lambda: _Figures(level="expert", dropped={"ring": 1}))
     state = ServerState(ServerConfig(), sink)
     state.ready(engine)
-    state.metrics.finished["stop"] = state.metrics.refused["429"] = 1
+    spans: Any = _Figures(counts={"exported": 1})
+    state.spans = spans
+    state.metrics.http["/v1/models", "GET", "2xx"] = 1
     text = TestClient(app_of(state)).get("/metrics", headers={"host": "localhost"}).raise_for_status().text
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     rows = []
@@ -248,8 +262,8 @@ def metrics() -> str:
     return "\n\n".join(
         (
             "`GET /metrics` returns these in Prometheus' text format. `vllm:` metrics have vLLM's names, units and "
-            "buckets. Metrics of expert slots, records, deferral, dynamic update and telemetry appear only where they "
-            "are in use.",
+            "buckets. Metrics of expert slots, records, deferral, dynamic update, speculation and telemetry appear "
+            "only where they are in use.",
             table(("metric", "type", "labels", "meaning"), rows),
         )
     )

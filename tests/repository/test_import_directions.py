@@ -47,7 +47,16 @@ ROOMS_USED: dict[str, set[str]] = {
     },
     "quantise": {"api", "blocks", "experts", "models", "rules", "step", "text.tokenizer", "weights"},
     "server.http": {"api"},
-    "server.bridge": {"api", "models", "server.http", "telemetry", "text.chat", "text.tokenizer", "weights"},
+    "server.bridge": {
+        "__init__",
+        "api",
+        "models",
+        "server.http",
+        "telemetry",
+        "text.chat",
+        "text.tokenizer",
+        "weights",
+    },
     "server.openai": {
         "__init__",
         "api",

@@ -21,8 +21,10 @@ from twofold.api.types import (
     GenerationRequest,
     MappedWeights,
     PlacementCounts,
+    PrefetchCounts,
     RequestProgress,
     RunInfo,
+    SpeculationCounts,
     TokenLogprob,
     Usage,
 )
@@ -143,6 +145,7 @@ class FakeEngine:
         self.control = FakeControl()
         self.recording = FakeControl()
         self.max_running = max_running
+        self.speculation: SpeculationCounts | None = None
         self.caches_prefixes = True
         self.fail_on_submit: Exception | None = None
         self.is_full = False
@@ -231,7 +234,9 @@ class FakeEngine:
             num_steps=6,
             decode_tokens_per_s=0.0,
             clock=self.info.clock,
-            placement=PlacementCounts(),
+            placement=PlacementCounts(hits=30, cpu_misses=20, fetched=10),
+            prefetch=PrefetchCounts(late=4),
+            speculation=self.speculation,
             draining=self._draining,
             prefix_cache_queries=9,
             prefix_cache_hits=7,

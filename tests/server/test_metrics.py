@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import httpx
 import pytest
-from twofold.server.bridge.metrics import _bound_text, _buckets_up_to
+from twofold.api.request_times import PARTS, RequestTimes
+from twofold.api.types import Chunk, SpeculationCounts, Usage
+from twofold.server.bridge.metrics import _STAGES, Metrics, _bound_text, _buckets_up_to
 
 from tests.server.fake_engine import FakeEngine
 
@@ -75,12 +80,112 @@ def test_counters_and_gauges(found: dict[str, float]) -> None:
     assert found[f"vllm:num_preemptions_total{{{MODEL}}}"] == 5
     assert found[f"vllm:kv_cache_usage_perc{{{MODEL}}}"] == 0.25
     assert found[f'vllm:request_success_total{{{MODEL},finished_reason="length"}}'] == 2
+    # An outcome that has not happened yet is 0, not missing.
+    assert found[f'vllm:request_success_total{{{MODEL},finished_reason="error"}}'] == 0
+    assert found[f'twofold:requests_refused_total{{{MODEL},code="503"}}'] == 0
     (config,) = (name for name in found if name.startswith("vllm:cache_config_info"))
     assert 'block_size="' in config
     assert 'num_gpu_blocks="4"' in config
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_params_max_tokens"):
         assert found[f"vllm:{name}_count{{{MODEL}}}"] == 3
     assert found[f"vllm:inter_token_latency_seconds_count{{{MODEL}}}"] == 8
+
+
+def test_names_of_vllm_beside_ours(found: dict[str, float]) -> None:
+    def of(name: str, **labels: str) -> float:
+        return found[
+            f"{name}{{{MODEL}{''.join(f',{key}=' + chr(34) + value + chr(34) for key, value in labels.items())}}}"
+        ]
+
+    assert of("vllm:prompt_tokens_by_source_total", source="local_compute") == 2
+    assert of("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 13
+    assert of("vllm:engine_sleep_state", sleep_state="awake") == 1
+    assert of("vllm:engine_sleep_state", sleep_state="discard_all") == 0
+    older, newer = (
+        buckets(found, f"{name}_seconds") for name in ("time_per_output_token", "inter_token_latency")
+    )
+    assert older == newer
+    assert of("http_requests_total", handler="/v1/completions", method="POST", status="2xx") == 2
+    assert of("twofold:expert_uses_total", place="vram") == 30
+    assert of("twofold:prefetch_experts_total", outcome="late") == 4
+    (info,) = (name for name in found if name.startswith("twofold:info"))
+    assert 'accelerator="emulated:rtx4090-pcie4",clock="virtual",policy="lru"' in info
+
+
+def test_unknown_paths_and_methods_make_no_series(url: str) -> None:
+    for number in range(3):
+        HTTP.request("BREW", f"{url}/pot-{number}")
+    counted = {name: value for name, value in series(url).items() if name.startswith("http_requests_total")}
+    assert counted == {f'http_requests_total{{{MODEL},handler="none",method="other",status="4xx"}}': 3}
+
+
+def test_figures_of_the_process(found: dict[str, float]) -> None:
+    """The test serves in its own process."""
+    assert found[f"process_resident_memory_bytes{{{MODEL}}}"] == pytest.approx(resident_bytes(), rel=0.5)
+    assert found[f"process_start_time_seconds{{{MODEL}}}"] < time.time()
+    assert found[f"process_cpu_seconds_total{{{MODEL}}}"] == pytest.approx(
+        time.process_time(), rel=0.5, abs=2
+    )
+    assert 3 < found[f"process_open_fds{{{MODEL}}}"] < found[f"process_max_fds{{{MODEL}}}"]
+
+
+def test_the_process_start_does_not_move(found: dict[str, float], url: str) -> None:
+    """A start that differs between two scrapes counts as a restart."""
+    name = f"process_start_time_seconds{{{MODEL}}}"
+    assert {series(url)[name] for _ in range(20)} == {found[name]}
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_speculation(url: str, engine: FakeEngine, speculates: bool) -> None:
+    """vLLM's names appear with the first draft."""
+    engine.speculation = SpeculationCounts(5, 15, 9, (4, 3, 2)) if speculates else None
+    found = {
+        name.replace(f"{{{MODEL}", "{"): value for name, value in series(url).items() if "spec_decode" in name
+    }
+    assert found == (
+        {
+            "vllm:spec_decode_num_drafts_total{}": 5,
+            "vllm:spec_decode_num_draft_tokens_total{}": 15,
+            "vllm:spec_decode_num_accepted_tokens_total{}": 9,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{,position="0"}': 4,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{,position="1"}': 3,
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{,position="2"}': 2,
+        }
+        if speculates
+        else {}
+    )
+
+
+def test_stages_of_the_answers(found: dict[str, float]) -> None:
+    def stage(name: str, figure: str = "sum") -> float:
+        return found[f'twofold:request_stage_seconds_{figure}{{{MODEL},stage="{name}"}}']
+
+    assert (stage("queue"), stage("prefill"), stage("decode")) == pytest.approx((0.75, 1.5, 4.5))
+    assert stage("read") > 0 < stage("tokenise")
+    assert stage("template") == stage("compile") == stage("parse_wait") == 0
+    assert {stage(name, "count") for name in _STAGES} == {3}
+
+
+def test_stages_before_the_first_token_sum_to_its_time() -> None:
+    """The time to deliver the first token is what the engine's own times leave of TTFT."""
+    metrics = Metrics()
+    now = time.perf_counter()
+    times = RequestTimes(now - 30, 0.0, now - 25, {**dict.fromkeys(PARTS, 0.0), "read": 4.0, "tokenise": 1.0})
+    (timer,) = metrics.begin(1, times)
+    usage = Usage(3, 2, wall_s=(10.0, 14.0, 2.0))
+    timer.observe([Chunk("a", (1,)), Chunk("b", (2,), "stop", usage)])
+    stages = timer.stages(usage)
+    assert stages["deliver"] == pytest.approx(1.0, abs=0.5)
+    lines = metrics.text("m", []).splitlines()
+    prefix = "vllm:time_to_first_token_seconds_sum"
+    (ttft_s,) = (float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
+    assert sum(stages.values()) - stages["decode"] == pytest.approx(ttft_s, abs=1e-9)
+    assert times.first_sent_s == pytest.approx(time.time(), abs=60)
 
 
 def test_bounds_are_vllms(found: dict[str, float], engine: FakeEngine) -> None:

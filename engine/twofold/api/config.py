@@ -187,6 +187,11 @@ class ServerConfig(Checked):
     drain_timeout_s: float = setting(
         30.0, "seconds that running requests may take to finish after SIGTERM", low=0
     )
+    otlp_endpoint: str | None = setting(
+        None,
+        "OpenTelemetry collector that takes a span per request by OTLP over HTTP, such as http://127.0.0.1:4318; "
+        "spans hold sizes and times, no texts; needs twofold[otel] (default: off)",
+    )
     slots_show_prompts: bool = setting(False, "GET /slots shows the text of running prompts")
 
     def __post_init__(self) -> None:
@@ -200,6 +205,9 @@ class ServerConfig(Checked):
                 raise ConfigError(
                     "--admin-key and --api-key were given the same key; give them different ones"
                 )
+        if self.otlp_endpoint is not None:
+            is_url = re.fullmatch(r"https?://[^/\s?#]+(/[^\s?#]*)?", self.otlp_endpoint) is not None
+            check(is_url, "otlp_endpoint", self.otlp_endpoint, "an address such as http://127.0.0.1:4318")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             given = "--ssl-certfile" if self.ssl_certfile else "--ssl-keyfile"
             raise ConfigError(f"{given} was given alone; HTTPS needs --ssl-certfile and --ssl-keyfile")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy.typing as npt
 
 from twofold.api.constraints import CompiledConstraint
+from twofold.api.request_times import RequestTimes
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Clock = Literal["wall", "virtual"]
@@ -150,6 +151,8 @@ class GenerationRequest:
     """Called on the engine's thread after a step that gave this request at least one chunk. Called once for all
     requests of the step with the same callable, so that a thread waiting for several requests wakes once. Must return
     at once."""
+    times: RequestTimes | None = None
+    """Wall times of the request before its submission. Its queue time begins where they end; None: at submission."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,17 @@ class PrefetchCounts:
 
 
 @dataclass(frozen=True)
+class SpeculationCounts:
+    """Speculative decoding since the start, in vLLM's terms."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    """Accepted tokens by their position in the draft."""
+
+
+@dataclass(frozen=True)
 class MappedWeights:
     """Weights computed from directly in a memory-mapped file."""
 
@@ -225,6 +239,8 @@ class EngineStats:
     """Preemptions since the start."""
     step_tokens: Mapping[int, int] = field(default_factory=dict)
     """Steps since the start by the number of tokens they computed."""
+    speculation: SpeculationCounts | None = None
+    """None: no drafter has run."""
 
 
 class RequestProgress(NamedTuple):
@@ -318,6 +334,22 @@ class RequestFacts:
     prefill_s: Annotated[float, "run clock"] = 0.0
     decode_s: Annotated[float, "run clock"] = 0.0
     cached_tokens: Annotated[int, "prompt tokens that hit the prefix cache"] = 0
+    received_s: Annotated[
+        float, "Unix time of the request's first byte, or of its submission without HTTP"
+    ] = 0.0
+    read_s: Annotated[float, "wall: first byte to the end of the body"] = 0.0
+    parse_wait_s: Annotated[float, "wall: wait for the process that parses large bodies"] = 0.0
+    parse_s: Annotated[float, "wall: body parsed and checked"] = 0.0
+    tokenise_wait_s: Annotated[float, "wall: wait for a tokeniser thread"] = 0.0
+    template_s: Annotated[float, "wall: chat template rendered"] = 0.0
+    tokenise_s: Annotated[float, "wall: prompt tokenised"] = 0.0
+    compile_s: Annotated[float, "wall: grammar of a constrained answer compiled"] = 0.0
+    queue_wall_s: Annotated[float, "wall: end of those parts to first scheduled"] = 0.0
+    prefill_wall_s: Annotated[float, "wall: first scheduled to first token"] = 0.0
+    decode_wall_s: Annotated[float, "wall: first token to last token"] = 0.0
+    first_sent_s: Annotated[
+        float | None, "Unix time at which the first token was handed to the connection; NULL without HTTP"
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ unless named `*_unix_s`.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -115,7 +116,7 @@ class RequestState:
     __slots__ = (
         "_ended", "_finish_reason", "_finished", "_finished_unix_s", "_first_token", "_first_token_unix_s",
         "_last_token_ids", "_logprobs", "_num_sent", "_prompt_logprobs_pending", "_scheduled", "_submitted",
-        "_submitted_unix_s", "_text", "_wall", "sampler", "sequence",
+        "_submitted_unix_s", "_text", "_wall", "_wall_end", "sampler", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -146,7 +147,10 @@ class RequestState:
         self._first_token: float | None = None
         self._finished: float | None = None
         self._finish_reason: FinishReason | None = None
-        self._wall = [time.perf_counter()]  # submitted, scheduled, first token
+        times = request.times
+        # submitted, scheduled, first token
+        self._wall = [time.perf_counter() if times is None else times.submitted]
+        self._wall_end: float | None = None
         self._submitted_unix_s = time.time()
         self._first_token_unix_s: float | None = None
         self._finished_unix_s: float | None = None
@@ -227,6 +231,7 @@ class RequestState:
 
     def finish(self, reason: FinishReason, now: float, clock: Clock) -> Usage:
         self._finished, self._finish_reason, self._finished_unix_s = now, reason, time.time()
+        self._wall_end = time.perf_counter()
         queue_s, prefill_s, decode_s = self._durations()
         return Usage(
             prompt_tokens=self.sequence.num_prompt_tokens,
@@ -244,6 +249,7 @@ class RequestState:
         """The request as telemetry stores it, in its present state."""
         request = self.sequence.request
         queue_s, prefill_s, decode_s = self._durations()
+        queue_wall_s, prefill_wall_s, decode_wall_s = self._wall_durations()
         return RequestRecord(
             number=self.sequence.number,
             request_id=request.request_id,
@@ -259,15 +265,26 @@ class RequestState:
             decode_s=decode_s,
             sampling=request.sampling,
             cached_tokens=self.sequence.num_cached,
+            queue_wall_s=queue_wall_s,
+            prefill_wall_s=prefill_wall_s,
+            decode_wall_s=decode_wall_s,
+            **self._before_submission(),
         )
 
+    def _before_submission(self) -> dict[str, Any]:
+        """The columns of the time before the engine had the request."""
+        times = self.sequence.request.times
+        if times is None:
+            return {"received_s": self._submitted_unix_s}
+        parts = {f"{part}_s": seconds for part, seconds in times.parts.items()}
+        return {"received_s": times.received_s, "first_sent_s": times.first_sent_s, **parts}
+
     def _wall_durations(self) -> tuple[float, float, float]:
-        """As `_durations`, in wall time, for the request that ends now."""
-        submitted, *after = self._wall
-        scheduled, first_token, end = (*after, *[time.perf_counter()] * 3)[:3]
-        if not after:
-            return end - submitted, 0.0, 0.0
-        return scheduled - submitted, first_token - scheduled, end - first_token
+        """As `_durations`, in wall time. The phase in which the request ended lasts until the end."""
+        ends = [] if self._wall_end is None else [self._wall_end]
+        phases = [end - begin for begin, end in itertools.pairwise([*self._wall, *ends])]
+        queue_s, prefill_s, decode_s = (*phases, 0.0, 0.0, 0.0)[:3]
+        return queue_s, prefill_s, decode_s
 
     def _durations(self) -> tuple[float, float, float]:
         """(queue, prefill, decode); a phase that has not begun lasted 0."""

@@ -12,10 +12,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from twofold import __version__
 from twofold.api.addresses import is_loopback
-from twofold.api.types import EngineStats, RunInfo
 from twofold.server.admin.answer_schemas import Health, ModelList
-from twofold.server.bridge.metrics import Gauge, Histogram, label_text, step_tokens
-from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.admin.gauges import engine_histograms, gauges
 from twofold.server.bridge.request_body import read_body
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
@@ -23,7 +21,7 @@ from twofold.server.http.openapi import answers, text_answer
 from twofold.server.ollama.model_card import ollama_card
 from twofold.server.openai.answer_schemas import Model
 from twofold.server.openai.model_card import listed_names, openai_card
-from twofold.telemetry.sink import LEVELS, parse_load_samples
+from twofold.telemetry.sink import parse_load_samples
 
 
 def router(state: ServerState) -> APIRouter:
@@ -39,9 +37,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/metrics", response_class=PlainTextResponse, responses=text_answer("text/plain"))
     async def metrics() -> Response:
-        text = state.metrics.text(
-            state.model_name, _engine_gauges(state) + _telemetry_gauges(state), _engine_histograms(state)
-        )
+        text = state.metrics.text(state.model_name, gauges(state), engine_histograms(state))
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.get("/v1/models", response_model=None, responses=answers(ModelList))
@@ -126,110 +122,6 @@ def _telemetry(state: ServerState) -> dict[str, Any]:
         "events_queued": stats.num_queued,
         "events_lost": dict(stats.dropped),
     }
-
-
-def _telemetry_gauges(state: ServerState) -> list[Gauge]:
-    stats = state.sink.stats() if state.sink is not None else None
-    if stats is None:
-        return []
-    is_recording = float(stats.last_error is None)
-    lost: dict[str, float] = {label_text(place=place): count for place, count in stats.dropped.items()}
-    return [
-        (
-            "twofold:telemetry_recording",
-            "1 while the telemetry database can be written, else 0.",
-            is_recording,
-        ),
-        (
-            "twofold:telemetry_level",
-            "What is recorded (--telemetry): 1 step, 2 layer (and sums by layer), 3 expert (and every event).",
-            float(1 + LEVELS.index(stats.level)),
-        ),
-        ("twofold:telemetry_events_written_total", "Events in the database.", stats.num_written),
-        ("twofold:telemetry_events_queued", "Events that wait to be written.", stats.num_queued),
-        ("twofold:telemetry_events_lost_total", "Events lost: in native rings, queue or database.", lost),
-    ]
-
-
-def _engine_gauges(state: ServerState) -> list[Gauge]:
-    engine = state.loaded_engine
-    if engine is None:
-        return []
-    stats = engine.stats()
-    used = 1 - stats.num_free_pages / max(stats.num_pages, 1)
-    queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
-    rows: list[Gauge] = [
-        ("vllm:num_requests_running", "Running requests.", stats.num_running),
-        ("vllm:num_requests_waiting", "Waiting requests.", stats.num_waiting),
-        (
-            "vllm:kv_cache_usage_perc",
-            "Share of the KV cache's pages in use by running requests, 0 to 1.",
-            used,
-        ),
-        ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", queries),
-        ("vllm:prefix_cache_hits_total", "Prefix-cache hits, tokens.", hits),
-        ("vllm:num_preemptions_total", "Preemptions.", stats.num_preemptions),
-        (
-            "vllm:cache_config_info",
-            "Configuration of the KV cache; always 1.",
-            _cache_config(engine, stats.num_pages),
-        ),
-    ]
-    if stats.num_records:
-        used = 1 - stats.num_free_records / stats.num_records
-        rows.append(("twofold:records_usage_perc", "Share of the sequences' records in use, 0 to 1.", used))
-    return rows + _expert_gauges(engine.info, stats)
-
-
-def _expert_gauges(info: RunInfo, stats: EngineStats) -> list[Gauge]:
-    placed = stats.placement
-    rows: list[Gauge] = [
-        ("twofold:expert_cpu_misses_total", "Routed experts that the CPU computed.", placed.cpu_misses)
-    ]
-    if info.output_changes:
-        deferred = "Routed experts deferred to the next MoE layer (--num-deferred-experts)."
-        rows.append(("twofold:expert_deferred_total", deferred, placed.deferred))
-    if stats.dynamic_update:
-        outcomes = {label_text(reason=reason): float(n) for reason, n in stats.dynamic_update.items()}
-        told = "Steps with prompt tokens by outcome of the dynamic expert update."
-        rows.append(("twofold:dynamic_update_total", told, outcomes))
-    if not info.num_slots:  # no slots: zeros would look like a hit rate
-        return rows
-    hit_rate = placed.hits / max(placed.hits + placed.cpu_misses + placed.fetched, 1)
-    return [
-        *rows,
-        ("twofold:expert_hits_total", "Routed experts that were in VRAM.", placed.hits),
-        (
-            "twofold:expert_fetched_total",
-            "Routed experts uploaded for the step that needed them.",
-            placed.fetched,
-        ),
-        ("twofold:expert_uploads_total", "Experts copied from host memory to VRAM.", placed.uploads),
-        ("twofold:expert_evictions_total", "Experts evicted from their slot.", placed.evictions),
-        (
-            "twofold:expert_hit_rate",
-            "Share of routed experts that were in VRAM since the start, 0 to 1.",
-            hit_rate,
-        ),
-        ("twofold:h2d_bytes_total", "Bytes of experts copied to VRAM.", placed.h2d_bytes),
-    ]
-
-
-def _engine_histograms(state: ServerState) -> list[Histogram]:
-    engine = state.loaded_engine
-    return [] if engine is None else [step_tokens(engine.stats().step_tokens)]
-
-
-def _cache_config(engine: ServingEngine, num_pages: int) -> dict[str, float]:
-    """Engine configuration under vLLM's names."""
-    config = json.loads(engine.info.config_json)
-    found = {
-        "block_size": config.get("page_size"),
-        "cache_dtype": config.get("kv_cache_dtype"),
-        "enable_prefix_caching": config.get("enable_prefix_caching"),
-        "num_gpu_blocks": num_pages,
-    }
-    return {label_text(**{name: str(value) for name, value in found.items()}): 1.0}
 
 
 def _require_loopback(request: Request) -> None:

@@ -40,7 +40,7 @@ def router(state: ServerState) -> APIRouter:
             "top_k": body.top_k,
             "stream": body.stream,
         }
-        return await answer_chat(state, _translated(state, body, **fields), AnthropicMessage)
+        return await answer_chat(request, state, _translated(state, body, **fields), AnthropicMessage)
 
     @routes.post("/count_tokens", openapi_extra=body_of(CountTokensRequest), responses=COUNTED)
     async def count_tokens(request: Request) -> Response:

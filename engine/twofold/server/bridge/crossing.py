@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from twofold.api.constraints import CompiledConstraint, Constraint
+from twofold.api.request_times import RequestTimes
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.server.bridge.protocol import Prompt, ServingEngine
 from twofold.server.bridge.threads import Threads
@@ -39,6 +40,8 @@ class RequestPlan:
         lambda prompt, constraint, max_tokens: constraint
     )
     """Adds the thinking budget to the constraint, given the most tokens of the answer."""
+    times: RequestTimes = field(default_factory=RequestTimes.begin)
+    """The request's stopwatch."""
     end_tokens: tuple[int, ...] = ()
     """Tokens that also end an answer, unless it ignores the end of text."""
 
@@ -168,7 +171,9 @@ async def submit(plan: RequestPlan, answer: AnswerStream, threads: Threads) -> l
     """
 
     def work() -> tuple[list[Prompt], Constraint | None]:
+        plan.times.mark("tokenise_wait")
         prompts = plan.tokenise()
+        plan.times.mark("tokenise")
         constraint = plan.constraint_of(prompts[0])
         if constraint is None:
             _submit_all(plan, answer, prompts, None)
@@ -201,6 +206,8 @@ def _submit_all(
     constraint: CompiledConstraint | None,
 ) -> None:
     engine = answer.engine
+    if constraint is not None:
+        plan.times.mark("compile")
     samplings = [plan.sampling(prompt, engine.max_context) for prompt in prompts]
     per_prompt = len(answer.engine_ids) // len(prompts)
     taken: list[str] = []
@@ -219,6 +226,7 @@ def _submit_all(
                     constraint=plan.bounded(prompt, constraint, sampling.max_tokens),
                     turn_ends=prompt.turn_ends,
                     after_step=answer.crossing.wake,
+                    times=plan.times,
                 )
             )
             taken.append(engine_id)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from twofold.api.request_times import PARTS, RequestTimes
 from twofold.api.types import Chunk, Usage
 
 Gauge = tuple[str, str, float | Mapping[str, float]]
@@ -35,10 +36,11 @@ _CONTEXT: Final = ()
 """Bucket bounds 1, 2, 5, 10 … up to the longest context, which is known once the model is loaded."""
 
 _HISTOGRAMS: Final[Mapping[str, tuple[str, Sequence[float]]]] = {
-    "time_to_first_token_seconds": ("Request accepted to first token.", _TTFT_SECONDS),
+    "time_to_first_token_seconds": ("First byte of the request to first token.", _TTFT_SECONDS),
     "inter_token_latency_seconds": ("Time between two tokens of an answer.", _TOKEN_SECONDS),
+    "time_per_output_token_seconds": ("Older name of inter_token_latency_seconds.", _TOKEN_SECONDS),
     "request_time_per_output_token_seconds": ("Mean time per token after the first, by request.", _TOKEN_SECONDS),
-    "e2e_request_latency_seconds": ("Request accepted to last token.", _REQUEST_SECONDS),
+    "e2e_request_latency_seconds": ("First byte of the request to last token.", _REQUEST_SECONDS),
     "request_queue_time_seconds": ("Submitted to the engine to first scheduled.", _REQUEST_SECONDS),
     "request_prefill_time_seconds": ("First scheduled to first token.", _REQUEST_SECONDS),
     "request_decode_time_seconds": ("First token to last token.", _REQUEST_SECONDS),
@@ -51,6 +53,12 @@ _HISTOGRAMS: Final[Mapping[str, tuple[str, Sequence[float]]]] = {
     "request_params_n": ("Answers by prompt.", _NUM_ANSWERS),
 }  # fmt: skip
 """Request histograms, with vLLM's names and buckets."""
+_STAGES: Final = (*PARTS, "queue", "prefill", "deliver", "decode")
+"""Stages of a request. Up to "deliver" they follow one another without gaps, so their sum is its TTFT."""
+_STAGE_HELP: Final = (
+    "Time of a finished request by stage, in order: body read; wait for a body worker; parse; wait for a tokeniser; "
+    "template; tokenise; compile a grammar; queue; prefill; deliver the first token; decode."
+)
 
 
 class Histogram:
@@ -67,9 +75,12 @@ class Histogram:
         self._counts[bisect.bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def lines(self, labels: str) -> Iterable[str]:
+    def head(self) -> Iterable[str]:
+        """The lines before all series of this name."""
         yield f"# HELP {self.name} {self.help_text}"
         yield f"# TYPE {self.name} histogram"
+
+    def lines(self, labels: str) -> Iterable[str]:
         total = 0
         for bound, count in zip((*map(_bound_text, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -93,9 +104,13 @@ class Metrics:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
-        self.finished: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
+        # Zeros, because Prometheus' rate() takes no account of the increment that creates a series.
+        self.finished = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
+        self.refused = Counter(dict.fromkeys(("400", "429", "500", "503"), 0))
+        self.http: Counter[tuple[str, str, str]] = Counter()
+        """HTTP answers by (route, method, status class such as "2xx")."""
         self._histograms: dict[str, Histogram] = {}
+        self._stages: dict[str, Histogram] = {}
         self.set_context(max_context)
 
     def set_context(self, max_context: int) -> None:
@@ -104,15 +119,23 @@ class Metrics:
             name: Histogram(f"vllm:{name}", help_text, bounds or _buckets_up_to(max_context))
             for name, (help_text, bounds) in _HISTOGRAMS.items()
         }
+        self._stages = {
+            stage: Histogram("twofold:request_stage_seconds", _STAGE_HELP, _TTFT_SECONDS) for stage in _STAGES
+        }
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Add a value to histogram `name` of `_HISTOGRAMS`."""
         self._histograms[name].observe(value, times)
 
-    def begin(self, num_answers: int = 1) -> list[RequestTimer]:
-        """One timer per answer to a prompt."""
+    def observe_stages(self, seconds: Mapping[str, float]) -> None:
+        for stage, histogram in self._stages.items():
+            histogram.observe(seconds[stage])
+
+    def begin(self, num_answers: int = 1, times: RequestTimes | None = None) -> list[RequestTimer]:
+        """One timer per answer to a prompt. They count from the request's first byte; without `times`, from now."""
         prompt = _PromptAnswers(num_answers)
-        return [RequestTimer(self, prompt) for _ in range(num_answers)]
+        times = times or RequestTimes.begin()
+        return [RequestTimer(self, prompt, times) for _ in range(num_answers)]
 
     def text(self, model: str, gauges: Iterable[Gauge], histograms: Iterable[Histogram] = ()) -> str:
         """The exposition text. `gauges` and `histograms` are current values from the engine and its sink."""
@@ -121,6 +144,14 @@ class Metrics:
         counters: list[Gauge] = [
             ("vllm:prompt_tokens_total", "Prompt tokens of finished requests.", self.prompt_tokens),
             ("vllm:prompt_tokens_cached_total", "Prefix-cache hits among them.", self.cached_tokens),
+            (
+                "vllm:prompt_tokens_by_source_total",
+                "Prompt tokens of finished requests: local_compute, or local_cache_hit.",
+                {
+                    label_text(source="local_compute"): self.prompt_tokens - self.cached_tokens,
+                    label_text(source="local_cache_hit"): self.cached_tokens,
+                },
+            ),
             ("vllm:generation_tokens_total", "Tokens generated.", self.generation_tokens),
             _by_label(
                 "vllm:request_success_total", "finished_reason", "Requests by how they ended.", self.finished
@@ -129,6 +160,16 @@ class Metrics:
                 "twofold:requests_refused_total", "code", "Requests refused, by HTTP code.", self.refused
             ),
         ]
+        counters.append(
+            (
+                "http_requests_total",
+                "HTTP requests by route, method and class of status.",
+                {
+                    label_text(handler=route, method=method, status=status): float(count)
+                    for (route, method, status), count in sorted(self.http.items())
+                },
+            )
+        )
         for name, help_text, value in (*counters, *gauges):
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
@@ -137,7 +178,10 @@ class Metrics:
             else:
                 lines.append(f"{name}{{{labels}}} {value}")
         for histogram in (*self._histograms.values(), *histograms):
-            lines.extend(histogram.lines(labels))
+            lines += [*histogram.head(), *histogram.lines(labels)]
+        lines.extend(next(iter(self._stages.values())).head())
+        for stage, histogram in self._stages.items():
+            lines.extend(histogram.lines(f"{labels},{label_text(stage=stage)}"))
         return "\n".join(lines) + "\n"
 
 
@@ -150,14 +194,24 @@ class _PromptAnswers:
 
 
 class RequestTimer:
-    """Times one answer, from the acceptance of its request to its last token."""
+    """Times one answer, from the first byte of its request to its last token."""
 
-    def __init__(self, metrics: Metrics, prompt: _PromptAnswers) -> None:
+    def __init__(self, metrics: Metrics, prompt: _PromptAnswers, times: RequestTimes) -> None:
         self._metrics = metrics
         self._prompt = prompt
-        self._begun = self._latest = time.perf_counter()
-        self._has_first_token = False
+        self._times = times
+        self._first: float | None = None
+        self._latest = times.received
         self._ended = False
+        self.reason = ""
+        """Finish reason in vLLM's terms; empty before the end."""
+        self.usage: Usage | None = None
+        """Counts and times by the engine; None before the end, and for an answer without a client."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token; None before it."""
+        return None if self._first is None else self._first - self._times.received
 
     def observe(self, batch: Sequence[Chunk]) -> None:
         now = time.perf_counter()
@@ -171,12 +225,14 @@ class RequestTimer:
     def _observe_tokens(self, num_tokens: int, now: float) -> None:
         metrics = self._metrics
         metrics.generation_tokens += num_tokens
-        if not self._has_first_token:
-            self._has_first_token = True
-            metrics.observe("time_to_first_token_seconds", now - self._begun)
+        if self._first is None:
+            self._first = now
+            self._times.first_sent_s = self._times.first_sent_s or time.time()
+            metrics.observe("time_to_first_token_seconds", now - self._times.received)
             num_tokens -= 1
         if num_tokens:
-            metrics.observe("inter_token_latency_seconds", (now - self._latest) / num_tokens, num_tokens)
+            for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
+                metrics.observe(name, (now - self._latest) / num_tokens, num_tokens)
         self._latest = now
 
     def end(self) -> None:
@@ -188,11 +244,12 @@ class RequestTimer:
             return
         self._ended = True
         # vLLM's terms: "abort" is an answer whose client disconnected.
-        self._metrics.finished["abort" if reason == "cancelled" else reason] += 1
+        self.reason, self.usage = "abort" if reason == "cancelled" else reason, usage
+        self._metrics.finished[self.reason] += 1
         if usage is not None:
             self._count_prompt(usage)
         if reason in ("stop", "length"):
-            self._metrics.observe("e2e_request_latency_seconds", time.perf_counter() - self._begun)
+            self._metrics.observe("e2e_request_latency_seconds", time.perf_counter() - self._times.received)
             if usage is not None:
                 self._observe(usage)
 
@@ -222,6 +279,16 @@ class RequestTimer:
             ("request_params_max_tokens", usage.max_tokens),
         ):
             self._metrics.observe(name, value)
+        self._metrics.observe_stages(self.stages(usage))
+
+    def stages(self, usage: Usage) -> dict[str, float]:
+        """Seconds of each stage of the finished answer."""
+        times = self._times
+        queue_s, prefill_s, decode_s = usage.wall_s
+        in_engine = times.submitted + queue_s + prefill_s
+        deliver_s = max(self._first - in_engine, 0.0) if self._first is not None else 0.0
+        after = {"queue": queue_s, "prefill": prefill_s, "deliver": deliver_s, "decode": decode_s}
+        return dict(times.parts) | after
 
 
 def label_text(**labels: str) -> str:

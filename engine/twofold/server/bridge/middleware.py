@@ -28,6 +28,7 @@ _OPEN: Final = frozenset(
 """Paths that never need a key."""
 _ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
 """Admin routes under SGLang's names."""
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"))
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -43,13 +44,14 @@ class RequestFrame:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope))
-        started = False
+        status = 0
 
         async def framed_send(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 self._label(MutableHeaders(scope=message), request_id)
+                self._count(scope, message["status"])
                 if scope["method"] == "POST" and message["status"] >= 400:
                     self._state.metrics.refused[str(message["status"])] += 1
             await send(message)
@@ -64,8 +66,22 @@ class RequestFrame:
             # A bug of the server: the client gets a 500, the log gets the place; tracebacks need --debug.
             _logger.error("internal error in %s %s: %s", scope["method"], scope["path"], _where(error))
             _logger.debug("its traceback", exc_info=error)
-            if not started:
+            if not status:
                 await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
+        finally:
+            spans = self._state.spans
+            if (
+                spans is not None
+                and scope["method"] == "POST"
+                and scope["path"] in self._state.computing_paths
+            ):
+                spans.write(scope, status)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        # The route's template: paths are the client's choice and would make endless series.
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._state.metrics.http[route, method, f"{status // 100}xx"] += 1
 
     def _label(self, headers: MutableHeaders, request_id: str) -> None:
         headers["x-request-id"] = request_id

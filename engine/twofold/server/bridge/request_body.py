@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from fastapi import Request
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from twofold.server.bridge.body_worker import parse
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
+from twofold.server.http.arrival import times_of
 from twofold.server.http.errors import ApiError
 
 M = TypeVar("M", bound=BaseModel)
@@ -51,12 +51,20 @@ async def parse_body(request: Request, schema: type[M], state: ServerState) -> M
     that is wrong, 503 while there is no engine."""
     _refuse_undeclared_json_of_browsers(request)
     max_context = state.engine.max_context
+    times = times_of(request.scope)
     body = await read_body(request, state.config.max_body_bytes)
+    times.mark("read")
+
+    def in_worker() -> M:
+        times.mark("parse_wait")
+        return state.body_worker.parse(schema, body, max_context)
+
     if len(body) <= _INLINE_BYTES:
-        return parse(schema, body, max_context)
-    loop = asyncio.get_running_loop()
-    work = partial(state.body_worker.parse, schema, body, max_context)
-    return await loop.run_in_executor(state.threads.parsers, work)
+        parsed = parse(schema, body, max_context)
+    else:
+        parsed = await asyncio.get_running_loop().run_in_executor(state.threads.parsers, in_worker)
+    times.mark("parse")
+    return parsed
 
 
 async def small_body(request: Request, schema: type[M], max_bytes: int, *, if_empty: bytes = b"") -> M:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import cached_property
-from typing import Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
+from twofold import __version__
 from twofold.api.config import ServerConfig
+from twofold.api.errors import ConfigError
 from twofold.api.types import SamplingParams
 from twofold.models.registry import chat_marks
 from twofold.server.bridge.body_worker import BodyWorker
@@ -21,6 +23,9 @@ from twofold.server.http.errors import ApiError, unavailable
 from twofold.telemetry.sink import TelemetrySink
 from twofold.text.chat.marks import ChatMarks, check_parsers, chosen_marks
 from twofold.weights.gguf_file import model_name
+
+if TYPE_CHECKING:
+    from twofold.server.bridge.spans import RequestSpans
 
 _ANY_NAME: Final = "*"
 """A served name that accepts any model name in requests."""
@@ -39,6 +44,8 @@ class ServerState:
         self.sampling_defaults = OPENAI_DEFAULTS
         self.chat_marks = ChatMarks()
         """The model's markers of tool calls and thinking; known once it is loaded."""
+        self.spans = _open_spans(config.otlp_endpoint)
+        """Writer of OpenTelemetry spans; None without --otlp-endpoint."""
         self.started_s = time.time()
         self.phase: Phase = "loading"
         self.threads = Threads()
@@ -65,6 +72,8 @@ class ServerState:
         """Stop the threads and the process that prepare requests."""
         self.threads.close()
         self.body_worker.close()
+        if self.spans is not None:
+            self.spans.close()
 
     @cached_property
     def crossing(self) -> Crossing:
@@ -128,6 +137,20 @@ class ServerState:
                 param="model",
                 code="model_not_found",
             )
+
+
+def _open_spans(endpoint: str | None) -> RequestSpans | None:
+    """ConfigError if OpenTelemetry is asked for and not installed."""
+    if endpoint is None:
+        return None
+    try:
+        from twofold.server.bridge.spans import otlp_spans
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-endpoint was given, but OpenTelemetry cannot be imported ({error}); "
+            "install it: pip install 'twofold[otel]'"
+        ) from None
+    return otlp_spans(endpoint, __version__)
 
 
 def _chat_marks(config: ServerConfig, engine: ServingEngine) -> ChatMarks:

@@ -12,12 +12,15 @@ import socket
 import struct
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from twofold.api.request_times import RequestTimes
+from twofold.server.http.arrival import begin_times, kernel_wait_s
 
 _SMALL_READ: Final = 4 * 1024
 _LARGE_READ: Final = 64 * 1024
@@ -93,6 +96,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._write_deadline: asyncio.TimerHandle | None = None
         self.timeout_keep_alive = shared.limits.keep_alive_s  # type: ignore[assignment]
         self.idle_since_s = self.loop.time()
+        self._arriving: RequestTimes | None = None
+        """Stopwatch of the request whose head is not complete yet."""
 
     @property
     def is_idle(self) -> bool:
@@ -126,6 +131,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.data_received(bytes(self._shared.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
+        if self._arriving is None and self.conn.their_state in (h11.IDLE, h11.DONE):
+            waited_s = kernel_wait_s(self.transport.get_extra_info("socket"))
+            self._arriving = RequestTimes.begin(waited_s)
         super().data_received(data)
         self._set_timers()
 
@@ -148,6 +156,14 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().connection_lost(exc)
 
     # Called by uvicorn
+
+    def handle_events(self) -> None:
+        previous = self.scope
+        super().handle_events()
+        if self.scope is not previous:
+            # The application's task has not begun yet. A pipelined head that came with the body before it has no stamp.
+            begin_times(cast(dict[str, Any], self.scope), self._arriving or RequestTimes.begin())
+            self._arriving = None
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -63,7 +63,7 @@ def router(state: ServerState) -> APIRouter:
         if not body.messages:
             return _loaded(body, {"message": {"role": "assistant", "content": ""}})
         fields |= {"tools": body.tools or None, "messages": _messages(body.messages)}
-        return await answer_chat(state, translated(ChatRequest, fields, state), OllamaChat)
+        return await answer_chat(request, state, translated(ChatRequest, fields, state), OllamaChat)
 
     @routes.post(
         "/generate",
@@ -80,11 +80,11 @@ def router(state: ServerState) -> APIRouter:
             fields.setdefault("max_tokens", state.engine.max_context)
             fields["logprobs"] = fields.pop("top_logprobs", None)
             raw = translated(CompletionRequest, fields | {"prompt": body.prompt}, state)
-            return await answer_completion(state, raw, OllamaRaw)
+            return await answer_completion(request, state, raw, OllamaRaw)
         messages = [{"role": "system", "content": body.system}] if body.system else []
         messages.append({"role": "user", "content": body.prompt})
         asked = translated(ChatRequest, fields | {"messages": messages}, state)
-        return await answer_chat(state, asked, OllamaGenerate, context=body.context or ())
+        return await answer_chat(request, state, asked, OllamaGenerate, context=body.context or ())
 
     _add_queries(routes, state)
     return routes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,8 +24,12 @@ def chat_prompts(
     *,
     with_turn_ends: bool = False,
     cache: TokenCache | None = None,
+    on_rendered: Callable[[], None] = lambda: None,
 ) -> list[Prompt]:
-    """The rendered conversation as prompts. RequestError when the template refuses it."""
+    """The rendered conversation as prompts. RequestError when the template refuses it.
+
+    `on_rendered` is called between rendering and tokenising.
+    """
     variables = template_variables(body, tokenizer)
     continues = bool(body.continue_final_message)
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
@@ -39,6 +43,7 @@ def chat_prompts(
 
     text = render(len(messages), begins, continues)
     _check_roles(body.messages, text)
+    on_rendered()
     if cache is None or body.add_special_tokens:
         token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
     else:

@@ -10,12 +10,16 @@ from typing import Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from twofold.api.request_times import RequestTimes
 from twofold.api.types import GenerationRequest
+from twofold.server.bridge.answered import SETTINGS, AnsweredRequest, note_answered
 from twofold.server.bridge.crossing import AnswerStream, RequestPlan, submit
 from twofold.server.bridge.protocol import Prompt
 from twofold.server.bridge.request_body import parse_body
 from twofold.server.bridge.state import ServerState
+from twofold.server.http.arrival import times_of
 from twofold.server.http.openapi import answers, body_of, events_of
 from twofold.server.openai.answer_schemas import ChatChunk, ChatCompletion, TextChunk, TextCompletion
 from twofold.server.openai.answers import StreamedAnswer, WholeAnswer
@@ -46,7 +50,8 @@ def router(state: ServerState) -> APIRouter:
         responses=answers(ChatCompletion, stream=events_of(ChatChunk)),
     )
     async def chat_completions(request: Request) -> Response:
-        return await answer_chat(state, await parse_body(request, ChatRequest, state), ChatFormat)
+        body = await parse_body(request, ChatRequest, state)
+        return await answer_chat(request, state, body, ChatFormat)
 
     @routes.post(
         "/completions",
@@ -55,12 +60,13 @@ def router(state: ServerState) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
-        return await answer_completion(state, body, CompletionFormat)
+        return await answer_completion(request, state, body, CompletionFormat)
 
     return routes
 
 
 async def answer_chat(
+    request: Request,
     state: ServerState,
     body: ChatRequest,
     make_format: Callable[..., ChatFormat],
@@ -68,6 +74,7 @@ async def answer_chat(
     context: Sequence[int] = (),
 ) -> Response:
     """Answer a conversation, in any API's format; `context`: tokens placed before it."""
+    times = times_of(request.scope)
     tokenizer = state.tokenizer
     marks = state.chat_marks
     reading = ChatReading.of(body, marks, tokenizer)
@@ -76,10 +83,17 @@ async def answer_chat(
         # Models without records can resume a conversation at any position.
         with_turn_ends = state.engine.stats().num_records > 0
         cache = state.token_cache
-        prompts = chat_prompts(body, tokenizer, marks, with_turn_ends=with_turn_ends, cache=cache)
+        prompts = chat_prompts(
+            body,
+            tokenizer,
+            marks,
+            with_turn_ends=with_turn_ends,
+            cache=cache,
+            on_rendered=partial(times.mark, "template"),
+        )
         return [continuing(context, prompt, tokenizer) for prompt in prompts] if context else prompts
 
-    plan = _plan(state, body, tokenise, endpoint="chat.completions")
+    plan = _plan(state, body, tokenise, times, endpoint="chat.completions")
     plan = replace(
         plan,
         template=replace(plan.template, shown_tokens=reading.shown_tokens),
@@ -93,19 +107,25 @@ async def answer_chat(
         ),
         end_tokens=reading.end_tokens,
     )
-    return await _answer(state, body, plan, partial(make_format, reading=reading))
+    return await _answer(state, body, plan, partial(make_format, reading=reading), scope=request.scope)
 
 
 async def answer_completion(
-    state: ServerState, body: CompletionRequest, make_format: type[AnswerFormat]
+    request: Request, state: ServerState, body: CompletionRequest, make_format: type[AnswerFormat]
 ) -> Response:
     """Complete a prompt, in any API's format."""
     tokenise = partial(completion_prompts, body, state.tokenizer)
-    return await _answer(state, body, _plan(state, body, tokenise, endpoint="completions"), make_format)
+    plan = _plan(state, body, tokenise, times_of(request.scope), endpoint="completions")
+    return await _answer(state, body, plan, make_format, scope=request.scope)
 
 
 def _plan(
-    state: ServerState, body: SamplingFields, tokenise: Callable[[], list[Prompt]], *, endpoint: str
+    state: ServerState,
+    body: SamplingFields,
+    tokenise: Callable[[], list[Prompt]],
+    times: RequestTimes,
+    *,
+    endpoint: str,
 ) -> RequestPlan:
     """The plan with what both endpoints have in common."""
     bad_words = cache(lambda: bad_word_sequences(body.bad_words or (), state.engine.tokenizer))
@@ -120,16 +140,40 @@ def _plan(
         tokenise,
         lambda room: replace(body.sampling(state.sampling_defaults, room), bad_words=bad_words()),
         lambda prompt: body.constraint,
+        times=times,
     )
 
 
 async def _answer(
-    state: ServerState, body: SamplingFields, plan: RequestPlan, make_format: Callable[..., AnswerFormat]
+    state: ServerState,
+    body: SamplingFields,
+    plan: RequestPlan,
+    make_format: Callable[..., AnswerFormat],
+    *,
+    scope: Scope,
 ) -> Response:
     state.check_model(body.model)
     engine = state.engine
-    timers = [timer for _ in range(body.num_prompts) for timer in state.metrics.begin(body.num_candidates)]
+    timers = [
+        timer
+        for _ in range(body.num_prompts)
+        for timer in state.metrics.begin(body.num_candidates, plan.times)
+    ]
     request_id = f"{_ID_PREFIXES[plan.template.endpoint]}-{uuid.uuid4().hex}"
+    if state.spans is not None:
+        settings = {name: value for name in SETTINGS if (value := getattr(body, name)) is not None}
+        note_answered(
+            scope,
+            AnsweredRequest(
+                request_id,
+                plan.template.endpoint,
+                model=state.model_name,
+                asked_model=body.model,
+                settings=settings,
+                timers=timers,
+                answers_per_prompt=body.num_candidates,
+            ),
+        )
     answer = AnswerStream(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
     prompts = await submit(plan, answer, state.threads)
     state.answers.add(answer)

@@ -88,7 +88,8 @@ def router(state: ServerState) -> APIRouter:
         except ApiError as error:
             raise _renamed(error) from None
         try:
-            return await answer_chat(state, chat, functools.partial(ResponsesFormat, response=asked))
+            make_format = functools.partial(ResponsesFormat, response=asked)
+            return await answer_chat(request, state, chat, make_format)
         except RequestError as error:
             raise _renamed(api_errors.from_twofold(error)) from None
         except ApiError as error:

@@ -277,8 +277,9 @@ LLAMA_CPP: Final = (
 OTHER_SERVERS: Final = (
     _to("served_model_name", "-a", "--alias"),
     _to("admin_key", "--admin-api-key"),
+    _to("otlp_endpoint", "--otlp-traces-endpoint", but="OTLP over HTTP, not over gRPC"),
 )
-"""Flags of the servers of SGLang and llama.cpp."""
+"""Flags of the servers of SGLang, vLLM and llama.cpp."""
 
 SERVER: Final = (*KTRANSFORMERS_SERVER, *OTHER_SERVERS)
 """For `twofold serve` alone."""

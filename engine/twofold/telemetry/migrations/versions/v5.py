@@ -1,4 +1,4 @@
-"""Native events in blocks; the host and the telemetry level of a run; the begin of a step on the run's clock."""
+"""Native events in blocks; host and telemetry level of a run; wall times of a request; begin of a step."""
 
 from __future__ import annotations
 
@@ -39,14 +39,29 @@ _FIELDS = {
 }  # fmt: skip
 
 
+_REQUEST_PARTS = (
+    *("read", "parse_wait", "parse", "tokenise_wait", "template", "tokenise", "compile"),
+    *("queue_wall", "prefill_wall", "decode_wall"),
+)
+
+
 def upgrade() -> None:
     op.add_column("run", sa.Column("host", sa.Text, nullable=False, server_default=""))
     op.add_column("run", sa.Column("telemetry_level", sa.Text, nullable=False, server_default="expert"))
     op.add_column("step", sa.Column("begin_us", sa.Float))
+    _add_request_times()
     for kind in _FIELDS:
         _create_blocks(kind)
         _fill_blocks(op.get_bind(), kind)
         op.drop_table(kind)
+
+
+def _add_request_times() -> None:
+    """Wall times of a request by part; older requests began when they were submitted."""
+    for name in ("received_s", *(f"{part}_s" for part in _REQUEST_PARTS)):
+        op.add_column("request", sa.Column(name, sa.Float, nullable=False, server_default="0"))
+    op.add_column("request", sa.Column("first_sent_s", sa.Float))
+    op.execute("UPDATE request SET received_s = submitted_s")
 
 
 def _keys(kind: str) -> list[str]:

@@ -1,0 +1,183 @@
+"""Current values for /metrics from the engine, its telemetry and the operating system, with vLLM's names where they
+fit."""
+
+from __future__ import annotations
+
+import json
+
+from twofold.api.types import EngineStats, RunInfo, SpeculationCounts
+from twofold.server.admin.process_metrics import process_rows
+from twofold.server.bridge.metrics import Gauge, Histogram, label_text, step_tokens
+from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.state import ServerState
+from twofold.telemetry.sink import LEVELS
+
+
+def gauges(state: ServerState) -> list[Gauge]:
+    """All current values, whatever the server's phase."""
+    return _engine_gauges(state) + _telemetry_gauges(state) + _span_counters(state) + process_rows()
+
+
+def _span_counters(state: ServerState) -> list[Gauge]:
+    if state.spans is None:
+        return []
+    counts = {label_text(outcome=outcome): float(count) for outcome, count in state.spans.counts.items()}
+    return [("twofold:spans_total", "OpenTelemetry spans: exported, failed or dropped (full queue).", counts)]
+
+
+def _telemetry_gauges(state: ServerState) -> list[Gauge]:
+    stats = state.sink.stats() if state.sink is not None else None
+    if stats is None:
+        return []
+    is_recording = float(stats.last_error is None)
+    lost: dict[str, float] = {label_text(place=place): count for place, count in stats.dropped.items()}
+    return [
+        (
+            "twofold:telemetry_recording",
+            "1 while the telemetry database can be written, else 0.",
+            is_recording,
+        ),
+        (
+            "twofold:telemetry_level",
+            "What is recorded (--telemetry): 1 step, 2 layer (and sums by layer), 3 expert (and every event).",
+            float(1 + LEVELS.index(stats.level)),
+        ),
+        ("twofold:telemetry_events_written_total", "Events in the database.", stats.num_written),
+        ("twofold:telemetry_events_queued", "Events that wait to be written.", stats.num_queued),
+        ("twofold:telemetry_events_lost_total", "Events lost: in native rings, queue or database.", lost),
+    ]
+
+
+def _engine_gauges(state: ServerState) -> list[Gauge]:
+    engine = state.loaded_engine
+    if engine is None:
+        return []
+    stats = engine.stats()
+    used = 1 - stats.num_free_pages / max(stats.num_pages, 1)
+    queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+    rows: list[Gauge] = [
+        ("vllm:num_requests_running", "Running requests.", stats.num_running),
+        ("vllm:num_requests_waiting", "Waiting requests.", stats.num_waiting),
+        (
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV cache's pages in use by running requests, 0 to 1.",
+            used,
+        ),
+        ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", queries),
+        ("vllm:prefix_cache_hits_total", "Prefix-cache hits, tokens.", hits),
+        ("vllm:num_preemptions_total", "Preemptions.", stats.num_preemptions),
+        (
+            "vllm:engine_sleep_state",
+            "1 for the engine's present state: awake, or discard_all (KV cache and expert slots freed).",
+            _sleep_states(engine.control.asleep),
+        ),
+        ("twofold:info", "What runs here; always 1.", _info(engine.info)),
+        (
+            "vllm:cache_config_info",
+            "Configuration of the KV cache; always 1.",
+            _cache_config(engine, stats.num_pages),
+        ),
+    ]
+    rows += _speculation_counters(stats.speculation)
+    if stats.num_records:
+        used = 1 - stats.num_free_records / stats.num_records
+        rows.append(("twofold:records_usage_perc", "Share of the sequences' records in use, 0 to 1.", used))
+    return rows + _expert_gauges(engine.info, stats)
+
+
+def _expert_gauges(info: RunInfo, stats: EngineStats) -> list[Gauge]:
+    placed = stats.placement
+    uses = {"vram": placed.hits, "uploaded": placed.fetched, "cpu": placed.cpu_misses}
+    rows: list[Gauge] = [
+        ("twofold:expert_cpu_misses_total", "Routed experts that the CPU computed.", placed.cpu_misses),
+        (
+            "twofold:expert_uses_total",
+            "Routed experts by place: vram (cache hit), uploaded (for the step that needed them), cpu.",
+            {label_text(place=place): float(count) for place, count in uses.items()},
+        ),
+    ]
+    if info.output_changes:
+        deferred = "Routed experts deferred to the next MoE layer (--num-deferred-experts)."
+        rows.append(("twofold:expert_deferred_total", deferred, placed.deferred))
+    if stats.dynamic_update:
+        outcomes = {label_text(reason=reason): float(n) for reason, n in stats.dynamic_update.items()}
+        told = "Steps with prompt tokens by outcome of the dynamic expert update."
+        rows.append(("twofold:dynamic_update_total", told, outcomes))
+    if not info.num_slots:  # no slots: zeros would look like a hit rate
+        return rows
+    hit_rate = placed.hits / max(placed.hits + placed.cpu_misses + placed.fetched, 1)
+    return [
+        *rows,
+        ("twofold:expert_hits_total", "Routed experts that were in VRAM.", placed.hits),
+        (
+            "twofold:expert_fetched_total",
+            "Routed experts uploaded for the step that needed them.",
+            placed.fetched,
+        ),
+        ("twofold:expert_uploads_total", "Experts copied from host memory to VRAM.", placed.uploads),
+        ("twofold:expert_evictions_total", "Experts evicted from their slot.", placed.evictions),
+        (
+            "twofold:expert_hit_rate",
+            "Share of routed experts that were in VRAM since the start, 0 to 1.",
+            hit_rate,
+        ),
+        ("twofold:h2d_bytes_total", "Bytes of experts copied to VRAM.", placed.h2d_bytes),
+        (
+            "twofold:prefetch_experts_total",
+            "Prefetched experts by outcome: used, late, wasted, or dropped before the upload.",
+            {
+                label_text(outcome=outcome): float(getattr(stats.prefetch, outcome))
+                for outcome in ("used", "late", "wasted", "dropped")
+            },
+        ),
+    ]
+
+
+def _speculation_counters(counts: SpeculationCounts | None) -> list[Gauge]:
+    if counts is None:
+        return []
+    accepted = enumerate(counts.accepted_by_position)
+    by_position = {label_text(position=str(position)): float(count) for position, count in accepted}
+    return [
+        ("vllm:spec_decode_num_drafts_total", "Drafts verified.", counts.num_drafts),
+        ("vllm:spec_decode_num_draft_tokens_total", "Draft tokens verified.", counts.num_draft_tokens),
+        ("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.", counts.num_accepted_tokens),
+        (
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+            "Accepted draft tokens by their position in the draft.",
+            by_position,
+        ),
+    ]
+
+
+def _sleep_states(asleep: bool) -> dict[str, float]:
+    states = {"awake": not asleep, "weights_offloaded": False, "discard_all": asleep}
+    return {label_text(sleep_state=state): float(holds) for state, holds in states.items()}
+
+
+def _info(info: RunInfo) -> dict[str, float]:
+    shown = {
+        "version": info.version,
+        "accelerator": info.accelerator,
+        "clock": info.clock,
+        "policy": info.policy if info.num_slots else "",
+        "cpu_isa": info.cpu_isa,
+    }
+    return {label_text(**{name: str(value) for name, value in shown.items()}): 1.0}
+
+
+def engine_histograms(state: ServerState) -> list[Histogram]:
+    engine = state.loaded_engine
+    return [] if engine is None else [step_tokens(engine.stats().step_tokens)]
+
+
+def _cache_config(engine: ServingEngine, num_pages: int) -> dict[str, float]:
+    """Engine configuration under vLLM's names."""
+    config = json.loads(engine.info.config_json)
+    found = {
+        "block_size": config.get("page_size"),
+        "cache_dtype": config.get("kv_cache_dtype"),
+        "enable_prefix_caching": config.get("enable_prefix_caching"),
+        "num_gpu_blocks": num_pages,
+    }
+    return {label_text(**{name: str(value) for name, value in found.items()}): 1.0}
