@@ -6,6 +6,7 @@ starts Locust's web page on this file.
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import time
@@ -100,7 +101,7 @@ class OpenLoopUser(User):
         test: LoadTest = self.environment.loadtest
         draw = random.Random(test.plan.seed)  # noqa: S311  the same kinds in every run of the same seed
         conversations = Group()
-        for at_s in poisson_arrivals(test.plan.stages, test.plan.seed):
+        for at_s in poisson_arrivals(test.plan.arrival_stages, test.plan.seed):
             while not self._is_over() and (left_s := at_s - test.elapsed_s) > 0:
                 gevent.sleep(min(left_s, 0.2))
             if self._is_over():
@@ -142,10 +143,10 @@ class StagedShape(LoadTestShape):
 
     def tick(self) -> tuple[int, float] | None:
         plan = plan_of(self.runner.environment)
-        users = user_count(plan.stages, self.get_run_time())
+        users = user_count(plan.user_stages, self.get_run_time())
         if users is None:
             return None
-        if OpenLoopUser in self.runner.user_classes:
+        if list(self.runner.user_classes) == [OpenLoopUser]:
             return 1, _FAST
         return users, plan.spawn_rate if plan.shape == "constant" else _FAST
 
@@ -159,7 +160,7 @@ def plan_of(environment: Environment) -> LoadTestPlan:
         host=environment.host or "",
         model=options.model,
         users=options.num_users or 1,
-        rate=options.arrival_rate,
+        rate=options.arrival_rate if OpenLoopUser in environment.user_classes else None,
         shape=options.shape,
         seconds=options.run_time or _UNBOUNDED_S,
         spawn_rate=options.spawn_rate or 1.0,
@@ -200,6 +201,8 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
 @events.init.add_listener
 def _on_init(environment: Environment, **_kwargs: Any) -> None:
     environment.loadtest_workers = Workers(environment.runner)
+    # One line per request would fill Locust's log.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 @events.test_start.add_listener

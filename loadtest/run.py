@@ -106,7 +106,7 @@ def report(test: LoadTest) -> int:
     figures = run.figures()
     results = [slo.check(samples) for slo in plan.slos]
     parts = [describe(test.client), table(test.workers.loadtest_id, figures, plan.slos)]
-    parts += [stage_table(run)] if len(plan.stages) > 1 or len(plan.mix) > 1 else []
+    parts += [stage_table(run)] if len(plan.user_stages) > 1 or len(plan.mix) > 1 else []
     parts += [objectives(results)] if results else []
     print("\n" + "\n\n".join([*parts, test.store.where()]))
     if plan.json_file:

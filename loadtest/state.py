@@ -45,7 +45,7 @@ class LoadTest:
 
     def stage(self) -> str:
         """Name of the current stage; of the last one once the time is over."""
-        stages = self.plan.stages
+        stages = self.plan.user_stages
         return (stage_at(stages, self.elapsed_s) or stages[-1]).name
 
 

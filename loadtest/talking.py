@@ -79,13 +79,19 @@ class Talker:
         failure: tuple[str, str] | None = None
         gave_up = False
         limit_s = TIMEOUT_S if turn.patience_s is None else turn.patience_s
+        # Not a TimeoutError: httpx would turn that into an error of the connection.
+        limit = gevent.Timeout(limit_s)
         try:
-            with gevent.Timeout(limit_s, TimeoutError(f"no whole answer after {limit_s:g} s")):
+            with limit:
                 test.client.lines(CHAT, body, lambda line: answer.line(line, time.perf_counter()))
             answer.end()
+        except gevent.Timeout as over:
+            if over is not limit:
+                raise
+            gave_up = turn.patience_s is not None
+            failure = None if gave_up else failure_of(TimeoutError(), limit_s)
         except (HttpStatusError, MalformedStreamError, OSError) as error:
-            gave_up = isinstance(error, TimeoutError) and turn.patience_s is not None
-            failure = None if gave_up else failure_of(error, limit_s)
+            failure = failure_of(error, limit_s)
         sample = Sample(
             self._number,
             number,

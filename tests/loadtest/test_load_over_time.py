@@ -73,6 +73,6 @@ def test_plans_survive_the_command_line() -> None:
     slos = parse_slos("ttft_p95_ms=500,itl_p95_ms=50")
     plan = LoadTestPlan(mix={"chat": 3, "agent": 1}, rate=2.5, shape="spike", slos=slos)
     assert LoadTestPlan.from_json(plan.to_json()) == plan
-    assert plan.stages[1].begin_level == 2.5
+    assert (plan.arrival_stages[1].begin_level, plan.user_stages[1].begin_level) == (2.5, 10)
     capacity = CapacityPlan(slos, Search(1.0, 9.0))
     assert CapacityPlan.from_json(capacity.to_json()) == capacity

@@ -37,8 +37,13 @@ class LoadTestPlan:
     allow_remote_host: bool = False
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
-        return stages(self.shape, self.users if self.rate is None else self.rate, self.seconds)
+    def user_stages(self) -> tuple[Stage, ...]:
+        return stages(self.shape, self.users, self.seconds)
+
+    @property
+    def arrival_stages(self) -> tuple[Stage, ...]:
+        """Stages of the open loop; the names and times are those of `user_stages`."""
+        return stages(self.shape, self.rate or 1.0, self.seconds)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
