@@ -88,9 +88,9 @@ class LoadSample:
     completion_tokens: int = 0
     error: str | None = None
     request_id: Annotated[str | None, "that of table request; NULL where no answer began"] = None
-    itl_p95_ms: Annotated[float | None, "of this answer's inter-token times; NULL with fewer than two tokens"] = (
-        None
-    )
+    itl_p95_ms: Annotated[
+        float | None, "of this answer's inter-token times; NULL with fewer than two tokens"
+    ] = None
     stage: Annotated[str | None, "stage of the load in which the request was sent"] = None
     name: Annotated[str | None, "kind of user, such as chat; NULL for twofold bench serve"] = None
     gave_up: Annotated[bool, "the user closed the connection on purpose; ok is 1"] = False

@@ -86,7 +86,10 @@ def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
         return np.array([getattr(row, name) for row in rows], dtype)  # None becomes NaN
 
     return LoadSamples(
-        **{name: column(name, np.float64) for name in ("finished_s", "e2e_ms", "ttft_ms", "tpot_ms", "itl_p95_ms")},
+        **{
+            name: column(name, np.float64)
+            for name in ("finished_s", "e2e_ms", "ttft_ms", "tpot_ms", "itl_p95_ms")
+        },
         **{name: column(name, np.int64) for name in ("user", "num_users", "completion_tokens")},
         ok=column("ok", np.bool_),
         gave_up=column("gave_up", np.bool_),

@@ -56,10 +56,13 @@ COMMANDS: Final[dict[str, str]] = {
 _MODULES: Final = {
     "bench": "bench.model",
     "ctl wake": "ctl.sleep",
+    "dashboard": "apps.dashboard",
     "doctor": "doctor.command",
     "launch": "launch.command",
-    "loadtest": "loadtest.run",
+    "loadtest capacity": "apps.capacity",
+    "loadtest": "apps.loadtest",
     "placement import": "placement.import_",
+    "version": "doctor.version",
 }
 """Modules below `twofold.tools.cli` named differently from their command; `ctl cache` is `ctl.cache`."""
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from twofold.api.errors import ConfigError
 
-if TYPE_CHECKING:
-    from twofold.tools.loadgen.metrics import Sample
-
 SLO_METRICS: Final = ("ttft", "tpot", "itl", "e2el")
 _FORM: Final = re.compile(r"([a-z0-9]+)_p(\d{1,2}(?:\.\d+)?|100)_ms=(\d+(?:\.\d+)?)")
 _EXAMPLE: Final = "ttft_p95_ms=500,itl_p95_ms=50"
+
+
+class Measured(Protocol):
+    """A request: `metrics.Sample`."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    def values(self, metric: str) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,12 @@ class Slo:
         which = "" if self.percent == 100 else f" p{self.percent:g}"
         return f"{self.metric}{which} ≤ {self.limit_ms:g} ms"
 
-    def met_by(self, sample: Sample) -> bool:
+    def met_by(self, sample: Measured) -> bool:
         """Whether the request's own percentile is within the limit; True if the latency is undefined for it."""
         values = sample.values(self.metric)
         return not len(values) or float(np.percentile(values, self.percent)) <= self.limit_ms
 
-    def check(self, samples: Sequence[Sample]) -> SloResult:
+    def check(self, samples: Sequence[Measured]) -> SloResult:
         """The percentile over all answers of `samples`."""
         values = [value for sample in samples if sample.ok for value in sample.values(self.metric)]
         return SloResult(self, float(np.percentile(values, self.percent)) if values else None)

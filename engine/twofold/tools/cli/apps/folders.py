@@ -19,7 +19,7 @@ def app_folder(name: str) -> Path:
     Raises:
         ConfigError: neither has it.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     places = (package / "apps" / name, package.parents[1] / name)
     for place in places:
         if place.is_dir():

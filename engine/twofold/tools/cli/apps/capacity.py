@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from twofold.api.errors import ConfigError
-from twofold.tools.cli.app_folders import app_folder, become
-from twofold.tools.cli.loadtest.run import add_server_arguments
+from twofold.tools.cli.apps.folders import app_folder, become
+from twofold.tools.cli.apps.loadtest import add_server_arguments
 from twofold.tools.cli.number_options import add_options, number, whole
 from twofold.tools.loadgen.capacity import Search
 from twofold.tools.loadgen.http_client import check_url

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from twofold.api.errors import ConfigError
-from twofold.tools.cli.app_folders import app_folder, become
+from twofold.tools.cli.apps.folders import app_folder, become
 from twofold.tools.cli.number_options import add_options, number, whole
 from twofold.tools.loadgen.http_client import check_url
 from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
@@ -22,7 +22,11 @@ _DAY_S = 86_400
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
-    group: Any = parser.add_argument_group("Users")
+    _add_users(parser.add_argument_group("Users"))
+    _add_report(parser.add_argument_group("Report"))
+
+
+def _add_users(group: argparse._ArgumentGroup) -> None:
     add_options(
         group,
         [
@@ -60,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="load over time, in stages: constant; ramp up, then hold; step: four levels; spike: five times the load "
         "for a while; soak: constant in four equal stages (default: constant)",
     )
-    group = parser.add_argument_group("Report")
+
+
+def _add_report(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--slo",
         type=_checked(parse_slos),
@@ -108,21 +114,8 @@ def run(args: argparse.Namespace) -> NoReturn:
     folder = app_folder("loadtest")
     need_locust()
     if args.ui:
-        locust = ["-m", "locust", "-f", str(folder / "locustfile.py"), "--class-picker"]
-        locust += ["--web-host", "127.0.0.1", "--web-port", str(args.ui_port), "--host", host]
-        locust += ["--users", str(args.users), "--spawn-rate", f"{args.spawn_rate:g}"]
-        locust += [
-            "--run-time",
-            f"{round(args.seconds)}s",
-            "--shape",
-            args.shape,
-            "--output",
-            str(args.output),
-        ]
-        locust += ["--model", args.model, "--max-output-tokens", str(args.max_output_tokens)]
-        locust += ["--stop-timeout", "60", *(["--allow-remote-host"] if args.allow_remote_host else [])]
         print(f"Locust's page: http://127.0.0.1:{args.ui_port} (Ctrl-C ends it)")
-        become(locust)
+        become(_locust(args, host, folder))
     plan = LoadTestPlan(
         host=host,
         model=args.model,
@@ -140,6 +133,20 @@ def run(args: argparse.Namespace) -> NoReturn:
         allow_remote_host=args.allow_remote_host,
     )
     become([str(folder / "run.py"), plan.to_json()])
+
+
+def _locust(args: argparse.Namespace, host: str, folder: Path) -> list[str]:
+    """Locust's own command, with its page on this machine only."""
+    arguments = ["-m", "locust", "-f", str(folder / "locustfile.py"), "--class-picker"]
+    arguments += ["--web-host", "127.0.0.1", "--web-port", str(args.ui_port), "--host", host]
+    arguments += ["--users", str(args.users), "--spawn-rate", f"{args.spawn_rate:g}", "--stop-timeout", "60"]
+    arguments += ["--run-time", f"{round(args.seconds)}s", "--shape", args.shape]
+    arguments += ["--model", args.model, "--max-output-tokens", str(args.max_output_tokens)]
+    return [
+        *arguments,
+        *("--output", str(args.output)),
+        *(["--allow-remote-host"] if args.allow_remote_host else []),
+    ]
 
 
 def need_locust() -> None:

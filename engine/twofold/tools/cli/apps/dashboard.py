@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Final, NoReturn
 
-from twofold.tools.cli.app_folders import app_folder, become
+from twofold.tools.cli.apps.folders import app_folder, become
 from twofold.tools.cli.number_options import add_options, whole
 
 DATABASE_HERE: Final = "twofold.db"

@@ -1,1 +1,0 @@
-"""`twofold loadtest`: users of a running server, and the highest rate that it serves well."""
