@@ -18,11 +18,12 @@ layer, so that live charts and the heatmap cost the same after an hour as after 
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 from sqlalchemy import (
+    BigInteger,
     Column,
     Float,
     ForeignKey,
@@ -32,22 +33,28 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
+    text,
 )
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import ControlRecord, EmulatedParts, RequestFacts, RunInfo, StepParts, StepRecord
+from twofold.telemetry import migrations
+from twofold.telemetry.blocks import KEYS, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample
 from twofold.telemetry.totals import LAYER_TOTALS
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = migrations.NEWEST
 
 metadata = MetaData()
 
+INTEGER: Final = Integer().with_variant(BigInteger(), "postgresql")
 
-_KINDS: Final[dict[type, type[TypeEngine[Any]]]] = {int: Integer, bool: Integer, float: Float, str: Text}
+
+_KINDS: Final[dict[type, TypeEngine[Any]]] = {int: INTEGER, bool: INTEGER, float: Float(), str: Text()}
 
 
 def columns_of(
@@ -56,8 +63,12 @@ def columns_of(
     """A column per field of a record that is a number, a text or a flag, in the same order.
 
     `X | None` may be NULL, as are all columns if `optional`. The text of `Annotated` is the column's comment. `key`
-    names the field that belongs to the primary key. Fields of other types get no column.
+    names the field that belongs to the primary key. A default is also the value for rows from before the column.
+    Fields of other types get no column.
     """
+    defaults = getattr(record, "_field_defaults", None) or {
+        field.name: field.default for field in getattr(record, "__dataclass_fields__", {}).values()
+    }
     columns: list[Column[Any]] = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         annotated = get_origin(hint) is Annotated
@@ -66,6 +77,7 @@ def columns_of(
         nullable = optional or NoneType in kinds
         (kind, *others) = kinds - {NoneType}
         if kind in _KINDS and not others:
+            default = None if nullable else defaults.get(name)
             columns.append(
                 Column(
                     f"{prefix}{name}",
@@ -73,9 +85,17 @@ def columns_of(
                     primary_key=name == key,
                     nullable=nullable,
                     comment=comment,
+                    server_default=_literal(default),
                 )
             )
     return columns
+
+
+def _literal(default: object) -> TextClause | None:
+    """A default as SQL; SQLite takes only plain literals for a column added later."""
+    if isinstance(default, str):
+        return text(f"'{default}'")
+    return text(f"{default:g}") if isinstance(default, int | float) else None
 
 
 def _alternatives(hint: Any) -> list[Any]:
@@ -86,11 +106,11 @@ def _alternatives(hint: Any) -> list[Any]:
 
 
 def _primary_run_id() -> Column[int]:
-    return Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True)
+    return Column("run_id", INTEGER, ForeignKey("run.run_id"), primary_key=True)
 
 
 def _run_id() -> Column[int]:
-    return Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False)
+    return Column("run_id", INTEGER, ForeignKey("run.run_id"), nullable=False)
 
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
@@ -99,14 +119,15 @@ meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("va
 run = Table(
     "run",
     metadata,
-    Column("run_id", Integer, primary_key=True),
+    Column("run_id", INTEGER, primary_key=True),
     Column("started_s", Float, nullable=False, comment="Unix time"),
     Column(
         "last_seen_s", Float, nullable=False, comment="refreshed every second or so while the process lives"
     ),
     Column("finished_s", Float, comment="NULL while running, and after a crash"),
-    Column("emulated", Integer, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
+    Column("emulated", INTEGER, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
     *columns_of(RunInfo),
+    Column("telemetry_level", Text, nullable=False, comment="step, layer or expert (--telemetry)"),
 )
 
 request = Table(
@@ -134,29 +155,52 @@ control = Table(
 """Changes made to a running engine."""
 
 
-def _event_table(kind: str, *, index: str) -> Table:
-    """A table with a column per event field, in the same order; arrays are blobs."""
-    columns: list[Column[Any]] = []
+def _block_table(kind: str) -> Table:
+    """Blocks of events: columns that are numbers, then a blob per field."""
+    blobs = [
+        Column(name, LargeBinary, nullable=False, server_default="", comment=_entries(kind, name, dtype))
+        for name, dtype in blob_dtypes(kind).items()
+    ]
+    numbers = [Column(name, INTEGER, nullable=False) for name in KEYS[kind]]
+    indices = [Index(f"{kind}_block_by_step", "run_id", "first_step", "last_step")]
+    if "request" in KEYS[kind]:
+        indices.append(Index(f"{kind}_block_by_request", "run_id", "request", "first_step"))
+    return Table(f"{kind}_block", metadata, _run_id(), *numbers, *blobs, *indices)
+
+
+def _entries(kind: str, name: str, dtype: np.dtype[Any]) -> str:
+    entry = dtype.subdtype[0] if dtype.subdtype else dtype
+    meaning = "minus first_step" if name == "step" else EVENT_MEANINGS[kind][name]
+    shape = "num_events, width" if dtype.subdtype else "num_events"
+    return f"{entry.name}[{shape}]{f': {meaning}' if meaning else ''}"
+
+
+BLOCKS: Final = {kind: _block_table(kind) for kind in EVENT_DTYPES}
+"""Tables of native events, by kind. `queries.events` reads them, the views of `views` show them as rows."""
+
+views = MetaData()
+"""Views as tables, for queries only: `views.create_views` makes them."""
+
+
+def _event_view(kind: str) -> Table:
+    """A column per event field, in the same order; arrays are blobs."""
+    columns: list[Column[Any]] = [Column("run_id", INTEGER), Column("first_step", INTEGER)]
     for name in EVENT_DTYPES[kind].names or ():
         dtype = EVENT_DTYPES[kind][name]
-        scalar = Integer if dtype.kind in "iu" else Float
-        column_type = LargeBinary if dtype.subdtype else scalar
+        scalar: TypeEngine[Any] = INTEGER if dtype.kind in "iu" else Float()
         comment = EVENT_MEANINGS[kind][name] or None
-        columns.append(Column(name, column_type, nullable=False, comment=comment))
-    return Table(kind, metadata, _run_id(), *columns, Index(f"{kind}_by_{index}", "run_id", index))
+        columns.append(Column(name, LargeBinary() if dtype.subdtype else scalar, comment=comment))
+    return Table(kind, views, *columns)
 
 
-# Pages query a request's rows; everything by time comes from layer_second.
-token_layer = _event_table("token_layer", index="request")
-upload = _event_table("upload", index="step")
-cache_event = _event_table("cache_event", index="step")
+token_layer, upload, cache_event = (_event_view(kind) for kind in EVENT_DTYPES)
 
 layer_second = Table(
     "layer_second",
     metadata,
     _run_id(),
-    Column("at_s", Integer, nullable=False, comment="Unix second of the step; may have several rows"),
-    *(Column(name, Integer, nullable=False) for name in ("layer", "num_rows", *LAYER_TOTALS)),
+    Column("at_s", INTEGER, nullable=False, comment="Unix second of the step; may have several rows"),
+    *(Column(name, INTEGER, nullable=False) for name in ("layer", "num_rows", *LAYER_TOTALS)),
     Column(
         "uses",
         LargeBinary,
@@ -177,7 +221,7 @@ run_total = Table(
 load_sample = Table(
     "load_sample",
     metadata,
-    Column("run_id", Integer, ForeignKey("run.run_id")),
+    Column("run_id", INTEGER, ForeignKey("run.run_id")),
     *columns_of(LoadSample),
     Index("load_sample_by_test", "loadtest_id", "finished_s"),
 )
@@ -189,7 +233,7 @@ dropped = Table(
     Column("kind", Text, primary_key=True),
     Column("place", Text, primary_key=True, comment="ring, queue or database"),
     Column("at_s", Float, nullable=False, comment="Unix time of the latest"),
-    Column("num_events", Integer, nullable=False),
+    Column("num_events", INTEGER, nullable=False),
 )
 """Counts of lost events."""
 
@@ -198,30 +242,44 @@ def column_names(table: Table) -> list[str]:
     return [column.name for column in table.columns]
 
 
-def database_path(url: str) -> Path:
-    """The file of a telemetry URL; ConfigError for anything but `sqlite:///FILE`."""
-    expected = (
-        "expected sqlite:///relative/file.db or sqlite:////absolute/file.db "
-        "(set --telemetry-url or TWOFOLD_TELEMETRY_URL)"
-    )
+_EXPECTED: Final = (
+    "expected sqlite:///relative/file.db, sqlite:////absolute/file.db or postgresql+psycopg://user@host/database "
+    "(set --telemetry-url or TWOFOLD_TELEMETRY_URL)"
+)
+
+
+def parse_url(url: str) -> URL:
+    """A telemetry URL of a SQLite file or of a PostgreSQL database; ConfigError for anything else."""
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise ConfigError(f"telemetry URL {url!r} is not a database URL; {expected}") from None
-    if parsed.get_backend_name() != "sqlite":
-        raise ConfigError(
-            f"telemetry URL {url!r} names {parsed.get_backend_name()!r}, not SQLite; {expected}"
-        )
+        raise ConfigError(f"telemetry URL {url!r} is not a database URL; {_EXPECTED}") from None
+    backend = parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    shown = parsed.render_as_string(hide_password=True)
+    if backend != "sqlite":
+        raise ConfigError(f"telemetry URL {shown!r} names {backend!r}, not SQLite or PostgreSQL; {_EXPECTED}")
     if not parsed.database or parsed.database == ":memory:" or parsed.query:
-        raise ConfigError(f"telemetry URL {url!r} names no file on disk that others can read; {expected}")
-    return Path(parsed.database)
+        raise ConfigError(f"telemetry URL {shown!r} names no file on disk that others can read; {_EXPECTED}")
+    return parsed
 
 
-def check_version(found: str | None, path: Path) -> None:
-    """ConfigError unless the database has this schema version. `found` is None if it has none."""
-    if found != str(SCHEMA_VERSION):
-        what = "is not a telemetry database" if found is None else f"has telemetry schema version {found}"
+def version_of(stored: str | None, path: str) -> int:
+    """The schema version that a database has stored; ConfigError if this Twofold knows no such version."""
+    if stored is None or not stored.isdigit():
         raise ConfigError(
-            f"{path} {what}; this Twofold writes and reads version {SCHEMA_VERSION}. "
-            "Move the file away or choose another with --telemetry-url"
+            f"{path} is not a telemetry database; move it away or choose another file with --telemetry-url"
         )
+    found = int(stored)
+    if found > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} has telemetry schema version {found}, and this Twofold knows versions up to {SCHEMA_VERSION}; "
+            "update Twofold or choose another database with --telemetry-url"
+        )
+    if found < migrations.OLDEST:
+        raise ConfigError(
+            f"{path} has telemetry schema version {found}, and this Twofold upgrades version {migrations.OLDEST} and "
+            "later; move it away or choose another database with --telemetry-url"
+        )
+    return found

@@ -119,7 +119,7 @@ def agent(asker: Asker) -> Conversation:
     budget = asker.max_context
     system = "You look things up in a library of tales. " + asker.words(budget // 16)
     if not asker.calls_tools:
-        system += " Tools: " + ", ".join(tool["function"]["name"] for tool in TOOLS)
+        system += " Tools: " + ", ".join(_TOOL_DESCRIPTIONS)
     asker.messages = [{"role": "system", "content": system}]
     asker.ask(asker.words(CHAT_INPUT.at_most(budget // 16).draw(draw)))
     tools = {"tools": list(TOOLS), "tool_choice": "required"} if asker.calls_tools else {}
@@ -155,6 +155,11 @@ USER_KINDS: Final[dict[str, Callable[[Asker], Conversation]]] = {
     "agent": agent,
     "impatient": impatient,
 }
+_TOOL_DESCRIPTIONS: Final = {
+    "find_tale": "Find tales that contain a text.",
+    "read_tale": "Read a tale by its title.",
+    "write_note": "Keep a note.",
+}
 TOOLS: Final = tuple(
     {
         "type": "function",
@@ -169,11 +174,7 @@ TOOLS: Final = tuple(
             },
         },
     }
-    for name, description in (
-        ("find_tale", "Find tales that contain a text."),
-        ("read_tale", "Read a tale by its title."),
-        ("write_note", "Keep a note."),
-    )
+    for name, description in _TOOL_DESCRIPTIONS.items()
 )
 
 
