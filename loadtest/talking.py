@@ -76,7 +76,7 @@ class Talker:
         stage = test.stage()
         body = json.dumps(turn.body).encode()
         answer = AnswerStream(time.perf_counter())
-        failure: tuple[str, str] | None = None
+        failure: tuple[str, str] | tuple[None, None] = (None, None)
         gave_up = False
         limit_s = TIMEOUT_S if turn.patience_s is None else turn.patience_s
         # Not a TimeoutError: httpx would turn that into an error of the connection.
@@ -89,7 +89,7 @@ class Talker:
             if over is not limit:
                 raise
             gave_up = turn.patience_s is not None
-            failure = None if gave_up else failure_of(TimeoutError(), limit_s)
+            failure = (None, None) if gave_up else failure_of(TimeoutError(), limit_s)
         except (HttpStatusError, MalformedStreamError, OSError) as error:
             failure = failure_of(error, limit_s)
         sample = Sample(
@@ -97,7 +97,8 @@ class Talker:
             number,
             answer,
             0.0,
-            *(failure or ()),
+            error_kind=failure[0],
+            error=failure[1],
             gave_up=gave_up,
             name=self._kind,
             stage=stage,

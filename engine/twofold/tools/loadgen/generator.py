@@ -130,7 +130,7 @@ class Load:
     ) -> Sample:
         body = json.dumps(conversation.body(turn, last_answer)).encode()
         answer = AnswerStream(self._loop.time())
-        failure: tuple[str, str] | None = None
+        failure: tuple[str, str] | tuple[None, None] = (None, None)
         self._under_way += 1
         try:
             async with asyncio.timeout(self.plan.timeout_s):
@@ -145,7 +145,8 @@ class Load:
             turn,
             answer,
             waited_s,
-            *(failure or ()),
+            error_kind=failure[0],
+            error=failure[1],
             stage=self.stage,
             num_users=self._under_way,
             finished_s=time.time(),
