@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from twofold.models.bundled import bundled_model_path
@@ -38,6 +38,8 @@ class Job:
     concurrency: int = 4
     input_len: int = 128
     output_len: int = 32
+    seed: int = 0
+    """Seed of the prompts; prompts of a repeated seed are in the prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Measured:
     completed: int
     failed: int
     output_tokens: float
-    """Of one answer, on average."""
+    """Mean per answer."""
     ttft_p50: float
     ttft_p95: float
     itl_mean: float
@@ -61,7 +63,7 @@ def ours(job: Job) -> Measured:
         [sys.executable, "-m", "twofold.tools.cli", "bench", "serve"],
         *("--base-url", job.url, "--endpoint", "/v1/chat/completions", "--json", str(file)),
         *("--num-prompts", str(job.num_requests), "--max-concurrency", str(job.concurrency)),
-        *("--input-len", str(job.input_len), "--output-len", str(job.output_len)),
+        *("--input-len", str(job.input_len), "--output-len", str(job.output_len), "--seed", str(job.seed)),
     )
     found = json.loads(file.read_text())["results"][0]
     return Measured(
@@ -83,6 +85,7 @@ def guidellm(job: Job) -> Measured:
         [program("guidellm") or "guidellm", "run", "--disable-console"],
         *("--backend", f"kind=openai_http,target={job.url},model=twofold-tales"),
         *("--profile", f"kind=concurrent,streams={job.concurrency}"),
+        *("--seed", f"kind=static,value={job.seed}"),
         *("--constraint", f"kind=max_requests,count={job.num_requests}"),
         *("--tokenizer", f"kind=huggingface_auto,model={bundled_model_path()}"),
         *("--data", f"kind=synthetic_text,{lengths}", "--output", f"kind=json,path={file}"),
@@ -121,7 +124,7 @@ def aiperf(job: Job) -> Measured:
         *("--concurrency", str(job.concurrency), "--request-count", str(job.num_requests)),
         *("--synthetic-input-tokens-mean", str(job.input_len), "--synthetic-input-tokens-stddev", "0"),
         *("--output-tokens-mean", str(job.output_len), "--output-tokens-stddev", "0"),
-        *("--extra-inputs", "ignore_eos:true"),
+        *("--extra-inputs", "ignore_eos:true", "--random-seed", str(job.seed)),
         environment={"HF_HUB_CACHE": str(cache)},
     )
     found = json.loads((job.folder / "aiperf" / "profile_export_aiperf.json").read_text())
@@ -177,9 +180,9 @@ def main() -> None:
     ):
         job = Job(server.url, Path(folder), concurrency=args.concurrency)
         ours(job)  # warms the server up
-        for _ in range(args.rounds):
+        for seed in range(1, args.rounds + 1):
             for name, run in tools.items():
-                results[name].append(run(job))
+                results[name].append(run(replace(job, seed=seed)))
     names = [field.name for field in fields(Measured)]
     print(f"medians of {args.rounds} rounds, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     print(f"{'':<16}" + "".join(f"{name:>12}" for name in tools))

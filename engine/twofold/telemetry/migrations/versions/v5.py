@@ -1,5 +1,5 @@
-"""Native events in blocks; the host and the telemetry level of a run; the begin of a step on the run's clock; stages and
-kinds of users of load tests."""
+"""Native events in blocks; the host and the telemetry level of a run; the begin of a step on the run's clock;
+stages and kinds of users of load tests."""
 
 from __future__ import annotations
 
