@@ -18,6 +18,9 @@ ACCELERATOR ?=
 RATIO ?=
 USERS ?= 10
 SECONDS_OF_LOAD ?= 60
+# Further options of `make loadtest`, e.g. LOADTEST_ARGS='--shape ramp --slo ttft_p95_ms=500'
+LOADTEST_ARGS ?=
+LOCUST_PORT ?= 8089
 # What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/cli'. Two processes run the tests; 0: this one does.
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
@@ -30,7 +33,7 @@ GENERIC_TESTS ?= $(MODEL_TESTS)
 TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 TORCH_generic := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: help run test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint docs fmt bench loadtest doctor clean ready-run ready-dev
+.PHONY: help run test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint docs fmt bench loadtest loadtest-ui doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -91,7 +94,10 @@ bench: ready-dev  ## measure the CPU kernels beside the read ceiling, then the b
 	@$(BIN)/twofold bench $(MODEL) --compare-transformers
 
 loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
-	@$(BIN)/python loadtest/run.py --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT)
+	@$(BIN)/twofold loadtest --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT) $(LOADTEST_ARGS)
+
+loadtest-ui: ready-run  ## the same with Locust's web page on 127.0.0.1:8089, where the load is chosen
+	@$(BIN)/twofold loadtest --ui --ui-port $(LOCUST_PORT) --host http://127.0.0.1:$(PORT)
 
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails where one got worse (no GPU; WRITE=1 keeps it)
 	@$(BIN)/python scripts/check_cuda.py $(if $(WRITE),--write)

@@ -1,166 +1,195 @@
-"""Users who chat: each asks for a fairy tale, reads the streamed answer, thinks and asks again.
+"""Users of an OpenAI server for Locust: five kinds, in a closed loop by stages or in an open loop by arrivals.
 
-`python loadtest/run.py` (or `make loadtest`) runs them without a web page and prints a summary; `locust -f
-loadtest/locustfile.py --host http://127.0.0.1:10002` starts Locust's web page. Locust's own request time ends with the
-response's headers; TTFT, TPOT and E2E are separate events, in milliseconds.
+`twofold loadtest` runs them without a web page and prints a summary; `twofold loadtest --ui` (or `make loadtest-ui`)
+starts Locust's web page on this file.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import gevent
 from gevent.event import Event
-from locust import FastHttpUser, between, events, task
+from gevent.pool import Group
+from locust import LoadTestShape, User, events, task
 from locust.argument_parser import LocustArgumentParser
-from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.env import Environment
 from locust.exception import StopUser
+from locust.user.task import LOCUST_STATE_STOPPING
 from twofold.api.errors import ConfigError
-from twofold.tools.loadgen.answer_stream import AnswerStream, MalformedStreamError
-from twofold.tools.loadgen.http_client import check_url
+from twofold.tools.loadgen.answer_stream import AnswerStream
+from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
+from twofold.tools.loadgen.metrics import Sample
+from twofold.tools.loadgen.shapes import SHAPES, poisson_arrivals, user_count
+from twofold.tools.loadgen.user_kinds import USER_KINDS
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from loadtest.prompts import FOLLOW_UPS, OPENINGS  # noqa: E402
-from loadtest.samples import Sample, SampleStore  # noqa: E402
+from loadtest.state import LoadTest, UnreachableError, prepare  # noqa: E402
+from loadtest.talking import Talker  # noqa: E402
 from loadtest.workers import Workers  # noqa: E402
 
-NAME = "chat"
-FLUSH_INTERVAL_S = 1.0
-MAX_USERS = 1000
+FLUSH_INTERVAL_S: Final = 1.0
+DRAIN_S: Final = 60.0
+MAX_UNDER_WAY: Final = 2000
+"""Most conversations of an open loop at the same time; further arrivals are failures."""
+_UNBOUNDED_S: Final = 3600.0
+"""Duration of the stages if Locust's page gives no run time."""
+_FAST: Final = 100.0
+"""Users per second that start at a change of stage."""
 
 
-class ChatUser(FastHttpUser):
-    """One person at a keyboard."""
+class TwofoldUser(User):
+    """A user of one kind who holds one conversation after the other."""
 
-    wait_time = between(0.2, 1.5)
-    network_timeout = 120.0
-    connection_timeout = 10.0
-    max_redirects = 0
-    default_headers: ClassVar = {"Accept-Encoding": "identity", "Accept": "text/event-stream"}
+    abstract = True
+    kind: ClassVar[str]
 
     def on_start(self) -> None:
-        self.number = self.environment.loadtest_workers.enter()
-        self.random = random.Random(self.number)  # noqa: S311  the same conversations in every run
-        self.messages: list[dict[str, str]] = []
-
-    def on_stop(self) -> None:
-        self.environment.loadtest_workers.leave()
-
-    @task
-    def chat(self) -> None:
-        rng = self.random
-        if self.messages and len(self.messages) < 4 and rng.random() < 0.3:
-            self.messages.append({"role": "user", "content": rng.choice(FOLLOW_UPS)})
-        else:
-            self.messages = [{"role": "user", "content": rng.choice(OPENINGS)}]
-        body = {
-            "model": self.environment.loadtest_model,
-            "messages": self.messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "max_tokens": rng.choice((32, 64, 64, 128)),
-            "temperature": 0.8,
-            "seed": rng.randrange(2**31),
-        }
-        answer = AnswerStream(time.perf_counter())
-        error: str | None = None
-        with self.client.post(
-            "/v1/chat/completions", json=body, name=NAME, stream=True, catch_response=True
-        ) as response:
-            try:
-                self._read(response, answer)
-            except MalformedStreamError as malformed:
-                error = str(malformed)
-            except FAILURE_EXCEPTIONS as broken:
-                error = f"the connection broke: {broken}"
-            if error is None:
-                response.success()
-            else:
-                response.failure(error)
-        self._keep(answer, error, (time.perf_counter() - answer.sent_s) * 1e3)
-
-    def _read(self, response: Any, answer: AnswerStream) -> None:
-        if response.status_code != 200:
-            cause = f"HTTP {response.status_code}" if response.status_code else f"no answer: {response.error}"
-            raise MalformedStreamError(cause)
-        content_type = response.headers.get("content-type", "") if response.headers else ""
-        if not content_type.startswith("text/event-stream"):
-            raise MalformedStreamError(f"content-type {content_type!r}, expected text/event-stream")
-        for line in _lines(response.stream):
-            answer.line(line, time.perf_counter())
-        answer.end()
-
-    def _keep(self, answer: AnswerStream, error: str | None, took_ms: float) -> None:
-        fire = self.environment.events.request.fire
-        ok = error is None
-        if not ok:
-            self.messages = []
-        else:
-            self.messages.append({"role": "assistant", "content": answer.text})
-            for kind, value in (
-                ("TTFT", answer.ttft_ms),
-                ("TPOT", answer.tpot_ms),
-                ("E2E", answer.e2el_ms),
-            ):
-                if value is not None:
-                    fire(
-                        request_type=kind,
-                        name=NAME,
-                        response_time=value,
-                        response_length=0,
-                        exception=None,
-                        context={},
-                    )
-        self.environment.loadtest_store.add(
-            Sample(
-                loadtest_id=self.environment.loadtest_id,
-                finished_s=time.time(),
-                user=self.number,
-                num_users=self.environment.loadtest_workers.total(),
-                e2e_ms=(answer.e2el_ms or took_ms) if ok else took_ms,
-                ok=ok,
-                ttft_ms=answer.ttft_ms if ok else None,
-                tpot_ms=answer.tpot_ms if ok else None,
-                completion_tokens=answer.completion_tokens if ok else 0,
-                error=error[:1000] if error else None,
-                request_id=answer.request_id,
-            )
+        workers = self.environment.loadtest.workers
+        self._talker = Talker(
+            self.environment, self.kind, workers.enter(), lambda: self._state == LOCUST_STATE_STOPPING
         )
 
+    def on_stop(self) -> None:
+        self.environment.loadtest.workers.leave()
 
-def _lines(stream: Any) -> Iterator[bytes]:
-    while line := stream.readline(b"\n"):
-        yield bytes(line)
+    @task
+    def converse(self) -> None:
+        self._talker.converse()
 
 
-def prepare(environment: Environment, *, allow_remote: bool, output: Path) -> None:
-    """Check the host, name the test and start passing samples on. ConfigError if load on the host is not allowed."""
-    host = check_url(environment.host or "", flag="--host", allow_remote=allow_remote)
-    environment.host = host
-    workers = environment.loadtest_workers
-    workers.begin()
-    environment.loadtest_id = workers.loadtest_id
-    environment.loadtest_store = SampleStore(host, output / f"{workers.file_name}.jsonl")
+class ChatUser(TwofoldUser):
+    kind = "chat"
+    weight = 8
+
+
+class LongPromptUser(TwofoldUser):
+    kind = "long-prompt"
+
+
+class BurstUser(TwofoldUser):
+    kind = "burst"
+
+
+class AgentUser(TwofoldUser):
+    kind = "agent"
+
+
+class ImpatientUser(TwofoldUser):
+    kind = "impatient"
+
+
+USERS: Final = {user.kind: user for user in (ChatUser, LongPromptUser, BurstUser, AgentUser, ImpatientUser)}
+
+
+class OpenLoopUser(User):
+    """Starts conversations at Poisson arrival times, whether or not earlier ones have finished."""
+
+    fixed_count = 1
+    mix: ClassVar[dict[str, int]] = {"chat": 1}
+
+    @task
+    def arrive(self) -> None:
+        test: LoadTest = self.environment.loadtest
+        draw = random.Random(test.plan.seed)  # noqa: S311  the same kinds in every run of the same seed
+        conversations = Group()
+        for at_s in poisson_arrivals(test.plan.arrival_stages, test.plan.seed):
+            while not self._is_over() and (left_s := at_s - test.elapsed_s) > 0:
+                gevent.sleep(min(left_s, 0.2))
+            if self._is_over():
+                break
+            (kind,) = draw.choices(list(self.mix), list(self.mix.values()))
+            if len(conversations) < MAX_UNDER_WAY:
+                conversations.spawn(self._converse, kind)
+            else:
+                test.store.add(_turned_away(test, kind))
+        conversations.join(timeout=DRAIN_S)
+        conversations.kill()
+        raise StopUser
+
+    def _converse(self, kind: str) -> None:
+        workers = self.environment.loadtest.workers
+        talker = Talker(self.environment, kind, workers.enter(), self._is_over)
+        try:
+            talker.converse()
+        finally:
+            workers.leave()
+
+    def _is_over(self) -> bool:
+        return bool(self._state == LOCUST_STATE_STOPPING)
+
+
+def _turned_away(test: LoadTest, kind: str) -> Sample:
+    """The failure of an arrival beyond the client's own limit."""
+    message = f"{MAX_UNDER_WAY} conversations are under way, the limit of this client"
+    answer = AnswerStream(time.perf_counter())
+    return Sample(
+        -1, 1, answer, 0.0, "client limit", message, name=kind, stage=test.stage(), finished_s=time.time()
+    )
+
+
+class StagedShape(LoadTestShape):
+    """Users over time by the plan's stages; one user of an open loop."""
+
+    use_common_options = True
+
+    def tick(self) -> tuple[int, float] | None:
+        plan = plan_of(self.runner.environment)
+        users = user_count(plan.user_stages, self.get_run_time())
+        if users is None:
+            return None
+        if list(self.runner.user_classes) == [OpenLoopUser]:
+            return 1, _FAST
+        return users, plan.spawn_rate if plan.shape == "constant" else _FAST
+
+
+def plan_of(environment: Environment) -> LoadTestPlan:
+    """The plan of `twofold loadtest`, or one made of the options of Locust's page or command line."""
+    options = environment.parsed_options
+    if options is None:
+        return environment.loadtest.plan
+    return LoadTestPlan(
+        host=environment.host or "",
+        model=options.model,
+        users=options.num_users or 1,
+        rate=options.arrival_rate if OpenLoopUser in environment.user_classes else None,
+        shape=options.shape,
+        seconds=options.run_time or _UNBOUNDED_S,
+        spawn_rate=options.spawn_rate or 1.0,
+        max_output_tokens=options.max_output_tokens,
+        output=options.output,
+        allow_remote_host=options.allow_remote_host,
+    )
 
 
 def pass_samples_on(environment: Environment, ended: Event) -> None:
     """Flush samples every second until `ended` is set; run in a greenlet."""
     while not ended.wait(FLUSH_INTERVAL_S):
-        environment.loadtest_store.flush()
+        environment.loadtest.store.flush()
 
 
 @events.init_command_line_parser.add_listener
 def _add_arguments(parser: LocustArgumentParser) -> None:
-    parser.add_argument("--model", default="twofold-tales", help="model to ask for")
+    default = LoadTestPlan()
+    parser.add_argument("--model", default="", help="model to ask for (empty: the served one)")
+    parser.add_argument(
+        "--shape", default=default.shape, choices=list(SHAPES), help="load over time; see the guide"
+    )
+    parser.add_argument(
+        "--arrival-rate",
+        type=float,
+        default=1.0,
+        help="conversations per second of OpenLoopUser, if that class is chosen",
+    )
+    parser.add_argument("--max-output-tokens", type=int, default=default.max_output_tokens)
     parser.add_argument("--output", default=".", help="directory for samples that the server does not store")
     parser.add_argument(
         "--allow-remote-host",
@@ -172,28 +201,27 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
 @events.init.add_listener
 def _on_init(environment: Environment, **_kwargs: Any) -> None:
     environment.loadtest_workers = Workers(environment.runner)
+    # One line per request would fill Locust's log.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 @events.test_start.add_listener
 def _on_test_start(environment: Environment, **_kwargs: Any) -> None:
-    options = environment.parsed_options
-    if options is None:  # run.py has prepared everything
+    if environment.parsed_options is None:  # run.py has prepared everything
         return
     try:
-        prepare(environment, allow_remote=options.allow_remote_host, output=Path(options.output))
-    except ConfigError as error:
+        prepare(environment, plan_of(environment), USER_KINDS)
+    except (ConfigError, UnreachableError) as error:
         print(error, file=sys.stderr)
         environment.process_exit_code = 2
         environment.runner.quit()
         raise StopUser(str(error)) from None
-    environment.loadtest_model = options.model
     environment.loadtest_ended = Event()
     gevent.spawn(pass_samples_on, environment, environment.loadtest_ended)
 
 
 @events.test_stop.add_listener
 def _on_test_stop(environment: Environment, **_kwargs: Any) -> None:
-    store = getattr(environment, "loadtest_store", None)
-    if environment.parsed_options is not None and store is not None:
+    if environment.parsed_options is not None and hasattr(environment, "loadtest_ended"):
         environment.loadtest_ended.set()
-        store.flush()
+        environment.loadtest.store.flush()

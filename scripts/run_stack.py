@@ -90,16 +90,8 @@ def commands(args: argparse.Namespace, telemetry_url: str) -> tuple[list[str], l
     serve += ["--host", HOST, "--port", str(args.port), "--accelerator", accelerator]
     serve += ["--telemetry-url", telemetry_url]
     serve += ["--gpu-experts-ratio", ratio] if ratio else []
-    dashboard = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py")]
-    dashboard += ["--server.address", HOST, "--server.port", str(args.dashboard_port)]
-    dashboard += [
-        "--server.headless",
-        "true",
-        "--browser.gatherUsageStats",
-        "false",
-        "--server.fileWatcherType",
-        "none",
-    ]
+    dashboard = [sys.executable, "-m", "twofold.tools.cli", "dashboard"]
+    dashboard += ["--telemetry-url", telemetry_url, "--port", str(args.dashboard_port)]
     return serve, dashboard
 
 

@@ -39,6 +39,8 @@ VARIABLES: Final = {
     "PIP_CERT": ("build", "certificates for downloads"),
     "TWOFOLD_TESTS_NEED_ALL": ("test", "1: a test whose tool is missing fails instead of being skipped"),
     "TWOFOLD_LITELLM_PYTHON": ("test", "interpreter with litellm, for its test"),
+    "TWOFOLD_GUIDELLM": ("test", "program of GuideLLM, for its test and `benchmarks.load_tools`"),
+    "TWOFOLD_AIPERF": ("test", "program of AIPerf, likewise"),
 }  # fmt: skip
 """(when it is read, what it does) of variables that are not settings."""
 

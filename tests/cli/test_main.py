@@ -125,7 +125,7 @@ def test_every_error_is_one_line_without_a_traceback(monkeypatch, capsys, error,
     def fail(args):
         raise error
 
-    monkeypatch.setattr("twofold.tools.cli.version.run", fail)
+    monkeypatch.setattr("twofold.tools.cli.doctor.version.run", fail)
     assert cli.main(["version"]) == code
     told = capsys.readouterr().err
     assert told.startswith("twofold version: ")
@@ -144,13 +144,13 @@ def test_ctrl_c_is_130(monkeypatch):
     def interrupt(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("twofold.tools.cli.version.run", interrupt)
+    monkeypatch.setattr("twofold.tools.cli.doctor.version.run", interrupt)
     assert cli.main(["version"]) == 130
 
 
 def test_a_reader_that_leaves_early_ends_the_command_quietly():
     code = (
-        "import sys, os, twofold.tools.cli.version as v\n"
+        "import sys, os, twofold.tools.cli.doctor.version as v\n"
         "v.run = lambda args: [print('x' * 9999, flush=True) for _ in range(99)] and 0\n"
         "from twofold.tools.cli.main import main; sys.exit(main(['version']))"
     )

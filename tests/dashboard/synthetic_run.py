@@ -128,6 +128,10 @@ class SyntheticRun:
                     tpot_ms=tpot_ms if ok else None,
                     completion_tokens=100 if ok else 0,
                     error=None if ok else "HTTP 503",
+                    itl_p95_ms=1.5 * tpot_ms if ok else None,
+                    stage="ramp" if 2 * index < count else "hold",
+                    name="impatient" if index % 10 == 9 else "chat",
+                    gave_up=ok and index % 10 == 9,
                 )
             )
         self.sink.load_samples(samples)

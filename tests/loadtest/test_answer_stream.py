@@ -64,6 +64,24 @@ def test_without_usage_pieces_are_counted() -> None:
     assert result.finish_reason == "length"
 
 
+def test_a_tool_call_has_times_and_is_put_together() -> None:
+    result = read(
+        ROLE,
+        delta(tool_calls=[{"index": 0, "id": "c1", "function": {"name": "find", "arguments": ""}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"a":'}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": "1}"}}]),
+        delta(tool_calls=[{"index": 1, "id": "c2", "function": {"name": "read", "arguments": "{}"}}]),
+        delta(finish_reason="tool_calls"),
+        DONE,
+    )
+    assert (result.ttft_ms, len(result.itls_ms), result.text) == (pytest.approx(200), 3, "")
+    assert [call["function"] for call in result.tool_calls.values()] == [
+        {"name": "find", "arguments": '{"a":1}'},
+        {"name": "read", "arguments": "{}"},
+    ]
+    assert [call["id"] for call in result.tool_calls.values()] == ["c1", "c2"]
+
+
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_the_first_token_may_be_of_reasoning(field: str) -> None:
     assert read(ROLE, delta(**{field: "hm"}), delta(content="x"), END, DONE).ttft_ms == pytest.approx(200)
@@ -92,6 +110,7 @@ def test_an_answer_may_be_empty_or_of_one_token() -> None:
         ([data({"choices": [7]})], "without a delta"),
         ([delta(content=7)], "no text"),
         ([data({"choices": [], "usage": {"completion_tokens": "4"}})], "without completion_tokens"),
+        ([delta(tool_calls=[{"index": 0}])], "without a function"),
         ([ROLE, data({"error": {"message": "engine broke"}})], "error within the stream: engine broke"),
     ],
 )

@@ -20,6 +20,7 @@ from twofold.tools.loadgen.arrivals import arrival_times
 from twofold.tools.loadgen.generator import Load, LoadPlan
 from twofold.tools.loadgen.http_client import HttpClient
 from twofold.tools.loadgen.metrics import Run
+from twofold.tools.loadgen.slo import limits
 from twofold.tools.loadgen.workload import CHAT, COMPLETIONS, PromptShape, Workload, prepare
 from virtual_loop import run_virtually
 
@@ -132,7 +133,7 @@ def sent_at(server: ScriptedServer) -> list[float]:
 
 def test_the_closed_loop_keeps_so_many_under_way_and_times_them() -> None:
     done: list[tuple[int, int]] = []
-    plan = LoadPlan(num_prompts=4, max_concurrency=2, slos={"ttft": 501})
+    plan = LoadPlan(num_prompts=4, max_concurrency=2, slos=limits({"ttft": 501}))
     run, server = with_server(
         in_seven_tenths, lambda client: Load(client, IDS, SHAPE, plan, lambda *at: done.append(at)).run()
     )
@@ -290,6 +291,18 @@ def test_conversations_grow_by_what_was_answered() -> None:
     assert [turn["completed"] for turn in figures["turns"]] == [2, 1, 1], "a broken conversation ends"
     assert figures["turns"][1]["mean_cached_tokens"] == 4
     assert figures["failed"] == 1
+
+
+def test_drawn_lengths_are_those_of_the_conversation_and_the_same_for_every_seed_of_prompts() -> None:
+    shape = PromptShape(300, 90, drawn=True, lengths_seed=4)
+    lengths = [(shape.of_conversation(n).input_len, shape.of_conversation(n).output_len) for n in range(200)]
+    assert len(set(lengths)) > 100
+    assert max(lengths)[0] == 300
+    assert {output for _, output in lengths} >= {90}
+    _, server = load(in_seven_tenths, LoadPlan(3, 1), shape=shape)
+    asked = [(len(exchange.body["prompt"]), exchange.body["max_tokens"]) for exchange in server.exchanges]
+    assert asked == lengths[:3]
+    assert PromptShape(300, 90).of_conversation(5).input_len == 300
 
 
 def test_a_shared_prefix_is_shared_and_warm_ups_are_neither_counted_nor_asked_again() -> None:

@@ -15,6 +15,7 @@ from twofold.tools.loadgen.answer_stream import AnswerStream
 from twofold.tools.loadgen.arrivals import arrival_times
 from twofold.tools.loadgen.http_client import check_url
 from twofold.tools.loadgen.metrics import Run, Sample, percentile
+from twofold.tools.loadgen.slo import limits
 
 
 def answer(
@@ -48,7 +49,7 @@ FAILED = tuple(
 
 
 def test_every_figure_is_what_a_person_works_out() -> None:
-    figures = Run((*GOOD, *FAILED), 4.0, {"ttft": 250, "tpot": 40}).figures()
+    figures = Run((*GOOD, *FAILED), 4.0, limits({"ttft": 250, "tpot": 40})).figures()
     expected = {
         "duration": 4.0,
         "completed": 3,
@@ -94,10 +95,22 @@ def test_every_figure_is_what_a_person_works_out() -> None:
         ({"e2el": 351}, 3),
         ({"ttft": 101, "e2el": 161}, 1),
         ({"ttft": 1}, 0),
+        ({"itl": 51}, 3),
+        ({"itl": 41}, 2),
     ],
 )
 def test_goodput_counts_answers_that_are_within_every_limit(slos, per_second) -> None:
-    assert Run((*GOOD, *FAILED), 1.0, slos).figures()["request_goodput"] == per_second
+    assert Run((*GOOD, *FAILED), 1.0, limits(slos)).figures()["request_goodput"] == per_second
+
+
+def test_an_answer_that_was_given_up_is_neither_complete_nor_failed() -> None:
+    hung_up = Sample(9, 1, AnswerStream(0.0, pieces=["x"], piece_s=[0.05]), gave_up=True)
+    figures = Run((*GOOD, hung_up), 1.0, limits({"ttft": 1000})).figures()
+    assert (figures["completed"], figures["failed"], figures["gave_up"]) == (3, 0, 1)
+    assert figures["mean_ttft_ms"] == pytest.approx((100 + 300 + 200 + 50) / 4), "its first token came"
+    assert figures["mean_e2el_ms"] == pytest.approx(710 / 3), "it has no end"
+    assert (figures["request_throughput"], figures["request_goodput"]) == (3, 3)
+    assert "3 of 4 completed" in report.table("t", figures, ())
 
 
 def test_turns_are_told_apart() -> None:
@@ -110,13 +123,13 @@ def test_turns_are_told_apart() -> None:
     assert (first["mean_input_tokens"], first["mean_cached_tokens"], first["median_ttft_ms"]) == (100, 0, 400)
     assert second["completed"] == 2
     assert (second["mean_input_tokens"], second["mean_cached_tokens"]) == (150, 96)
-    assert "25%" in report.table("t", Run(samples, 1.0).figures(), {})
+    assert "25%" in report.table("t", Run(samples, 1.0).figures(), ())
 
 
 def test_nothing_answered_is_told_as_that() -> None:
     figures = Run(FAILED, 0.0).figures()
     assert (figures["completed"], figures["request_throughput"], figures["p99_ttft_ms"]) == (0, None, None)
-    text = report.table("none", figures, {"ttft": 5.0})
+    text = report.table("none", figures, limits({"ttft": 5.0}))
     assert "0 of 3 completed" in text
     assert "failed: 2 × HTTP 429: message 0" in text
 

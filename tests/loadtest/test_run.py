@@ -1,10 +1,11 @@
-"""loadtest/run.py as `make loadtest` calls it, against a small server of server-sent events on this machine.
+"""`twofold loadtest` as `make loadtest` calls it, against a small server of server-sent events on this machine.
 
 In a process of its own: Locust replaces parts of the standard library as soon as it is imported.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from twofold.telemetry.sink import parse_load_samples
+from twofold.telemetry.sink import LoadSample, parse_load_samples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +33,7 @@ class Chat(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = (
-            {"data": [{"id": "good"}]}
+            {"data": [{"id": "good", "max_model_len": 2048}]}
             if self.path == "/v1/models"
             else {"model": "good", "accelerator": "none"}
         )
@@ -44,7 +45,13 @@ class Chat(BaseHTTPRequestHandler):
             self.server.load_samples.append(request)  # type: ignore[attr-defined]
             self._answer(self.server.samples_status, {"accepted": 1})  # type: ignore[attr-defined]
             return
+        if not request.get("stream"):  # whether tools are taken
+            self._answer(400 if self.server.refuses_tools else 200, {})  # type: ignore[attr-defined]
+            return
         self.server.requests.append(request)  # type: ignore[attr-defined]
+        if request["model"] == "slow":
+            self.server.gone.append(self._wait_until_the_client_is_gone())  # type: ignore[attr-defined]
+            return
         if request["model"] == "busy":
             self._answer(503, {"error": {"message": "busy"}})
             return
@@ -54,16 +61,26 @@ class Chat(BaseHTTPRequestHandler):
         self.end_headers()
         request["id"] = f"chatcmpl-{len(self.server.requests)}-{id(request)}"  # type: ignore[attr-defined]
         for number in range(request["max_tokens"]):
-            choice = {"index": 0, "delta": {"content": f"w{number} "}, "finish_reason": None}
+            delta: dict[str, Any] = {"content": f"w{number} "}
+            if request.get("tool_choice") == "required":
+                call = {"id": f"call-{number}", "function": {"name": "find_tale", "arguments": "{}"}}
+                delta = {"tool_calls": [{"index": number} | call]} if number < 2 else {}
+            choice = {"index": 0, "delta": delta, "finish_reason": None}
             self._event({"id": request["id"], "choices": [choice]})
             if request["model"] == "hangs-up":
                 self.close_connection = True
                 return
-        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+        reason = "tool_calls" if request.get("tool_choice") else "length"
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         self._event({"choices": [], "usage": {"completion_tokens": request["max_tokens"]}})
         if request["model"] != "endless":
             self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
+
+    def _wait_until_the_client_is_gone(self) -> bool:
+        self.connection.settimeout(30)
+        self.close_connection = True
+        return self.connection.recv(1) == b""
 
     def _event(self, value: object) -> None:
         self._chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
@@ -86,6 +103,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
     server.daemon_threads = True
     server.load_samples, server.requests, server.samples_status = [], [], 200  # type: ignore[attr-defined]
+    server.gone, server.refuses_tools = [], False  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield server
@@ -99,10 +117,9 @@ def loadtest(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
-            sys.executable,
-            str(ROOT / "loadtest" / "run.py"),
+            *(sys.executable, "-m", "twofold.tools.cli", "loadtest"),
             *("--host", f"http://127.0.0.1:{server.server_port}", "--output", str(tmp_path)),
-            *("--users", "3", "--seconds", "1", "--spawn-rate", "100", *arguments),
+            *("--users", "3", "--seconds", "2", "--spawn-rate", "100", *arguments),
         ],
         capture_output=True,
         text=True,
@@ -112,10 +129,14 @@ def loadtest(
     )
 
 
+def samples_of(server: ThreadingHTTPServer) -> list[LoadSample]:
+    return [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
+
+
 def test_users_chat_and_their_samples_reach_the_server(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     done = loadtest(server, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    samples = [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
+    samples = samples_of(server)
     requests = server.requests  # type: ignore[attr-defined]
     assert len(samples) == len(requests) >= 3, done.stdout
     assert {sample.user for sample in samples} == {0, 1, 2}
@@ -124,7 +145,11 @@ def test_users_chat_and_their_samples_reach_the_server(server: ThreadingHTTPServ
     assert all(sample.e2e_ms >= sample.ttft_ms for sample in samples)  # type: ignore[operator]
     assert sum(s.completion_tokens for s in samples) == sum(r["max_tokens"] for r in requests)
     assert all(r["stream"] and r["stream_options"] == {"include_usage": True} for r in requests)
-    assert "TTFT, ms" in done.stdout
+    assert {(sample.stage, sample.name, sample.gave_up) for sample in samples} == {
+        ("constant", "chat", False)
+    }
+    assert f"{len(samples)} of {len(samples)} completed" in done.stdout
+    assert "TTFT ms" in done.stdout
     assert f"{len(samples):,} samples are in the server's telemetry database" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -143,27 +168,72 @@ def test_a_server_without_telemetry_leaves_samples_in_a_file(
 
 @pytest.mark.parametrize(
     ("model", "complaint"),
-    [("busy", "HTTP 503"), ("endless", "without [DONE]"), ("hangs-up", "the connection broke")],
+    [("busy", "HTTP 503: busy"), ("endless", "without [DONE]"), ("hangs-up", "ConnectionError")],
 )
 def test_failures_are_counted_named_and_fatal(
     server: ThreadingHTTPServer, tmp_path: Path, model: str, complaint: str
 ) -> None:
     done = loadtest(server, tmp_path, "--model", model)
     assert done.returncode == 1, done.stdout + done.stderr
-    samples = [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
+    samples = samples_of(server)
     assert samples
     assert not any(sample.ok for sample in samples)
-    assert f"{'failures':<22}{len(samples):>10,}" in done.stdout
+    assert f"failed: {len(samples)} × " in done.stdout
     assert complaint in done.stdout
     # What was begun can be looked up among the server's requests, though it broke.
     assert all((sample.request_id is None) == (model == "busy") for sample in samples)
+
+
+def test_objectives_set_the_exit_code_and_the_open_loop_goes_through_its_stages(
+    server: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    options = ("--rate", "20", "--shape", "spike", "--mix", "chat,agent", "--json", str(tmp_path / "f.json"))
+    missed = loadtest(server, tmp_path, *options, "--slo", "ttft_p95_ms=0.001,e2el_p100_ms=60000")
+    assert missed.returncode == 1, missed.stdout + missed.stderr
+    assert "missed  ttft p95 ≤ 0.001 ms" in missed.stdout
+    samples = samples_of(server)
+    assert all(sample.ok for sample in samples)
+    assert {sample.name for sample in samples} == {"chat", "agent"}
+    assert {sample.stage for sample in samples} >= {"before", "spike"}
+    assert [sample.user for sample in samples if sample.stage == "spike"], "conversations have numbers"
+    document = json.loads((tmp_path / "f.json").read_text())
+    assert [objective["met"] for objective in document["objectives"]] == [False, True]
+    assert (document["completed"], document["request_goodput"]) == (len(samples), 0)
+    agents = [r["messages"] for r in server.requests if "tools" in r]  # type: ignore[attr-defined]
+    assert any([m["role"] for m in messages][2:5] == ["assistant", "tool", "tool"] for messages in agents)
+
+
+def test_an_impatient_user_hangs_up_which_is_no_failure(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    done = loadtest(server, tmp_path, "--model", "slow", "--mix", "impatient", "--seconds", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    samples = samples_of(server)
+    assert samples
+    assert all(sample.ok and sample.gave_up and sample.ttft_ms is None for sample in samples)
+    assert server.gone == [True] * len(samples), "each connection was closed by the client"  # type: ignore[attr-defined]
+    assert f"{len(samples)} users closed the connection on purpose" in done.stdout
+
+
+def test_locust_counts_each_request_once(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    done = locust(
+        server, tmp_path, "ImpatientUser", "AgentUser", "--csv", str(tmp_path / "locust"), "--run-time", "3s"
+    )
+    with (tmp_path / "locust_stats.csv").open(newline="") as file:
+        rows = {(row["Name"], row["Type"]): int(row["Request Count"]) for row in csv.DictReader(file)}
+    num_requests = len(server.requests)  # type: ignore[attr-defined]
+    assert num_requests == len(samples_of(server)) > 3, done
+    assert rows["Aggregated", ""] == num_requests
+    assert rows["impatient", "POST"] + rows["agent", "POST"] == num_requests
+    assert rows["agent", "TTFT"] == rows["agent", "POST"], "latencies have rows of their own"
 
 
 @pytest.mark.slow
 def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     for arguments, complaint in (
         (["--users", "0"], "whole number from 1 to 1000"),
-        (["--seconds", "1e9"], "whole number from 1 to 3600"),
+        (["--seconds", "1e9"], "number from 1 to 86400"),
+        (["--slo", "ttft=5"], "METRIC_pPERCENT_ms=LIMIT is expected"),
+        (["--mix", "walker"], "KIND:WEIGHT is expected"),
+        (["--output", "/nowhere"], "an existing directory is expected"),
         (["--host", "http://127.0.0.1:9"], "no OpenAI server answers"),
         (["--host", "http://example.com"], "--allow-remote-host"),
     ):
@@ -177,25 +247,31 @@ def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPSe
 def test_workers_make_one_test_of_all_users(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     """Every sample of two Locust workers names the same test, its own user and, once all have come, all four users."""
     port = str(free_port())
-    command = [
-        *(sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"), "--headless"),
-        *("--processes", "2", "--users", "4", "--spawn-rate", "100", "--run-time", "4s", "--model", "good"),
-        *("--host", f"http://127.0.0.1:{server.server_port}", "--output", str(tmp_path)),
-        *("--master-bind-port", port, "--master-port", port, "--stop-timeout", "10"),
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as locust:
-        try:
-            said, _ = locust.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            os.killpg(locust.pid, signal.SIGKILL)  # not reaped yet: the number is its own
-            raise
-    samples = [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
+    options = ("--processes", "2", "--users", "4", "--run-time", "4s")
+    said = locust(server, tmp_path, "ChatUser", *options, "--master-bind-port", port, "--master-port", port)
+    samples = samples_of(server)
     assert samples, said
     assert len({sample.loadtest_id for sample in samples}) == 1
     assert len({sample.user for sample in samples}) == 4
     assert max(sample.num_users for sample in samples) == 4
+
+
+def locust(server: ThreadingHTTPServer, tmp_path: Path, *arguments: str) -> str:
+    """The output of Locust's own command with the project's users; its processes end with this function."""
+    command = [
+        *(sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"), "--headless"),
+        *("--users", "4", "--spawn-rate", "100", "--model", "good", "--stop-timeout", "10"),
+        *("--host", f"http://127.0.0.1:{server.server_port}", "--output", str(tmp_path), *arguments),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is its own
+            raise
+    return said
 
 
 def free_port() -> int:

@@ -15,6 +15,7 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
 from twofold.models.bundled import bundled_model_path
 from twofold.server.app import create_app
+from twofold.telemetry.sink import LoadSample, TelemetrySink
 from twofold.tools.cli import main as cli
 from twofold.tools.loadgen.server_process import serving as running
 
@@ -81,9 +82,52 @@ def test_a_key_comes_from_the_environment(engine, tmp_path, monkeypatch, capsys)
         assert bench(url, *flags, tmp_path=tmp_path)[0] == 0
 
 
+class ListSink(TelemetrySink):
+    """Keeps the load samples it is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[LoadSample] = []
+
+    def load_samples(self, rows: list[LoadSample]) -> None:
+        self.rows += rows
+
+
+def test_the_samples_reach_the_dashboards_database_a_stage_for_each_load(engine, capsys):
+    sink = ListSink()
+    flags = ["--num-prompts", "3", "--max-concurrency", "1,2", "--input-len", "8", "--output-len", "4"]
+    with serving(create_app(engine, ServerConfig(), sink)) as url:
+        assert cli.main(["bench", "serve", "--base-url", url, *flags]) == 0
+        stages = [row.stage for row in sink.rows]
+        assert stages == ["8 + 4 tokens, 1 at once"] * 3 + ["8 + 4 tokens, 2 at once"] * 3
+        assert len({row.loadtest_id for row in sink.rows}) == 1
+        asked = [request.request_id for request in engine.requests]
+        assert {row.request_id for row in sink.rows} < set(asked)
+        assert max(row.num_users for row in sink.rows) == 2
+        assert all(row.ok and row.ttft_ms and row.completion_tokens == 4 for row in sink.rows)
+        assert (
+            f"6 samples are in the server's telemetry database and on its dashboard, as {sink.rows[0].loadtest_id}"
+            in (capsys.readouterr().out)
+        )
+        assert cli.main(["bench", "serve", "--base-url", url, *flags, "--no-record"]) == 0
+    assert len(sink.rows) == 6
+
+
+def test_a_missed_objective_ends_with_code_1(url, tmp_path, capsys):
+    flags = ("--num-prompts", "4", "--input-len", "8", "--output-len", "4")
+    code, result = bench(url, *flags, "--slo", "ttft_p95_ms=60000", tmp_path=tmp_path)
+    assert (code, [check["met"] for check in result["objectives"]]) == (0, [True])
+    limits = "ttft_p95_ms=60000,e2el_p50_ms=0.001"
+    code, result = bench(url, *flags, "--slo", limits, tmp_path=tmp_path)
+    assert (code, [check["met"] for check in result["objectives"]]) == (1, [True, False])
+    assert result["request_goodput"] == 0
+    assert result["objectives"][1]["value_ms"] == pytest.approx(result["median_e2el_ms"])
+    assert "missed  e2el p50 ≤ 0.001 ms" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--slo", "ttft=5"], "METRIC_pPERCENT_ms=LIMIT is expected"),
         (["--base-url", "http://example.com"], "--allow-remote-host"),
         (["--base-url", "http://127.0.0.1:1"], "no OpenAI server answers"),
         (["some-model", "--base-url", "http://127.0.0.1:1"], "give one"),

@@ -191,6 +191,10 @@ def test_load_tests(db: queries.Database, run: queries.Run) -> None:
     samples = queries.load_samples(db, "lt-1")
     assert int(np.isnan(samples.ttft_ms).sum()) == 3
     assert samples.errors == ["HTTP 503"] * 3
+    assert samples.stage == ["ramp"] * 20 + ["hold"] * 20
+    assert [name == "impatient" for name in samples.name] == samples.gave_up.tolist()
+    assert samples.gave_up.sum() == 4
+    assert samples.itl_p95_ms[3:] == pytest.approx(1.5 * samples.tpot_ms[3:])
     assert (np.diff(samples.finished_s) >= 0).all()
 
 

@@ -24,9 +24,17 @@ GOOD: dict[str, Any] = {
 
 def test_a_good_body_becomes_samples() -> None:
     failed = {"loadtest_id": "lt-1", "finished_s": 1.7e9, "user": 0, "num_users": 1, "e2e_ms": 3, "ok": False}
-    assert parse_load_samples({"samples": [{**GOOD, "unknown": 1}, failed]}) == [
+    staged = GOOD | {"stage": "spike", "name": "chat", "itl_p95_ms": 9.5, "gave_up": True}
+    assert parse_load_samples({"samples": [{**GOOD, "unknown": 1}, failed, staged]}) == [
         LoadSample("lt-1", 1.7e9, 3, 10, 812.5, True, 91.0, 7.1, 101),
         LoadSample("lt-1", 1.7e9, 0, 1, 3.0, False),
+        LoadSample(
+            *("lt-1", 1.7e9, 3, 10, 812.5, True, 91.0, 7.1, 101),
+            itl_p95_ms=9.5,
+            stage="spike",
+            name="chat",
+            gave_up=True,
+        ),
     ]
 
 
@@ -51,6 +59,9 @@ def test_a_body_of_another_shape_is_refused(body: object) -> None:
         ("num_users", -1),
         ("e2e_ms", float("inf")),
         ("ok", 1),
+        ("gave_up", 0),
+        ("stage", 3),
+        ("itl_p95_ms", "9"),
         ("ttft_ms", True),
         ("error", 404),
     ],

@@ -93,6 +93,12 @@ class LoadSample:
     completion_tokens: int = 0
     error: str | None = None
     request_id: Annotated[str | None, "that of table request; NULL where no answer began"] = None
+    itl_p95_ms: Annotated[
+        float | None, "of this answer's inter-token times; NULL with fewer than two tokens"
+    ] = None
+    stage: Annotated[str | None, "stage of the load in which the request was sent"] = None
+    name: Annotated[str | None, "kind of user, such as chat; NULL for twofold bench serve"] = None
+    gave_up: Annotated[bool, "the user closed the connection on purpose; ok is 1"] = False
 
 
 @dataclass(frozen=True)
@@ -242,24 +248,33 @@ def parse_load_samples(body: object, *, max_samples: int = 10_000) -> list[LoadS
 def _parse_sample(sample: object, index: int) -> LoadSample:
     if not isinstance(sample, dict):
         raise RequestError(f"samples[{index}] is not an object", param=f"samples[{index}]")
-    ok = sample.get("ok")
-    if not isinstance(ok, bool):
-        raise RequestError(
-            f"samples[{index}].ok is {ok!r}; expected true or false", param=f"samples[{index}].ok"
-        )
     return LoadSample(
         loadtest_id=_text(sample, "loadtest_id", index) or "",
         finished_s=_number(sample, "finished_s", index) or 0.0,
         user=int(_number(sample, "user", index) or 0),
         num_users=int(_number(sample, "num_users", index) or 0),
         e2e_ms=_number(sample, "e2e_ms", index) or 0.0,
-        ok=ok,
+        ok=_flag(sample, "ok", index),
         ttft_ms=_number(sample, "ttft_ms", index, optional=True),
         tpot_ms=_number(sample, "tpot_ms", index, optional=True),
         completion_tokens=int(_number(sample, "completion_tokens", index, optional=True) or 0),
         error=_text(sample, "error", index, optional=True),
         request_id=_text(sample, "request_id", index, optional=True),
+        itl_p95_ms=_number(sample, "itl_p95_ms", index, optional=True),
+        stage=_text(sample, "stage", index, optional=True),
+        name=_text(sample, "name", index, optional=True),
+        gave_up=_flag(sample, "gave_up", index, default=False),
     )
+
+
+def _flag(sample: dict[str, Any], name: str, index: int, *, default: bool | None = None) -> bool:
+    value = sample.get(name, default)
+    if not isinstance(value, bool):
+        raise RequestError(
+            f"samples[{index}].{name} is {value!r:.80}; expected true or false",
+            param=f"samples[{index}].{name}",
+        )
+    return value
 
 
 def check_event_dtype(kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:

@@ -66,6 +66,14 @@ class LoadSamples:
     tpot_ms: F64
     """NaN with fewer than two tokens."""
     completion_tokens: I64
+    itl_p95_ms: F64
+    """Percentile of each answer's own inter-token times; NaN with fewer than two tokens."""
+    gave_up: npt.NDArray[np.bool_]
+    """The user closed the connection on purpose; such a sample is `ok`, its e2e_ms is no answer's."""
+    stage: list[str]
+    """"" where the test had no stages."""
+    name: list[str]
+    """Kind of user; "" for `twofold bench serve`."""
     errors: list[str]
     """Errors of the failed samples."""
 
@@ -78,9 +86,15 @@ def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
         return np.array([getattr(row, name) for row in rows], dtype)  # None becomes NaN
 
     return LoadSamples(
-        **{name: column(name, np.float64) for name in ("finished_s", "e2e_ms", "ttft_ms", "tpot_ms")},
+        **{
+            name: column(name, np.float64)
+            for name in ("finished_s", "e2e_ms", "ttft_ms", "tpot_ms", "itl_p95_ms")
+        },
         **{name: column(name, np.int64) for name in ("user", "num_users", "completion_tokens")},
         ok=column("ok", np.bool_),
+        gave_up=column("gave_up", np.bool_),
+        stage=[row.stage or "" for row in rows],
+        name=[row.name or "" for row in rows],
         errors=[row.error or "unknown" for row in rows if not row.ok],
     )
 

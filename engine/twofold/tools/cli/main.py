@@ -27,6 +27,9 @@ COMMANDS: Final[dict[str, str]] = {
     "chat": "talk with a model in the terminal",
     "bench": "measure prefill and decode speed, also against transformers",
     "bench serve": "measure a server under load: TTFT, TPOT, ITL, throughput, goodput",
+    "loadtest": "run users against a server: chat, long prompts, bursts, agents; by stages or by arrivals",
+    "loadtest capacity": "find the highest rate at which a server holds its objectives",
+    "dashboard": "show a telemetry database on a web page, live or afterwards",
     "ctl status": "show a running server's load, memory and speed",
     "ctl requests": "list a running server's requests, or cancel one",
     "ctl cache": "show a running server's expert cache and prefix cache, or clear the prefix cache",
@@ -53,9 +56,13 @@ COMMANDS: Final[dict[str, str]] = {
 _MODULES: Final = {
     "bench": "bench.model",
     "ctl wake": "ctl.sleep",
+    "dashboard": "apps.dashboard",
     "doctor": "doctor.command",
     "launch": "launch.command",
+    "loadtest capacity": "apps.capacity",
+    "loadtest": "apps.loadtest",
     "placement import": "placement.import_",
+    "version": "doctor.version",
 }
 """Modules below `twofold.tools.cli` named differently from their command; `ctl cache` is `ctl.cache`."""
 
@@ -76,6 +83,8 @@ _DEBUG_HELP: Final = "show tracebacks and debug messages"
 _EXTRA_OF: Final = {
     "fastapi": "server",
     "httpx": "server",
+    "locust": "loadtest",
+    "streamlit": "dashboard",
     "starlette": "server",
     "uvicorn": "server",
     "pydantic": "server",

@@ -7,6 +7,8 @@ token − send, E2EL end of stream − send, TPOT (E2EL − TTFT) / (completion 
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +29,10 @@ class AnswerStream:
     request_id: str | None = None
     """The answer's id."""
     pieces: list[str] = field(default_factory=list)
-    piece_s: list[float] = field(default_factory=list)
-    """Arrival time of each piece of text; pieces that arrived together have the same time."""
+    piece_s: MutableSequence[float] = field(default_factory=lambda: array("d"))
+    """Arrival time of each piece of text or of a tool call; pieces that arrived together have the same time."""
+    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Calls by their index, as a message of the assistant holds them."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """Prompt tokens from the server's prefix cache; None if not reported."""
@@ -58,6 +62,7 @@ class AnswerStream:
             piece = _piece(choice)
             if piece:
                 self.pieces.append(piece)
+            if self._take_calls(choice) or piece:
                 self.piece_s.append(now_s)
             if choice.get("finish_reason") is not None:
                 if self.finish_reason is not None:
@@ -78,7 +83,7 @@ class AnswerStream:
     @property
     def completion_tokens(self) -> int:
         """From `usage`; without it, the number of pieces."""
-        return len(self.pieces) if self._usage_tokens is None else self._usage_tokens
+        return len(self.piece_s) if self._usage_tokens is None else self._usage_tokens
 
     @property
     def ttft_ms(self) -> float | None:
@@ -100,6 +105,23 @@ class AnswerStream:
     @property
     def itls_ms(self) -> list[float]:
         return [(b - a) * 1e3 for a, b in zip(self.piece_s, self.piece_s[1:], strict=False)]
+
+    def _take_calls(self, choice: Any) -> bool:
+        """Add the choice's pieces of tool calls; whether there were any."""
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        pieces = delta.get("tool_calls") if isinstance(delta, dict) else None
+        for piece in pieces or ():
+            function = piece.get("function") if isinstance(piece, dict) else None
+            if not isinstance(function, dict):
+                raise MalformedStreamError(f"a tool call without a function: {piece!r:.80}")
+            call = self.tool_calls.setdefault(
+                int(piece.get("index") or 0),
+                {"id": "", "type": "function", "function": {"name": "", "arguments": ""}},
+            )
+            call["id"] = piece.get("id") or call["id"]
+            for name in ("name", "arguments"):
+                call["function"][name] += function.get(name) or ""
+        return bool(pieces)
 
     def _take_usage(self, usage: Any) -> None:
         if usage is None:

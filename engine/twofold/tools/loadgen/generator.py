@@ -9,13 +9,15 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from twofold.tools.loadgen.answer_stream import AnswerStream, MalformedStreamError
 from twofold.tools.loadgen.arrivals import arrival_times
 from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError
 from twofold.tools.loadgen.metrics import Run, Sample
+from twofold.tools.loadgen.slo import Slo
 from twofold.tools.loadgen.workload import Conversation, PromptShape, Workload
 
 
@@ -37,7 +39,7 @@ class LoadPlan:
     num_warmups: int = 0
     """Conversations before the measurement, one after the other; not counted."""
     seed: int = 0
-    slos: Mapping[str, float] = field(default_factory=dict)
+    slos: Sequence[Slo] = ()
 
 
 @dataclass
@@ -50,7 +52,10 @@ class Load:
     plan: LoadPlan
     progress: Callable[[int, int], None] = lambda done, total: None
     """Called with (finished requests, all requests)."""
+    stage: str = ""
+    """Name of the load in its samples."""
     _samples: list[Sample] = field(default_factory=list)
+    _under_way: int = 0
     _last_begin_s: float = float("inf")
     _counts: bool = False
     """True after the warm-up."""
@@ -125,17 +130,36 @@ class Load:
     ) -> Sample:
         body = json.dumps(conversation.body(turn, last_answer)).encode()
         answer = AnswerStream(self._loop.time())
-        failure: tuple[str, str] | None = None
+        failure: tuple[str, str] | tuple[None, None] = (None, None)
+        self._under_way += 1
         try:
             async with asyncio.timeout(self.plan.timeout_s):
                 await self.client.lines(
                     self.workload.path, body, lambda line: answer.line(line, self._loop.time())
                 )
             answer.end()
-        except (HttpStatusError, MalformedStreamError) as error:
-            failure = error.kind, str(error)
-        except TimeoutError:
-            failure = "timeout", f"not complete after {self.plan.timeout_s:g} s"
-        except OSError as error:
-            failure = type(error).__name__, str(error)
-        return Sample(conversation.number, turn, answer, waited_s, *(failure or ()))
+        except (HttpStatusError, MalformedStreamError, OSError) as error:
+            failure = failure_of(error, self.plan.timeout_s)
+        sample = Sample(
+            conversation.number,
+            turn,
+            answer,
+            waited_s,
+            error_kind=failure[0],
+            error=failure[1],
+            stage=self.stage,
+            num_users=self._under_way,
+            finished_s=time.time(),
+            took_ms=1e3 * (self._loop.time() - answer.sent_s),
+        )
+        self._under_way -= 1
+        return sample
+
+
+def failure_of(error: Exception, timeout_s: float) -> tuple[str, str]:
+    """(kind, message) of a request that failed."""
+    if isinstance(error, HttpStatusError | MalformedStreamError):
+        return error.kind, str(error)
+    if isinstance(error, TimeoutError):
+        return "timeout", f"not complete after {timeout_s:g} s"
+    return type(error).__name__, str(error)

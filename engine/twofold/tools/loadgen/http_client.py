@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import urllib.parse
 from collections.abc import AsyncIterator, Callable
@@ -45,22 +46,86 @@ def check_url(url: str, *, flag: str, allow_remote: bool) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
+def _settings(base_url: str, api_key: str | None) -> dict[str, Any]:
+    """Settings of both clients: no proxy, no redirect, no connection kept."""
+    headers = {"Accept-Encoding": "identity"}
+    return {
+        "headers": headers if api_key is None else headers | {"Authorization": f"Bearer {api_key}"},
+        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        # The caller bounds a request as a whole.
+        "timeout": None,
+        "trust_env": False,
+        # Reading the certificates takes tens of milliseconds.
+        "verify": base_url.startswith("https:"),
+    }
+
+
+class _LineSplitter:
+    """Passes whole lines on to `take` until that returns True."""
+
+    def __init__(self, take: Callable[[bytes], bool | None]) -> None:
+        self._take, self._rest = take, b""
+
+    def add(self, piece: bytes) -> bool:
+        """Whether reading ends. Not httpx' iter_lines, which also splits at line separators within JSON texts."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return any(self._take(line) for line in lines)
+
+    def end(self) -> None:
+        if self._rest:
+            self._take(self._rest)
+
+
+class BlockingHttpClient:
+    """Client of one server for threads and green threads; the settings are those of HttpClient."""
+
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        """`base_url`: as returned by `check_url`."""
+        self.base_url = base_url
+        self._client = httpx.Client(**_settings(base_url, api_key))
+
+    def lines(
+        self,
+        path: str,
+        body: bytes,
+        take: Callable[[bytes], bool | None],
+    ) -> None:
+        """As HttpClient.lines. The caller bounds the request as a whole."""
+        url, headers = self.base_url + path, {"Content-Type": "application/json"}
+        splitter = _LineSplitter(take)
+        try:
+            with self._client.stream("POST", url, content=body, headers=headers) as answer:
+                if answer.status_code != 200:
+                    beginning = b"".join(itertools.islice(answer.iter_bytes(_MAX_ERROR_BYTES), 1))
+                    raise HttpStatusError(answer.status_code, beginning, answer.headers.get("retry-after"))
+                for piece in answer.iter_bytes():
+                    if splitter.add(piece):
+                        return
+                splitter.end()
+        except httpx.HTTPError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+
+    def json(self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0) -> Any:
+        """The JSON of an answer. Errors as for HttpClient.json."""
+        try:
+            answer = self._client.request(method, self.base_url + path, json=body, timeout=timeout_s)
+        except httpx.HTTPError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+        if answer.status_code != 200:
+            raise HttpStatusError(answer.status_code, answer.content[:_MAX_ERROR_BYTES])
+        return answer.json()
+
+    def close(self) -> None:
+        self._client.close()
+
+
 class HttpClient:
     """Client of one server. Reads answers as they arrive; follows no redirect and no proxy."""
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         """`base_url`: as returned by `check_url`."""
         self.base_url = base_url
-        headers = {"Accept-Encoding": "identity"}
-        self._client = httpx.AsyncClient(
-            headers=headers if api_key is None else headers | {"Authorization": f"Bearer {api_key}"},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            # The caller bounds a request as a whole.
-            timeout=None,  # noqa: S113
-            trust_env=False,
-            # Reading the certificates takes tens of milliseconds.
-            verify=base_url.startswith("https:"),
-        )
+        self._client = httpx.AsyncClient(**_settings(base_url, api_key))
 
     async def json(self, method: str, path: str, body: object = None) -> Any:
         """The JSON of an answer.
@@ -82,15 +147,11 @@ class HttpClient:
         connection is closed. Errors as for `json`.
         """
         async with self._answer("POST", path, body) as answer:
-            rest = b""
-            # Not httpx' aiter_lines: it also splits at line separators within JSON texts.
+            splitter = _LineSplitter(take)
             async for piece in answer.aiter_bytes():
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    if take(line):
-                        return
-            if rest:
-                take(rest)
+                if splitter.add(piece):
+                    return
+            splitter.end()
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, body: bytes | None) -> AsyncIterator[httpx.Response]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from twofold.tools.loadgen.answer_stream import AnswerStream
+from twofold.tools.loadgen.slo import SLO_METRICS, Slo
 
 PERCENTILES: Final = (90, 95, 99)
-METRICS: Final = ("ttft", "tpot", "itl", "e2el")
-SLO_METRICS: Final = ("ttft", "tpot", "e2el")
+METRICS: Final = SLO_METRICS
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,37 @@ class Sample:
     """Delay at the client after its arrival time, while --max-concurrency was reached."""
     error_kind: str | None = None
     error: str | None = None
+    gave_up: bool = False
+    """The user closed the connection on purpose: neither a complete answer nor a failure."""
+    name: str = ""
+    """Kind of the user."""
+    stage: str = ""
+    """Stage of the load in which it was sent."""
+    num_users: int = 1
+    """Users, or conversations of an open loop, at its end."""
+    finished_s: float = 0.0
+    """Unix time of its end."""
+    took_ms: float = 0.0
+    """From the send to its end, also for a failure."""
+
+    @property
+    def complete(self) -> bool:
+        return self.ok and not self.gave_up
 
     @property
     def ok(self) -> bool:
         return self.error_kind is None
 
     def values(self, metric: str) -> Sequence[float]:
-        """Values of a complete answer; empty if the metric is undefined for it."""
+        """Values of an answer; empty if the metric is undefined for it, as E2EL is where the user gave up."""
         if metric == "itl":
             return self.answer.itls_ms
         value = getattr(self.answer, f"{metric}_ms")
         return () if value is None else (value,)
 
-    def meets(self, slos: Mapping[str, float]) -> bool:
-        """Whether the answer is complete and no value exceeds its limit."""
-        return self.ok and all(value <= limit for name, limit in slos.items() for value in self.values(name))
+    def meets(self, slos: Sequence[Slo]) -> bool:
+        """Whether the answer is complete and within every limit."""
+        return self.complete and all(slo.met_by(self) for slo in slos)
 
 
 @dataclass(frozen=True)
@@ -54,8 +70,8 @@ class Run:
     samples: Sequence[Sample]
     duration_s: float
     """From the start of the first request to the end of the last."""
-    slos: Mapping[str, float] = field(default_factory=dict)
-    """For goodput: limits in milliseconds by metric."""
+    slos: Sequence[Slo] = ()
+    """For goodput."""
 
     def figures(self) -> dict[str, Any]:
         """Metrics by the names of vLLM's results; None where undefined."""
@@ -64,11 +80,12 @@ class Run:
         num_output = sum(sample.answer.completion_tokens for sample in good)
         figures: dict[str, Any] = {
             "duration": self.duration_s,
-            "completed": len(good),
+            "completed": sum(sample.complete for sample in good),
             "failed": len(self.samples) - len(good),
+            "gave_up": sum(sample.gave_up for sample in good),
             "total_input_tokens": num_input,
             "total_output_tokens": num_output,
-            "request_throughput": self._per_second(len(good)),
+            "request_throughput": self._per_second(sum(sample.complete for sample in good)),
             "request_goodput": (
                 self._per_second(sum(sample.meets(self.slos) for sample in self.samples))
                 if self.slos

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from twofold.tools.loadgen.metrics import METRICS, PERCENTILES, Run, Sample
+from twofold.tools.loadgen.metrics import METRICS, PERCENTILES, Run, Sample, percentile
+from twofold.tools.loadgen.slo import Slo, SloResult
 
 MAX_SAMPLES: Final = 10_000
 """Most samples of one run in the JSON; the metrics use all of them."""
@@ -15,9 +16,9 @@ _TITLES: Final = {"ttft": "TTFT ms", "tpot": "TPOT ms", "itl": "ITL ms", "e2el":
 _COLUMNS: Final = ("mean", "median", *(f"p{percent}" for percent in PERCENTILES))
 
 
-def table(title: str, figures: Mapping[str, Any], slos: Mapping[str, float]) -> str:
+def table(title: str, figures: Mapping[str, Any], slos: Sequence[Slo]) -> str:
     """`figures` as returned by `Run.figures`."""
-    sent = figures["completed"] + figures["failed"]
+    sent = figures["completed"] + figures["failed"] + figures["gave_up"]
     lines = [
         f"{title}: {figures['completed']} of {sent} completed in {figures['duration']:.2f} s",
         f"  {_number(figures['request_throughput'], 2)} requests/s, "
@@ -26,8 +27,10 @@ def table(title: str, figures: Mapping[str, Any], slos: Mapping[str, float]) -> 
         f"({figures['total_input_tokens']:,} + {figures['total_output_tokens']:,} tokens)",
     ]
     if slos:
-        limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in slos.items())
+        limits = ", ".join(map(str, slos))
         lines.append(f"  goodput {_number(figures['request_goodput'], 2)} requests/s ({limits})")
+    if figures["gave_up"]:
+        lines.append(f"  {figures['gave_up']} users closed the connection on purpose")
     if figures["max_waited_at_client_ms"] > 1:
         lines.append(
             f"  requests waited up to {figures['max_waited_at_client_ms']:,.0f} ms at the client, not counted below"
@@ -46,6 +49,36 @@ def table(title: str, figures: Mapping[str, Any], slos: Mapping[str, float]) -> 
         f"  failed: {error['count']} × {error['kind']}: {error['first']}" for error in figures["errors"]
     ]
     return "\n".join(lines)
+
+
+def stage_table(run: Run) -> str:
+    """Requests and latencies by stage and kind of user, in the order of time."""
+    columns = ("requests", "failed", "TTFT p50", "TTFT p95", "ITL p95", "E2EL p95", "tokens/s")
+    lines = [f"  {'stage':<12}{'user':<13}" + "".join(f"{column:>11}" for column in columns)]
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in run.samples:
+        groups.setdefault((sample.stage, sample.name), []).append(sample)
+    for (stage, name), samples in groups.items():
+        good = [sample for sample in samples if sample.ok]
+        span_s = max(s.finished_s for s in samples) - min(s.finished_s - s.took_ms / 1e3 for s in samples)
+        tokens = sum(sample.answer.completion_tokens for sample in good)
+        latencies = (
+            percentile([value for sample in good for value in sample.values(metric)], percent)
+            for metric, percent in (("ttft", 50), ("ttft", 95), ("itl", 95), ("e2el", 95))
+        )
+        cells = (
+            f"{len(samples):,}",
+            f"{len(samples) - len(good):,}",
+            *(_number(value) for value in latencies),
+            _number(tokens / span_s if span_s > 0 else None),
+        )
+        lines.append(f"  {stage:<12}{name:<13}" + "".join(f"{cell:>11}" for cell in cells))
+    return "\n".join(lines)
+
+
+def objectives(results: Sequence[SloResult]) -> str:
+    """Each objective with what was measured."""
+    return "\n".join(["  objectives", *(f"    {result}" for result in results)])
 
 
 def as_json(run: Run) -> dict[str, Any]:
@@ -69,6 +102,9 @@ def _sample(sample: Sample, begin_s: float) -> dict[str, Any]:
         "waited_at_client_ms": sample.waited_s * 1e3,
         "request_id": answer.request_id,
         "error": sample.error_kind,
+        "user_kind": sample.name,
+        "stage": sample.stage,
+        "gave_up": sample.gave_up,
         "input_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,
         "output_tokens": answer.completion_tokens,

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from twofold.api.errors import ConfigError
 from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError
+from twofold.tools.loadgen.lengths import CHAT_INPUT, CHAT_OUTPUT
 
 Dataset = Literal["random", "tale"]
 COMPLETIONS: Final = "/v1/completions"
@@ -31,6 +32,21 @@ class PromptShape:
     num_turns: int = 1
     turn_input_len: int = 64
     """Input tokens of each turn after the first, not counting the history."""
+    drawn: bool = False
+    """Draw both lengths per conversation, as people chat (lengths.py), up to `input_len` and `output_len`."""
+    lengths_seed: int = 0
+
+    def of_conversation(self, number: int) -> PromptShape:
+        """The lengths of one conversation."""
+        if not self.drawn:
+            return self
+        draw = random.Random(f"{self.lengths_seed}/{number}/lengths")  # noqa: S311  the same for the same seed
+        low = self.prefix_len + 1
+        return replace(
+            self,
+            input_len=max(low, CHAT_INPUT.at_most(self.input_len).draw(draw)),
+            output_len=CHAT_OUTPUT.at_most(self.output_len).draw(draw),
+        )
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,7 @@ class Workload:
 
     def conversation(self, number: int, shape: PromptShape) -> Conversation:
         """The conversation with this number."""
-        return Conversation(self, number, shape)
+        return Conversation(self, number, shape.of_conversation(number))
 
     def words_of(self, num_tokens: float, key: str) -> list[Any]:
         """Words for about this many tokens (exact for ids), drawn with `key`."""

@@ -1,4 +1,4 @@
-"""Native events in blocks; host and telemetry level of a run; wall times of a request; begin of a step."""
+"""Native events in blocks; host and level of a run; wall times of a request; stages and users of load tests."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ def upgrade() -> None:
     op.add_column("run", sa.Column("telemetry_level", sa.Text, nullable=False, server_default="expert"))
     op.add_column("step", sa.Column("begin_us", sa.Float))
     _add_request_times()
+    for name, kind in (("itl_p95_ms", sa.Float), ("stage", sa.Text), ("name", sa.Text)):
+        op.add_column("load_sample", sa.Column(name, kind))
+    op.add_column("load_sample", sa.Column("gave_up", sa.Integer, nullable=False, server_default="0"))
     for kind in _FIELDS:
         _create_blocks(kind)
         _fill_blocks(op.get_bind(), kind)

@@ -13,10 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 from twofold import __version__
+from twofold.api.addresses import is_loopback
 from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.whole_file import whole_file
@@ -24,11 +27,14 @@ from twofold.tools.cli.bar import Bar
 from twofold.tools.cli.number_options import add_options, number, several, whole
 from twofold.tools.loadgen.generator import Load, LoadPlan
 from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError, check_url
-from twofold.tools.loadgen.metrics import SLO_METRICS
-from twofold.tools.loadgen.report import as_json, table
+from twofold.tools.loadgen.report import as_json, objectives, table
+from twofold.tools.loadgen.sample_store import SampleStore
 from twofold.tools.loadgen.server_process import serving
+from twofold.tools.loadgen.slo import limits, parse_slos
 from twofold.tools.loadgen.workload import CHAT, COMPLETIONS, Dataset, PromptShape, prepare
 
+_GOODPUT_METRICS: Final = ("ttft", "tpot", "e2el")
+"""Those of vLLM's flag; --slo has ITL too."""
 _MAX_TOKENS: Final = 100_000_000
 """Limit for all answers of one load, because each token's arrival time is kept."""
 
@@ -44,9 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_slo,
         default=[],
         metavar="NAME:MS",
-        help=f"limits of {', '.join(SLO_METRICS)} in milliseconds, for goodput, e.g. ttft:500 tpot:50",
+        help=f"limits of {', '.join(_GOODPUT_METRICS)} in milliseconds, for goodput, e.g. ttft:500 tpot:50",
+    )
+    group.add_argument(
+        "--slo",
+        default="",
+        metavar="LIMITS",
+        help="objectives over all answers, e.g. ttft_p95_ms=500,itl_p95_ms=50; a missed one makes the exit code 1",
     )
     group.add_argument("--json", type=Path, metavar="FILE", help="write figures and samples to this file")
+    group.add_argument(
+        "--record",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="send the samples to the server's telemetry database, for the dashboard (default: on)",
+    )
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
@@ -127,6 +145,12 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         ],
     )
     group.add_argument(
+        "--lengths",
+        choices=("fixed", "chat"),
+        default="fixed",
+        help="fixed: exactly --input-len and --output-len; chat: drawn with a long tail, up to them (default: fixed)",
+    )
+    group.add_argument(
         "--dataset-name",
         choices=("random", "tale"),
         default="random",
@@ -160,8 +184,9 @@ class _Cell:
             load.append(f"{plan.request_rate:g} per second")
         if plan.max_concurrency is not None:
             load.append(f"{plan.max_concurrency} at once")
+        upper = "up to " if shape.drawn else ""
         turns = f" × {shape.num_turns} turns" if shape.num_turns > 1 else ""
-        return f"{shape.input_len} + {shape.output_len} tokens{turns}, {', '.join(load)}"
+        return f"{upper}{shape.input_len} + {shape.output_len} tokens{turns}, {', '.join(load)}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -184,7 +209,7 @@ def _cells(args: argparse.Namespace) -> list[_Cell]:
             f"{args.num_prompts} prompts × {args.num_turns} turns × {args.output_len} tokens exceed the limit of "
             f"{_MAX_TOKENS}; lower one of these numbers"
         )
-    slos = dict(args.goodput)
+    slos = limits(dict(args.goodput)) + parse_slos(args.slo)
     return [
         _Cell(
             PromptShape(
@@ -193,6 +218,8 @@ def _cells(args: argparse.Namespace) -> list[_Cell]:
                 prefix_len=args.random_prefix_len,
                 num_turns=args.num_turns,
                 turn_input_len=args.turn_input_len,
+                drawn=args.lengths == "chat",
+                lengths_seed=args.seed,
             ),
             LoadPlan(
                 num_prompts=args.num_prompts,
@@ -252,16 +279,26 @@ async def _measure(client: HttpClient, args: argparse.Namespace, cells: list[_Ce
         raise CapacityError(f"no OpenAI server answers at {client.base_url}: {error}") from None
     results: list[dict[str, Any]] = []
     failed = False
+    store = SampleStore(client.base_url, datetime.now().strftime("bench-serve-%Y%m%d-%H%M%S"), None)
     print(f"{model} at {client.base_url}, {workload.path}")
     for cell in cells:
         with Bar("asking", "requests", 1) as bar:
-            run = await Load(client, workload, cell.shape, cell.plan, progress=bar.show).run()
+            run = await Load(
+                client, workload, cell.shape, cell.plan, progress=bar.show, stage=cell.title
+            ).run()
         found = as_json(run)
+        checks = [slo.check(run.samples) for slo in parse_slos(args.slo)]
         print(table(cell.title, found, cell.plan.slos), flush=True)
-        failed |= found["failed"] > 0 or not found["completed"]
-        # JSON has no infinity.
-        load = vars(cell.plan) | {"burstiness": str(cell.plan.burstiness)}
-        results.append({"shape": vars(cell.shape), "load": load} | found)
+        if checks:
+            print(objectives(checks), flush=True)
+        failed |= found["failed"] > 0 or not found["completed"] or not all(check.met for check in checks)
+        results.append(_result(cell, found, [check.as_json() for check in checks]))
+        if args.record and is_loopback(urlsplit(client.base_url).hostname or ""):
+            for sample in run.samples:
+                store.add(sample)
+            await asyncio.to_thread(store.flush)
+    if store.num_sent:
+        print(store.where())
     if args.json is not None:
         head = {
             "version": __version__,
@@ -273,6 +310,14 @@ async def _measure(client: HttpClient, args: argparse.Namespace, cells: list[_Ce
         with whole_file(args.json) as part:
             part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(failed)
+
+
+def _result(cell: _Cell, found: dict[str, Any], checks: list[dict[str, Any]]) -> dict[str, Any]:
+    """One load of the JSON document."""
+    # JSON has no infinity.
+    load = vars(cell.plan) | {"burstiness": str(cell.plan.burstiness)}
+    load["slos"] = [vars(slo) for slo in cell.plan.slos]
+    return {"shape": vars(cell.shape), "load": load, "objectives": checks} | found
 
 
 async def _served_model(client: HttpClient) -> str:
@@ -298,9 +343,9 @@ def _tale() -> str:
 
 def _slo(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
-    if name not in SLO_METRICS or not limit:
+    if name not in _GOODPUT_METRICS or not limit:
         raise argparse.ArgumentTypeError(
-            f"{text!r} was given; NAME:MS is expected, of {', '.join(SLO_METRICS)}, e.g. ttft:500"
+            f"{text!r} was given; NAME:MS is expected, of {', '.join(_GOODPUT_METRICS)}, e.g. ttft:500"
         )
     return name, number(0, 1e9)(limit)
 

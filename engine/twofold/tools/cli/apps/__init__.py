@@ -1,0 +1,1 @@
+"""Commands that start the programs beside the package: the dashboard and the load test."""

@@ -1,0 +1,119 @@
+"""One load test in one process: its plan, server, client and samples; kept at `environment.loadtest`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from locust.env import Environment
+from twofold.tools.loadgen.http_client import BlockingHttpClient, HttpStatusError, check_url
+from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
+from twofold.tools.loadgen.sample_store import SampleStore
+from twofold.tools.loadgen.shapes import stage_at
+from twofold.tools.loadgen.user_kinds import TOOLS
+
+from loadtest.workers import Workers
+
+_DEFAULT_CONTEXT: Final = 2048
+"""Context that is assumed where the server does not list `max_model_len`."""
+
+
+class UnreachableError(Exception):
+    """No server answers, or it is not an OpenAI server."""
+
+
+@dataclass
+class LoadTest:
+    """State that the users of this process share."""
+
+    plan: LoadTestPlan
+    client: BlockingHttpClient
+    workers: Workers
+    store: SampleStore
+    model: str
+    max_context: int
+    calls_tools: bool
+    begun_s: float
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.begun_s
+
+    def stage(self) -> str:
+        """Name of the current stage; of the last one once the time is over."""
+        stages = self.plan.user_stages
+        return (stage_at(stages, self.elapsed_s) or stages[-1]).name
+
+
+def prepare(environment: Environment, plan: LoadTestPlan, kinds: Iterable[str]) -> LoadTest:
+    """Check the host, ask for its model, and name the test.
+
+    Raises:
+        ConfigError: load on the host is not allowed.
+        UnreachableError: no OpenAI server answers there.
+    """
+    host = check_url(plan.host, flag="--host", allow_remote=plan.allow_remote_host)
+    key = os.environ.get("OPENAI_API_KEY") or os.environ.get("TWOFOLD_API_KEY") or None
+    client = BlockingHttpClient(host, key)
+    model, max_context = _served_model(client, plan.model)
+    workers: Workers = environment.loadtest_workers
+    workers.begin()
+    environment.host = host
+    environment.loadtest = LoadTest(
+        plan=plan,
+        client=client,
+        workers=workers,
+        store=SampleStore(host, workers.loadtest_id, Path(plan.output) / f"{workers.file_name}.jsonl"),
+        model=model,
+        max_context=max_context,
+        calls_tools="agent" in kinds and _calls_tools(client, model),
+        begun_s=time.monotonic(),
+    )
+    return environment.loadtest
+
+
+def _served_model(client: BlockingHttpClient, wanted: str) -> tuple[str, int]:
+    """(name, tokens of its context)."""
+    try:
+        listed = client.json("GET", "/v1/models")["data"]
+        card = next((card for card in listed if card["id"] == wanted), listed[0])
+        context = card.get("max_model_len")
+        return wanted or str(card["id"]), context if isinstance(context, int) else _DEFAULT_CONTEXT
+    except (HttpStatusError, OSError, ValueError, LookupError, TypeError) as error:
+        raise UnreachableError(
+            f"no OpenAI server answers at {client.base_url} ({error}); start one with `make run` or "
+            "`twofold serve`, or give its --host"
+        ) from None
+
+
+def _calls_tools(client: BlockingHttpClient, model: str) -> bool:
+    """Whether the server accepts tools for this model; asked with one request of one token."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Find a tale."}],
+        "max_tokens": 1,
+        "tools": list(TOOLS),
+        "tool_choice": "required",
+    }
+    try:
+        client.json("POST", "/v1/chat/completions", body, timeout_s=60)
+    except HttpStatusError:
+        return False
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"the server at {client.base_url} did not answer a request: {error}") from None
+    return True
+
+
+def describe(client: BlockingHttpClient) -> str:
+    """The loaded model and accelerator, and whether it is emulated; the times are always the users' wall clock."""
+    try:
+        health: dict[str, Any] = client.json("GET", "/health")
+        accelerator = str(health.get("accelerator", "unknown accelerator"))
+    except (HttpStatusError, OSError, ValueError, AttributeError):
+        return "the server does not answer /health"
+    note = " (emulated; times are the users' wall clock)" if accelerator.startswith("emulated") else ""
+    return f"{health.get('model', 'model')} on {accelerator}{note}"

@@ -1,0 +1,151 @@
+"""The wheel, built and installed into an empty environment: its commands work in a folder without a checkout."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from twofold.tools.loadgen.server_process import serving
+
+from tests.e2e.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TWOFOLD_WHEEL, else one that is built: minutes without a compiler cache."""
+    if given := os.environ.get("TWOFOLD_WHEEL"):
+        return Path(given)
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--no-build-isolation", "--no-deps", f"--config-settings=build-dir={folder}/build"]
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", str(ROOT), *options, "-w", str(folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interpreter of an environment with the wheel, and this one's packages except its editable Twofold."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    # A plain .pth adds a directory without running the .pth files in it, so the editable installation stays out.
+    (site / "zz_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return str(folder / "bin" / "python")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("TWOFOLD_", "PYTHON"))}
+    return plain | {"TWOFOLD_TELEMETRY_URL": f"sqlite:///{tmp_path / 'seen.db'}", "HOME": str(tmp_path)}
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], folder: Path, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def get(port: int, path: str) -> str | None:
+    """The body of a 200; None while nothing answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read().decode() if answer.status == 200 else None
+    except OSError:
+        return None
+    finally:
+        connection.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_the_installed_package_is_the_wheels(
+    python: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = "import twofold; print(twofold.__file__)"
+    done = subprocess.run(
+        [python, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert Path(done.stdout.strip()).is_relative_to(Path(python).parents[1]), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_serve_and_loadtest_run_from_the_wheel(
+    python: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    twofold = [python, "-m", "twofold.tools.cli"]
+    serve = [*twofold, "serve", "--port", "0", "--accelerator", "none"]
+    with serving(serve, tmp_path / "log", timeout_s=300, environment=environment, folder=tmp_path) as server:
+        done = subprocess.run(
+            [*twofold, "loadtest", "--host", server.url, "--users", "2", "--seconds", "3"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "on its dashboard, as loadtest-" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_dashboard_and_locusts_page_run_from_the_wheel(
+    python: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    twofold, port = [python, "-m", "twofold.tools.cli"], free_port()
+    with running([*twofold, "dashboard", "--port", str(port)], tmp_path, environment) as process:
+        wait_until(
+            lambda: get(port, "/_stcore/health") is not None or process.poll() is not None, limit_s=120
+        )
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        page = get(port, "/")
+        assert page is not None
+        assert "<title>" in page
+        # Nothing but this process answers, and it was told not to ask others.
+        assert "gatherUsageStats" not in (tmp_path / "log").read_text()
+    port = free_port()
+    with running([*twofold, "loadtest", "--ui", "--ui-port", str(port)], tmp_path, environment) as process:
+        wait_until(lambda: get(port, "/") is not None or process.poll() is not None, limit_s=120)
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        page = get(port, "/")
+        assert page is not None
+        assert "Locust" in page
