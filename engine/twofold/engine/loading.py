@@ -196,6 +196,14 @@ def run_info(
 ) -> RunInfo:
     """The run's description for display and telemetry."""
     model = files.config
+    sizes = trace_sizes(files)
+    settings: dict[str, object] = dataclasses.asdict(config)
+    if moe.priced_by is not None:
+        settings["machine"] = {
+            "name": moe.priced_by.name,
+            "figures": moe.priced_by.cost_figures,
+            "model_sizes": sizes,
+        }
     return RunInfo(
         model=str(path),
         architecture=model.architecture,
@@ -211,7 +219,7 @@ def run_info(
         cpu_isa=ops.isa_choice()[0],
         cpu_threads=pool.num_threads,
         version=__version__,
-        config_json=json.dumps(dataclasses.asdict(config)),
+        config_json=json.dumps(settings),
         output_changes=moe.output_changes,
-        trace_sizes=trace_sizes(files),
+        trace_sizes=sizes,
     )

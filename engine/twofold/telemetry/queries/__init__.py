@@ -4,7 +4,19 @@ The dashboard and the summary read through this package only. Every connection i
 and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
+from twofold.telemetry.queries.copies import CopyRows as CopyRows
+from twofold.telemetry.queries.copies import LinkCeiling as LinkCeiling
+from twofold.telemetry.queries.copies import LinkSeries as LinkSeries
+from twofold.telemetry.queries.copies import ReasonTotals as ReasonTotals
+from twofold.telemetry.queries.copies import copies_by_reason as copies_by_reason
+from twofold.telemetry.queries.copies import copy_rows as copy_rows
+from twofold.telemetry.queries.copies import link_series as link_series
 from twofold.telemetry.queries.history import RunHistory as RunHistory
+from twofold.telemetry.queries.layer_rows import LayerRows as LayerRows
+from twofold.telemetry.queries.layer_rows import StepLayers as StepLayers
+from twofold.telemetry.queries.layer_rows import StepRows as StepRows
+from twofold.telemetry.queries.layer_rows import layer_rows as layer_rows
+from twofold.telemetry.queries.layer_rows import step_rows as step_rows
 from twofold.telemetry.queries.loadtests import LoadSamples as LoadSamples
 from twofold.telemetry.queries.loadtests import LoadTest as LoadTest
 from twofold.telemetry.queries.loadtests import PercentileSeries as PercentileSeries
@@ -22,6 +34,15 @@ from twofold.telemetry.queries.placements import Upload as Upload
 from twofold.telemetry.queries.placements import cache_event_counts as cache_event_counts
 from twofold.telemetry.queries.placements import upload_counts as upload_counts
 from twofold.telemetry.queries.placements import uploads as uploads
+from twofold.telemetry.queries.plans import CpuBandwidth as CpuBandwidth
+from twofold.telemetry.queries.plans import LayerResiduals as LayerResiduals
+from twofold.telemetry.queries.plans import SlowLayer as SlowLayer
+from twofold.telemetry.queries.plans import UsualPlan as UsualPlan
+from twofold.telemetry.queries.plans import cpu_bandwidth as cpu_bandwidth
+from twofold.telemetry.queries.plans import layer_residuals as layer_residuals
+from twofold.telemetry.queries.plans import plan_mix as plan_mix
+from twofold.telemetry.queries.plans import slow_layers as slow_layers
+from twofold.telemetry.queries.plans import usual_plans as usual_plans
 from twofold.telemetry.queries.predictions import PredictionError as PredictionError
 from twofold.telemetry.queries.predictions import prediction_error as prediction_error
 from twofold.telemetry.queries.requests import RUNNING as RUNNING
@@ -33,6 +54,17 @@ from twofold.telemetry.queries.requests import num_requests as num_requests
 from twofold.telemetry.queries.requests import request_counts as request_counts
 from twofold.telemetry.queries.requests import request_tokens as request_tokens
 from twofold.telemetry.queries.requests import requests as requests
+from twofold.telemetry.queries.residency import Paybacks as Paybacks
+from twofold.telemetry.queries.residency import UploadFate as UploadFate
+from twofold.telemetry.queries.residency import paybacks as paybacks
+from twofold.telemetry.queries.residency import residency as residency
+from twofold.telemetry.queries.reuse import RecordedRouting as RecordedRouting
+from twofold.telemetry.queries.reuse import lru_hit_rate as lru_hit_rate
+from twofold.telemetry.queries.reuse import recorded_routing as recorded_routing
+from twofold.telemetry.queries.reuse import stack_distances as stack_distances
+from twofold.telemetry.queries.run_costs import RunCosts as RunCosts
+from twofold.telemetry.queries.run_costs import run_costs as run_costs
+from twofold.telemetry.queries.run_costs import run_settings as run_settings
 from twofold.telemetry.queries.runs import LIVE_AFTER_S as LIVE_AFTER_S
 from twofold.telemetry.queries.runs import ControlEvent as ControlEvent
 from twofold.telemetry.queries.runs import Database as Database
