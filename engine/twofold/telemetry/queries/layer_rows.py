@@ -114,6 +114,17 @@ class LayerRows:
     def __len__(self) -> int:
         return len(self.step)
 
+    def halves(self) -> tuple[LayerRows, LayerRows]:
+        """The rows of the first and of the second half of the steps."""
+        middle = len(self.steps) // 2
+        at = int(np.searchsorted(self.step, self.steps.step[middle])) if middle else 0
+        return self._part(slice(0, at), slice(0, middle)), self._part(slice(at, None), slice(middle, None))
+
+    def _part(self, rows: slice, steps: slice) -> LayerRows:
+        names = list(LayerRows.__annotations__)[3:]
+        kept = StepRows(*(getattr(self.steps, name)[steps] for name in StepRows.__annotations__))
+        return LayerRows(self.num_layers, self.num_experts, kept, *(getattr(self, n)[rows] for n in names))
+
     @cached_property
     def layers(self) -> StepLayers:
         """One entry per step and layer, whatever the step's number of tokens."""
