@@ -92,14 +92,6 @@ def commands(args: argparse.Namespace, telemetry_url: str) -> tuple[list[str], l
     serve += ["--gpu-experts-ratio", ratio] if ratio else []
     dashboard = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py")]
     dashboard += ["--server.address", HOST, "--server.port", str(args.dashboard_port)]
-    dashboard += [
-        "--server.headless",
-        "true",
-        "--browser.gatherUsageStats",
-        "false",
-        "--server.fileWatcherType",
-        "none",
-    ]
     return serve, dashboard
 
 

@@ -9,7 +9,9 @@ import pytest
 from twofold.telemetry import queries
 from twofold.telemetry.queries.step_times import EMULATED_PARTS, STEP_PARTS
 
-from dashboard import explanation, figures, figures_request, formats, palette
+from dashboard import explanation, formats, palette
+from dashboard.figures import base as figures
+from dashboard.figures import request as figures_request
 
 
 def grid(layers: int, experts: int) -> queries.PlacementGrid:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import streamlit as st
 from twofold.telemetry import queries
 
-from dashboard import figures, formats, frame, placement_sweep
+from dashboard import formats, frame, parts, placement_sweep
+from dashboard.figures import base
+from dashboard.view import View
 
 MODES = {
     "Where it ran most": "place",
@@ -14,7 +16,7 @@ MODES = {
 }
 
 
-def body(view: frame.View) -> None:
+def body(view: View) -> None:
     grid, span = view.placements()
     total = int(grid.total.sum())
     stretch = f"{formats.moment(span.begin_s)} to {formats.moment(span.end_s)}"
@@ -27,24 +29,34 @@ def body(view: frame.View) -> None:
         return
     counts = {place: grid.by_placement(place) for place in queries.Placement}
     used = int((grid.total > 0).sum())
-    with frame.card(st, "placement-1"):
+    with parts.card(st, "placement-1"):
         st.markdown(f"**{total:,} uses of experts** from {stretch}")
-        frame.chart(figures.share_bar(counts), key="share")
+        parts.chart(
+            base.share_bar(counts),
+            key="share",
+            alt="Uses of experts by where they ran",
+            advice="Mostly blue: more slots with --gpu-experts-ratio. Much orange: the link is the limit.",
+        )
         hits, fetched, cpu, experts = st.columns(4)
         hits.metric("On GPU, hit", formats.percent(counts[queries.Placement.HIT] / total))
         fetched.metric("On GPU, fetched", formats.percent(counts[queries.Placement.FETCHED] / total))
         cpu.metric("On CPU", formats.percent(counts[queries.Placement.CPU] / total))
         experts.metric("Experts used", f"{used:,} of {grid.total.size:,}")
-    with frame.card(st, "placement-2"):
+    with parts.card(st, "placement-2"):
         mode = st.radio("Colour of a square", list(MODES), horizontal=True, key="colour")
         if MODES[mode] == "place":
-            frame.placement_key()
+            parts.placement_key()
         elif MODES[mode] == "hit share":
             st.caption("Darker green: larger share of hits. Empty: unused.")
         else:
             most = int(grid.total.max())
             st.caption(f"Darker colour: more uses; darkest = {most:,} uses.")
-        frame.chart(figures.placement_grid(grid, colour_by=MODES[mode]), key="grid")
+        parts.chart(
+            base.placement_grid(grid, colour_by=MODES[mode]),
+            key="grid",
+            alt="Heatmap of MoE layers and experts, coloured by where each expert ran",
+            advice="A blue row among green rows is a layer with too few slots: compare policies on a recorded trace.",
+        )
         st.caption(
             "One square is one expert of one layer; hover over it for its counts. "
             "The bars on the right show the shares of each layer."

@@ -6,13 +6,15 @@ import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 
-from dashboard import explanation, figures_request, formats, frame
+from dashboard import explanation, formats, frame, parts
+from dashboard.figures import request as figures
+from dashboard.view import View
 
 PAGE_SIZE = 100
 ANY = "anything"
 
 
-def body(view: frame.View) -> None:
+def body(view: View) -> None:
     reasons = view.query(queries.finish_reasons)
     if not reasons:
         st.info(
@@ -44,7 +46,7 @@ def body(view: frame.View) -> None:
     first = min(1, len(tokens.position) - 1)
     slowest = first + int(np.argmax(np.nan_to_num(tokens.step_us[first:])))
     positions = tokens.position.tolist()
-    with frame.card(st, "requests-1"):
+    with parts.card(st, "requests-1"):
         st.markdown(f"**Step time of each token{view.emulated}**")
         chosen = positions.index(
             st.select_slider(
@@ -57,19 +59,24 @@ def body(view: frame.View) -> None:
             else positions[0]
         )
         unit = "emulated ms" if view.run.emulated else "ms"
-        frame.chart(
-            figures_request.token_times(tokens.position, tokens.step_us, misses, chosen, unit=unit),
+        parts.chart(
+            figures.token_times(tokens.position, tokens.step_us, misses, chosen, unit=unit),
             key="tokens",
+            alt="Step time of each token of the answer",
+            advice="Select a high bar with the slider: the causes are listed below.",
         )
-    with frame.card(st, "requests-2"):
+    with parts.card(st, "requests-2"):
         st.markdown("**Misses by token and layer**")
-        frame.chart(
-            figures_request.token_layer_misses(tokens.position, tokens.num_by_placement), key="misses"
+        parts.chart(
+            figures.token_layer_misses(tokens.position, tokens.num_by_placement),
+            key="misses",
+            alt="Heatmap of tokens and layers: routed experts that were not on the GPU",
+            advice="A dark column is a slow token; a dark row is a layer whose slots are too few.",
         )
     _token(view, request, tokens, chosen)
 
 
-def _choose(view: frame.View, reasons: list[str]) -> queries.Request | None:
+def _choose(view: View, reasons: list[str]) -> queries.Request | None:
     """Select a request by number or id, by finish reason, and by page, so that every request is reachable."""
     searched, ended, paged = st.columns([3, 2, 2])
     search = searched.text_input(
@@ -98,8 +105,8 @@ def _choose(view: frame.View, reasons: list[str]) -> queries.Request | None:
     return by_number[number]
 
 
-def _figures(view: frame.View, request: queries.Request) -> None:
-    prompt, answer, queued, prefill, per_token, end = frame.card(st, "request").columns(6)
+def _figures(view: View, request: queries.Request) -> None:
+    prompt, answer, queued, prefill, per_token, end = parts.card(st, "request").columns(6)
     prompt.metric(
         "Prompt tokens (cached)",
         f"{request.prompt_tokens:,} ({request.cached_tokens:,})",
@@ -117,34 +124,42 @@ def _figures(view: frame.View, request: queries.Request) -> None:
     end.metric("Ended by", request.finish_reason or "still running")
 
 
-def _token(view: frame.View, request: queries.Request, tokens: queries.RequestTokens, chosen: int) -> None:
+def _token(view: View, request: queries.Request, tokens: queries.RequestTokens, chosen: int) -> None:
     step = int(tokens.step[chosen])
     uploads = view.query(queries.uploads, first_step=step, last_step=step)
-    with frame.card(st, "requests-3"):
+    with parts.card(st, "requests-3"):
         st.markdown(f"**Why the token at position {int(tokens.position[chosen])} took this long**")
         reasons = explanation.sentences(tokens, chosen, uploads, emulated=view.run.emulated)
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
         times = view.query(queries.step_times, step)
         first = int(tokens.position[chosen]) < request.prompt_tokens
-        parts = explanation.step_time_bars(times, request.queue_s if first else None)
-        st.html(f'<div class="tf-wide">{parts}</div>')
+        bars = explanation.step_time_bars(times, request.queue_s if first else None)
+        st.html(f'<div class="tf-wide">{bars}</div>')
         left, right = st.columns([3, 2])
         with left:
             st.caption(f"Time of each layer{view.emulated}")
             times = (tokens.layer_us, tokens.cpu_us, tokens.gpu_us)
             # On a virtual clock a layer takes the predicted time by construction: nothing to compare.
             predicted = None if view.run.emulated else tokens.predicted_us[chosen]
-            frame.chart(
-                figures_request.layer_times(*(values[chosen] for values in times), predicted), key="layers"
+            parts.chart(
+                figures.layer_times(*(values[chosen] for values in times), predicted),
+                key="layers",
+                alt="CPU time, GPU time and layer time of each MoE layer",
+                advice="A layer far above the others holds the token up: look at its experts below.",
             )
         with right:
             st.caption(f"Uploads of this step (step {step}){view.emulated}")
             if uploads:
-                frame.chart(figures_request.upload_timeline(uploads), key="uploads")
+                parts.chart(
+                    figures.upload_timeline(uploads),
+                    key="uploads",
+                    alt="Copies of this step on the link",
+                    advice="Demand copies in a row mean that the layer waited: prefetch or more slots would help.",
+                )
             else:
                 st.markdown("No uploads in this step.")
         st.caption("Experts of each layer by router weight (the small figure), coloured by where they ran")
-        frame.placement_key()
+        parts.placement_key()
         st.html(
             f'<div class="tf-wide">{explanation.layer_table(tokens, chosen, emulated=view.run.emulated)}</div>'
         )

@@ -6,7 +6,10 @@ import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 
-from dashboard import figures, formats, frame
+from dashboard import formats, frame, parts
+from dashboard.figures import base
+from dashboard.parts import Shown
+from dashboard.view import NEWEST, View
 
 
 def load_tests(db: queries.Database, run: queries.Run) -> list[queries.LoadTest]:
@@ -18,7 +21,7 @@ def load_samples(db: queries.Database, run: queries.Run, loadtest_id: str) -> qu
     return queries.load_samples(db, loadtest_id)
 
 
-def subject(view: frame.View) -> frame.View | None:
+def subject(view: View) -> View | None:
     """The run that the test was made against, which may differ from the sidebar's run."""
     tests = view.query(load_tests)
     run_id = _chosen(view, tests).run_id if tests else view.run.run_id
@@ -30,17 +33,17 @@ def subject(view: frame.View) -> frame.View | None:
 
 def _key() -> str:
     """Session key of the selected test; one per sidebar run, so that choosing a run shows its latest test."""
-    return f"loadtest-{st.session_state.get('run', frame.NEWEST)}"
+    return f"loadtest-{st.session_state.get('run', NEWEST)}"
 
 
-def _chosen(view: frame.View, tests: list[queries.LoadTest]) -> queries.LoadTest:
+def _chosen(view: View, tests: list[queries.LoadTest]) -> queries.LoadTest:
     """The selected test; else the latest against the view's run, else the latest of all."""
     wanted = st.session_state.get(_key())
     selected = [test for test in tests if test.loadtest_id == wanted]
     return (selected or [test for test in tests if test.run_id == view.run.run_id] or tests)[0]
 
 
-def body(view: frame.View) -> None:
+def body(view: View) -> None:
     tests = view.query(load_tests)
     if not tests:
         st.info(
@@ -66,9 +69,14 @@ def body(view: frame.View) -> None:
     samples = view.query(load_samples, chosen)
     _summary(test)
     _latencies(samples)
-    with frame.card(st, "loadtest-1"):
+    with parts.card(st, "loadtest-1"):
         st.markdown("**Users**")
-        frame.chart(figures.users(samples.finished_s, samples.num_users, samples.ok), key="users")
+        parts.chart(
+            base.users(samples.finished_s, samples.num_users, samples.ok),
+            key="users",
+            alt="Number of users and failed requests over time",
+            advice="Failures from some number of users on: that is more than the server admits (--max-waiting).",
+        )
     if samples.errors:
         names, counts = np.unique(samples.errors, return_counts=True)
         st.markdown("**Failures**")
@@ -83,11 +91,11 @@ def body(view: frame.View) -> None:
 def _summary(test: queries.LoadTest) -> None:
     seconds = max(test.end_s - test.begin_s, 1e-3)
     speed = formats.rate(test.completion_tokens / seconds)
-    frame.metrics(
-        ("Users", f"{test.max_users:,}", None),
-        ("Answers", f"{test.num_samples - test.num_failures:,}", None),
-        ("Failures", f"{test.num_failures:,}", None),
-        ("Tokens/s, all users", speed, "Answer tokens received, by the users' wall clock."),
+    parts.metrics(
+        Shown("Users", f"{test.max_users:,}", None),
+        Shown("Answers", f"{test.num_samples - test.num_failures:,}", None),
+        Shown("Failures", f"{test.num_failures:,}", None),
+        Shown("Tokens/s, all users", speed, "Answer tokens received, by the users' wall clock."),
     )
 
 
@@ -97,11 +105,16 @@ def _latencies(samples: queries.LoadSamples) -> None:
         (left, "TTFT", "Time to first token (TTFT), ms", samples.ttft_ms),
         (right, "TPOT", "Time per output token (TPOT), ms", samples.tpot_ms),
     ):
-        with frame.card(column, name.lower()):
+        with parts.card(column, name.lower()):
             st.markdown(f"**{long_name}**")
             _percentiles(values)
             series = queries.percentile_series(samples.finished_s, values, max_buckets=20)
-            frame.chart(figures.percentiles(series), key=name)
+            parts.chart(
+                base.percentiles(series),
+                key=name,
+                alt=f"{long_name}: p50, p95 and p99 over time",
+                advice="p99 far above p50: some requests wait; look for them on Requests.",
+            )
 
 
 def _percentiles(values: np.ndarray) -> None:
@@ -116,7 +129,7 @@ def _name(test: queries.LoadTest) -> str:
 
 
 frame.live_page(
-    "Load test",
+    "Load tests",
     "Latencies of concurrent chat users: time to first token (TTFT) and time per output token (TPOT).",
     body,
     subject=subject,
