@@ -4,6 +4,7 @@ The dashboard and the summary read through this package only. Every connection i
 and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
+from twofold.telemetry.queries.copies import MAX_COPIES as MAX_COPIES
 from twofold.telemetry.queries.copies import CopyRows as CopyRows
 from twofold.telemetry.queries.copies import LinkCeiling as LinkCeiling
 from twofold.telemetry.queries.copies import LinkSeries as LinkSeries
@@ -12,6 +13,7 @@ from twofold.telemetry.queries.copies import copies_by_reason as copies_by_reaso
 from twofold.telemetry.queries.copies import copy_rows as copy_rows
 from twofold.telemetry.queries.copies import link_series as link_series
 from twofold.telemetry.queries.history import RunHistory as RunHistory
+from twofold.telemetry.queries.layer_rows import F64 as F64
 from twofold.telemetry.queries.layer_rows import LayerRows as LayerRows
 from twofold.telemetry.queries.layer_rows import StepLayers as StepLayers
 from twofold.telemetry.queries.layer_rows import StepRows as StepRows

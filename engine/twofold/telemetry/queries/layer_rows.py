@@ -57,6 +57,13 @@ class StepRows:
     def __len__(self) -> int:
         return len(self.step)
 
+    def part(self, chosen: slice) -> StepRows:
+        return StepRows(*(getattr(self, name)[chosen] for name in StepRows.__annotations__))
+
+    def since(self, step: int) -> StepRows:
+        """The steps from `step` on."""
+        return self.part(slice(int(np.searchsorted(self.step, step)), None))
+
 
 def step_rows(db: Database, run: Run, span: Window, *, limit: int = _MAX_STEPS) -> StepRows:
     """The latest `limit` steps that began in the window."""
@@ -122,7 +129,7 @@ class LayerRows:
 
     def _part(self, rows: slice, steps: slice) -> LayerRows:
         names = list(LayerRows.__annotations__)[3:]
-        kept = StepRows(*(getattr(self.steps, name)[steps] for name in StepRows.__annotations__))
+        kept = self.steps.part(steps)
         return LayerRows(self.num_layers, self.num_experts, kept, *(getattr(self, n)[rows] for n in names))
 
     @cached_property
@@ -164,7 +171,7 @@ def layer_rows(db: Database, run: Run, span: Window, *, max_rows: int = MAX_ROWS
     steps = step_rows(db, run, span)
     rows_from_end = np.cumsum(steps.num_tokens[::-1]) * max(run.num_layers, 1)
     num_steps = min(max(1, int(np.searchsorted(rows_from_end, max_rows, side="right"))), len(steps))
-    kept = StepRows(*(getattr(steps, name)[len(steps) - num_steps :] for name in StepRows.__annotations__))
+    kept = steps.part(slice(len(steps) - num_steps, None))
     return _as_arrays(run, kept, _rows_of(db, run, kept) if len(kept) else [])
 
 

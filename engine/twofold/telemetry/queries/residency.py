@@ -19,7 +19,7 @@ from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-MAX_EVENTS: Final = 200_000
+MAX_EVENTS: Final = 100_000
 """Most cache events that are read on either side of a step."""
 
 
