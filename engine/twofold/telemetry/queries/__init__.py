@@ -4,6 +4,7 @@ The dashboard and the summary read through this package only. Every connection i
 and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
+from twofold.api.types import ControlRecord as ControlRecord
 from twofold.telemetry.queries.copies import MAX_COPIES as MAX_COPIES
 from twofold.telemetry.queries.copies import CopyRows as CopyRows
 from twofold.telemetry.queries.copies import LinkCeiling as LinkCeiling
@@ -68,7 +69,6 @@ from twofold.telemetry.queries.run_costs import RunCosts as RunCosts
 from twofold.telemetry.queries.run_costs import run_costs as run_costs
 from twofold.telemetry.queries.run_costs import run_settings as run_settings
 from twofold.telemetry.queries.runs import LIVE_AFTER_S as LIVE_AFTER_S
-from twofold.telemetry.queries.runs import ControlEvent as ControlEvent
 from twofold.telemetry.queries.runs import Database as Database
 from twofold.telemetry.queries.runs import Dropped as Dropped
 from twofold.telemetry.queries.runs import Run as Run
