@@ -367,6 +367,7 @@ class RunInfo:
     cpu_threads: int
     version: str
     config_json: str
+    host: Annotated[str, "name of the machine"] = ""
     output_changes: tuple[str, ...] = ()
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""
     trace_sizes: TraceSizes | None = None

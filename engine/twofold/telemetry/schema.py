@@ -32,6 +32,8 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
+    text,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -39,10 +41,11 @@ from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import ControlRecord, EmulatedParts, RequestFacts, RunInfo, StepParts, StepRecord
+from twofold.telemetry import migrations
 from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample
 from twofold.telemetry.totals import LAYER_TOTALS
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = migrations.NEWEST
 
 metadata = MetaData()
 
@@ -56,8 +59,12 @@ def columns_of(
     """A column per field of a record that is a number, a text or a flag, in the same order.
 
     `X | None` may be NULL, as are all columns if `optional`. The text of `Annotated` is the column's comment. `key`
-    names the field that belongs to the primary key. Fields of other types get no column.
+    names the field that belongs to the primary key. A default is also the value for rows from before the column.
+    Fields of other types get no column.
     """
+    defaults = getattr(record, "_field_defaults", None) or {
+        field.name: field.default for field in getattr(record, "__dataclass_fields__", {}).values()
+    }
     columns: list[Column[Any]] = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         annotated = get_origin(hint) is Annotated
@@ -66,6 +73,7 @@ def columns_of(
         nullable = optional or NoneType in kinds
         (kind, *others) = kinds - {NoneType}
         if kind in _KINDS and not others:
+            default = None if nullable else defaults.get(name)
             columns.append(
                 Column(
                     f"{prefix}{name}",
@@ -73,9 +81,17 @@ def columns_of(
                     primary_key=name == key,
                     nullable=nullable,
                     comment=comment,
+                    server_default=_literal(default),
                 )
             )
     return columns
+
+
+def _literal(default: object) -> TextClause | None:
+    """A default as SQL; SQLite takes only plain literals for a column added later."""
+    if isinstance(default, str):
+        return text(f"'{default}'")
+    return text(f"{default:g}") if isinstance(default, int | float) else None
 
 
 def _alternatives(hint: Any) -> list[Any]:
@@ -142,7 +158,8 @@ def _event_table(kind: str, *, index: str) -> Table:
         scalar = Integer if dtype.kind in "iu" else Float
         column_type = LargeBinary if dtype.subdtype else scalar
         comment = EVENT_MEANINGS[kind][name] or None
-        columns.append(Column(name, column_type, nullable=False, comment=comment))
+        before = text("0") if column_type is scalar else None
+        columns.append(Column(name, column_type, nullable=False, comment=comment, server_default=before))
     return Table(kind, metadata, _run_id(), *columns, Index(f"{kind}_by_{index}", "run_id", index))
 
 
@@ -217,11 +234,21 @@ def database_path(url: str) -> Path:
     return Path(parsed.database)
 
 
-def check_version(found: str | None, path: Path) -> None:
-    """ConfigError unless the database has this schema version. `found` is None if it has none."""
-    if found != str(SCHEMA_VERSION):
-        what = "is not a telemetry database" if found is None else f"has telemetry schema version {found}"
+def version_of(stored: str | None, path: str) -> int:
+    """The schema version that a database has stored; ConfigError if this Twofold knows no such version."""
+    if stored is None or not stored.isdigit():
         raise ConfigError(
-            f"{path} {what}; this Twofold writes and reads version {SCHEMA_VERSION}. "
-            "Move the file away or choose another with --telemetry-url"
+            f"{path} is not a telemetry database; move it away or choose another file with --telemetry-url"
         )
+    found = int(stored)
+    if found > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} has telemetry schema version {found}, and this Twofold knows versions up to {SCHEMA_VERSION}; "
+            "update Twofold or choose another database with --telemetry-url"
+        )
+    if found < migrations.OLDEST:
+        raise ConfigError(
+            f"{path} has telemetry schema version {found}, and this Twofold upgrades version {migrations.OLDEST} and "
+            "later; move it away or choose another database with --telemetry-url"
+        )
+    return found
