@@ -21,5 +21,9 @@ PAGES: Final = (
     Page("overview", "Overview", "monitoring", "Now"),
     Page("requests", "Requests", "search", "Now"),
     Page("placement", "Placement", "grid_on", "Experts"),
+    Page("pcie", "PCIe", "swap_horiz", "Experts"),
+    Page("cache", "Cache", "memory", "Experts"),
+    Page("scheduler", "Scheduler", "account_tree", "Experts"),
+    Page("lab", "Lab", "science", "Tests"),
     Page("loadtests", "Load tests", "groups", "Tests"),
 )

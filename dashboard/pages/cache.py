@@ -19,10 +19,14 @@ def body(view: View) -> None:
         return
     found = window_rows(view)
     if not len(found.rows):
-        parts.note("No token was computed in this window. Send a request, or choose a longer window in the sidebar.")
+        parts.note(
+            "No token was computed in this window. Send a request, or choose a longer window in the sidebar."
+        )
         return
     if not view.run.has_slots:
-        cpu_only.explain("Hit rates do not apply: this run has no expert cache. A GPU with slots would hit this often:")
+        cpu_only.explain(
+            "Hit rates do not apply: this run has no expert cache. A GPU with slots would hit this often:"
+        )
         _reuse(view, found)
         return
     _figures(view, found)
@@ -67,7 +71,9 @@ def _figures(view: View, found: WindowRows) -> None:
     uses = found.paybacks.num_uses
     tokens = found.routing.num_tokens
     parts.metrics(
-        Shown("Hit rate", formats.percent(totals.hit_rate), "Routed experts that were on the GPU when needed."),
+        Shown(
+            "Hit rate", formats.percent(totals.hit_rate), "Routed experts that were on the GPU when needed."
+        ),
         Shown(
             "Slots",
             f"{view.run.num_slots:,}",
@@ -79,7 +85,9 @@ def _figures(view: View, found: WindowRows) -> None:
             f"{float(uses.mean()):.1f}" if len(uses) else formats.NOTHING,
             "Steps that used an uploaded expert before its slot went to another one.",
         ),
-        Shown("Price of an upload", f"{recorded_run.upload_price(view.run):.2f} misses", "By the cost model."),
+        Shown(
+            "Price of an upload", f"{recorded_run.upload_price(view.run):.2f} misses", "By the cost model."
+        ),
         Shown(
             "Evictions",
             f"{events[queries.CacheEventKind.EVICT]:,}",

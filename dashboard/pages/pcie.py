@@ -21,11 +21,15 @@ def body(view: View) -> None:
         return
     found = window_rows(view)
     if not view.run.has_slots:
-        cpu_only.explain("PCIe charts do not apply: this run has no expert slots on a GPU, so no expert is copied.")
+        cpu_only.explain(
+            "PCIe charts do not apply: this run has no expert slots on a GPU, so no expert is copied."
+        )
         cpu_only.bandwidth(view, found)
         return
     if not len(found.copies):
-        parts.note("No expert was copied in this window. Send a request, or choose a longer window in the sidebar.")
+        parts.note(
+            "No expert was copied in this window. Send a request, or choose a longer window in the sidebar."
+        )
         return
     costs = queries.run_costs(view.run)
     ceiling = None if costs is None else costs.link
@@ -107,7 +111,9 @@ def _figures(view: View, found: WindowRows, median: float, highest: float | None
             f"PCIe traffic{view.emulated}",
             formats.link_rate(rate),
             "Per second in steps, on the run's clock.",
-            None if highest is None or rate is None else f"{rate / highest:.0%} of the ceiling at this copy size",
+            None
+            if highest is None or rate is None
+            else f"{rate / highest:.0%} of the ceiling at this copy size",
         ),
         Shown("Copies", f"{len(found.copies):,}", f"The latest {queries.MAX_COPIES:,} at most."),
         Shown("Median copy", formats.size(median)),
@@ -126,7 +132,11 @@ def _table(found: WindowRows, ceiling: queries.LinkCeiling | None) -> str:
     for total in found.reasons:
         if not total.num_copies:
             continue
-        limit = "–" if ceiling is None else f"{total.bytes_per_s / float(ceiling.bytes_per_s(total.median_bytes)):.0%}"
+        limit = (
+            "–"
+            if ceiling is None
+            else f"{total.bytes_per_s / float(ceiling.bytes_per_s(total.median_bytes)):.0%}"
+        )
         rows.append(
             f'<tr><td class="tf-experts">{link.REASON_NAMES[total.reason]}</td><td>{total.num_copies:,}</td>'
             f"<td>{formats.size(total.num_bytes)}</td><td>{formats.size(total.median_bytes)}</td>"

@@ -28,7 +28,9 @@ def body(view: View) -> None:
     total = int(grid.total.sum())
     stretch = f"{formats.moment(span.begin_s)} to {formats.moment(span.end_s)}"
     if not total:
-        parts.note(f"No expert was used from {stretch}. Send a request, or choose a longer window in the sidebar.")
+        parts.note(
+            f"No expert was used from {stretch}. Send a request, or choose a longer window in the sidebar."
+        )
         placement_sweep.card()
         return
     found = window_rows(view)
@@ -36,7 +38,9 @@ def body(view: View) -> None:
     if view.run.has_slots:
         _residency(view, grid, found)
     else:
-        cpu_only.explain("Residency and placement charts do not apply: this run has no expert slots on a GPU.")
+        cpu_only.explain(
+            "Residency and placement charts do not apply: this run has no expert slots on a GPU."
+        )
         if parts.has_level(view, "expert"):
             cpu_only.bandwidth(view, found)
     _map(view, grid)
@@ -54,7 +58,8 @@ def _uses(view: View, grid: queries.PlacementGrid, title: str) -> None:
             top = -(-grid.total.shape[1] // 10)
             hottest = np.sort(grid.total, axis=1)[:, -top:].sum() / total
             parts.metrics(
-                used, Shown("Uses by the top tenth", formats.percent(float(hottest)), "Of each layer's experts.")
+                used,
+                Shown("Uses by the top tenth", formats.percent(float(hottest)), "Of each layer's experts."),
             )
             return
         parts.chart(
@@ -99,7 +104,9 @@ def _residency(view: View, grid: queries.PlacementGrid, found: WindowRows) -> No
 
 def _scrubber(steps: queries.StepRows) -> int:
     """The step to show; the last one until the viewer moves the slider."""
-    shown = steps.step[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 500)).astype(np.int64))].tolist()
+    shown = steps.step[
+        np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 500)).astype(np.int64))
+    ].tolist()
     when = dict(zip(steps.step.tolist(), steps.started_s.tolist(), strict=True))
     if len(shown) < 2:
         return int(shown[0])
@@ -112,7 +119,10 @@ def _scrubber(steps: queries.StepRows) -> int:
         chosen = min(shown, key=lambda step: abs(step - chosen))
     state["placement-step"], state["placement-last"] = chosen, shown[-1]
     step = st.select_slider(
-        "At step", shown, key="placement-step", format_func=lambda each: f"{each} · {formats.moment(when[each])}"
+        "At step",
+        shown,
+        key="placement-step",
+        format_func=lambda each: f"{each} · {formats.moment(when[each])}",
     )
     links.publish("step", step, shown[-1])
     return int(step)
@@ -121,13 +131,19 @@ def _scrubber(steps: queries.StepRows) -> int:
 def _map(view: View, grid: queries.PlacementGrid) -> None:
     modes = list(MODES) if view.run.has_slots and grid.total.shape[1] <= LARGE else ["How often used"]
     with parts.card(st, "placement-2", "All experts"):
-        mode = st.radio("Colour of a square", modes, horizontal=True, key="colour") if len(modes) > 1 else modes[0]
+        mode = (
+            st.radio("Colour of a square", modes, horizontal=True, key="colour")
+            if len(modes) > 1
+            else modes[0]
+        )
         if MODES[mode] == "place":
             parts.placement_key()
         elif MODES[mode] == "hit share":
             st.caption("Darker green: larger share of hits. Empty: unused.")
         else:
-            st.caption(f"Darker colour: more uses, on a logarithmic scale; darkest = {int(grid.total.max()):,} uses.")
+            st.caption(
+                f"Darker colour: more uses, on a logarithmic scale; darkest = {int(grid.total.max()):,} uses."
+            )
         if MODES[mode] == "uses":
             ranked = st.toggle("Most used experts first", value=False, key="ranked-uses")
             depth = experts.depth_of(grid.total)

@@ -18,13 +18,17 @@ def body(view: View) -> None:
         return
     found = window_rows(view)
     if not len(found.rows):
-        parts.note("No token was computed in this window. Send a request, or choose a longer window in the sidebar.")
+        parts.note(
+            "No token was computed in this window. Send a request, or choose a longer window in the sidebar."
+        )
         return
     _figures(view, found)
     if view.run.has_slots:
         _plans(view, found)
     else:
-        cpu_only.explain("Plans do not apply: without expert slots every expert of every layer runs on the CPU.")
+        cpu_only.explain(
+            "Plans do not apply: without expert slots every expert of every layer runs on the CPU."
+        )
         cpu_only.bandwidth(view, found)
     _predictions(view, found)
     slow_layers.card(view, found)
@@ -58,11 +62,17 @@ def _figures(view: View, found: WindowRows) -> None:
         ]
     deferred = settings.get("num_deferred_experts")
     if deferred not in (None, 0, "0", "off"):
-        shown.append(Shown("Deferred experts", f"{deferred}", "--num-deferred-experts: they join the next layer."))
+        shown.append(
+            Shown("Deferred experts", f"{deferred}", "--num-deferred-experts: they join the next layer.")
+        )
     drafted, accepted = view.query(queries.speculation)
     if drafted:
         shown.append(
-            Shown("Drafts accepted", formats.percent(accepted / drafted), f"{accepted:,} of {drafted:,} draft tokens.")
+            Shown(
+                "Drafts accepted",
+                formats.percent(accepted / drafted),
+                f"{accepted:,} of {drafted:,} draft tokens.",
+            )
         )
     parts.metrics(*shown)
 
@@ -89,8 +99,9 @@ def _plans(view: View, found: WindowRows) -> None:
         number = st.selectbox(
             "Layers with",
             range(len(plans)),
-            format_func=lambda at: f"{plans[at].num_hits} hits, {plans[at].num_misses} misses "
-            f"({plans[at].num_layers:,} layers)",
+            format_func=lambda at: (
+                f"{plans[at].num_hits} hits, {plans[at].num_misses} misses ({plans[at].num_layers:,} layers)"
+            ),
             key="plan",
         )
         plan = plans[number]
@@ -117,7 +128,9 @@ def _predictions(view: View, found: WindowRows) -> None:
         return
     if not (layers.predicted_us > 0).any():
         with parts.card(st, "scheduler-3", "Predicted against measured"):
-            parts.note("Nothing was predicted. Run `twofold calibrate` once on this machine, then start the server.")
+            parts.note(
+                "Nothing was predicted. Run `twofold calibrate` once on this machine, then start the server."
+            )
         return
     left, right = st.columns(2)
     with parts.card(left, "scheduler-3", "Predicted against measured layer times"):
@@ -133,7 +146,7 @@ def _predictions(view: View, found: WindowRows) -> None:
             scheduler.residuals(found_residuals),
             key="residuals",
             alt="Measured against predicted time by layer, median and percentiles",
-            advice="One layer off: its format or shape differs from the calibrated one. All off alike: calibrate again.",
+            advice="One layer off: its format differs from the calibrated one. All off alike: calibrate again.",
             note=f"{found_residuals.num_layers_measured:,} layers of steps.",
         )
 

@@ -117,11 +117,9 @@ def test_more_memory_is_never_slower_and_time_is_bounded(
     halves: tuple[queries.Run, list[queries.RecordedRouting]],
 ) -> None:
     run, (_, routing) = halves
-    trace, shape = recorded_run.trace_of(routing, run), recorded_run.shape_of(run)
-    assert shape is not None
     machines = [load_profile("rtx4090-pcie4")]
     sizes = (0.001, 1.012, 1.015, 1.05)
-    none, *found = recorded_run.plan_capacity(trace, shape, machines, vram_gb=sizes)
+    none, *found = recorded_run.plan_capacity(routing, run, machines, vram_gb=sizes)
     assert none is None, "one layer's experts alone are larger"
     assert [result.vram_gb for result in found if result] == [1.012, 1.015, 1.05]
     shares = [result.slot_share for result in found if result]
@@ -129,7 +127,13 @@ def test_more_memory_is_never_slower_and_time_is_bounded(
     assert shares[-1] == 1.0
     speeds = [result.tokens_per_s for result in found if result]
     assert speeds[-1] == max(speeds)
-    assert list(recorded_run.plan_capacity(trace, shape, machines, limit_s=-1)) == []
+    assert list(recorded_run.plan_capacity(routing, run, machines, limit_s=-1)) == []
+    (whole,) = recorded_run.simulate_machines(routing, run, machines, slots=1.0)
+    assert whole.hit_rate == 1.0
+    assert whole.tokens_per_s == pytest.approx(speeds[-1])
+    older = queries.Run(**{**run.__dict__, "config_json": "{}"})
+    with pytest.raises(ConfigError, match="did not record the sizes"):
+        next(recorded_run.simulate_machines(routing, older, machines, slots=0.5))
 
 
 def test_the_last_tokens_are_kept(halves: tuple[queries.Run, list[queries.RecordedRouting]]) -> None:

@@ -52,6 +52,11 @@ def machine_names() -> tuple[str, ...]:
     return shipped_profiles()
 
 
+def machines(names: Sequence[str]) -> list[MachineProfile]:
+    """Shipped profiles by name."""
+    return [load_profile(name) for name in names]
+
+
 def trace_of(routing: queries.RecordedRouting, run: queries.Run) -> Trace:
     """The recorded tokens as a trace. ConfigError if there are none, or an expert was routed twice by one token."""
     return make_trace(
@@ -157,22 +162,41 @@ class MachineResult:
     link_busy: float
 
 
-def simulate_machine(
+def simulate_machines(
+    routing: queries.RecordedRouting,
+    run: queries.Run,
+    machines: Sequence[MachineProfile],
+    *,
+    slots: float,
+    batch: int = 1,
+) -> Iterator[MachineResult]:
+    """Play the routing through the engine's scheduler on each machine; slots are the share of all experts.
+
+    ConfigError if the model's sizes are unknown.
+    """
+    trace, shape = shortened(trace_of(routing, run)), _known_shape(run)
+    for machine in machines:
+        yield _simulated(trace, shape, machine, slots=slots, batch=batch)
+
+
+def _known_shape(run: queries.Run) -> ModelShape:
+    shape = shape_of(run)
+    if shape is None:
+        raise ConfigError(f"run {run.run_id} did not record the sizes of model {run.model}; record a new run")
+    return shape
+
+
+def _simulated(
     trace: Trace,
     shape: ModelShape,
     machine: MachineProfile,
     *,
     slots: float,
-    batch: int = 1,
-    policy: str = "payback",
+    batch: int,
     vram_gb: float | None = None,
 ) -> MachineResult:
-    """Play the trace through the engine's scheduler on `machine`; slots are the share of all experts."""
-    system = SYSTEMS["twofold"]
-    if policy != system.options["policy"]:
-        system = type(system)(system.name, system.what, {**system.options, "policy": policy})
     result = simulate_system(
-        trace, system, shape, machine, slots=slots, batch=batch, prior_usage=trace.usage()
+        trace, SYSTEMS["twofold"], shape, machine, slots=slots, batch=batch, prior_usage=trace.usage()
     )
     active = result.num_hits + result.num_cpu + result.num_fetched
     return MachineResult(
@@ -200,8 +224,8 @@ def shortened(trace: Trace, max_tokens: int = _MAX_TOKENS) -> Trace:
 
 
 def plan_capacity(
-    trace: Trace,
-    shape: ModelShape,
+    routing: queries.RecordedRouting,
+    run: queries.Run,
     machines: Sequence[MachineProfile],
     *,
     vram_gb: Sequence[float] = VRAM_GB,
@@ -210,17 +234,17 @@ def plan_capacity(
 ) -> Iterator[MachineResult | None]:
     """Predicted speed by machine and VRAM size, yielded as it is computed; None where the model does not fit.
 
-    Ends early after `limit_s` seconds, so that a page cannot hang.
+    Ends early after `limit_s` seconds, so that a page cannot hang. ConfigError if the model's sizes are unknown.
     """
     until = time.monotonic() + limit_s
-    played = shortened(trace)
+    trace, shape = shortened(trace_of(routing, run)), _known_shape(run)
     for machine in machines:
         for size in vram_gb:
             if time.monotonic() > until:
                 return
             try:
-                slots = slots_for_vram(shape, played, size, _KV_GB)
+                slots = slots_for_vram(shape, trace, size, _KV_GB)
             except ConfigError:
                 yield None
                 continue
-            yield simulate_machine(played, shape, machine, slots=slots, batch=batch, vram_gb=size)
+            yield _simulated(trace, shape, machine, slots=slots, batch=batch, vram_gb=size)
