@@ -39,11 +39,12 @@ def bandwidth(view: View, found: WindowRows) -> None:
         ),
         Shown("Threads", f"{view.run.cpu_threads}", "Threads that compute, --cpu-threads."),
         Shown("Instruction set", view.run.cpu_isa),
+        key="figures-cpu",
     )
     left, right = st.columns(2)
     with parts.card(left, "cpu-1", "Bandwidth of experts on the CPU, GB/s"):
         missing = (
-            "" if ceiling else "No ceiling is drawn: this machine was not calibrated (`twofold calibrate`)."
+            "" if ceiling else "No ceiling is drawn: this machine was not calibrated (twofold calibrate)."
         )
         parts.chart(
             scheduler.cpu_bandwidth(found.cpu, ceiling=ceiling),

@@ -50,8 +50,7 @@ def cause(counters: queries.StepCounters | None) -> str:
     if counters.major_faults:
         return f"{counters.major_faults:,} pages were read from disk in this step: too little memory"
     if counters.involuntary_switches:
-        return (
-            f"probably another process: the kernel took a core from the server {counters.involuntary_switches:,} "
-            "times in this step"
-        )
+        count = counters.involuntary_switches
+        times = "once" if count == 1 else f"{count:,} times"
+        return f"probably another process: the kernel took a core from the server {times} in this step"
     return "no counter explains it: no core was taken away and no page was read from disk"

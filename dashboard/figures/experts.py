@@ -62,7 +62,7 @@ def experts_map(depth: U8, *, scale: str, ranked: bool) -> go.Figure:
 def one_layer(uses: I64, resident: U8 | None) -> go.Figure:
     """The experts of one layer as large numbered squares, at most 32 a row; the number of uses, a ring if resident."""
     experts = len(uses)
-    width = min(32, max(8, 2 ** math.ceil(math.log2(max(1.0, math.sqrt(2 * experts))))))
+    width = min(32, max(16, 2 ** math.ceil(math.log2(math.sqrt(2 * max(1, experts))))))
     rows = -(-experts // width)
     padded = np.full(rows * width, -1, np.int64)
     padded[:experts] = uses

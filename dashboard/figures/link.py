@@ -80,7 +80,7 @@ def size_curve(ceiling: LinkCeiling, totals: list[ReasonTotals]) -> go.Figure:
     figure.add_scatter(
         x=sizes / 1e6,
         y=ceiling.bytes_per_s(sizes) / 1e9,
-        name="calibrated: latency + size / bandwidth",
+        name="calibrated ceiling",
         mode="lines",
         line={"color": FAILED, "width": 2},
         hovertemplate="%{x:.3f} MB: at most %{y:.2f} GB/s<extra></extra>",

@@ -57,7 +57,7 @@ def body(view: View) -> None:
                 cache.payback(found.paybacks),
                 key="payback",
                 alt="Share of uploads by number of later uses, by reason",
-                advice="A tall first group was copied in vain: raise --upload-price, or compare policies above.",
+                advice="A tall first group was copied in vain: try --prefetch off, or compare policies above.",
                 note=_payback_note(view, found.paybacks),
             )
         else:
@@ -85,9 +85,7 @@ def _figures(view: View, found: WindowRows) -> None:
             f"{float(uses.mean()):.1f}" if len(uses) else formats.NOTHING,
             "Steps that used an uploaded expert before its slot went to another one.",
         ),
-        Shown(
-            "Price of an upload", f"{recorded_run.upload_price(view.run):.2f} misses", "By the cost model."
-        ),
+        Shown("Upload's price, misses", f"{recorded_run.upload_price(view.run):.2f}", "By the cost model."),
         Shown(
             "Evictions",
             f"{events[queries.CacheEventKind.EVICT]:,}",
@@ -113,7 +111,8 @@ def _policies(view: View, found: WindowRows) -> None:
             advice="Up and to the left is better. A policy that beats this run in both: restart with --policy NAME.",
             note=f"The core's own replay of the last {recorded.num_tokens:,} decode tokens, warmed up on the "
             f"{found.halves[0].num_tokens:,} before them; {view.run.num_slots:,} slots, batch {recorded.batch}. "
-            "The oracle knows the future and starts with empty slots. This run's point includes what prompts uploaded.",
+            "The oracle knows the future and starts with empty slots. This run also has prefetches and the prompts' "
+            "uploads, which a replay lacks.",
         )
         costs = [each.cost_per_token for each in results]
         lru = next(cost for each, cost in zip(results, costs, strict=True) if each.policy == "lru")

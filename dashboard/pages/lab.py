@@ -13,8 +13,7 @@ from dashboard.figures import cache, lab
 from dashboard.view import View
 from dashboard.window_rows import WindowRows, window_rows
 
-LIMIT_S: Final = 20.0
-"""Longest time that the capacity planner computes."""
+LIMIT_S: Final = 20.0  # longest time that the capacity planner computes
 _Item = TypeVar("_Item")
 
 

@@ -12,8 +12,7 @@ from dashboard.parts import Shown
 from dashboard.view import View
 from dashboard.window_rows import WindowRows, window_rows
 
-LANE_STEPS = 4
-"""Latest steps with copies whose lanes are drawn."""
+LANE_STEPS = 4  # latest steps with copies, whose lanes are drawn
 
 
 def body(view: View) -> None:
@@ -37,7 +36,7 @@ def body(view: View) -> None:
     highest = None if ceiling is None else float(ceiling.bytes_per_s(median))
     _figures(view, found, median, highest)
     with parts.card(st, "pcie-1", f"Bytes copied over PCIe against the ceiling, GB/s{view.emulated}"):
-        note = "No ceiling is drawn: the run recorded no calibrated figures (`twofold calibrate`)."
+        note = "No ceiling is drawn: the run recorded no calibrated figures (twofold calibrate)."
         if ceiling is not None and highest is not None:
             note = (
                 f"A copy of {formats.size(median)} takes {ceiling.latency_us:.0f} µs of latency and "
@@ -90,8 +89,8 @@ def body(view: View) -> None:
     with parts.card(st, "pcie-6", f"Demand against prefetch and admission{view.emulated}"):
         st.html(f'<div class="tf-wide">{_table(found, ceiling)}</div>')
         st.html(
-            '<p class="tf-advice"><b aria-hidden="true">→</b> Many uploads never used: a higher --upload-price, or '
-            "prefetch off. Long waits of demand copies: too much in the background.</p>"
+            '<p class="tf-advice"><b aria-hidden="true">→</b> Many uploads never used: try --prefetch off, or compare '
+            "policies on Cache. Long waits of demand copies: too much in the background.</p>"
         )
 
 
@@ -111,9 +110,7 @@ def _figures(view: View, found: WindowRows, median: float, highest: float | None
             f"PCIe traffic{view.emulated}",
             formats.link_rate(rate),
             "Per second in steps, on the run's clock.",
-            None
-            if highest is None or rate is None
-            else f"{rate / highest:.0%} of the ceiling at this copy size",
+            None if highest is None or rate is None else f"{rate / highest:.0%} of ceiling",
         ),
         Shown("Copies", f"{len(found.copies):,}", f"The latest {queries.MAX_COPIES:,} at most."),
         Shown("Median copy", formats.size(median)),

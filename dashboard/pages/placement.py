@@ -17,8 +17,8 @@ MODES = {
     "Share of hits": "hit share",
     "How often used": "uses",
 }
+# From so many experts per layer on, squares are too small for colours by place and counts at the pointer.
 LARGE = 128
-"""Experts per layer from which squares are too small for colours by place and counts at the pointer."""
 
 
 def body(view: View) -> None:
@@ -107,7 +107,6 @@ def _scrubber(steps: queries.StepRows) -> int:
     shown = steps.step[
         np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 500)).astype(np.int64))
     ].tolist()
-    when = dict(zip(steps.step.tolist(), steps.started_s.tolist(), strict=True))
     if len(shown) < 2:
         return int(shown[0])
     links.adopt("step", "placement-step", shown)
@@ -122,7 +121,7 @@ def _scrubber(steps: queries.StepRows) -> int:
         "At step",
         shown,
         key="placement-step",
-        format_func=lambda each: f"{each} · {formats.moment(when[each])}",
+        format_func=lambda each: f"{each:,}",
     )
     links.publish("step", step, shown[-1])
     return int(step)

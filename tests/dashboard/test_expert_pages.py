@@ -62,7 +62,7 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
         connection.execute("DELETE FROM upload")
         connection.execute("DELETE FROM cache_event")
         connection.execute(
-            "UPDATE token_layer SET placement = zeroblob(0) || x'01010101', num_hits = 0, num_fetched = 0, "
+            "UPDATE token_layer SET placement = x'01010101', num_hits = 0, num_fetched = 0, "
             "num_cpu = 4, cpu_us = 100, gpu_us = 0, layer_us = 100, predicted_us = 0"
         )
         (step,) = connection.execute("SELECT max(step) FROM step WHERE num_prefill_tokens = 0").fetchone()
@@ -170,7 +170,7 @@ def test_residency_follows_the_scrubber(
     assert not app.exception
     filled = one(path, f"{kinds} WHERE step <= {early}")[0]
     assert f"{filled:,} of 48 slots filled" in texts(app)
-    assert app.query_params["step"] == [str(early)]
+    assert app.query_params["step"] == str(early)
     linked = show(monkeypatch, path, "placement", step=str(early), layer="3")
     assert f"After step {early:,} at" in texts(linked)
     assert linked.slider(key="one-layer").value == 3
