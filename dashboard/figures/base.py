@@ -61,12 +61,12 @@ def layout(figure: go.Figure, *, height: int, legend: bool = False) -> go.Figure
     return figure
 
 
-def _moments(at_s: F64) -> list[datetime]:
+def moments(at_s: F64) -> list[datetime]:
     """Unix seconds as datetimes without a time zone, in this machine's local time, as Plotly shows dates."""
     return [datetime.fromtimestamp(at) for at in at_s.tolist()]
 
 
-def _over_time(figure: go.Figure, at_s: F64, *, height: int = 230, legend: bool = True) -> go.Figure:
+def over_time(figure: go.Figure, at_s: F64, *, height: int = 230, legend: bool = True) -> go.Figure:
     """The layout of a time series: values from 0, the time of day on each tick and no date."""
     spread_s = float(at_s[-1] - at_s[0]) if len(at_s) else 0.0
     figure.update_layout(hovermode="x unified")
@@ -81,7 +81,7 @@ def area(at_s: F64, values: F64, *, name: str, unit: str) -> go.Figure:
     figure = go.Figure()
     # The fill is a separate trace: Plotly would fill straight across a gap of the line.
     figure.add_scatter(
-        x=_moments(at_s),
+        x=moments(at_s),
         y=np.nan_to_num(values),
         mode="lines",
         line={"width": 0, "shape": "hv"},
@@ -90,14 +90,14 @@ def area(at_s: F64, values: F64, *, name: str, unit: str) -> go.Figure:
         hoverinfo="skip",
     )
     figure.add_scatter(
-        x=_moments(at_s),
+        x=moments(at_s),
         y=values,
         name=name,
         mode="lines" if np.count_nonzero(~np.isnan(values)) > 2 else "lines+markers",
         line={"color": QUANTITY, "width": 2, "shape": "hv"},
         hovertemplate="%{y:,.1f} " + unit + "<extra></extra>",
     )
-    return _over_time(figure, at_s, legend=False)
+    return over_time(figure, at_s, legend=False)
 
 
 def shares(at_s: F64, values: F64, *, bucket_s: float) -> go.Figure:
@@ -105,7 +105,7 @@ def shares(at_s: F64, values: F64, *, bucket_s: float) -> go.Figure:
     figure = go.Figure()
     for placement in STACK_ORDER:
         figure.add_bar(
-            x=_moments(at_s),
+            x=moments(at_s),
             y=values[placement] * 100.0,
             name=SHORT_NAMES[placement],
             width=bucket_s * 1000.0,
@@ -115,7 +115,7 @@ def shares(at_s: F64, values: F64, *, bucket_s: float) -> go.Figure:
         )
     figure.update_layout(barmode="stack", bargap=0)
     figure.update_yaxes(range=[0, 100], dtick=25)
-    return _over_time(figure, at_s)
+    return over_time(figure, at_s)
 
 
 def queue(at_s: F64, running: F64, waiting: F64) -> go.Figure:
@@ -123,7 +123,7 @@ def queue(at_s: F64, running: F64, waiting: F64) -> go.Figure:
     figure = go.Figure()
     for name, values, dash in (("running", running, "solid"), ("waiting", waiting, "dot")):
         figure.add_scatter(
-            x=_moments(at_s),
+            x=moments(at_s),
             y=values,
             name=name,
             mode="lines",
@@ -135,7 +135,7 @@ def queue(at_s: F64, running: F64, waiting: F64) -> go.Figure:
     top = float(max(np.max(running, initial=0.0), np.max(waiting, initial=0.0)))
     if top < 4:
         figure.update_yaxes(range=[0, 4], dtick=1)
-    return _over_time(figure, at_s)
+    return over_time(figure, at_s)
 
 
 def share_bar(counts: dict[queries.Placement, int]) -> go.Figure:
@@ -231,14 +231,14 @@ def percentiles(series: queries.PercentileSeries) -> go.Figure:
     """p50, p95 and p99 over time, milliseconds."""
     figure = go.Figure()
     known = ~np.isnan(series.p50)
-    moments = _moments(series.at_s[known])
+    at = moments(series.at_s[known])
     for label, values, dash, width in (
         ("p99", series.p99, "dot", 1.5),
         ("p95", series.p95, "dash", 1.8),
         ("p50", series.p50, "solid", 2.6),
     ):
         figure.add_scatter(
-            x=moments,
+            x=at,
             y=values[known],
             name=label,
             mode="lines+markers",
@@ -246,7 +246,7 @@ def percentiles(series: queries.PercentileSeries) -> go.Figure:
             marker={"size": 5, "color": QUANTITY},
             hovertemplate="%{y:,.1f} ms",
         )
-    return _over_time(figure, series.at_s, height=260)
+    return over_time(figure, series.at_s, height=260)
 
 
 def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> go.Figure:
@@ -255,7 +255,7 @@ def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.
     failed = np.flatnonzero(~ok)[:MAX_POINTS]
     figure = go.Figure()
     figure.add_scatter(
-        x=_moments(finished_s[shown]),
+        x=moments(finished_s[shown]),
         y=num_users[shown],
         name="users",
         mode="lines",
@@ -266,11 +266,11 @@ def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.
     )
     if not ok.all():
         figure.add_scatter(
-            x=_moments(finished_s[failed]),
+            x=moments(finished_s[failed]),
             y=num_users[failed],
             name="failed request",
             mode="markers",
             marker={"color": FAILED, "symbol": "x", "size": 10},
             hovertemplate="failed",
         )
-    return _over_time(figure, finished_s, height=200)
+    return over_time(figure, finished_s, height=200)

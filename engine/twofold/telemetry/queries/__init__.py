@@ -4,6 +4,14 @@ The dashboard and the summary read through this package only. Every connection i
 and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
+from twofold.telemetry.queries.client_times import ClientTimes as ClientTimes
+from twofold.telemetry.queries.client_times import Part as Part
+from twofold.telemetry.queries.client_times import client_times as client_times
+from twofold.telemetry.queries.client_times import felt_times as felt_times
+from twofold.telemetry.queries.client_times import sorted_requests as sorted_requests
+from twofold.telemetry.queries.client_times import waterfall as waterfall
+from twofold.telemetry.queries.comparisons import Difference as Difference
+from twofold.telemetry.queries.comparisons import difference as difference
 from twofold.telemetry.queries.history import RunHistory as RunHistory
 from twofold.telemetry.queries.loadtests import LoadSamples as LoadSamples
 from twofold.telemetry.queries.loadtests import LoadTest as LoadTest
@@ -11,6 +19,8 @@ from twofold.telemetry.queries.loadtests import PercentileSeries as PercentileSe
 from twofold.telemetry.queries.loadtests import load_samples as load_samples
 from twofold.telemetry.queries.loadtests import load_tests as load_tests
 from twofold.telemetry.queries.loadtests import percentile_series as percentile_series
+from twofold.telemetry.queries.machine import MachineFacts as MachineFacts
+from twofold.telemetry.queries.machine import machine_facts as machine_facts
 from twofold.telemetry.queries.overview import Overview as Overview
 from twofold.telemetry.queries.overview import PlacementTotals as PlacementTotals
 from twofold.telemetry.queries.overview import StepTotals as StepTotals
@@ -30,6 +40,7 @@ from twofold.telemetry.queries.requests import RequestCounts as RequestCounts
 from twofold.telemetry.queries.requests import RequestTokens as RequestTokens
 from twofold.telemetry.queries.requests import finish_reasons as finish_reasons
 from twofold.telemetry.queries.requests import num_requests as num_requests
+from twofold.telemetry.queries.requests import request as request
 from twofold.telemetry.queries.requests import request_counts as request_counts
 from twofold.telemetry.queries.requests import request_tokens as request_tokens
 from twofold.telemetry.queries.requests import requests as requests
