@@ -175,7 +175,7 @@ def _link_and_queue(view: View, overview: queries.Overview) -> None:
         )
 
 
-def _change(event: queries.ControlEvent) -> str:
+def _change(event: queries.ControlRecord) -> str:
     has = f"{event.num_slots:,} expert slots, {event.num_pages:,} KV pages"
     return f"{formats.moment(event.at_s)} {event.kind}" + ("" if event.kind == "sleep" else f", {has}")
 
