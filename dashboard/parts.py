@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,6 +65,17 @@ def chart(figure: go.Figure, *, key: str, alt: str, advice: str, note: str = "")
     st.plotly_chart(figure, theme="streamlit", key=key, alt=alt, config={"displayModeBar": False})
     before = f"{html.escape(note)}<br>" if note else ""
     st.html(f'<p class="tf-advice">{before}<b aria-hidden="true">→</b> {html.escape(advice)}</p>')
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, name: str) -> None:
+    """A table of texts whose first column is left-aligned; on a narrow screen it scrolls sideways by itself."""
+    cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    titles = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in head)
+    st.html(
+        f'<div class="tf-wide" tabindex="0" role="region" aria-label="{html.escape(name)}">'
+        f'<table class="tf-layers tf-texts"><caption>{html.escape(name)}</caption><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table></div>"
+    )
 
 
 def note(text: str) -> None:
