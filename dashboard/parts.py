@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -14,10 +14,6 @@ from twofold.telemetry import queries
 from dashboard import formats, palette
 from dashboard.figures import base
 from dashboard.view import View
-
-LEVELS: Final = ("off", "step", "layer", "expert")
-"""Values of `--telemetry`, each recording more than the one before."""
-
 
 @dataclass(frozen=True)
 class Shown:
@@ -83,16 +79,12 @@ def note(text: str) -> None:
     st.info(text, icon=":material/hourglass_empty:")
 
 
-def has_level(view: View, level: str) -> bool:
+def has_level(view: View, level: queries.TelemetryLevel) -> bool:
     """Whether the run was recorded at telemetry level `level` or a finer one; if not, the page says so."""
-    recorded = getattr(view.run, "telemetry_level", "expert")
-    if LEVELS.index(recorded) >= LEVELS.index(level):
-        return True
-    note(
-        f"This run was recorded with `--telemetry {recorded}`, which leaves this out. "
-        f"Start the server with `--telemetry {level}` to record it."
-    )
-    return False
+    missing = queries.needs_level(view.run, level)
+    if missing:
+        note(missing)
+    return missing is None
 
 
 def placement_key() -> None:

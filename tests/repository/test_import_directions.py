@@ -129,7 +129,7 @@ ROOMS_USED: dict[str, set[str]] = {
 # Third-party packages that only some units may import, because the others must run without them.
 ONLY_IN: dict[str, set[str]] = {
     **{name: {"server"} for name in ("fastapi", "starlette", "uvicorn", "pydantic", "anyio")},
-    **{name: {"telemetry"} for name in ("sqlalchemy", "psycopg")},
+    **{name: {"telemetry"} for name in ("sqlalchemy", "psycopg", "alembic")},
     **{name: set() for name in ("streamlit", "plotly", "pandas", "locust", "gevent", "openai", "requests")},
     "httpx": {"tools"},
     "transformers": {"tools"},

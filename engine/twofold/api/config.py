@@ -219,6 +219,13 @@ class TelemetryConfig(Checked):
         None,
         "SQLite database for every decision: sqlite:///file.db or sqlite:////absolute/file.db (default: off)",
     )
+    telemetry: str = setting(
+        "expert",
+        "what the database records. expert: every token's experts, every upload and decision of the expert cache. "
+        "layer: sums by second and layer instead (heatmap, hit rate, PCIe). step: requests and steps alone. off: "
+        "nothing. Lower it to save disk space or CPU time",
+        choices=("off", "step", "layer", "expert"),
+    )
     record_routing: str | None = setting(
         None, ".npz file for the routed experts and gate weights of every answer token; written at exit"
     )

@@ -296,6 +296,9 @@ class StepRecord:
     parts: StepParts = field(default_factory=StepParts)
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
+    begin_us: Annotated[
+        float | None, "run clock since its start, when the step's tokens were chosen; NULL before version 5"
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -367,6 +370,7 @@ class RunInfo:
     cpu_threads: int
     version: str
     config_json: str
+    host: Annotated[str, "name of the machine"] = ""
     output_changes: tuple[str, ...] = ()
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""
     trace_sizes: TraceSizes | None = None

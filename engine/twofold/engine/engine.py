@@ -324,6 +324,7 @@ class Engine:
             self._step_clock,
             started_s=started_s,
             wall_s=wall_s,
+            begin_s=begin_s,
             clock_s=clock_s,
             num_running=len(self._scheduler.running),
             num_waiting=self._num_waiting,

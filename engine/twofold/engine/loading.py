@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -211,6 +212,7 @@ def run_info(
         cpu_isa=ops.isa_choice()[0],
         cpu_threads=pool.num_threads,
         version=__version__,
+        host=platform.node(),
         config_json=json.dumps(dataclasses.asdict(config)),
         output_changes=moe.output_changes,
         trace_sizes=trace_sizes(files),

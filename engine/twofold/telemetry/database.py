@@ -17,7 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from twofold.api.errors import ConfigError
-from twofold.telemetry import schema
+from twofold.telemetry import schema, views
+from twofold.telemetry.upgrade import upgrade_file
 
 BUSY_TIMEOUT_S: Final = 1.0
 """How long one statement waits for another process; the writer retries while its queue has room."""
@@ -134,7 +135,12 @@ def open_for_reading(path: Path) -> Engine:
     engine = create_engine("sqlite://", creator=lambda: _connect_read_only(path), poolclass=NullPool)
     try:
         with engine.connect() as connection:
-            schema.check_version(_stored_version(connection), path)
+            found = schema.version_of(_stored_version(connection), str(path))
+            if found < schema.SCHEMA_VERSION:
+                raise ConfigError(
+                    f"telemetry database {path} has schema version {found}, and this Twofold reads version "
+                    f"{schema.SCHEMA_VERSION}; upgrade it: twofold telemetry upgrade --telemetry-url sqlite:///{path}"
+                )
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise ConfigError(
             f"telemetry database {path} cannot be read: {_cause(error)}; "
@@ -195,8 +201,9 @@ def _create(path: Path) -> Engine:
     )
     try:
         with engine.connect() as connection:
+            found = schema.SCHEMA_VERSION
             if connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one():
-                schema.check_version(_stored_version(connection), path)
+                found = schema.version_of(_stored_version(connection), str(path))
             # Takes effect on an empty file only: lets retention shrink the file when its limit is lowered.
             connection.exec_driver_sql("PRAGMA auto_vacuum = INCREMENTAL")
             connection.exec_driver_sql("PRAGMA journal_mode = WAL")
@@ -204,8 +211,11 @@ def _create(path: Path) -> Engine:
             # Debian's SQLite overwrites deleted data; telemetry holds no secrets, and deleting must be quick.
             connection.exec_driver_sql("PRAGMA secure_delete = OFF")
             connection.commit()
+            if found < schema.SCHEMA_VERSION:
+                upgrade_file(connection, path, found)
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             schema.metadata.create_all(connection)
+            views.create_views(connection)
             connection.exec_driver_sql(
                 "INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(schema.SCHEMA_VERSION),)
             )

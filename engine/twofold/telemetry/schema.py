@@ -22,6 +22,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 from sqlalchemy import (
     Column,
     Float,
@@ -32,6 +33,8 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
+    text,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -39,10 +42,12 @@ from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import ControlRecord, EmulatedParts, RequestFacts, RunInfo, StepParts, StepRecord
+from twofold.telemetry import migrations
+from twofold.telemetry.blocks import KEYS, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample
 from twofold.telemetry.totals import LAYER_TOTALS
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = migrations.NEWEST
 
 metadata = MetaData()
 
@@ -56,8 +61,12 @@ def columns_of(
     """A column per field of a record that is a number, a text or a flag, in the same order.
 
     `X | None` may be NULL, as are all columns if `optional`. The text of `Annotated` is the column's comment. `key`
-    names the field that belongs to the primary key. Fields of other types get no column.
+    names the field that belongs to the primary key. A default is also the value for rows from before the column.
+    Fields of other types get no column.
     """
+    defaults = getattr(record, "_field_defaults", None) or {
+        field.name: field.default for field in getattr(record, "__dataclass_fields__", {}).values()
+    }
     columns: list[Column[Any]] = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         annotated = get_origin(hint) is Annotated
@@ -66,6 +75,7 @@ def columns_of(
         nullable = optional or NoneType in kinds
         (kind, *others) = kinds - {NoneType}
         if kind in _KINDS and not others:
+            default = None if nullable else defaults.get(name)
             columns.append(
                 Column(
                     f"{prefix}{name}",
@@ -73,9 +83,17 @@ def columns_of(
                     primary_key=name == key,
                     nullable=nullable,
                     comment=comment,
+                    server_default=_literal(default),
                 )
             )
     return columns
+
+
+def _literal(default: object) -> TextClause | None:
+    """A default as SQL; SQLite takes only plain literals for a column added later."""
+    if isinstance(default, str):
+        return text(f"'{default}'")
+    return text(f"{default:g}") if isinstance(default, int | float) else None
 
 
 def _alternatives(hint: Any) -> list[Any]:
@@ -107,6 +125,7 @@ run = Table(
     Column("finished_s", Float, comment="NULL while running, and after a crash"),
     Column("emulated", Integer, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
     *columns_of(RunInfo),
+    Column("telemetry_level", Text, nullable=False, comment="step, layer or expert (--telemetry)"),
 )
 
 request = Table(
@@ -134,22 +153,45 @@ control = Table(
 """Changes made to a running engine."""
 
 
-def _event_table(kind: str, *, index: str) -> Table:
-    """A table with a column per event field, in the same order; arrays are blobs."""
-    columns: list[Column[Any]] = []
+def _block_table(kind: str) -> Table:
+    """Blocks of events: columns that are numbers, then a blob per field."""
+    blobs = [
+        Column(name, LargeBinary, nullable=False, server_default="", comment=_entries(kind, name, dtype))
+        for name, dtype in blob_dtypes(kind).items()
+    ]
+    numbers = [Column(name, Integer, nullable=False) for name in KEYS[kind]]
+    indices = [Index(f"{kind}_block_by_step", "run_id", "first_step", "last_step")]
+    if "request" in KEYS[kind]:
+        indices.append(Index(f"{kind}_block_by_request", "run_id", "request", "first_step"))
+    return Table(f"{kind}_block", metadata, _run_id(), *numbers, *blobs, *indices)
+
+
+def _entries(kind: str, name: str, dtype: np.dtype[Any]) -> str:
+    entry = dtype.subdtype[0] if dtype.subdtype else dtype
+    meaning = "minus first_step" if name == "step" else EVENT_MEANINGS[kind][name]
+    shape = "num_events, width" if dtype.subdtype else "num_events"
+    return f"{entry.name}[{shape}]{f': {meaning}' if meaning else ''}"
+
+
+BLOCKS: Final = {kind: _block_table(kind) for kind in EVENT_DTYPES}
+"""Tables of native events, by kind. `queries.events` reads them, the views of `views` show them as rows."""
+
+views = MetaData()
+"""Views as tables, for queries only: `views.create_views` makes them."""
+
+
+def _event_view(kind: str) -> Table:
+    """A column per event field, in the same order; arrays are blobs."""
+    columns: list[Column[Any]] = [Column("run_id", Integer), Column("first_step", Integer)]
     for name in EVENT_DTYPES[kind].names or ():
         dtype = EVENT_DTYPES[kind][name]
         scalar = Integer if dtype.kind in "iu" else Float
-        column_type = LargeBinary if dtype.subdtype else scalar
         comment = EVENT_MEANINGS[kind][name] or None
-        columns.append(Column(name, column_type, nullable=False, comment=comment))
-    return Table(kind, metadata, _run_id(), *columns, Index(f"{kind}_by_{index}", "run_id", index))
+        columns.append(Column(name, LargeBinary if dtype.subdtype else scalar, comment=comment))
+    return Table(kind, views, *columns)
 
 
-# Pages query a request's rows; everything by time comes from layer_second.
-token_layer = _event_table("token_layer", index="request")
-upload = _event_table("upload", index="step")
-cache_event = _event_table("cache_event", index="step")
+token_layer, upload, cache_event = (_event_view(kind) for kind in EVENT_DTYPES)
 
 layer_second = Table(
     "layer_second",
@@ -217,11 +259,21 @@ def database_path(url: str) -> Path:
     return Path(parsed.database)
 
 
-def check_version(found: str | None, path: Path) -> None:
-    """ConfigError unless the database has this schema version. `found` is None if it has none."""
-    if found != str(SCHEMA_VERSION):
-        what = "is not a telemetry database" if found is None else f"has telemetry schema version {found}"
+def version_of(stored: str | None, path: str) -> int:
+    """The schema version that a database has stored; ConfigError if this Twofold knows no such version."""
+    if stored is None or not stored.isdigit():
         raise ConfigError(
-            f"{path} {what}; this Twofold writes and reads version {SCHEMA_VERSION}. "
-            "Move the file away or choose another with --telemetry-url"
+            f"{path} is not a telemetry database; move it away or choose another file with --telemetry-url"
         )
+    found = int(stored)
+    if found > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} has telemetry schema version {found}, and this Twofold knows versions up to {SCHEMA_VERSION}; "
+            "update Twofold or choose another database with --telemetry-url"
+        )
+    if found < migrations.OLDEST:
+        raise ConfigError(
+            f"{path} has telemetry schema version {found}, and this Twofold upgrades version {migrations.OLDEST} and "
+            "later; move it away or choose another database with --telemetry-url"
+        )
+    return found

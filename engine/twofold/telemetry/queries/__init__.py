@@ -22,6 +22,7 @@ from twofold.telemetry.queries.loadtests import load_tests as load_tests
 from twofold.telemetry.queries.loadtests import percentile_series as percentile_series
 from twofold.telemetry.queries.machine import MachineFacts as MachineFacts
 from twofold.telemetry.queries.machine import machine_facts as machine_facts
+from twofold.telemetry.queries.native_events import events as events
 from twofold.telemetry.queries.overview import Overview as Overview
 from twofold.telemetry.queries.overview import PlacementTotals as PlacementTotals
 from twofold.telemetry.queries.overview import StepTotals as StepTotals
@@ -53,6 +54,9 @@ from twofold.telemetry.queries.runs import RunState as RunState
 from twofold.telemetry.queries.runs import Window as Window
 from twofold.telemetry.queries.runs import control_events as control_events
 from twofold.telemetry.queries.runs import dropped as dropped
+from twofold.telemetry.queries.runs import find_run as find_run
+from twofold.telemetry.queries.runs import level_of as level_of
+from twofold.telemetry.queries.runs import needs_level as needs_level
 from twofold.telemetry.queries.runs import open_database as open_database
 from twofold.telemetry.queries.runs import run_totals as run_totals
 from twofold.telemetry.queries.runs import runs as runs

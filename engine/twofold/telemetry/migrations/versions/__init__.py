@@ -1,0 +1,1 @@
+"""Revisions of the schema, found by Alembic by their files."""
