@@ -15,6 +15,7 @@ from dashboard import formats, palette
 from dashboard.figures import base
 from dashboard.view import View
 
+
 @dataclass(frozen=True)
 class Shown:
     """A figure on a page."""

@@ -103,7 +103,9 @@ def _percentiles(figure: go.Figure, at_s: np.ndarray, values: np.ndarray, *, row
         )
 
 
-def _line(figure: go.Figure, at_s: np.ndarray, values: np.ndarray, *, row: int, color: str, unit: str) -> None:
+def _line(
+    figure: go.Figure, at_s: np.ndarray, values: np.ndarray, *, row: int, color: str, unit: str
+) -> None:
     figure.add_scatter(
         x=moments(at_s),
         y=values,

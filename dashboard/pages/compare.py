@@ -29,7 +29,9 @@ QUANTITIES: Final[dict[str, tuple[Callable[[float], str], bool]]] = {
 def body(view: View) -> None:
     runs = queries.runs(view.db)
     if len(runs) < 2:
-        parts.note("This database has one run. Start the server again with other settings to compare the two.")
+        parts.note(
+            "This database has one run. Start the server again with other settings to compare the two."
+        )
         return
     names = {run.run_id: run_name(run) for run in runs}
     others = [run.run_id for run in runs if run.run_id != view.run.run_id]

@@ -54,12 +54,12 @@ def body(view: View) -> None:
         return
     by_id = {test.loadtest_id: test for test in tests}
     if not links.adopt("loadtest", _key(), by_id):
-        st.warning(f"Load test {links.asked('loadtest')} is not in this database.", icon=":material/search_off:")
+        st.warning(
+            f"Load test {links.asked('loadtest')} is not in this database.", icon=":material/search_off:"
+        )
     latest = _chosen(view, tests).loadtest_id
     st.session_state.setdefault(_key(), latest)
-    chosen = st.selectbox(
-        "Load test", list(by_id), format_func=lambda name: _name(by_id[name]), key=_key()
-    )
+    chosen = st.selectbox("Load test", list(by_id), format_func=lambda name: _name(by_id[name]), key=_key())
     links.publish("loadtest", chosen, latest)
     test = by_id[chosen]
     if test.run_id is None:
@@ -128,9 +128,7 @@ def _failures(samples: queries.LoadSamples) -> None:
         return
     names, counts = np.unique(samples.errors, return_counts=True)
     order = np.argsort(-counts)
-    parts.table(
-        ["failure", "times"], [[str(names[i]), f"{counts[i]:,}"] for i in order], name="Failures"
-    )
+    parts.table(["failure", "times"], [[str(names[i]), f"{counts[i]:,}"] for i in order], name="Failures")
 
 
 def _name(test: queries.LoadTest) -> str:

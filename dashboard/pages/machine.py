@@ -21,7 +21,9 @@ def body(view: View) -> None:
         Shown("Twofold", run.version, "Version that wrote the run."),
         Shown("Instruction set", run.cpu_isa, "Level of the CPU kernels."),
         Shown("CPU threads", f"{run.cpu_threads:,}", "Threads that compute."),
-        Shown("Memory nodes", facts.system.get("NUMA nodes", formats.NOTHING), "NUMA nodes that threads span."),
+        Shown(
+            "Memory nodes", facts.system.get("NUMA nodes", formats.NOTHING), "NUMA nodes that threads span."
+        ),
         Shown(
             "Prediction error",
             formats.percent(None if error is None else error.median),
@@ -51,7 +53,9 @@ def _ceilings(view: View, facts: queries.MachineFacts) -> None:
             rows = [[name.replace("_", " "), f"{value:,.1f}"] for name, value in facts.ceilings.items()]
             parts.table(["ceiling", "measured"], rows, name="Ceilings, measured at the start of the run")
     if not facts.profile:
-        st.caption("No cost model: without an accelerator no plan is priced. `twofold calibrate` measures one.")
+        st.caption(
+            "No cost model: without an accelerator no plan is priced. `twofold calibrate` measures one."
+        )
         return
     with parts.card(st, "machine-4"):
         rows = [
@@ -65,7 +69,9 @@ def _ceilings(view: View, facts: queries.MachineFacts) -> None:
 def _clocks(view: View) -> None:
     samples = view.query(queries.machine_samples, view.span)
     if not len(samples.at_s):
-        st.caption("No clock rate or temperature in this window: this system tells none, or the run is older.")
+        st.caption(
+            "No clock rate or temperature in this window: this system tells none, or the run is older."
+        )
         return
     left, right = st.columns(2)
     with parts.card(left, "machine-clock", "Processor clock, MHz"):

@@ -20,6 +20,7 @@ from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
+from twofold.engine.machine_facts import machine_json
 from twofold.engine.module_rules import ModuleRules, apply_rules
 from twofold.engine.prefix.loading import make_pool
 from twofold.engine.residency import Residency
@@ -214,6 +215,7 @@ def run_info(
         version=__version__,
         host=platform.node(),
         config_json=json.dumps(dataclasses.asdict(config)),
+        machine_json=machine_json(pool, choice.profile),
         output_changes=moe.output_changes,
         trace_sizes=trace_sizes(files),
     )

@@ -45,6 +45,8 @@ class Recorder:
         self._moe = moe
         self._info = info
         self._routing: dict[int, RoutingRows] = {}
+        self.keeps_text = sink is not None and sink.wants_text
+        """Whether requests are recorded with the text of their answers."""
         self._last_drain = 0.0
         self.placement = PlacementCounts()
         self.prefetch = PrefetchCounts()

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import Connection, Table
 
-from twofold.telemetry import rows, schema
+from twofold.telemetry import machine_samples, rows, schema
 from twofold.telemetry.blocks import block_rows
 from twofold.telemetry.sink import TelemetryLevel
 from twofold.telemetry.totals import totals_of
@@ -39,6 +39,8 @@ _INSERT_LAYER_SECOND: Final = _insert_sql(schema.layer_second)
 _INSERT_STEP: Final = _insert_sql(schema.step, replace=True)
 _INSERT_REQUEST: Final = _insert_sql(schema.request, replace=True)
 _INSERT_CONTROL: Final = _insert_sql(schema.control)
+_INSERT_MACHINE_SAMPLE: Final = _insert_sql(schema.machine_sample)
+_MACHINE_SAMPLE_S: Final = 5.0
 _INSERT_LOAD_SAMPLE: Final = _insert_sql(schema.load_sample)
 _ADD_DROPPED: Final = (
     f"{_insert_sql(schema.dropped)} ON CONFLICT DO UPDATE "
@@ -91,6 +93,7 @@ class RunWriter:
         self._run_id: int | None = None
         self._ended_run_id: int | None = None
         self._step_seconds: dict[int, int] = {}
+        self._next_machine_sample_s = 0.0
         self._rows: Counter[str] = Counter()
         self._losses: Losses = Counter()
 
@@ -142,6 +145,10 @@ class RunWriter:
         )
         if heartbeat or finished:
             _mark(connection, run_id, now_s, finished=finished)
+        if heartbeat and now_s >= self._next_machine_sample_s:
+            self._next_machine_sample_s = now_s + _MACHINE_SAMPLE_S
+            sample = machine_samples.read(now_s)
+            _execute(connection, _INSERT_MACHINE_SAMPLE, [rows.machine_sample_row(run_id, sample)])
         return Written(run_id, counts, losses=Counter(lost))
 
     def committed(self, written: Written) -> None:

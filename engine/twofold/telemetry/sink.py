@@ -117,6 +117,9 @@ class SinkStats:
 class TelemetrySink:
     """Takes events from any thread; every method returns at once. This base class discards them."""
 
+    wants_text: bool = False
+    """Whether requests are to be recorded with the text of their answers."""
+
     takes_events: bool = True
     """Whether `native_events` keeps anything. If not, native code need not report events."""
 
@@ -155,6 +158,7 @@ class TeeSink(TelemetrySink):
 
     def __init__(self, *sinks: TelemetrySink) -> None:
         self._sinks = sinks
+        self.wants_text = any(sink.wants_text for sink in sinks)
         self.takes_events = any(sink.takes_events for sink in sinks)
 
     def begin_run(self, run: RunInfo) -> None:

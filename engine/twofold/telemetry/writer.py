@@ -330,10 +330,11 @@ def open_sink(
     level: TelemetryLevel = "expert",
     max_queued_rows: int = MAX_QUEUED_ROWS,
     max_bytes: int = MAX_DATABASE_BYTES,
+    text: bool = False,
     now: Callable[[], float] = time.time,
 ) -> TelemetrySink:
-    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `now` returns Unix
-    time.
+    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `text`: answers'
+    texts too; `now` returns Unix time.
 
     The database and its log stay within `max_bytes` together: the oldest rows are removed (see `retention`).
 
@@ -343,4 +344,6 @@ def open_sink(
     if not url:
         return TelemetrySink()
     opened = database.open_for_writing(schema.database_path(url))
-    return DatabaseSink(opened, level=level, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)
+    sink = DatabaseSink(opened, level=level, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)
+    sink.wants_text = text
+    return sink

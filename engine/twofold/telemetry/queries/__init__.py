@@ -21,7 +21,9 @@ from twofold.telemetry.queries.loadtests import load_samples as load_samples
 from twofold.telemetry.queries.loadtests import load_tests as load_tests
 from twofold.telemetry.queries.loadtests import percentile_series as percentile_series
 from twofold.telemetry.queries.machine import MachineFacts as MachineFacts
+from twofold.telemetry.queries.machine import MachineSamples as MachineSamples
 from twofold.telemetry.queries.machine import machine_facts as machine_facts
+from twofold.telemetry.queries.machine import machine_samples as machine_samples
 from twofold.telemetry.queries.native_events import events as events
 from twofold.telemetry.queries.overview import Overview as Overview
 from twofold.telemetry.queries.overview import PlacementTotals as PlacementTotals

@@ -42,11 +42,26 @@ _FIELDS = {
 def upgrade() -> None:
     op.add_column("run", sa.Column("host", sa.Text, nullable=False, server_default=""))
     op.add_column("run", sa.Column("telemetry_level", sa.Text, nullable=False, server_default="expert"))
+    op.add_column("run", sa.Column("machine_json", sa.Text, nullable=False, server_default="{}"))
+    op.add_column("request", sa.Column("answer_json", sa.Text))
     op.add_column("step", sa.Column("begin_us", sa.Float))
+    _create_machine_sample()
     for kind in _FIELDS:
         _create_blocks(kind)
         _fill_blocks(op.get_bind(), kind)
         op.drop_table(kind)
+
+
+def _create_machine_sample() -> None:
+    op.create_table(
+        "machine_sample",
+        sa.Column("run_id", sa.Integer, sa.ForeignKey("run.run_id"), nullable=False),
+        sa.Column("at_s", sa.Float, nullable=False),
+        sa.Column("load_1m", sa.Float, nullable=False),
+        *(sa.Column(name, sa.Float) for name in ("clock_mhz", "lowest_clock_mhz", "temperature_c")),
+        sa.Column("available_bytes", sa.Integer),
+    )
+    op.create_index("machine_sample_by_time", "machine_sample", ["run_id", "at_s"])
 
 
 def _keys(kind: str) -> list[str]:
