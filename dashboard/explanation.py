@@ -8,6 +8,7 @@ import numpy as np
 from twofold.telemetry import queries
 
 from dashboard import formats
+from dashboard.figures.times import PART_NAMES
 from dashboard.palette import PLACEMENT_COLORS, text_on
 
 _CHIPS = {place: f"background:{color};color:{text_on(color)}" for place, color in PLACEMENT_COLORS.items()}
@@ -104,25 +105,6 @@ def _prediction(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -
     )
 
 
-_PART_NAMES = {
-    "schedule": "scheduling",
-    "embed": "embedding",
-    "attention": "attention",
-    "router": "routers",
-    "dense_ffn": "dense feed-forward layers",
-    "experts_cpu": "experts on the CPU",
-    "experts_gpu": "experts on the GPU",
-    "head": "head",
-    "batch": "batch assembly",
-    "sampling": "sampling",
-    "emit": "detokenising and sending",
-    "telemetry": "telemetry",
-    "rest": "rest",
-    "dense": "embedding, attention, routers",
-    "link": "waiting for the link",
-}
-
-
 def step_time_bars(times: queries.StepTimes | None, queue_s: float | None) -> str:
     """HTML: the parts of a token's step as bars that sum to it, by the wall clock and, if any, the emulated clock.
 
@@ -152,7 +134,7 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
         share = us / whole_us if whole_us > 0 else 0.0
         bar = f'<div style="height:0.6em;width:{share:.1%};background:currentColor;opacity:0.35"></div>'
         rows.append(
-            f'<tr><td class="tf-experts">{_PART_NAMES[name]}</td><td class="tf-experts" style="width:45%">{bar}</td>'
+            f'<tr><td class="tf-experts">{PART_NAMES[name]}</td><td class="tf-experts" style="width:45%">{bar}</td>'
             f"<td>{us:,.0f}</td><td>{share:.1%}</td></tr>"
         )
     return (

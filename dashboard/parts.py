@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -13,9 +14,6 @@ from twofold.telemetry import queries
 from dashboard import formats, palette
 from dashboard.figures import base
 from dashboard.view import View
-
-LEVELS: Final = ("off", "step", "layer", "expert")
-"""Values of `--telemetry`, each recording more than the one before."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +64,28 @@ def chart(figure: go.Figure, *, key: str, alt: str, advice: str, note: str = "")
     st.html(f'<p class="tf-advice">{before}<b aria-hidden="true">→</b> {html.escape(advice)}</p>')
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, name: str) -> None:
+    """A table of texts whose first column is left-aligned; on a narrow screen it scrolls sideways by itself."""
+    cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    titles = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in head)
+    st.html(
+        f'<div class="tf-wide" tabindex="0" role="region" aria-label="{html.escape(name)}">'
+        f'<table class="tf-layers tf-texts"><caption>{html.escape(name)}</caption><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table></div>"
+    )
+
+
 def note(text: str) -> None:
     """Why there is nothing to show, in a box."""
     st.info(text, icon=":material/hourglass_empty:")
 
 
-def has_level(view: View, level: str) -> bool:
+def has_level(view: View, level: queries.TelemetryLevel) -> bool:
     """Whether the run was recorded at telemetry level `level` or a finer one; if not, the page says so."""
-    recorded = getattr(view.run, "telemetry_level", "expert")
-    if LEVELS.index(recorded) >= LEVELS.index(level):
-        return True
-    note(
-        f"This run was recorded with `--telemetry {recorded}`, which leaves this out. "
-        f"Start the server with `--telemetry {level}` to record it."
-    )
-    return False
+    missing = queries.needs_level(view.run, level)
+    if missing:
+        note(missing)
+    return missing is None
 
 
 def placement_key() -> None:

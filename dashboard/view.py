@@ -47,8 +47,13 @@ class View:
         key = (query.__module__, query.__name__, arguments, *named.items())
         return self._cached(key, lambda: query(self.db, self.run, *arguments, **named))
 
-    def overview(self) -> queries.Overview:
-        return self._cached(("overview", self.span), lambda: self._history().overview(self.span))
+    def overview(self, span: queries.Window | None = None, *, max_buckets: int = 150) -> queries.Overview:
+        """Time series and totals of the view's window, or of another one of its run."""
+        span = span or self.span
+        return self._cached(
+            ("overview", span, max_buckets),
+            lambda: self._history().overview(span, max_buckets=max_buckets),
+        )
 
     def placements(self) -> tuple[queries.PlacementGrid, queries.Window]:
         """The placement grid, and the window it covers."""

@@ -1,4 +1,4 @@
-"""Load test page: latencies that users measured over HTTP, by the wall clock."""
+"""Load tests page: what users measured over HTTP, by the wall clock, beside the engine's cache and link."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 
-from dashboard import formats, frame, parts
-from dashboard.figures import base
+from dashboard import formats, frame, links, parts
+from dashboard.figures import loadtest as figures
 from dashboard.parts import Shown
 from dashboard.view import NEWEST, View
 
@@ -36,11 +36,16 @@ def _key() -> str:
     return f"loadtest-{st.session_state.get('run', NEWEST)}"
 
 
+def _latest(view: View, tests: list[queries.LoadTest]) -> queries.LoadTest:
+    """The latest test against the view's run, else the latest of all."""
+    return ([test for test in tests if test.run_id == view.run.run_id] or tests)[0]
+
+
 def _chosen(view: View, tests: list[queries.LoadTest]) -> queries.LoadTest:
-    """The selected test; else the latest against the view's run, else the latest of all."""
-    wanted = st.session_state.get(_key())
+    """The selected test, else that of the address, else the latest."""
+    wanted = st.session_state.get(_key(), links.asked("loadtest"))
     selected = [test for test in tests if test.loadtest_id == wanted]
-    return (selected or [test for test in tests if test.run_id == view.run.run_id] or tests)[0]
+    return selected[0] if selected else _latest(view, tests)
 
 
 def body(view: View) -> None:
@@ -53,13 +58,14 @@ def body(view: View) -> None:
         st.code("make loadtest    # ten users chat for a minute", language="bash")
         return
     by_id = {test.loadtest_id: test for test in tests}
-    chosen = st.selectbox(
-        "Load test",
-        list(by_id),
-        index=list(by_id).index(_chosen(view, tests).loadtest_id),
-        format_func=lambda name: _name(by_id[name]),
-        key=_key(),
-    )
+    if not links.adopt("loadtest", _key(), by_id):
+        st.warning(
+            f"Load test {links.asked('loadtest')} is not in this database.", icon=":material/search_off:"
+        )
+    latest = _latest(view, tests).loadtest_id
+    st.session_state.setdefault(_key(), latest)
+    chosen = st.selectbox("Load test", list(by_id), format_func=lambda name: _name(by_id[name]), key=_key())
+    links.publish("loadtest", chosen, latest)
     test = by_id[chosen]
     if test.run_id is None:
         st.warning(
@@ -69,19 +75,8 @@ def body(view: View) -> None:
     samples = view.query(load_samples, chosen)
     _summary(test)
     _latencies(samples)
-    with parts.card(st, "loadtest-1"):
-        st.markdown("**Users**")
-        parts.chart(
-            base.users(samples.finished_s, samples.num_users, samples.ok),
-            key="users",
-            alt="Number of users and failed requests over time",
-            advice="Failures from some number of users on: that is more than the server admits (--max-waiting).",
-        )
-    if samples.errors:
-        names, counts = np.unique(samples.errors, return_counts=True)
-        st.markdown("**Failures**")
-        order = np.argsort(-counts)
-        st.table({"failure": [str(names[i]) for i in order], "times": [int(counts[i]) for i in order]})
+    _timeline(view, test, samples)
+    _failures(samples)
     if view.run.emulated and test.run_id == view.run.run_id:
         st.caption(
             "These times are real: wall-clock times of this machine, whose CPU computes what the emulated GPU would."
@@ -92,36 +87,53 @@ def _summary(test: queries.LoadTest) -> None:
     seconds = max(test.end_s - test.begin_s, 1e-3)
     speed = formats.rate(test.completion_tokens / seconds)
     parts.metrics(
-        Shown("Users", f"{test.max_users:,}", None),
-        Shown("Answers", f"{test.num_samples - test.num_failures:,}", None),
-        Shown("Failures", f"{test.num_failures:,}", None),
+        Shown("Users", f"{test.max_users:,}"),
+        Shown("Answers", f"{test.num_samples - test.num_failures:,}"),
+        Shown("Failures", f"{test.num_failures:,}"),
         Shown("Tokens/s, all users", speed, "Answer tokens received, by the users' wall clock."),
     )
 
 
 def _latencies(samples: queries.LoadSamples) -> None:
-    left, right = st.columns(2)
-    for column, name, long_name, values in (
-        (left, "TTFT", "Time to first token (TTFT), ms", samples.ttft_ms),
-        (right, "TPOT", "Time per output token (TPOT), ms", samples.tpot_ms),
-    ):
-        with parts.card(column, name.lower()):
-            st.markdown(f"**{long_name}**")
-            _percentiles(values)
-            series = queries.percentile_series(samples.finished_s, values, max_buckets=20)
-            parts.chart(
-                base.percentiles(series),
-                key=name,
-                alt=f"{long_name}: p50, p95 and p99 over time",
-                advice="p99 far above p50: some requests wait; look for them on Requests.",
-            )
+    """Percentiles of the whole test as a table: one row per latency."""
+    rows = {
+        "time to first token (TTFT)": samples.ttft_ms,
+        "time per output token (TPOT)": samples.tpot_ms,
+        "end to end (E2E)": np.where(samples.ok, samples.e2e_ms, np.nan),
+    }
+    parts.table(
+        ["latency, wall clock", "p50", "p95", "p99"],
+        [[name, *map(formats.milliseconds, _percentiles(values))] for name, values in rows.items()],
+        name="Latencies of the whole test",
+    )
 
 
-def _percentiles(values: np.ndarray) -> None:
+def _percentiles(values: np.ndarray) -> list[float | None]:
     known = values[~np.isnan(values)]
-    for column, percentile in zip(st.columns(3), (50, 95, 99), strict=True):
-        value = float(np.percentile(known, percentile)) if len(known) else None
-        column.metric(f"p{percentile}", formats.milliseconds(value))
+    return [float(np.percentile(known, each)) if len(known) else None for each in (50, 95, 99)]
+
+
+def _timeline(view: View, test: queries.LoadTest, samples: queries.LoadSamples) -> None:
+    overview = None
+    if test.run_id == view.run.run_id:
+        span = queries.Window(int(test.begin_s), int(test.end_s) + 1)
+        overview = view.overview(span)
+    with parts.card(st, "loadtest-1", "The test over time"):
+        parts.chart(
+            figures.timeline(samples, overview),
+            key="timeline",
+            alt="Users, failures, TTFT, TPOT, hit rate and PCIe rate over the test",
+            advice="Where TTFT leaves its level while users rise is the server's capacity. Failures: --max-waiting. "
+            "A hit rate that falls with users: more slots.",
+        )
+
+
+def _failures(samples: queries.LoadSamples) -> None:
+    if not samples.errors:
+        return
+    names, counts = np.unique(samples.errors, return_counts=True)
+    order = np.argsort(-counts)
+    parts.table(["failure", "times"], [[str(names[i]), f"{counts[i]:,}"] for i in order], name="Failures")
 
 
 def _name(test: queries.LoadTest) -> str:
@@ -130,7 +142,7 @@ def _name(test: queries.LoadTest) -> str:
 
 frame.live_page(
     "Load tests",
-    "Latencies of concurrent chat users: time to first token (TTFT) and time per output token (TPOT).",
+    "What concurrent users felt: time to first token (TTFT), time per output token (TPOT) and failures.",
     body,
     subject=subject,
 )

@@ -178,6 +178,7 @@ class SyntheticRun:
                 wall_us=seconds * 0.9e6,
                 parts=StepParts(experts_cpu_us=seconds * 0.5e6, attention_us=seconds * 0.3e6),
                 emulated=self._emulated_parts(self.virtual_us - started_us),
+                begin_us=started_us,
             )
         )
         self.step += 1

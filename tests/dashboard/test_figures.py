@@ -76,6 +76,7 @@ def tokens(step_us: list[float], batch: list[int]) -> queries.RequestTokens:
         step=np.arange(count),
         started_s=np.zeros(count),
         step_us=np.array(step_us),
+        wall_us=np.array(step_us) * 10,
         batch_tokens=np.array(batch),
         num_by_placement=by_place,
         layer_us=layer_us,
@@ -158,7 +159,7 @@ def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
 
 
 def test_every_part_that_is_stored_has_words() -> None:
-    assert set(explanation._PART_NAMES) == {*STEP_PARTS, *EMULATED_PARTS, "rest"}
+    assert set(explanation.PART_NAMES) == {*STEP_PARTS, *EMULATED_PARTS, "rest"}
 
 
 def upload(reason: queries.UploadReason, begin_us: float, end_us: float) -> queries.Upload:

@@ -18,6 +18,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 from twofold.api.errors import ConfigError
 from twofold.telemetry import database, migrations, queries, schema, upgrade
+from twofold.telemetry.sink import EVENT_DTYPES
 from twofold.telemetry.summary import summarise
 
 from tests.telemetry.test_writer import open_writer, run_info, scalar, step_record, url_of
@@ -66,6 +67,27 @@ def test_an_old_file_is_written_and_read_after_an_upgrade(
     tokens = queries.request_tokens(db, old, requests[0].number)
     assert tokens.experts.shape[:2] == (32, 6)
     assert (tokens.num_by_placement.sum(axis=2) == old.top_k).all()
+
+
+@pytest.mark.parametrize("kind", EVENT_DTYPES)
+def test_an_upgrade_keeps_every_event(tmp_path: Path, kind: str) -> None:
+    path = old_file(tmp_path / "t.db", 4)
+    open_writer(path).close()
+    db = queries.open_database(url_of(path))
+    events = queries.events(db, queries.runs(db)[0], kind)
+    old = sqlite3.connect(path.with_name("t.db.v4.bak"))
+    old.row_factory = sqlite3.Row
+    by_request = "request," if kind == "token_layer" else ""
+    rows = old.execute(f"SELECT * FROM {kind} ORDER BY {by_request} rowid").fetchall()
+    old.close()
+    assert len(events) == len(rows) > 100
+    for event, row in zip(events, rows, strict=True):
+        for name in event.dtype.names:
+            if isinstance(row[name], bytes):
+                assert event[name].tobytes().startswith(row[name])
+                assert not any(event[name].tobytes()[len(row[name]) :])
+            else:
+                assert event[name] == row[name]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

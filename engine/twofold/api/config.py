@@ -219,6 +219,18 @@ class TelemetryConfig(Checked):
         None,
         "SQLite database for every decision: sqlite:///file.db or sqlite:////absolute/file.db (default: off)",
     )
+    telemetry: str = setting(
+        "expert",
+        "what the database records. expert: every token's experts, every upload and decision of the expert cache. "
+        "layer: sums by second and layer instead (heatmap, hit rate, PCIe). step: requests and steps alone. off: "
+        "nothing. Lower it to save disk space or CPU time",
+        choices=("off", "step", "layer", "expert"),
+    )
+    telemetry_text: bool = setting(
+        False,
+        "also record the text of every answer, so that the dashboard colours it by misses. The database then holds "
+        "private data. At most the first 4,096 tokens of an answer. Leave it off unless you debug answers",
+    )
     record_routing: str | None = setting(
         None, ".npz file for the routed experts and gate weights of every answer token; written at exit"
     )

@@ -301,6 +301,9 @@ class StepRecord:
     ] = None
     major_faults: Annotated[int | None, "pages of the process read from disk in the step"] = None
     cpu_us: Annotated[float | None, "CPU time of all threads of the process in the step"] = None
+    begin_us: Annotated[
+        float | None, "run clock since its start, when the step's tokens were chosen; NULL before version 5"
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -320,6 +323,7 @@ class RequestFacts:
     prefill_s: Annotated[float, "run clock"] = 0.0
     decode_s: Annotated[float, "run clock"] = 0.0
     cached_tokens: Annotated[int, "prompt tokens that hit the prefix cache"] = 0
+    answer_json: Annotated[str | None, "with --telemetry-text: text of each answer token, a JSON list"] = None
 
 
 @dataclass(frozen=True)
@@ -337,6 +341,18 @@ class ControlRecord:
     kind: Annotated[Literal["resize", "sleep", "wake"], "resize, sleep or wake"]
     num_slots: Annotated[int, "from then on"]
     num_pages: Annotated[int, "of the KV cache, from then on"]
+
+
+@dataclass(frozen=True)
+class MachineSample:
+    """State of the machine at one moment, as far as the operating system tells."""
+
+    at_s: Annotated[float, "Unix time"]
+    load_1m: Annotated[float, "load average of the last minute"]
+    clock_mhz: Annotated[float | None, "mean over the cores"]
+    lowest_clock_mhz: float | None
+    temperature_c: Annotated[float | None, "highest of all sensors"]
+    available_bytes: Annotated[int | None, "memory that programs can still take"]
 
 
 class TraceSizes(NamedTuple):
@@ -373,6 +389,7 @@ class RunInfo:
     version: str
     config_json: str
     host: Annotated[str, "name of the machine"] = ""
+    machine_json: Annotated[str, "processor, memory, versions, figures of the cost model"] = "{}"
     output_changes: tuple[str, ...] = ()
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""
     trace_sizes: TraceSizes | None = None

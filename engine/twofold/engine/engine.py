@@ -151,6 +151,7 @@ class Engine:
                 self.config.seed,
                 self._run_clock.now_s(),
                 eos_token_ids=self._eos_token_ids,
+                keep_text=self._recorder.keeps_text,
             )
             self._recorder.request(state)
             return state
@@ -324,6 +325,7 @@ class Engine:
             self._step_clock,
             started_s=started_s,
             wall_s=wall_s,
+            begin_s=begin_s,
             clock_s=clock_s,
             num_running=len(self._scheduler.running),
             num_waiting=self._num_waiting,

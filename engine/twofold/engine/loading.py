@@ -20,6 +20,7 @@ from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
+from twofold.engine.machine_facts import machine_json
 from twofold.engine.module_rules import ModuleRules, apply_rules
 from twofold.engine.prefix.loading import make_pool
 from twofold.engine.residency import Residency
@@ -198,13 +199,6 @@ def run_info(
     """The run's description for display and telemetry."""
     model = files.config
     sizes = trace_sizes(files)
-    settings: dict[str, object] = dataclasses.asdict(config)
-    if moe.priced_by is not None:
-        settings["machine"] = {
-            "name": moe.priced_by.name,
-            "figures": moe.priced_by.cost_figures,
-            "model_sizes": sizes,
-        }
     return RunInfo(
         model=str(path),
         architecture=model.architecture,
@@ -221,7 +215,8 @@ def run_info(
         cpu_threads=pool.num_threads,
         version=__version__,
         host=platform.node(),
-        config_json=json.dumps(settings),
+        config_json=json.dumps(dataclasses.asdict(config)),
+        machine_json=machine_json(pool, choice.profile, sizes),
         output_changes=moe.output_changes,
         trace_sizes=sizes,
     )

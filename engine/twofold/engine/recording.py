@@ -41,9 +41,12 @@ class Recorder:
 
     def __init__(self, sink: TelemetrySink | None, moe: MoeRuntime, info: RunInfo) -> None:
         self._sink = sink
+        self._records_events = sink is not None and sink.takes_events
         self._moe = moe
         self._info = info
         self._routing: dict[int, RoutingRows] = {}
+        self.keeps_text = sink is not None and sink.wants_text
+        """Whether requests are recorded with the text of their answers."""
         self._last_drain = 0.0
         self.placement = PlacementCounts()
         self.prefetch = PrefetchCounts()
@@ -51,7 +54,7 @@ class Recorder:
         """Speed of recent decode-only steps, on the run's clock; 0 before the first."""
         self.step_tokens: Counter[int] = Counter()
         """Number of steps by their token count."""
-        moe.enable_events(sink is not None)
+        moe.enable_events(self._records_events)
         if sink is not None:
             sink.begin_run(info)
 
@@ -66,7 +69,7 @@ class Recorder:
             return None
         self.drain()
         rows = self._routing.pop(number)
-        if not self._routing and self._sink is None:
+        if not self._routing and not self._records_events:
             self._moe.enable_events(False)
         return rows.arrays()[0]
 
@@ -88,11 +91,12 @@ class Recorder:
         *,
         started_s: float,
         wall_s: float,
+        begin_s: float,
         clock_s: float,
         num_running: int,
         num_waiting: int,
     ) -> None:
-        """Record a finished step. `clock_s` is its duration on the run's clock."""
+        """Record a finished step. `begin_s` and `clock_s` are its begin and duration on the run's clock."""
         num_decode = sum(item.num_tokens == 1 and item.samples for item in scheduled)
         num_tokens = sum(item.num_tokens for item in scheduled)
         num_prefill = num_tokens - num_decode
@@ -118,6 +122,7 @@ class Recorder:
                     involuntary_switches=usage.involuntary_switches,
                     major_faults=usage.major_faults,
                     cpu_us=usage.cpu_us,
+                    begin_us=begin_s * 1e6,
                 )
             )
         # A single prefill step can fill a large part of the rings.
@@ -129,13 +134,13 @@ class Recorder:
         self._last_drain = time.perf_counter()
         self.placement = self._moe.counts()
         self.prefetch = self._moe.prefetch_counts()
-        if self._sink is None and not self._routing:
+        if not self._records_events and not self._routing:
             return
         events = self._moe.drain_events()
         tokens = events["token_layer"]
         for number, routing in self._routing.items():
             routing.add(tokens[tokens["request"] == number])
-        if self._sink is None:
+        if self._sink is None or not self._records_events:
             return
         for kind, rows in events.items():
             if len(rows):

@@ -6,6 +6,7 @@ unless named `*_unix_s`.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -32,6 +33,8 @@ from twofold.text.tokenizer.text_stream import Detokenizer, TextStream
 MAX_ENTRIES: Final = 1024
 """Maximum tokens in each of stop_token_ids, logit_bias and (over all its sequences) bad_words."""
 _MAX_TOKENS: Final = 2**31
+MAX_RECORDED_TOKENS: Final = 4096
+"""Answer tokens whose text telemetry keeps, where it keeps texts."""
 
 
 def check_request(
@@ -114,7 +117,7 @@ class RequestState:
 
     __slots__ = (
         "_ended", "_finish_reason", "_finished", "_finished_unix_s", "_first_token", "_first_token_unix_s",
-        "_last_token_ids", "_logprobs", "_num_sent", "_prompt_logprobs_pending", "_scheduled", "_submitted",
+        "_last_token_ids", "_logprobs", "_num_sent", "_pieces", "_prompt_logprobs_pending", "_scheduled", "_submitted",
         "_submitted_unix_s", "_text", "_wall", "sampler", "sequence",
     )  # fmt: skip
 
@@ -125,6 +128,8 @@ class RequestState:
         default_seed: int | None,
         now: float,
         eos_token_ids: Collection[int] = (),
+        *,
+        keep_text: bool = False,
     ) -> None:
         request = sequence.request
         sampling = request.sampling
@@ -137,6 +142,7 @@ class RequestState:
         if not sampling.ignore_eos:
             self._last_token_ids |= frozenset(eos_token_ids)
         self._ended = False
+        self._pieces: list[str] | None = [] if keep_text else None
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs_pending = sampling.prompt_logprobs is not None
         self._text = TextStream(detokenizer, request.sampling.stop)
@@ -185,7 +191,10 @@ class RequestState:
         if token in self._last_token_ids:
             self._ended = True
             return ""
-        return self._text.push(token)
+        text = self._text.push(token)
+        if self._pieces is not None and len(self._pieces) < MAX_RECORDED_TOKENS:
+            self._pieces.append(text)
+        return text
 
     def flush(self) -> str:
         """Return the text that was held back until now."""
@@ -259,6 +268,7 @@ class RequestState:
             decode_s=decode_s,
             sampling=request.sampling,
             cached_tokens=self.sequence.num_cached,
+            answer_json=json.dumps(self._pieces) if self._pieces and self._finish_reason else None,
         )
 
     def _wall_durations(self) -> tuple[float, float, float]:

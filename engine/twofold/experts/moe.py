@@ -106,9 +106,6 @@ class MoeRuntime:
             slots, shape.top_k, choice=choice, cost=self._cost, figures=profile.cost_figures, dense=dense_cost
         )
         self._executor = self._make(self._slots)
-        is_priced = choice.kind != "none" or machine is not None
-        self.priced_by: MachineProfile | None = profile if is_priced else None
-        """Profile that plans and predictions are computed from; None: nothing is predicted."""
         self.routing = RoutingRecord(lambda: self._executor.routing_counts)
         self.dynamic_update = DynamicUpdate(lambda: self._executor.dynamic_update_counts())
         self._place(self._slots)

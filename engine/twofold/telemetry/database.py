@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from twofold.api.errors import ConfigError
-from twofold.telemetry import schema
+from twofold.telemetry import schema, views
 from twofold.telemetry.upgrade import upgrade_file
 
 BUSY_TIMEOUT_S: Final = 1.0
@@ -215,6 +215,7 @@ def _create(path: Path) -> Engine:
                 upgrade_file(connection, path, found)
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             schema.metadata.create_all(connection)
+            views.create_views(connection)
             connection.exec_driver_sql(
                 "INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(schema.SCHEMA_VERSION),)
             )

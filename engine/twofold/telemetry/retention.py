@@ -1,6 +1,6 @@
 """Keeps the database, including its write-ahead log, within a size by removing the oldest rows.
 
-A busy server records tens of megabytes a minute. Details (token_layer, cache_event, upload, step) go first, an equal
+A busy server records tens of megabytes a minute. Details (blocks of events, steps) go first, an equal
 share of each table at a time. layer_second, which sums them, is trimmed where it alone takes half of the room. Requests
 and load samples go only when nothing else is left. Totals of runs stay. `make_room` is called before each transaction
 and leaves room for it, so that the file need not grow: SQLite reuses freed pages.
@@ -19,12 +19,12 @@ from sqlalchemy import Connection, Engine
 
 from twofold.telemetry.database import BUSY_TIMEOUT_S
 
-DETAILS: Final = ("token_layer", "cache_event", "upload", "step")
+DETAILS: Final = ("token_layer_block", "cache_event_block", "upload_block", "step")
 SUMS: Final = "layer_second"
 LAST: Final = ("request", "load_sample")
 
 _ROW_BYTES: Final = 400
-"""Upper bound for a queued row with its indices and its part of layer_second (measured: 100 to 250)."""
+"""Upper bound for a queued event or record with its indices and its part of layer_second (measured: 60 to 250)."""
 _PAGE_BYTES: Final = 4096
 _SHRINK_S: Final = 0.25
 """Time per call for shrinking the file after the limit was lowered; the next call continues."""
@@ -158,15 +158,28 @@ def _remove_oldest(connection: Connection, budget: Budget) -> int:
 
 
 def _remove_share(connection: Connection, tables: tuple[str, ...], most: int) -> int:
-    """Remove the oldest rows of tables, the same share of each, `most` together."""
+    """Remove the oldest rows of tables, the same share of each, about `most` events and records together."""
     ranges = {table: _row_range(connection, table) for table in tables}
-    share = min(1.0, most / max(1, sum(last - first for first, last in ranges.values())))
+    total = sum(
+        (last - first) * _events_per_row(connection, table) for table, (first, last) in ranges.items()
+    )
+    share = min(1.0, most / max(1.0, total))
     removed = 0
     for table, (first, last) in ranges.items():
         until = first + math.ceil((last - first) * share)
         cursor = connection.exec_driver_sql(f"DELETE FROM {table} WHERE rowid < ?", (until,))  # noqa: S608
         removed += int(cursor.rowcount)
     return removed
+
+
+def _events_per_row(connection: Connection, table: str) -> float:
+    """Mean events of a block, from the oldest ones, which go first; 1 in other tables."""
+    if not table.endswith("_block"):
+        return 1.0
+    mean = connection.exec_driver_sql(
+        f"SELECT avg(num_events) FROM (SELECT num_events FROM {table} ORDER BY rowid LIMIT 256)"  # noqa: S608
+    ).scalar_one()
+    return float(mean or 1.0)
 
 
 def _row_range(connection: Connection, table: str) -> tuple[int, int]:

@@ -10,16 +10,22 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from twofold.api.types import ControlRecord, EmulatedParts, RequestRecord, RunInfo, StepRecord
+from twofold.api.types import (
+    ControlRecord,
+    EmulatedParts,
+    MachineSample,
+    RequestRecord,
+    RunInfo,
+    StepRecord,
+)
 from twofold.telemetry import schema
-from twofold.telemetry.sink import EVENT_DTYPES, LoadSample, Placement
+from twofold.telemetry.sink import LoadSample, Placement, TelemetryLevel
 
 Row = tuple[Any, ...]
 Events = np.ndarray[Any, np.dtype[Any]]
@@ -33,6 +39,7 @@ _RUN: Final = schema.column_names(schema.run)[1:]
 _STEP_FIELDS: Final = [column.name for column in schema.columns_of(StepRecord)]
 _CONTROL: Final = schema.column_names(schema.control)
 _REQUEST: Final = schema.column_names(schema.request)
+_MACHINE_SAMPLE: Final = schema.column_names(schema.machine_sample)
 _LOAD_SAMPLE: Final = schema.column_names(schema.load_sample)
 _step_fields: Final = attrgetter(*_STEP_FIELDS)
 
@@ -43,10 +50,18 @@ def _row(columns: list[str], record: object, **others: Any) -> Row:
     return tuple(values[name] for name in columns)
 
 
-def run_row(run: RunInfo, started_s: float) -> Row:
+def run_row(run: RunInfo, started_s: float, level: TelemetryLevel) -> Row:
     """Row of table `run` without run_id, which the database assigns."""
     emulated = run.accelerator.startswith("emulated")
-    return _row(_RUN, run, started_s=started_s, last_seen_s=started_s, finished_s=None, emulated=emulated)
+    return _row(
+        _RUN,
+        run,
+        started_s=started_s,
+        last_seen_s=started_s,
+        finished_s=None,
+        emulated=emulated,
+        telemetry_level=level,
+    )
 
 
 def control_row(run_id: int, record: ControlRecord) -> Row:
@@ -58,41 +73,16 @@ def request_row(run_id: int, record: RequestRecord) -> Row:
     return _row(_REQUEST, record, run_id=run_id, sampling_json=sampling_json)
 
 
+def machine_sample_row(run_id: int, sample: MachineSample) -> Row:
+    return _row(_MACHINE_SAMPLE, sample, run_id=run_id)
+
+
 def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:
     return _row(_LOAD_SAMPLE, sample, run_id=run_id)
 
 
 def step_row(run_id: int, record: StepRecord) -> Row:
     return (run_id, *_step_fields(record), *record.parts, *(record.emulated or _NOT_EMULATED))
-
-
-def _blobs(values: npt.NDArray[Any], counts: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> list[bytes]:
-    """The first counts[i] entries of each row of `values` [n, 16] as bytes of `dtype`."""
-    width = int(counts.max(initial=0))
-    packed = np.ascontiguousarray(values[:, :width], dtype=dtype)
-    size = packed.dtype.itemsize * width
-    if size == 0:
-        return [b""] * len(values)
-    blobs: list[bytes] = packed.view(f"V{size}").ravel().tolist()
-    if bool((counts == width).all()):
-        return blobs
-    itemsize = packed.dtype.itemsize
-    return [blob[: itemsize * int(count)] for blob, count in zip(blobs, counts, strict=True)]
-
-
-def event_rows(kind: str, run_id: int, events: Events) -> Iterator[Row]:
-    """Rows of table `kind`."""
-    names = EVENT_DTYPES[kind].names or ()
-    return zip(repeat(run_id, len(events)), *(_column(events, kind, name) for name in names), strict=True)
-
-
-def _column(events: Events, kind: str, name: str) -> list[Any]:
-    array = EVENT_DTYPES[kind][name].subdtype
-    if array is None:
-        values: list[Any] = events[name].tolist()
-        return values
-    counts = np.minimum(events["num_routed"], events[name].shape[1])
-    return _blobs(events[name], counts, array[0])
 
 
 @dataclass

@@ -14,12 +14,15 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import Connection, Table
 
-from twofold.telemetry import rows, schema
-from twofold.telemetry.sink import EVENT_DTYPES
+from twofold.telemetry import machine_samples, rows, schema
+from twofold.telemetry.blocks import block_rows
+from twofold.telemetry.sink import TelemetryLevel
 from twofold.telemetry.totals import totals_of
 
 _CHUNK_ROWS: Final = 1024
 """Rows converted to tuples at a time: holds the interpreter lock for well under a millisecond."""
+_BLOCK_EVENTS: Final = 4096
+"""Events packed at a time, and most events of a block: holds the interpreter lock for a millisecond."""
 _REMEMBERED_STEPS: Final = 10_000
 
 Losses = Counter[tuple[str, str]]
@@ -36,6 +39,8 @@ _INSERT_LAYER_SECOND: Final = _insert_sql(schema.layer_second)
 _INSERT_STEP: Final = _insert_sql(schema.step, replace=True)
 _INSERT_REQUEST: Final = _insert_sql(schema.request, replace=True)
 _INSERT_CONTROL: Final = _insert_sql(schema.control)
+_INSERT_MACHINE_SAMPLE: Final = _insert_sql(schema.machine_sample)
+_MACHINE_SAMPLE_S: Final = 5.0
 _INSERT_LOAD_SAMPLE: Final = _insert_sql(schema.load_sample)
 _ADD_DROPPED: Final = (
     f"{_insert_sql(schema.dropped)} ON CONFLICT DO UPDATE "
@@ -44,7 +49,7 @@ _ADD_DROPPED: Final = (
 _ADD_TOTAL: Final = (
     f"{_insert_sql(schema.run_total)} ON CONFLICT DO UPDATE SET amount = amount + excluded.amount"
 )
-NATIVE: Final = {kind: _insert_sql(schema.metadata.tables[kind]) for kind in EVENT_DTYPES}
+NATIVE: Final = {kind: _insert_sql(table) for kind, table in schema.BLOCKS.items()}
 """Insert statements of events that arrive as arrays."""
 
 
@@ -82,11 +87,13 @@ class RunWriter:
     """Writer of the current run. `write` changes no state until `committed`, so a failed transaction can be
     repeated."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: TelemetryLevel) -> None:
+        self._level = level
         self._run: Item | None = None
         self._run_id: int | None = None
         self._ended_run_id: int | None = None
         self._step_seconds: dict[int, int] = {}
+        self._next_machine_sample_s = 0.0
         self._rows: Counter[str] = Counter()
         self._losses: Losses = Counter()
 
@@ -138,6 +145,10 @@ class RunWriter:
         )
         if heartbeat or finished:
             _mark(connection, run_id, now_s, finished=finished)
+        if heartbeat and now_s >= self._next_machine_sample_s:
+            self._next_machine_sample_s = now_s + _MACHINE_SAMPLE_S
+            sample = machine_samples.read(now_s)
+            _execute(connection, _INSERT_MACHINE_SAMPLE, [rows.machine_sample_row(run_id, sample)])
         return Written(run_id, counts, losses=Counter(lost))
 
     def committed(self, written: Written) -> None:
@@ -152,7 +163,7 @@ class RunWriter:
         names = schema.column_names(schema.run)[1:]
         cursor = connection.exec_driver_sql(
             f"INSERT INTO run ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608
-            rows.run_row(self._run.payload, self._run.arrived_s),
+            rows.run_row(self._run.payload, self._run.arrived_s, self._level),
         )
         return int(cursor.lastrowid)
 
@@ -185,8 +196,8 @@ class RunWriter:
             events = np.concatenate([item.payload for item in items])
             arrivals = np.repeat([int(item.arrived_s) for item in items], [item.num_rows for item in items])
             events_by_kind[kind], seconds_by_kind[kind] = events, self._seconds_of(events["step"], arrivals)
-            for begin in range(0, len(events), _CHUNK_ROWS):
-                _execute(connection, sql, rows.event_rows(kind, run_id, events[begin : begin + _CHUNK_ROWS]))
+            for begin in range(0, len(events) if self._level == "expert" else 0, _BLOCK_EVENTS):
+                _execute(connection, sql, block_rows(kind, run_id, events[begin : begin + _BLOCK_EVENTS]))
         num_experts = self._run.payload.num_experts if self._run is not None else 0
         sums = rows.layer_second_rows(run_id, num_experts, events_by_kind, seconds_by_kind)
         _execute(connection, _INSERT_LAYER_SECOND, sums)

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 from sqlalchemy import (
     Column,
     Float,
@@ -40,8 +41,17 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
-from twofold.api.types import ControlRecord, EmulatedParts, RequestFacts, RunInfo, StepParts, StepRecord
+from twofold.api.types import (
+    ControlRecord,
+    EmulatedParts,
+    MachineSample,
+    RequestFacts,
+    RunInfo,
+    StepParts,
+    StepRecord,
+)
 from twofold.telemetry import migrations
+from twofold.telemetry.blocks import KEYS, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample
 from twofold.telemetry.totals import LAYER_TOTALS
 
@@ -123,6 +133,7 @@ run = Table(
     Column("finished_s", Float, comment="NULL while running, and after a crash"),
     Column("emulated", Integer, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
     *columns_of(RunInfo),
+    Column("telemetry_level", Text, nullable=False, comment="step, layer or expert (--telemetry)"),
 )
 
 request = Table(
@@ -150,23 +161,45 @@ control = Table(
 """Changes made to a running engine."""
 
 
-def _event_table(kind: str, *, index: str) -> Table:
-    """A table with a column per event field, in the same order; arrays are blobs."""
-    columns: list[Column[Any]] = []
+def _block_table(kind: str) -> Table:
+    """Blocks of events: columns that are numbers, then a blob per field."""
+    blobs = [
+        Column(name, LargeBinary, nullable=False, server_default="", comment=_entries(kind, name, dtype))
+        for name, dtype in blob_dtypes(kind).items()
+    ]
+    numbers = [Column(name, Integer, nullable=False) for name in KEYS[kind]]
+    indices = [Index(f"{kind}_block_by_step", "run_id", "first_step", "last_step")]
+    if "request" in KEYS[kind]:
+        indices.append(Index(f"{kind}_block_by_request", "run_id", "request", "first_step"))
+    return Table(f"{kind}_block", metadata, _run_id(), *numbers, *blobs, *indices)
+
+
+def _entries(kind: str, name: str, dtype: np.dtype[Any]) -> str:
+    entry = dtype.subdtype[0] if dtype.subdtype else dtype
+    meaning = "minus first_step" if name == "step" else EVENT_MEANINGS[kind][name]
+    shape = "num_events, width" if dtype.subdtype else "num_events"
+    return f"{entry.name}[{shape}]{f': {meaning}' if meaning else ''}"
+
+
+BLOCKS: Final = {kind: _block_table(kind) for kind in EVENT_DTYPES}
+"""Tables of native events, by kind. `queries.events` reads them, the views of `views` show them as rows."""
+
+views = MetaData()
+"""Views as tables, for queries only: `views.create_views` makes them."""
+
+
+def _event_view(kind: str) -> Table:
+    """A column per event field, in the same order; arrays are blobs."""
+    columns: list[Column[Any]] = [Column("run_id", Integer), Column("first_step", Integer)]
     for name in EVENT_DTYPES[kind].names or ():
         dtype = EVENT_DTYPES[kind][name]
         scalar = Integer if dtype.kind in "iu" else Float
-        column_type = LargeBinary if dtype.subdtype else scalar
         comment = EVENT_MEANINGS[kind][name] or None
-        before = text("0") if column_type is scalar else None
-        columns.append(Column(name, column_type, nullable=False, comment=comment, server_default=before))
-    return Table(kind, metadata, _run_id(), *columns, Index(f"{kind}_by_{index}", "run_id", index))
+        columns.append(Column(name, LargeBinary if dtype.subdtype else scalar, comment=comment))
+    return Table(kind, views, *columns)
 
 
-# Pages query a request's rows; everything by time comes from layer_second.
-token_layer = _event_table("token_layer", index="request")
-upload = _event_table("upload", index="step")
-cache_event = _event_table("cache_event", index="step")
+token_layer, upload, cache_event = (_event_view(kind) for kind in EVENT_DTYPES)
 
 layer_second = Table(
     "layer_second",
@@ -181,6 +214,14 @@ layer_second = Table(
         comment="zlib of uint32[num_experts, 3] by placement; may be empty",
     ),
     Index("layer_second_by_time", "run_id", "at_s"),
+)
+
+machine_sample = Table(
+    "machine_sample",
+    metadata,
+    _run_id(),
+    *columns_of(MachineSample),
+    Index("machine_sample_by_time", "run_id", "at_s"),
 )
 
 run_total = Table(

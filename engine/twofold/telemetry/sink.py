@@ -23,6 +23,11 @@ LossPlace = Literal["ring", "queue", "database"]
 LOSS_PLACES: Final[tuple[LossPlace, ...]] = ("ring", "queue", "database")
 """Where events are lost: a full native ring, a full queue before the database, the database itself."""
 
+TelemetryLevel = Literal["step", "layer", "expert"]
+"""What is recorded: requests and steps; also sums by second and layer; also every token's experts, every upload and
+every decision of the expert cache."""
+LEVELS: Final[tuple[TelemetryLevel, ...]] = ("step", "layer", "expert")
+
 EVENT_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     kind: dtype for kind, (dtype, _) in _core.event_formats().items()
 }
@@ -94,8 +99,9 @@ class LoadSample:
 class SinkStats:
     """Rows a database sink has written so far, and events it lost."""
 
+    level: TelemetryLevel
     num_written: int
-    """Rows committed, without roll-ups."""
+    """Events and records committed, without roll-ups."""
     num_queued: int
     """Rows accepted but not committed yet."""
     dropped: Mapping[LossPlace, int]
@@ -110,6 +116,12 @@ class SinkStats:
 
 class TelemetrySink:
     """Takes events from any thread; every method returns at once. This base class discards them."""
+
+    wants_text: bool = False
+    """Whether requests are to be recorded with the text of their answers."""
+
+    takes_events: bool = True
+    """Whether `native_events` keeps anything. If not, native code need not report events."""
 
     def begin_run(self, run: RunInfo) -> None:
         """First call: everything that follows belongs to this run."""
@@ -146,6 +158,8 @@ class TeeSink(TelemetrySink):
 
     def __init__(self, *sinks: TelemetrySink) -> None:
         self._sinks = sinks
+        self.wants_text = any(sink.wants_text for sink in sinks)
+        self.takes_events = any(sink.takes_events for sink in sinks)
 
     def begin_run(self, run: RunInfo) -> None:
         for sink in self._sinks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from twofold.api.errors import ConfigError
 from twofold.telemetry import queries
 
 
@@ -16,7 +15,7 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
     hit rate and policy where there are no expert slots on a GPU. Raises ConfigError if there is no database or no run.
     """
     db = queries.open_database(url)
-    run = _choose(queries.runs(db, limit=1_000_000), run_id, db.path)
+    run = queries.find_run(db, run_id)
     placements = queries.placement_totals(db, run)
     steps = queries.step_totals(db, run)
     requests = queries.request_counts(db, run)
@@ -64,21 +63,6 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
             f"{entry.kind}/{entry.place}": entry.num_events for entry in queries.dropped(db, run)
         },
     }
-
-
-def _choose(runs: list[queries.Run], run_id: int | None, path: str) -> queries.Run:
-    if not runs:
-        raise ConfigError(
-            f"telemetry database {path} holds no run yet; start a server with --telemetry-url first"
-        )
-    if run_id is None:
-        return runs[0]
-    for run in runs:
-        if run.run_id == run_id:
-            return run
-    raise ConfigError(
-        f"telemetry database {path} holds no run {run_id}; it has runs {runs[-1].run_id} to {runs[0].run_id}"
-    )
 
 
 def format_summary(summary: dict[str, Any]) -> str:

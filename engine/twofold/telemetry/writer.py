@@ -26,6 +26,7 @@ from twofold.telemetry.sink import (
     LoadSample,
     LossPlace,
     SinkStats,
+    TelemetryLevel,
     TelemetrySink,
     check_event_dtype,
 )
@@ -65,11 +66,14 @@ class DatabaseSink(TelemetrySink):
         self,
         opened: WritableDatabase,
         *,
+        level: TelemetryLevel = "expert",
         max_queued_rows: int = MAX_QUEUED_ROWS,
         max_bytes: int = MAX_DATABASE_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path = opened.path
+        self._level = level
+        self.takes_events = level != "step"
         self._max_queued_rows = max_queued_rows
         self._budget = retention.Budget(max_bytes)
         self._now = now
@@ -84,7 +88,7 @@ class DatabaseSink(TelemetrySink):
         self._last_error: str | None = None
         # The rest belongs to the writer thread.
         self._database: WritableDatabase | None = opened
-        self._run = RunWriter()
+        self._run = RunWriter(level)
         self._recorded_run_id: int | None = None
         self._next_heartbeat_s = 0.0
         self._pause_s = 0.0
@@ -116,7 +120,7 @@ class DatabaseSink(TelemetrySink):
 
     def native_events(self, kind: str, rows: rows.Events) -> None:
         check_event_dtype(kind, rows)
-        if len(rows):
+        if len(rows) and self.takes_events:
             self._push(kind, rows, len(rows))
 
     def dropped(self, kind: str, count: int) -> None:
@@ -127,7 +131,7 @@ class DatabaseSink(TelemetrySink):
     def stats(self) -> SinkStats:
         with self._mutex:
             dropped = {place: self._dropped[place] for place in LOSS_PLACES}
-            return SinkStats(self._num_written, self._queued_rows, dropped, self._last_error)
+            return SinkStats(self._level, self._num_written, self._queued_rows, dropped, self._last_error)
 
     def close(self) -> None:
         with self._mutex:
@@ -323,11 +327,14 @@ class DatabaseSink(TelemetrySink):
 def open_sink(
     url: str | None,
     *,
+    level: TelemetryLevel = "expert",
     max_queued_rows: int = MAX_QUEUED_ROWS,
     max_bytes: int = MAX_DATABASE_BYTES,
+    text: bool = False,
     now: Callable[[], float] = time.time,
 ) -> TelemetrySink:
-    """The sink for a telemetry URL; None or an empty URL means no telemetry. `now` returns Unix time.
+    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `text`: answers'
+    texts too; `now` returns Unix time.
 
     The database and its log stay within `max_bytes` together: the oldest rows are removed (see `retention`).
 
@@ -337,4 +344,6 @@ def open_sink(
     if not url:
         return TelemetrySink()
     opened = database.open_for_writing(schema.database_path(url))
-    return DatabaseSink(opened, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)
+    sink = DatabaseSink(opened, level=level, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)
+    sink.wants_text = text
+    return sink

@@ -23,7 +23,7 @@ from twofold.server.http.openapi import answers, text_answer
 from twofold.server.ollama.model_card import ollama_card
 from twofold.server.openai.answer_schemas import Model
 from twofold.server.openai.model_card import listed_names, openai_card
-from twofold.telemetry.sink import parse_load_samples
+from twofold.telemetry.sink import LEVELS, parse_load_samples
 
 
 def router(state: ServerState) -> APIRouter:
@@ -127,6 +127,7 @@ def _telemetry(state: ServerState) -> dict[str, Any]:
         return {"state": "off"}
     return {
         "state": "recording" if stats.last_error is None else "failing",
+        "level": stats.level,
         "events_written": stats.num_written,
         "events_queued": stats.num_queued,
         "events_lost": dict(stats.dropped),
@@ -144,6 +145,11 @@ def _telemetry_gauges(state: ServerState) -> list[Gauge]:
             "twofold:telemetry_recording",
             "1 while the telemetry database can be written, else 0.",
             is_recording,
+        ),
+        (
+            "twofold:telemetry_level",
+            "What is recorded (--telemetry): 1 step, 2 layer (and sums by layer), 3 expert (and every event).",
+            float(1 + LEVELS.index(stats.level)),
         ),
         ("twofold:telemetry_events_written_total", "Events in the database.", stats.num_written),
         ("twofold:telemetry_events_queued", "Events that wait to be written.", stats.num_queued),

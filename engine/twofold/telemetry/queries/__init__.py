@@ -5,6 +5,14 @@ and rates "per clock second" are on the run's clock: emulated where `Run.emulate
 """
 
 from twofold.api.types import ControlRecord as ControlRecord
+from twofold.telemetry.queries.client_times import ClientTimes as ClientTimes
+from twofold.telemetry.queries.client_times import Part as Part
+from twofold.telemetry.queries.client_times import client_times as client_times
+from twofold.telemetry.queries.client_times import felt_times as felt_times
+from twofold.telemetry.queries.client_times import sorted_requests as sorted_requests
+from twofold.telemetry.queries.client_times import waterfall as waterfall
+from twofold.telemetry.queries.comparisons import Difference as Difference
+from twofold.telemetry.queries.comparisons import difference as difference
 from twofold.telemetry.queries.copies import MAX_COPIES as MAX_COPIES
 from twofold.telemetry.queries.copies import CopyRows as CopyRows
 from twofold.telemetry.queries.copies import LinkCeiling as LinkCeiling
@@ -26,6 +34,11 @@ from twofold.telemetry.queries.loadtests import PercentileSeries as PercentileSe
 from twofold.telemetry.queries.loadtests import load_samples as load_samples
 from twofold.telemetry.queries.loadtests import load_tests as load_tests
 from twofold.telemetry.queries.loadtests import percentile_series as percentile_series
+from twofold.telemetry.queries.machine import MachineFacts as MachineFacts
+from twofold.telemetry.queries.machine import MachineSamples as MachineSamples
+from twofold.telemetry.queries.machine import machine_facts as machine_facts
+from twofold.telemetry.queries.machine import machine_samples as machine_samples
+from twofold.telemetry.queries.native_events import events as events
 from twofold.telemetry.queries.overview import Overview as Overview
 from twofold.telemetry.queries.overview import PlacementTotals as PlacementTotals
 from twofold.telemetry.queries.overview import StepTotals as StepTotals
@@ -54,6 +67,7 @@ from twofold.telemetry.queries.requests import RequestCounts as RequestCounts
 from twofold.telemetry.queries.requests import RequestTokens as RequestTokens
 from twofold.telemetry.queries.requests import finish_reasons as finish_reasons
 from twofold.telemetry.queries.requests import num_requests as num_requests
+from twofold.telemetry.queries.requests import request as request
 from twofold.telemetry.queries.requests import request_counts as request_counts
 from twofold.telemetry.queries.requests import request_tokens as request_tokens
 from twofold.telemetry.queries.requests import requests as requests
@@ -66,6 +80,7 @@ from twofold.telemetry.queries.reuse import lru_hit_rate as lru_hit_rate
 from twofold.telemetry.queries.reuse import recorded_routing as recorded_routing
 from twofold.telemetry.queries.reuse import stack_distances as stack_distances
 from twofold.telemetry.queries.run_costs import RunCosts as RunCosts
+from twofold.telemetry.queries.run_costs import model_sizes as model_sizes
 from twofold.telemetry.queries.run_costs import run_costs as run_costs
 from twofold.telemetry.queries.run_costs import run_settings as run_settings
 from twofold.telemetry.queries.runs import LIVE_AFTER_S as LIVE_AFTER_S
@@ -76,6 +91,9 @@ from twofold.telemetry.queries.runs import RunState as RunState
 from twofold.telemetry.queries.runs import Window as Window
 from twofold.telemetry.queries.runs import control_events as control_events
 from twofold.telemetry.queries.runs import dropped as dropped
+from twofold.telemetry.queries.runs import find_run as find_run
+from twofold.telemetry.queries.runs import level_of as level_of
+from twofold.telemetry.queries.runs import needs_level as needs_level
 from twofold.telemetry.queries.runs import open_database as open_database
 from twofold.telemetry.queries.runs import run_totals as run_totals
 from twofold.telemetry.queries.runs import runs as runs

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import select
 
-from twofold.telemetry import schema
 from twofold.telemetry.queries.layer_rows import StepRows
+from twofold.telemetry.queries.native_events import events
 from twofold.telemetry.queries.runs import Database, Run
 from twofold.telemetry.sink import UploadReason
 
@@ -18,7 +17,7 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 MAX_COPIES: Final = 50_000
-"""Most copies that are read, the latest ones: 0.2 s."""
+"""Most copies that are analysed, the latest ones."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +55,15 @@ class CopyRows:
 
 def copy_rows(db: Database, run: Run, steps: StepRows, *, limit: int = MAX_COPIES) -> CopyRows:
     """The latest `limit` copies that were decided in these steps."""
-    names = list(CopyRows.__annotations__)
-    if not len(steps):
-        return CopyRows(*np.zeros((len(names), 0)))
-    table = schema.upload.c
-    query = (
-        select(*(table[name] for name in names))
-        .where(table.run_id == run.run_id)
-        .where(table.step.between(int(steps.step[0]), int(steps.step[-1])))
-        .order_by(table.step.desc())
-        .limit(limit)
-    )
-    rows = np.array([tuple(row) for row in db.rows(query)], np.float64).reshape(-1, len(names))
-    rows = rows[np.lexsort((rows[:, names.index("queued_us")], rows[:, 0]))]
-    return CopyRows(*rows[:, :5].T.astype(np.int64), *rows[:, 5:8].T, *rows[:, 8:].T.astype(np.int64))
+    first, last = (int(steps.step[0]), int(steps.step[-1])) if len(steps) else (0, -1)
+    found = events(db, run, "upload", first_step=first, last_step=last)[-limit:]
+    found = found[np.lexsort((found["queued_us"], found["step"]))]
+
+    def column(name: str) -> npt.NDArray[Any]:
+        values = found["bytes" if name == "size_bytes" else name]
+        return values.astype(np.float64 if name.endswith("_us") else np.int64)
+
+    return CopyRows(*(column(name) for name in CopyRows.__annotations__))
 
 
 @dataclass(frozen=True)

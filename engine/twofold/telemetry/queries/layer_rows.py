@@ -1,4 +1,4 @@
-"""Latest rows of token_layer in a window as arrays: the material of the cache, scheduler and lab pages.
+"""Latest token_layer events of a window as arrays: the material of the cache, scheduler and lab pages.
 
 All other queries of these pages compute from `LayerRows` and `CopyRows` with numpy alone. The number of rows read is
 bounded, so the queries cost the same for a run of an hour and of a day.
@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import or_, select
+from sqlalchemy import select
 
 from twofold.telemetry import schema
+from twofold.telemetry.queries.native_events import events
 from twofold.telemetry.queries.runs import Database, Run, Window
 from twofold.telemetry.sink import Placement
 
@@ -22,23 +23,9 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 MAX_ROWS: Final = 100_000
-"""Most rows of token_layer that are read: 2,083 tokens of 48 layers, 0.4 s."""
+"""Most token_layer events that are read: 2,083 tokens of 48 layers."""
 _MAX_STEPS: Final = 50_000
 _NO_EXPERT: Final = -1
-_COLUMNS: Final = (
-    "step",
-    "request",
-    "position",
-    "layer",
-    "num_routed",
-    "layer_us",
-    "cpu_us",
-    "gpu_us",
-    "predicted_us",
-    "experts",
-    "placement",
-    "weights",
-)
 
 
 @dataclass(frozen=True)
@@ -97,9 +84,9 @@ def step_rows(db: Database, run: Run, span: Window, *, limit: int = _MAX_STEPS) 
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Rows of token_layer, ordered by step, layer and position; arrays are [rows] or [rows, top_k].
+    """Events by step, layer, request and position, each of one token in one layer; arrays are [rows] or [rows, top_k].
 
-    Entries of `experts` beyond those a row routed to are -1; their placements are meaningless.
+    Entries of `experts` beyond the experts of a token are -1; their placements are meaningless.
     """
 
     num_layers: int
@@ -172,68 +159,34 @@ def layer_rows(db: Database, run: Run, span: Window, *, max_rows: int = MAX_ROWS
     rows_from_end = np.cumsum(steps.num_tokens[::-1]) * max(run.num_layers, 1)
     num_steps = min(max(1, int(np.searchsorted(rows_from_end, max_rows, side="right"))), len(steps))
     kept = steps.part(slice(len(steps) - num_steps, None))
-    return _as_arrays(run, kept, _rows_of(db, run, kept) if len(kept) else [])
+    return _as_arrays(run, kept, _events(db, run, kept))
 
 
-def _rows_of(db: Database, run: Run, steps: StepRows) -> list[Any]:
-    """Rows of these steps, found by the index of requests."""
-    table, request = schema.token_layer.c, schema.request.c
-    begin_s = float(steps.started_s[0])
-    numbers = select(request.number).where(
-        request.run_id == run.run_id,
-        request.submitted_s <= float(steps.started_s[-1]) + 1.0,
-        or_(request.finished_s.is_(None), request.finished_s >= begin_s),
-    )
-    query = select(*(table[name] for name in _COLUMNS)).where(
-        table.run_id == run.run_id,
-        table.request.in_(numbers),
-        table.step.between(int(steps.step[0]), int(steps.step[-1])),
-    )
-    return db.rows(query)
+def _events(db: Database, run: Run, steps: StepRows) -> npt.NDArray[Any]:
+    first, last = (int(steps.step[0]), int(steps.step[-1])) if len(steps) else (0, -1)
+    found = events(db, run, "token_layer", first_step=first, last_step=last)
+    found = found[(found["request"] >= 0) & np.isin(found["step"], steps.step)]
+    return found[np.lexsort((found["position"], found["request"], found["layer"], found["step"]))]
 
 
-def _as_arrays(run: Run, steps: StepRows, rows: list[Any]) -> LayerRows:
-    columns: dict[str, Any] = dict.fromkeys(_COLUMNS, ())
-    if rows:
-        columns = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
-    step, request, position, layer, routed = (np.array(columns[name], np.int64) for name in _COLUMNS[:5])
-    order = np.lexsort((position, layer, step))
-    width = int(routed.max(initial=max(run.top_k, 1)))
-    experts, placement, weights = (
-        _unpacked(columns[name], routed, width, np.dtype(dtype))[order]
-        for name, dtype in (("experts", "<u2"), ("placement", "u1"), ("weights", "<f4"))
-    )
-    experts = experts.astype(np.int32)
-    experts[np.arange(width) >= routed[order][:, None]] = _NO_EXPERT
-    layer_us, cpu_us, gpu_us, predicted_us = (
-        np.array(columns[name], np.float64)[order] for name in _COLUMNS[5:9]
-    )
+def _as_arrays(run: Run, steps: StepRows, found: npt.NDArray[Any]) -> LayerRows:
+    width = int(found["num_routed"].max(initial=max(run.top_k, 1)))
+    routed = np.arange(width) < found["num_routed"][:, None]
+    experts = np.where(routed, found["experts"][:, :width].astype(np.int32), _NO_EXPERT)
+
+    def column(name: str, dtype: type[np.int64] | type[np.float64]) -> npt.NDArray[Any]:
+        return found[name].astype(dtype)
+
     return LayerRows(
-        num_layers=max(run.num_layers, int(layer.max(initial=-1)) + 1),
+        num_layers=max(run.num_layers, int(found["layer"].max(initial=-1)) + 1),
         num_experts=max(run.num_experts, int(experts.max(initial=-1)) + 1),
         steps=steps,
-        step=step[order],
-        request=request[order],
-        position=position[order],
-        layer=layer[order],
-        layer_us=layer_us,
-        cpu_us=cpu_us,
-        gpu_us=gpu_us,
-        predicted_us=predicted_us,
+        **{name: column(name, np.int64) for name in ("step", "request", "position", "layer")},
+        **{name: column(name, np.float64) for name in ("layer_us", "cpu_us", "gpu_us", "predicted_us")},
         experts=experts,
-        placement=placement,
-        weights=weights,
+        placement=found["placement"][:, :width],
+        weights=found["weights"][:, :width],
     )
-
-
-def _unpacked(blobs: tuple[bytes, ...], counts: I64, width: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Blobs of counts[i] entries as one array [rows, width], 0 beyond a row's entries."""
-    flat = np.frombuffer(b"".join(blobs), dtype)
-    if bool((counts == width).all()):
-        return flat.reshape(-1, width)
-    found = np.zeros((len(counts), width), dtype)
-    found[np.arange(width) < counts[:, None]] = flat
-    return found
 
 
 def _step_layers(rows: LayerRows) -> StepLayers:

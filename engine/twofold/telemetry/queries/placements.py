@@ -7,9 +7,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import select
 
-from twofold.telemetry import schema
+from twofold.telemetry.queries.native_events import events
 from twofold.telemetry.queries.runs import Database, Run, run_totals
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 from twofold.telemetry.totals import count_name
@@ -69,16 +68,12 @@ def uploads(
     db: Database, run: Run, *, first_step: int = 0, last_step: int | None = None, limit: int = 10_000
 ) -> list[Upload]:
     """Copies queued in steps first_step to last_step, in the order they were recorded."""
-    table = schema.upload
-    query = (
-        select(*(table.c[field.name] for field in fields(Upload)))
-        .where(table.c.run_id == run.run_id, table.c.step >= first_step)
-        .order_by(table.c.step)
-        .limit(limit)
-    )
-    if last_step is not None:
-        query = query.where(table.c.step <= last_step)
-    return [Upload(**{**row._mapping, "reason": UploadReason(row.reason)}) for row in db.rows(query)]
+    rows = events(db, run, "upload", first_step=first_step, last_step=last_step)[:limit]
+    names = [field.name for field in fields(Upload)]
+    return [
+        Upload(**{**dict(zip(names, row, strict=True)), "reason": UploadReason(row[names.index("reason")])})
+        for row in rows[names].tolist()
+    ]
 
 
 def upload_counts(db: Database, run: Run) -> dict[UploadReason, int]:

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from sqlalchemy import ColumnElement, Integer, func, literal_column, select, text
+from sqlalchemy import select
 
 from twofold.telemetry import schema
+from twofold.telemetry.queries.native_events import events
 from twofold.telemetry.queries.runs import Database, Run
 
 MAX_ROWS: Final = 100_000
-"""Latest rows of token_layer that are read: all rows of a long run would take seconds."""
+"""Latest token_layer events that are read: all those of a long run would take seconds."""
 
-_ROWID: Final[ColumnElement[int]] = literal_column("token_layer.rowid", Integer)
+_MOST_BLOCKS: Final = 20_000
 
 
 @dataclass(frozen=True)
@@ -31,36 +32,17 @@ def prediction_error(db: Database, run: Run) -> PredictionError | None:
     construction) or nothing was predicted (`twofold calibrate` never ran here)."""
     if run.emulated:
         return None
-    # One at a time: for both at once, SQLite reads the whole table.
-    lowest, highest = (
-        db.rows(select(bound(_ROWID)).select_from(schema.token_layer))[0][0] or 0
-        for bound in (func.min, func.max)
-    )
-    last = _last_row(db, run, lowest, highest)
-    row = schema.token_layer.c
-    query = (
-        select(func.max(row.layer_us), func.max(row.predicted_us))
-        .where(last - MAX_ROWS < _ROWID, last >= _ROWID)
-        # "+": by row number instead of the index by request.
-        .where(text("+token_layer.run_id = :run_id").bindparams(run_id=run.run_id))
-        .where(row.predicted_us > 0, row.layer_us > 0)
-        .group_by(row.step, row.layer)
-    )
-    times = np.array([tuple(r) for r in db.rows(query)], np.float64).reshape(-1, 2)
-    if not len(times):
+    table = schema.BLOCKS["token_layer"].c
+    newest = select(table.first_step, table.num_events).where(table.run_id == run.run_id)
+    num_rows, first_step = 0, 0
+    for first_step, num_events in db.rows(newest.order_by(table.last_step.desc()).limit(_MOST_BLOCKS)):
+        num_rows += num_events
+        if num_rows >= MAX_ROWS:
+            break
+    rows = events(db, run, "token_layer", first_step=first_step)
+    rows = rows[(rows["predicted_us"] > 0) & (rows["layer_us"] > 0)]
+    if not len(rows):
         return None
-    errors = np.abs(times[:, 1] / times[:, 0] - 1)
+    _, index = np.unique(rows["step"] * (1 + int(rows["layer"].max())) + rows["layer"], return_index=True)
+    errors = np.abs(rows["predicted_us"][index].astype(float) / rows["layer_us"][index] - 1)
     return PredictionError(len(errors), float(np.median(errors)), float(np.percentile(errors, 90)))
-
-
-def _last_row(db: Database, run: Run, lowest: int, highest: int) -> int:
-    """Number of the run's last row in token_layer, or one below: rows of a run are contiguous, runs in order."""
-    while lowest < highest:
-        middle = (lowest + highest + 1) // 2
-        query = select(schema.token_layer.c.run_id).where(middle <= _ROWID).order_by(_ROWID).limit(1)
-        (found,) = db.rows(query)
-        if found.run_id <= run.run_id:
-            lowest = middle
-        else:
-            highest = middle - 1
-    return lowest

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, func, or_, select
 
 from twofold.api.types import RequestFacts
 from twofold.telemetry import schema
+from twofold.telemetry.queries.native_events import events
 from twofold.telemetry.queries.runs import Database, Run
 
 F64 = npt.NDArray[np.float64]
@@ -37,12 +38,21 @@ def requests(
     ended_by: str | None = None,
     limit: int = 200,
     offset: int = 0,
+    order_by: ColumnElement[Any] | None = None,
 ) -> list[Request]:
     """Requests, newest first, skipping `offset`. `search`: a number, or a part of the id; `ended_by`: a finish reason,
-    or RUNNING."""
+    or RUNNING; `order_by`: largest value of this first, unknown ones last."""
     table = schema.request
-    query = select(table).where(*_matching(run, search, ended_by)).order_by(table.c.number.desc())
+    order = [] if order_by is None else [order_by.desc().nulls_last()]
+    query = select(table).where(*_matching(run, search, ended_by)).order_by(*order, table.c.number.desc())
     return [Request(**row._mapping) for row in db.rows(query.limit(limit).offset(offset))]
+
+
+def request(db: Database, run: Run, number: int) -> Request | None:
+    """One request; None if the run has none of this number."""
+    table = schema.request
+    rows = db.rows(select(table).where(table.c.run_id == run.run_id, table.c.number == number))
+    return Request(**rows[0]._mapping) if rows else None
 
 
 def num_requests(db: Database, run: Run, *, search: str = "", ended_by: str | None = None) -> int:
@@ -117,6 +127,8 @@ class RequestTokens:
     """[T] Unix time of the step, NaN where its row was lost."""
     step_us: F64
     """[T] on the run's clock, NaN where the step's row was lost."""
+    wall_us: F64
+    """[T] wall time of the step, NaN where its row was lost."""
     batch_tokens: I64
     """[T] tokens computed in the same step."""
     num_by_placement: I64
@@ -138,35 +150,31 @@ def request_tokens(
     db: Database, run: Run, number: int, *, first_position: int = 0, last_position: int | None = None
 ) -> RequestTokens:
     """Placements and layer times of one request's tokens, by position (prompt first)."""
-    table = schema.token_layer
-    query = (
-        select(table)
-        .where(table.c.run_id == run.run_id, table.c.request == number, table.c.position >= first_position)
-        .order_by(table.c.step)
-    )
+    rows = events(db, run, "token_layer", request=number)
+    chosen = rows["position"] >= first_position
     if last_position is not None:
-        query = query.where(table.c.position <= last_position)
-    rows = db.rows(query)
-    positions = np.unique(np.array([row.position for row in rows], np.int64))
-    num_layers = max([run.num_layers, *(row.layer + 1 for row in rows)])
-    top_k = max([run.top_k, *(row.num_routed for row in rows)])
+        chosen &= rows["position"] <= last_position
+    rows = rows[chosen]
+    positions, token = np.unique(rows["position"].astype(np.int64), return_inverse=True)
+    num_layers = max(run.num_layers, int(rows["layer"].max(initial=-1)) + 1)
+    top_k = max(run.top_k, int(rows["num_routed"].max(initial=0)))
     shape = (len(positions), num_layers)
+    # Of a position computed twice the last row counts: rows ascend by step, and the last of equal indices is kept.
+    at = (token, rows["layer"])
     num_by_placement = np.zeros((*shape, 3), np.int64)
+    num_by_placement[at] = np.stack([rows[name] for name in ("num_hits", "num_cpu", "num_fetched")], axis=1)
     times = np.full((4, *shape), np.nan)
+    for index, name in enumerate(("layer_us", "cpu_us", "gpu_us", "predicted_us")):
+        times[index][at] = rows[name]
+    routed = np.arange(top_k) < rows["num_routed"][:, None]
     experts = np.full((*shape, top_k), -1, np.int32)
+    experts[at] = np.where(routed, rows["experts"][:, :top_k].astype(np.int32), -1)
     placement = np.full((*shape, top_k), -1, np.int8)
+    placement[at] = np.where(routed, rows["placement"][:, :top_k].astype(np.int8), -1)
     weights = np.zeros((*shape, top_k), np.float32)
+    weights[at] = np.where(routed, rows["weights"][:, :top_k], 0)
     steps = np.zeros(len(positions), np.int64)
-    index_of = {position: index for index, position in enumerate(positions.tolist())}
-    for row in rows:
-        at = (index_of[row.position], row.layer)
-        steps[at[0]] = row.step
-        num_by_placement[at] = row.num_hits, row.num_cpu, row.num_fetched
-        times[:, at[0], at[1]] = row.layer_us, row.cpu_us, row.gpu_us, row.predicted_us
-        count = len(row.placement)
-        experts[at][:count] = np.frombuffer(row.experts, "<u2")
-        placement[at][:count] = np.frombuffer(row.placement, "u1")
-        weights[at][:count] = np.frombuffer(row.weights, "<f4")
+    steps[token] = rows["step"]
     by_step = {row.step: row for row in _steps(db, run, steps)}
     found = [by_step.get(step) for step in steps.tolist()]
     return RequestTokens(
@@ -174,6 +182,7 @@ def request_tokens(
         step=steps,
         started_s=np.array([row.started_s if row else np.nan for row in found], np.float64),
         step_us=np.array([row.step_us if row else np.nan for row in found], np.float64),
+        wall_us=np.array([row.wall_us if row else np.nan for row in found], np.float64),
         batch_tokens=np.array(
             [row.num_prefill_tokens + row.num_decode_tokens if row else 0 for row in found], np.int64
         ),

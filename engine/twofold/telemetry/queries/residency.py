@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Select, select
 
-from twofold.telemetry import schema
 from twofold.telemetry.queries.copies import CopyRows
 from twofold.telemetry.queries.layer_rows import LayerRows
+from twofold.telemetry.queries.native_events import events
 from twofold.telemetry.queries.runs import Database, Run
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
-
-MAX_EVENTS: Final = 100_000
-"""Most cache events that are read on either side of a step."""
 
 
 def residency(db: Database, run: Run, step: int, hits: I64) -> U8:
@@ -30,29 +26,22 @@ def residency(db: Database, run: Run, step: int, hits: I64) -> U8:
     if the next one evicts it. Where it has none at all, it was there from the start if it was ever hit (`hits`, uses of
     the whole run as [layers, experts]).
     """
-    table = schema.cache_event.c
-    events = (
-        select(table.layer, table.expert, table.kind)
-        .where(table.run_id == run.run_id)
-        .where(table.kind.in_([int(CacheEventKind.ADMIT), int(CacheEventKind.EVICT)]))
-        .limit(MAX_EVENTS)
-    )
-    before = _first_events(
-        db, events.where(table.step <= step).order_by(table.step.desc(), table.at_us.desc()), hits.shape
-    )
-    after = _first_events(db, events.where(table.step > step).order_by(table.step, table.at_us), hits.shape)
+    found = events(db, run, "cache_event")
+    found = found[np.isin(found["kind"], (CacheEventKind.ADMIT, CacheEventKind.EVICT))]
+    found = found[np.lexsort((found["at_us"], found["step"]))]
+    past = found["step"] <= step
+    before = _last_events(found[past], hits.shape)
+    after = _last_events(found[~past][::-1], hits.shape)
     there = np.where(after >= 0, after == CacheEventKind.EVICT, hits > 0)
     return np.where(before >= 0, before == CacheEventKind.ADMIT, there).astype(np.uint8)
 
 
-def _first_events(db: Database, query: Select[Any], shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
-    """Kind of each expert's first event in the query's order, -1 without one; [layers, experts]."""
-    found = np.full(shape, -1, np.int8)
-    rows = np.array([tuple(row) for row in db.rows(query)], np.int64).reshape(-1, 3)[::-1]
-    inside = (rows[:, 0] < shape[0]) & (rows[:, 1] < shape[1])
-    rows = rows[inside]
-    found[rows[:, 0], rows[:, 1]] = rows[:, 2]  # of equal indices numpy keeps the last: the first event
-    return found
+def _last_events(found: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
+    """Kind of each expert's last event, -1 without one; [layers, experts]."""
+    kinds = np.full(shape, -1, np.int8)
+    inside = found[(found["layer"] < shape[0]) & (found["expert"] < shape[1])]
+    kinds[inside["layer"], inside["expert"]] = inside["kind"]  # of equal indices numpy keeps the last
+    return kinds
 
 
 class UploadFate(IntEnum):

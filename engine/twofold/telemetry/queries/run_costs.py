@@ -12,12 +12,10 @@ from twofold.telemetry.queries.runs import Run
 
 @dataclass(frozen=True)
 class RunCosts:
-    """Calibrated figures of a run's machine and sizes of its model; see `twofold.experts.profiles`."""
+    """Calibrated figures of a run's machine; see `twofold.experts.profiles`."""
 
     machine: str
     figures: Mapping[str, float]
-    sizes: tuple[float, ...]
-    """`twofold.api.types.TraceSizes`; empty if unknown."""
 
     @property
     def link(self) -> LinkCeiling:
@@ -30,11 +28,16 @@ class RunCosts:
 
 def run_costs(run: Run) -> RunCosts | None:
     """The figures; None for a run on an uncalibrated CPU, and for one recorded before runs kept them."""
-    machine = run_settings(run).get("machine")
-    if not isinstance(machine, dict):
+    stored = json.loads(run.machine_json)
+    figures = {name: float(figure["value"]) for name, figure in (stored.get("profile") or {}).items()}
+    if not figures:
         return None
-    sizes = machine.get("model_sizes") or ()
-    return RunCosts(str(machine["name"]), dict(machine["figures"]), tuple(map(float, sizes)))
+    return RunCosts(str(stored.get("name", "")), figures)
+
+
+def model_sizes(run: Run) -> tuple[float, ...]:
+    """Sizes of the run's model (`TraceSizes`); empty if not recorded."""
+    return tuple(map(float, json.loads(run.machine_json).get("model_sizes") or ()))
 
 
 def run_settings(run: Run) -> Mapping[str, object]:

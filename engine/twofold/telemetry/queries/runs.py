@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from twofold.api.errors import ConfigError
 from twofold.api.types import ControlRecord, RunInfo
 from twofold.telemetry import database, schema
+from twofold.telemetry.sink import LEVELS, TelemetryLevel
 
 LIVE_AFTER_S: Final = 5.0
 """A run whose heartbeat (each second) is older than this is not live, where its lock cannot decide."""
@@ -59,6 +60,7 @@ class Run(RunInfo):
     last_seen_s: float
     finished_s: float | None
     emulated: bool
+    telemetry_level: TelemetryLevel
     is_written: bool | None = None
     """Whether a process has locked the database to write this run; None if unknown."""
 
@@ -85,6 +87,38 @@ def runs(db: Database, *, limit: int = 100) -> list[Run]:
     rows = db.rows(select(schema.run).order_by(schema.run.c.run_id.desc()).limit(limit))
     written = database.written_run(Path(db.path))
     return [_run(row, None if written is None else row.run_id == written) for row in rows]
+
+
+def find_run(db: Database, run_id: int | None = None) -> Run:
+    """The run of that number, the last one by default. ConfigError if there is none."""
+    found = runs(db, limit=1_000_000)
+    if not found:
+        raise ConfigError(
+            f"telemetry database {db.path} holds no run yet; start a server with --telemetry-url first"
+        )
+    if run_id is None:
+        return found[0]
+    for run in found:
+        if run.run_id == run_id:
+            return run
+    raise ConfigError(
+        f"telemetry database {db.path} holds no run {run_id}; it has runs {found[-1].run_id} to {found[0].run_id}"
+    )
+
+
+def level_of(run: Run) -> TelemetryLevel:
+    """How much was recorded of the run (`--telemetry`)."""
+    return run.telemetry_level
+
+
+def needs_level(run: Run, level: TelemetryLevel) -> str | None:
+    """A sentence that names the level to record at, if the run lacks what `level` has; None if it has it."""
+    if LEVELS.index(level_of(run)) >= LEVELS.index(level):
+        return None
+    return (
+        f"Not recorded: this run used --telemetry {level_of(run)}. Start the server with --telemetry {level} to "
+        "record it."
+    )
 
 
 def _run(row: Any, is_written: bool | None) -> Run:

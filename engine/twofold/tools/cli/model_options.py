@@ -103,10 +103,13 @@ def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
         from twofold.telemetry.routing import RoutingRecorder
 
         sinks.append(RoutingRecorder(config.record_routing))
-    if config.telemetry_url:
+    if config.telemetry_url and config.telemetry != "off":
+        from twofold.telemetry.sink import LEVELS
         from twofold.telemetry.writer import open_sink
 
-        sinks.append(open_sink(config.telemetry_url, max_bytes=config.telemetry_max_bytes))
+        level = next(each for each in LEVELS if each == config.telemetry)
+        max_bytes, text = config.telemetry_max_bytes, config.telemetry_text
+        sinks.append(open_sink(config.telemetry_url, level=level, max_bytes=max_bytes, text=text))
     if len(sinks) > 1:
         from twofold.telemetry.sink import TeeSink
 

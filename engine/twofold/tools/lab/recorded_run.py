@@ -66,11 +66,11 @@ def trace_of(routing: queries.RecordedRouting, run: queries.Run) -> Trace:
 
 def shape_of(run: queries.Run) -> ModelShape | None:
     """Sizes of the run's model, from its own row, else from a known model of this name; None if unknown."""
-    costs = queries.run_costs(run)
+    sizes = queries.model_sizes(run)
     routing = (run.num_layers, run.num_experts, run.top_k)
     name = PurePath(run.model).name
-    if costs is not None and costs.sizes:
-        return ModelShape(name, *TraceSizes(*costs.sizes), routing=routing)
+    if sizes:
+        return ModelShape(name, *TraceSizes(*sizes), routing=routing)
     known = SHAPES.get(name.lower())
     return known if known is not None and known.routing == routing else None
 

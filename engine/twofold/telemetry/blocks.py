@@ -1,0 +1,93 @@
+"""Native events as columns: one database row is a block of events with a blob per field.
+
+A row per event would cost the writer several microseconds, a block costs it a fraction of one per event. `KEYS` are the
+block's own columns. Blobs are little-endian arrays with one entry per event; `step` is stored as its distance from
+`first_step`, and of an array field the first `width` entries, the most that any event of the block has. A block of
+token_layer holds one request's events, so that its index finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twofold.telemetry.sink import EVENT_DTYPES
+
+Events = npt.NDArray[Any]
+Row = tuple[Any, ...]
+
+STEP_DTYPE: Final = np.dtype("<u4")
+KEYS: Final = {
+    "token_layer": ("request", "first_step", "last_step", "num_events"),
+    "upload": ("first_step", "last_step", "num_events"),
+    "cache_event": ("first_step", "last_step", "num_events"),
+}
+"""Columns of a block that are numbers, by kind."""
+
+
+def blob_dtypes(kind: str) -> dict[str, np.dtype[Any]]:
+    """Type of the entries of each blob, by field; array fields have subarrays."""
+    dtype = EVENT_DTYPES[kind]
+    fields = {name: dtype[name] for name in dtype.names or () if name not in KEYS[kind]}
+    return {**fields, "step": STEP_DTYPE}
+
+
+def block_rows(kind: str, run_id: int, events: Events) -> Iterator[Row]:
+    """Rows of table `<kind>_block`: run_id, its keys, its blobs."""
+    if "request" not in KEYS[kind]:
+        if len(events):
+            yield (run_id, *_facts(events), *_blobs(kind, events))
+        return
+    requests = events["request"]
+    if len(events) and bool((requests == requests[0]).all()):
+        yield (run_id, int(requests[0]), *_facts(events), *_blobs(kind, events))
+        return
+    order = np.argsort(requests, kind="stable")
+    numbers, begins = np.unique(requests[order], return_index=True)
+    for number, own in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
+        some = events[own]
+        yield (run_id, number, *_facts(some), *_blobs(kind, some))
+
+
+def _facts(events: Events) -> tuple[int, int, int]:
+    steps = events["step"]
+    return int(steps.min()), int(steps.max()), len(events)
+
+
+def _blobs(kind: str, events: Events) -> Iterator[bytes]:
+    for name, dtype in blob_dtypes(kind).items():
+        values = events[name]
+        if name == "step":
+            values = values - values.min()
+        if dtype.subdtype:
+            dtype, width = dtype.subdtype[0], int(events["num_routed"].max())
+            values = values[:, :width]
+        yield np.ascontiguousarray(values, dtype.newbyteorder("<")).tobytes()
+
+
+def events_of(kind: str, rows: Sequence[Any]) -> Events:
+    """The events of blocks, block after block. `rows` have the columns of `<kind>_block` as attributes."""
+    events = np.zeros(sum(row.num_events for row in rows), EVENT_DTYPES[kind])
+    dtypes = blob_dtypes(kind)
+    begin = 0
+    for row in rows:
+        part = events[begin : begin + row.num_events]
+        begin += row.num_events
+        for name, dtype in dtypes.items():
+            blob = getattr(row, name)
+            if not blob:  # the field is newer than the block, or no event has an expert
+                continue
+            entry = dtype.subdtype[0] if dtype.subdtype else dtype
+            values = np.frombuffer(blob, entry.newbyteorder("<"))
+            if dtype.subdtype:
+                values = values.reshape(row.num_events, -1)
+                part[name][:, : values.shape[1]] = values
+            else:
+                part[name] = values
+        part["step"] += row.first_step
+        if "request" in KEYS[kind]:
+            part["request"] = row.request
+    return events
