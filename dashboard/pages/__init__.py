@@ -22,4 +22,6 @@ PAGES: Final = (
     Page("requests", "Requests", "search", "Now"),
     Page("placement", "Placement", "grid_on", "Experts"),
     Page("loadtests", "Load tests", "groups", "Tests"),
+    Page("compare", "Compare", "compare_arrows", "Tests"),
+    Page("machine", "Machine", "memory", "Machine"),
 )

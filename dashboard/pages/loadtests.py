@@ -36,11 +36,16 @@ def _key() -> str:
     return f"loadtest-{st.session_state.get('run', NEWEST)}"
 
 
+def _latest(view: View, tests: list[queries.LoadTest]) -> queries.LoadTest:
+    """The latest test against the view's run, else the latest of all."""
+    return ([test for test in tests if test.run_id == view.run.run_id] or tests)[0]
+
+
 def _chosen(view: View, tests: list[queries.LoadTest]) -> queries.LoadTest:
-    """The selected test; else the latest against the view's run, else the latest of all."""
-    wanted = st.session_state.get(_key())
+    """The selected test, else that of the address, else the latest."""
+    wanted = st.session_state.get(_key(), links.asked("loadtest"))
     selected = [test for test in tests if test.loadtest_id == wanted]
-    return (selected or [test for test in tests if test.run_id == view.run.run_id] or tests)[0]
+    return selected[0] if selected else _latest(view, tests)
 
 
 def body(view: View) -> None:
@@ -57,7 +62,7 @@ def body(view: View) -> None:
         st.warning(
             f"Load test {links.asked('loadtest')} is not in this database.", icon=":material/search_off:"
         )
-    latest = _chosen(view, tests).loadtest_id
+    latest = _latest(view, tests).loadtest_id
     st.session_state.setdefault(_key(), latest)
     chosen = st.selectbox("Load test", list(by_id), format_func=lambda name: _name(by_id[name]), key=_key())
     links.publish("loadtest", chosen, latest)

@@ -48,21 +48,15 @@ def body(view: View) -> None:
 
 
 def _ceilings(view: View, facts: queries.MachineFacts) -> None:
-    if facts.ceilings:
-        with parts.card(st, "machine-3"):
-            rows = [[name.replace("_", " "), f"{value:,.1f}"] for name, value in facts.ceilings.items()]
-            parts.table(["ceiling", "measured"], rows, name="Ceilings, measured at the start of the run")
     if not facts.profile:
-        st.caption(
-            "No cost model: without an accelerator no plan is priced. `twofold calibrate` measures one."
-        )
+        st.caption("Ceilings are unknown: `twofold calibrate` measures those of this machine.")
         return
     with parts.card(st, "machine-4"):
         rows = [
             [name.replace("_", " "), f"{figure['value']:,g}", str(figure["source"])]
             for name, figure in facts.profile.items()
         ]
-        parts.table(["figure", "value", "source"], rows, name="Figures of the cost model")
+        parts.table(["figure", "value", "source"], rows, name="Ceilings and costs that plans are priced with")
         st.caption("A source that is not a measurement of this machine: run `twofold calibrate`.")
 
 

@@ -47,6 +47,7 @@ def body(view: View) -> None:
             "size limit."
         )
         return
+    _answer(request, tokens)
     chosen = _tokens(view, request, tokens)
     _token(view, request, tokens, chosen)
 
@@ -198,6 +199,19 @@ def _tokens(view: View, request: queries.Request, tokens: queries.RequestTokens)
             advice="A dark column is a slow token; a dark row is a layer whose slots are too few.",
         )
     return chosen
+
+
+def _answer(request: queries.Request, tokens: queries.RequestTokens) -> None:
+    """The answer's text, each token as dark as it had misses; nothing where texts were not recorded."""
+    if request.answer_json is None:
+        st.caption("The answer's text was not recorded: `--telemetry-text` records it (private data).")
+        return
+    with parts.card(st, "answer", "The answer, coloured by misses"):
+        st.html(explanation.coloured_answer(request, tokens))
+        st.html(
+            '<p class="tf-advice"><b aria-hidden="true">→</b> Dark words cost most: topics whose experts are '
+            "seldom used. Recorded with --telemetry-text; only the first tokens of a long answer are kept.</p>"
+        )
 
 
 def _clock(view: View, tokens: queries.RequestTokens) -> tuple[np.ndarray, str]:
