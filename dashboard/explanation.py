@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,7 +11,7 @@ from twofold.telemetry import queries
 
 from dashboard import formats
 from dashboard.figures.times import PART_NAMES
-from dashboard.palette import PLACEMENT_COLORS, text_on
+from dashboard.palette import AMOUNT, PLACEMENT_COLORS, faint, text_on
 
 _CHIPS = {place: f"background:{color};color:{text_on(color)}" for place, color in PLACEMENT_COLORS.items()}
 
@@ -143,6 +145,23 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
         f'<tr><td class="tf-experts"><b>whole step</b></td><td></td><td><b>{whole_us:,.0f}</b></td><td></td></tr>'
         "</tbody></table>"
     )
+
+
+def coloured_answer(request: queries.Request, tokens: queries.RequestTokens) -> str:
+    """HTML: the recorded text of an answer; the more of a token's experts missed the GPU, the darker its background."""
+    pieces: list[str] = json.loads(request.answer_json or "[]")
+    counts = tokens.num_by_placement.sum(axis=1)
+    missed = counts[:, queries.Placement.CPU] + counts[:, queries.Placement.FETCHED]
+    # The step at position p computes the logits of the token at p + 1.
+    found = dict(zip((tokens.position + 1).tolist(), missed.tolist(), strict=True))
+    most = max(int(missed.max(initial=0)), 1)
+    spans = []
+    for index, piece in enumerate(pieces):
+        misses = found.get(request.prompt_tokens + index)
+        shade = "" if misses is None else f"background:{faint(AMOUNT, 0.7 * misses / most)}"
+        title = "not recorded" if misses is None else f"{misses} misses"
+        spans.append(f'<span style="{shade}" title="{title}">{html.escape(piece)}</span>')
+    return f'<div class="tf-answer">{"".join(spans)}</div>'
 
 
 def layer_table(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:

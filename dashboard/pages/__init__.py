@@ -26,4 +26,6 @@ PAGES: Final = (
     Page("scheduler", "Scheduler", "account_tree", "Experts"),
     Page("lab", "Lab", "science", "Tests"),
     Page("loadtests", "Load tests", "groups", "Tests"),
+    Page("compare", "Compare", "compare_arrows", "Tests"),
+    Page("machine", "Machine", "memory", "Machine"),
 )

@@ -46,6 +46,12 @@ def metrics(app: AppTest) -> dict[str, str]:
     return {metric.label: metric.value for metric in app.metric}
 
 
+def link(app: AppTest, name: str) -> str:
+    """What the page's address names; AppTest gives a list or a text."""
+    value = app.query_params[name]
+    return value if isinstance(value, str) else value[0]
+
+
 def texts(app: AppTest) -> str:
     elements = [*app.markdown, *app.caption, *app.warning, *app.info, *app.title, *app.subheader, *app.code]
     labels = [f"{metric.label} {metric.value} {metric.delta}" for metric in app.metric]

@@ -16,7 +16,7 @@ from dashboard import formats, palette
 from dashboard.pages import PAGES as REGISTERED
 from dashboard.placement_sweep import read_sweep
 from tests.dashboard.app_pages import DASHBOARD, PAGES, answers, metrics, show, texts, write_database
-from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, _Running, run_info
+from tests.dashboard.synthetic_run import SyntheticRun, run_info
 from tests.e2e.waiting import wait_until
 from tests.telemetry import table_queries
 
@@ -50,11 +50,25 @@ def test_overview_shows_what_the_queries_say(
     assert shown["Hit rate"] == f"{made.num_hits / (made.num_hits + made.num_cpu + made.num_fetched):.1%}"
     assert shown["Decode tokens/s"] == formats.rate(overview.steps.decode_tokens_per_wall_s)
     assert f"{overview.steps.decode_tokens_per_clock_s:,.0f} emulated" in [m.delta for m in app.metric]
-    expected = made.num_uploads * made.info.expert_bytes / (made.virtual_us / 1e6)
-    assert shown["PCIe traffic (emulated)"] == f"{expected / 1e9:.2f} GB/s"
+    uploaded = made.num_uploads * made.info.expert_bytes
+    assert shown["PCIe per token"] == formats.size(uploaded / (made.decode_tokens + made.prefill_tokens))
+    assert f"{uploaded / (made.virtual_us / 1e6) / 1e9:.2f} GB/s emulated" in [m.delta for m in app.metric]
+    felt = _felt(path)
+    assert shown["TTFT, p50"] == formats.seconds(float(np.percentile(felt[:, 0], 50)))
+    assert shown["ITL, p50"] == formats.seconds(float(np.percentile(felt[:, 1], 50)))
     assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
     assert f"{made.decode_tokens:,} answer tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
     assert f"{made.num_uploads:,} uploads" in texts(app)
+
+
+def _felt(path: Path) -> np.ndarray:
+    """TTFT, mean ITL and end-to-end seconds of the finished requests, by SQL of its own."""
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute(
+            "SELECT first_token_s - submitted_s, (finished_s - first_token_s) / (completion_tokens - 1), "
+            "finished_s - submitted_s FROM request WHERE finish_reason = 'stop' ORDER BY number"
+        ).fetchall()
+    return np.array(rows)
 
 
 def test_placement_shows_a_sweep_that_is_named(
@@ -110,45 +124,6 @@ def test_placement_shows_the_shares_of_the_window(
     for mode in ("Share of hits", "How often used"):
         app = app.radio(key="colour").set_value(mode).run()
         assert not app.exception
-
-
-def test_a_request_is_explained_by_its_own_rows(
-    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
-) -> None:
-    path, made = emulated
-    app = show(monkeypatch, path, "requests")
-    db, run, _ = answers(path)
-    newest = queries.requests(db, run)[0]
-    tokens = queries.request_tokens(db, run, newest.number, first_position=newest.prompt_tokens)
-    slowest = int(np.argmax(tokens.step_us))
-    text = texts(app)
-    assert f"**Why the token at position {tokens.position[slowest]} took this long**" in text
-    _, cpu, fetched = tokens.num_by_placement[slowest].sum(axis=0).tolist()
-    assert f"**{cpu + fetched} of its " in text
-    assert f"{cpu} ran on the CPU, {fetched} were fetched" in text
-    for expert in tokens.experts[slowest].ravel().tolist():
-        assert f"{expert} <small>" in text
-    other = int(tokens.position[0] if slowest else tokens.position[1])
-    app = app.select_slider[0].set_value(other).run()
-    assert f"**Why the token at position {other} took this long**" in texts(app)
-    app = app.selectbox(key="request").set_value(0).run()
-    assert not app.exception
-    assert metrics(app)["Answer tokens"] == "25"
-    assert made.next_number > 1
-
-
-def test_load_test_shows_percentiles_and_failures(
-    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
-) -> None:
-    path, _ = emulated
-    app = show(monkeypatch, path, "loadtests")
-    samples = queries.load_samples(queries.open_database(f"sqlite:///{path}"), "lt-1")
-    values = [metric.value for metric in app.metric if metric.label == "p50"]
-    ttft, tpot = np.nanpercentile(samples.ttft_ms, 50), np.nanpercentile(samples.tpot_ms, 50)
-    assert values == [f"{ttft:,.0f} ms", f"{tpot:.1f} ms"]
-    assert metrics(app)["Failures"] == "2"
-    assert metrics(app)["Answers"] == "28"
-    assert "HTTP 503" in app.table[0].value.to_string()
 
 
 def test_an_older_run_and_a_shorter_window_can_be_chosen(
@@ -294,52 +269,6 @@ def test_a_live_run_is_drawn_every_two_seconds_and_no_longer_when_it_ends(
     intervals.clear()
     app.run()
     assert 2.0 not in intervals
-
-
-def test_a_load_test_stands_under_the_run_it_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    write_database(path, "emulated:rtx3060-pcie3", seconds=2)
-    sink = open_sink(f"sqlite:///{path}", now=ManualClock(1_700_001_000.0))
-    sink.begin_run(run_info("cuda:0"))
-    sink.close()
-    app = show(monkeypatch, path, "loadtests")  # the newest run is the one without a load test
-    assert ["emulated:rtx3060-pcie3" in warning.value for warning in app.warning] == [True]
-    assert "cuda:0" not in "\n".join(element.proto.body for element in app.get("html"))
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE load_sample SET run_id = NULL")
-    app = show(monkeypatch, path, "loadtests")
-    assert ["was not recorded" in warning.value for warning in app.warning] == [True]
-    assert "accelerator" not in "\n".join(element.proto.body for element in app.get("html"))
-
-
-def test_every_request_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    sink = open_sink(f"sqlite:///{path}", now=ManualClock())
-    made = SyntheticRun(sink, ManualClock(), run_info("cuda:0"))
-    for _ in range(450):
-        made._record(_Running(made.next_number, 1_700_000_000.0, 5, 5), "stop")
-        made.next_number += 1
-    made._record(_Running(450, 1_700_000_000.0, 5, 5), "cancelled")
-    sink.close()
-    app = show(monkeypatch, path, "requests")
-
-    def offered() -> list[int]:
-        return [int(name.split(" ")[0]) for name in app.selectbox(key="request").options]
-
-    seen = []
-    for page in range(1, 6):
-        app = app.number_input[0].set_value(page).run()
-        seen += offered()
-    assert seen == list(range(450, -1, -1))
-    app = app.text_input[0].set_value("cmpl-0007").run()
-    assert offered() == [7]
-    app = app.text_input[0].set_value("7").run()
-    assert 7 in offered()
-    app = app.text_input[0].set_value("no_such%").run()
-    assert "No requests match the filter" in texts(app)
-    app = app.text_input[0].set_value("").run()
-    app = app.selectbox(key="ended-1").set_value("cancelled").run()
-    assert offered() == [450]
 
 
 def test_nothing_is_asked_of_other_hosts() -> None:
