@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 
@@ -33,6 +34,7 @@ def bandwidth(view: View, found: WindowRows) -> None:
             "Expert weights read",
             f"{reached:.1f} GB/s",
             "Bytes of distinct experts per second of the CPU's expert time, decode steps.",
+            f"median layer {np.nanmedian(found.cpu.by_layer):.1f} GB/s",
         ),
         Shown(
             "Of the ceiling", formats.percent(reached / ceiling if ceiling else None), "Calibrated bandwidth."

@@ -6,19 +6,17 @@ import streamlit as st
 from twofold.telemetry import queries
 
 from dashboard import formats, parts
+from dashboard.explanation import SLOW, cause
 from dashboard.view import View
 from dashboard.window_rows import WindowRows
-
-AT_LEAST = 5.0
-"""Times the median from which a layer is listed."""
 
 
 def card(view: View, found: WindowRows) -> None:
     """List the slowest layers of the window's decode steps; nothing on an emulated clock, which no process disturbs."""
     if view.run.emulated:
         return
-    with parts.card(st, "slow-layers", f"Layers that took {AT_LEAST:.0f} times their median and more"):
-        slow = queries.slow_layers(found.rows, at_least=AT_LEAST)
+    with parts.card(st, "slow-layers", f"Layers that took {SLOW:.0f} times their median and more"):
+        slow = queries.slow_layers(found.rows, at_least=SLOW)
         if not slow:
             st.markdown("None in these steps.")
             return
@@ -41,16 +39,3 @@ def _row(slow: queries.SlowLayer, counters: queries.StepCounters | None) -> str:
         f"<td>{formats.microseconds(slow.median_us)}</td><td>{slow.ratio:,.0f}</td>"
         f'<td class="tf-experts">{cause(counters)}</td></tr>'
     )
-
-
-def cause(counters: queries.StepCounters | None) -> str:
-    """The likely cause of a slow layer, by the counters of its step."""
-    if counters is None or counters.involuntary_switches is None:
-        return "unknown: this run recorded no kernel counters"
-    if counters.major_faults:
-        return f"{counters.major_faults:,} pages were read from disk in this step: too little memory"
-    if counters.involuntary_switches:
-        count = counters.involuntary_switches
-        times = "once" if count == 1 else f"{count:,} times"
-        return f"probably another process: the kernel took a core from the server {times} in this step"
-    return "no counter explains it: no core was taken away and no page was read from disk"

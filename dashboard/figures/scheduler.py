@@ -22,15 +22,22 @@ def plan_mix(counts: npt.NDArray[np.int64]) -> go.Figure:
     figure = go.Figure(
         go.Heatmap(
             z=share,
-            text=np.where(share >= 0.05, np.char.mod("%.1f %%", share), ""),
-            texttemplate="%{text}",
-            colorscale=[[0, UNUSED], [0.001, depths(AMOUNT)[0][1]], [1, depths(AMOUNT)[1][1]]],
+            colorscale=[[0, UNUSED], [0.001, faint(AMOUNT, 0.08)], [1, faint(AMOUNT, 0.55)]],
             zmin=0,
             showscale=False,
             xgap=2,
             ygap=2,
             hovertemplate="%{y} misses, %{x} of them fetched: %{z:.2f} % of the layers<extra></extra>",
         )
+    )
+    rows, columns = np.nonzero(share >= 0.05)
+    # A trace of its own: a heatmap's text ignores the theme, and nearly transparent squares then hide it.
+    figure.add_scatter(
+        x=columns,
+        y=rows,
+        mode="text",
+        text=[f"{value:.1f} %" for value in share[rows, columns].tolist()],
+        hoverinfo="skip",
     )
     figure = layout(figure, height=110 + 30 * shape[0])
     figure.update_xaxes(title="fetched over PCIe", dtick=1, showgrid=False)
@@ -95,8 +102,9 @@ def predicted_measured(predicted_us: F64, measured_us: F64, *, bins: int = 60) -
         x=ends, y=ends, mode="lines", line={"color": FAILED, "dash": "dot", "width": 2}, hoverinfo="skip"
     )
     figure = layout(figure, height=340)
-    figure.update_xaxes(type="log", title="predicted, µs", nticks=6)
-    figure.update_yaxes(type="log", title="measured, µs", nticks=6)
+    ticks = [each * 10.0**power for power in range(-1, 7) for each in (1, 3)]
+    figure.update_xaxes(type="log", title="predicted, µs", tickvals=ticks)
+    figure.update_yaxes(type="log", title="measured, µs", tickvals=ticks)
     return figure
 
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+from twofold.api.types import StepRecord
 from twofold.experts.profiles import load_profile
 from twofold.telemetry import queries
+from twofold.telemetry.sink import TelemetrySink
 from twofold.telemetry.writer import open_sink
 
-from dashboard.slow_layers import cause
+from dashboard.explanation import cause
 from tests.dashboard.app_pages import metrics, show, texts
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
 
 NEW = ("placement", "pcie", "cache", "scheduler", "lab")
-CONFIG = json.dumps(
+PROFILE = load_profile("rtx4090-pcie4")
+MACHINE = json.dumps(
     {
-        "num_deferred_experts": 0,
-        "machine": {
-            "name": "rtx4090-pcie4",
-            "figures": load_profile("rtx4090-pcie4").cost_figures,
-            "model_sizes": [256.0, 256.0, 16.0, 100_000.0, 1_000_000.0],
-        },
+        "name": PROFILE.name,
+        "profile": {name: {"value": value, "source": "test"} for name, value in PROFILE.cost_figures.items()},
+        "model_sizes": [256.0, 256.0, 16.0, 100_000.0, 1_000_000.0],
     }
 )
 
@@ -33,8 +34,7 @@ CONFIG = json.dumps(
 def write(path: Path, accelerator: str, **changes: object) -> SyntheticRun:
     clock = ManualClock()
     sink = open_sink(f"sqlite:///{path}", now=clock)
-    slots = {"num_slots": 0, "policy": ""} if accelerator == "none" else {}
-    info = run_info(accelerator, **{"config_json": CONFIG, **slots, **changes})
+    info = run_info(accelerator, **{"machine_json": MACHINE, **changes})
     run = synthetic_history(sink, clock, seconds=8, info=info)
     sink.close()
     return run
@@ -53,25 +53,42 @@ def cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class OnCpu(TelemetrySink):
+    """Passes on a run as if all experts ran on the CPU in 100 us a layer; layer 3 of SLOW_STEP took 660 times that."""
+
+    SLOW_STEP = 45
+
+    def __init__(self, sink: TelemetrySink) -> None:
+        self.begin_run, self.request, self.close = sink.begin_run, sink.request, sink.close  # type: ignore[method-assign]
+        self._sink = sink
+
+    def step(self, record: StepRecord) -> None:
+        slow = record.step == self.SLOW_STEP
+        self._sink.step(replace(record, involuntary_switches=7 * slow, major_faults=0, cpu_us=1.0))
+
+    def native_events(self, kind: str, rows: np.ndarray) -> None:
+        if kind != "token_layer":
+            return
+        rows = rows.copy()
+        rows["placement"], rows["num_hits"], rows["num_fetched"], rows["num_cpu"] = (
+            queries.Placement.CPU,
+            0,
+            0,
+            4,
+        )
+        slow = (rows["step"] == self.SLOW_STEP) & (rows["layer"] == 3)
+        rows["layer_us"] = rows["cpu_us"] = np.where(slow, 66_000, 100)
+        rows["gpu_us"] = rows["predicted_us"] = 0
+        self._sink.native_events(kind, rows)
+
+
 @pytest.fixture(scope="module")
 def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All experts on the CPU; one layer of one decode step took 660 times its median."""
-    path = tmp_path_factory.mktemp("cpu") / "t.db"
-    write(path, "none")
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM upload")
-        connection.execute("DELETE FROM cache_event")
-        connection.execute(
-            "UPDATE token_layer SET placement = x'01010101', num_hits = 0, num_fetched = 0, "
-            "num_cpu = 4, cpu_us = 100, gpu_us = 0, layer_us = 100, predicted_us = 0"
-        )
-        (step,) = connection.execute("SELECT max(step) FROM step WHERE num_prefill_tokens = 0").fetchone()
-        connection.execute(
-            "UPDATE token_layer SET layer_us = 66000, cpu_us = 66000 WHERE step = ? AND layer = 3", (step,)
-        )
-        connection.execute(
-            "UPDATE step SET involuntary_switches = 7, major_faults = 0 WHERE step = ?", (step,)
-        )
+    path, clock = tmp_path_factory.mktemp("cpu") / "t.db", ManualClock()
+    sink = OnCpu(open_sink(f"sqlite:///{path}", now=clock))
+    info = run_info("none", machine_json=MACHINE, num_slots=0, policy="")
+    synthetic_history(sink, clock, seconds=8, info=info)
+    sink.close()
     return path
 
 
@@ -108,7 +125,7 @@ def test_pcie_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, emulated: tuple[
 
 
 def test_a_link_without_figures_has_no_ceiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write(tmp_path / "t.db", "cuda:0", config_json="{}")
+    write(tmp_path / "t.db", "cuda:0", machine_json="{}")
     app = show(monkeypatch, tmp_path / "t.db", "pcie")
     assert "No ceiling is drawn" in texts(app)
     assert len(app.get("plotly_chart")) == 4
@@ -137,7 +154,7 @@ def test_uses_per_upload_are_counted_by_sql(
     run = queries.runs(db)[0]
     rows = queries.layer_rows(db, run, queries.window(run))
     with sqlite3.connect(path) as connection:
-        uploads = connection.execute("SELECT step, layer, expert, slot FROM upload ORDER BY rowid").fetchall()
+        uploads = connection.execute("SELECT step, layer, expert, slot FROM upload").fetchall()
     hit_steps: dict[tuple[int, int], set[int]] = {}
     layers = rows.layers
     for step, layer, expert, place in zip(
@@ -268,7 +285,7 @@ def test_the_lab_replays_and_plans(
 
 
 def test_the_lab_without_sizes_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write(tmp_path / "t.db", "cuda:0", config_json="{}")
+    write(tmp_path / "t.db", "cuda:0", machine_json="{}")
     app = show(monkeypatch, tmp_path / "t.db", "lab")
     assert "sizes of this run's model were not recorded" in texts(app)
     assert not app.exception

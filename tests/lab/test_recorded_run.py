@@ -22,13 +22,14 @@ SIZES = [256.0, 128.0, 16.0, 100_000.0, 1_000_000.0]
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[queries.Run, list[queries.RecordedRouting]]:
     url, clock = f"sqlite:///{tmp_path_factory.mktemp('lab') / 't.db'}", ManualClock()
+    figures = load_profile("rtx3060-pcie3").cost_figures
     machine = {
         "name": "rtx3060-pcie3",
-        "figures": load_profile("rtx3060-pcie3").cost_figures,
+        "profile": {name: {"value": value, "source": "test"} for name, value in figures.items()},
         "model_sizes": SIZES,
     }
     sink = open_sink(url, now=clock)
-    synthetic_history(sink, clock, seconds=8, info=run_info(config_json=json.dumps({"machine": machine})))
+    synthetic_history(sink, clock, seconds=8, info=run_info(machine_json=json.dumps(machine)))
     sink.close()
     db = queries.open_database(url)
     run = queries.runs(db)[0]
@@ -104,7 +105,7 @@ def test_sizes_and_machine_come_from_the_run(
     assert (shape.hidden, shape.head_bytes, shape.routing) == (256.0, 1e6, (6, 32, 4))
     assert machine.cost_figures == load_profile("rtx3060-pcie3").cost_figures
     assert 0 < recorded_run.upload_price(run) < 100
-    older = queries.Run(**{**run.__dict__, "config_json": "{}"})
+    older = queries.Run(**{**run.__dict__, "machine_json": "{}"})
     named = recorded_run.machine_of(older)
     assert named is not None
     assert named.name == "rtx4090-pcie4"  # by the accelerator's name
@@ -131,7 +132,7 @@ def test_more_memory_is_never_slower_and_time_is_bounded(
     (whole,) = recorded_run.simulate_machines(routing, run, machines, slots=1.0)
     assert whole.hit_rate == 1.0
     assert whole.tokens_per_s == pytest.approx(speeds[-1])
-    older = queries.Run(**{**run.__dict__, "config_json": "{}"})
+    older = queries.Run(**{**run.__dict__, "machine_json": "{}"})
     with pytest.raises(ConfigError, match="did not record the sizes"):
         next(recorded_run.simulate_machines(routing, older, machines, slots=0.5))
 

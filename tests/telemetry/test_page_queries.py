@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -281,10 +282,13 @@ def test_the_cpus_bandwidth_is_bytes_over_its_time() -> None:
 
 def test_a_run_without_figures_has_no_ceiling(run: queries.Run) -> None:
     assert queries.run_costs(run) is None
-    text = (
-        '{"machine": {"name": "m", "figures": {"link_latency_us": 10, "link_bandwidth_gbps": 25}, '
-        '"model_sizes": [1, 2, 3, 4, 5]}}'
-    )
-    costs = queries.run_costs(queries.Run(**{**run.__dict__, "config_json": text}))
+    profile = {
+        "link_latency_us": {"value": 10, "source": ""},
+        "link_bandwidth_gbps": {"value": 25, "source": ""},
+    }
+    text = json.dumps({"name": "m", "profile": profile, "model_sizes": [1, 2, 3, 4, 5]})
+    run = queries.Run(**{**run.__dict__, "machine_json": text})
+    costs = queries.run_costs(run)
     assert costs is not None
-    assert (costs.machine, costs.sizes, costs.link.bandwidth_gbps) == ("m", (1, 2, 3, 4, 5), 25)
+    assert (costs.machine, costs.link.bandwidth_gbps) == ("m", 25)
+    assert queries.model_sizes(run) == (1, 2, 3, 4, 5)

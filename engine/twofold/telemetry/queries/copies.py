@@ -60,7 +60,7 @@ def copy_rows(db: Database, run: Run, steps: StepRows, *, limit: int = MAX_COPIE
     found = found[np.lexsort((found["queued_us"], found["step"]))]
 
     def column(name: str) -> npt.NDArray[Any]:
-        values = found["bytes" if name == "size_bytes" else name]
+        values = found[name]
         return values.astype(np.float64 if name.endswith("_us") else np.int64)
 
     return CopyRows(*(column(name) for name in CopyRows.__annotations__))
