@@ -30,7 +30,7 @@ GENERIC_TESTS ?= $(MODEL_TESTS)
 TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 TORCH_generic := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: help run test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
+.PHONY: help run screenshots test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -86,6 +86,9 @@ bench: ready-dev  ## measure the CPU kernels beside the read ceiling, then the b
 
 loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
 	@$(BIN)/python loadtest/run.py --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT)
+
+screenshots: ready-dev  ## renew the pictures of the dashboard in docs/images (needs Chromium)
+	@$(BIN)/python -m scripts.renew_screenshots --seconds $(SECONDS_OF_LOAD)
 
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails where one got worse (no GPU; WRITE=1 keeps it)
 	@$(BIN)/python scripts/check_cuda.py $(if $(WRITE),--write)

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Photographs a dashboard page that is being served, in a real headless Chromium, once its content is there.
 
-    scripts/screenshot_dashboard.py http://127.0.0.1:8501/placement docs/images/placement.png
-    scripts/screenshot_dashboard.py --dark --width 390 http://127.0.0.1:8501/placement /tmp/phone.png
+    python -m scripts.screenshot_dashboard http://127.0.0.1:8501/placement docs/images/placement.png
+    python -m scripts.screenshot_dashboard --dark --width 390 http://127.0.0.1:8501/placement /tmp/phone.png
 
 Reports faults of the page as a browser sees it: requests to other hosts, and content cut off at the right (wider than
 the window, without a way to scroll to it); either makes the exit code 1.
@@ -20,8 +19,6 @@ import sys
 from pathlib import Path
 
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script
 
 from scripts.headless_chromium import browser, chromium, faults, open_page, photograph
 

@@ -62,10 +62,9 @@ def body(view: View) -> None:
         st.warning(
             f"Load test {links.asked('loadtest')} is not in this database.", icon=":material/search_off:"
         )
-    latest = _latest(view, tests).loadtest_id
-    st.session_state.setdefault(_key(), latest)
+    st.session_state.setdefault(_key(), _latest(view, tests).loadtest_id)
     chosen = st.selectbox("Load test", list(by_id), format_func=lambda name: _name(by_id[name]), key=_key())
-    links.publish("loadtest", chosen, latest)
+    links.publish("loadtest", chosen if len(tests) > 1 else None)
     test = by_id[chosen]
     if test.run_id is None:
         st.warning(

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +23,8 @@ from scripts.headless_chromium import (
     photograph,
     wait_until_ready,
 )
-from tests.dashboard.app_pages import DASHBOARD, write_database
+from tests.dashboard.app_pages import write_database
+from tests.dashboard.served_dashboard import served
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info
 from tests.e2e.waiting import wait_until
 
@@ -43,36 +38,6 @@ UNNAMED = """
   chart => !chart.hasAttribute('aria-label') && !chart.querySelector('[aria-label]')).length
 """
 LOOKS = {"light": (1360, False), "dark": (1360, True), "phone": (390, False)}
-
-
-@contextmanager
-def served(database: Path, folder: Path) -> Iterator[str]:
-    """The dashboard, started from another folder than the repository; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "streamlit", "run", str(DASHBOARD / "app.py"), "--server.port", str(port)],
-        cwd=folder,
-        env=dict(os.environ, TWOFOLD_TELEMETRY_URL=f"sqlite:///{database}"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: _answers(url), limit_s=60)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/_stcore/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +120,8 @@ def test_pages_of_a_live_run_refresh_without_errors(tools: DevTools, tmp_path: P
                 address = _address(url, page.name)
                 open_page(tools, address)
                 wait_until_ready(tools, address, "live")
-                before = len(tools.seen.frames)
-                refreshes = page.name in ("overview", "placement")
-                wait_until(lambda: not refreshes or _frames_after(tools, before), limit_s=30)
+                if page.name in ("overview", "placement"):
+                    _wait_for_a_refresh(tools)
                 assert faults(tools, address, 1360) == [], page.name
     finally:
         over.set()
@@ -165,10 +129,10 @@ def test_pages_of_a_live_run_refresh_without_errors(tools: DevTools, tmp_path: P
         sink.close()
 
 
-def _frames_after(tools: DevTools, before: int) -> bool:
-    """Whether a refresh came after the first `before` messages. Events arrive with the answer to a command."""
-    tools.evaluate("1")
-    return len(tools.seen.frames) > before + 3
+def _wait_for_a_refresh(tools: DevTools) -> None:
+    """Wait for messages after those so far. Events arrive with the answer to a command."""
+    before = len(tools.seen.frames)
+    wait_until(lambda: tools.evaluate("1") and len(tools.seen.frames) > before + 3, limit_s=30)
 
 
 class _WallClock(ManualClock):
