@@ -29,7 +29,10 @@ def stages(finished_s: np.ndarray, stage: Sequence[str]) -> list[tuple[str, floa
 def timeline(samples: queries.LoadSamples, overview: queries.Overview | None) -> go.Figure:
     """Rows over one time axis; the engine's rows are missing where `overview` is None."""
     has_cache = overview is not None and overview.totals.has_slots
-    titles = ["users", "TTFT, ms", "TPOT, ms"] + (["hit rate, %", "PCIe, GB/s"] if has_cache else [])
+    lines = "p50 solid, p95 dashed, p99 dotted"
+    titles = ["users", f"TTFT, ms ({lines})", f"TPOT, ms ({lines})"] + (
+        ["hit rate, %", "PCIe, GB/s"] if has_cache else []
+    )
     figure = make_subplots(
         rows=len(titles), cols=1, shared_xaxes=True, vertical_spacing=0.045, subplot_titles=titles
     )

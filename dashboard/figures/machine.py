@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
 from twofold.telemetry import queries
 
@@ -13,6 +14,8 @@ def _lines(at_s: F64, lines: dict[str, tuple[F64, str, str]]) -> go.Figure:
     """One line per name: values, dash and unit."""
     figure = go.Figure()
     for name, (values, dash, unit) in lines.items():
+        if np.isnan(values).all():
+            continue  # the system tells nothing
         figure.add_scatter(
             x=moments(at_s),
             y=values,
