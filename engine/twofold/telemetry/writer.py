@@ -371,8 +371,8 @@ def open_sink(
     text: bool = False,
     now: Callable[[], float] = time.time,
 ) -> TelemetrySink:
-    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `text`: answers'
-    texts too; `now` returns Unix time.
+    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `text`: record
+    answers' texts too; `now` returns Unix time.
 
     The database and its log stay within `max_bytes` together: the oldest rows are removed (see `retention`).
 
