@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +18,25 @@ from dashboard.palette import AMOUNT, PLACEMENT_COLORS, faint, text_on
 _CHIPS = {place: f"background:{color};color:{text_on(color)}" for place, color in PLACEMENT_COLORS.items()}
 
 
+SLOW: Final = 5.0
+"""Times its median from which a layer is slow enough to look for a cause outside the model."""
+
+
 def sentences(
-    tokens: queries.RequestTokens, chosen: int, uploads: Sequence[queries.Upload], *, emulated: bool
+    tokens: queries.RequestTokens,
+    chosen: int,
+    uploads: Sequence[queries.Upload],
+    *,
+    emulated: bool,
+    counters: queries.StepCounters | None = None,
 ) -> list[str]:
-    """Facts about token `chosen` (an index into `tokens`), most relevant first; `uploads` are its step's."""
+    """Facts about token `chosen` (an index into `tokens`), most relevant first; `uploads` and `counters` are its
+    step's."""
     return [
         _duration(tokens, chosen, emulated=emulated),
         _batch(tokens, chosen),
         _misses(tokens, chosen),
-        _layer(tokens, chosen),
+        _layer(tokens, chosen, None if emulated else counters),
         _link(uploads),
         _prediction(tokens, chosen, emulated=emulated),
     ]
@@ -68,21 +79,42 @@ def _misses(tokens: queries.RequestTokens, chosen: int) -> str:
     )
 
 
-def _layer(tokens: queries.RequestTokens, chosen: int) -> str:
+def _layer(tokens: queries.RequestTokens, chosen: int, counters: queries.StepCounters | None) -> str:
     times = tokens.layer_us[chosen]
     if np.isnan(times).all():
         return "The times of its experts were not recorded."
     layer = int(np.nanargmax(times))
     share = float(times[layer] / np.nansum(times)) if np.nansum(times) > 0 else 0.0
     usual = float(np.nanmedian(tokens.layer_us[:, layer]))
+    took = (
+        f"The experts of layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, "
+        f"{share:.0%} of {formats.microseconds(float(np.nansum(times)))} in all layers "
+        f"(its median: {formats.microseconds(usual)})"
+    )
+    if counters is not None and times[layer] >= SLOW * usual > 0:
+        return f"{took}: {times[layer] / usual:,.0f} × its median. {cause(counters).capitalize()}."
+    if not tokens.num_by_placement[:, :, [queries.Placement.HIT, queries.Placement.FETCHED]].any():
+        return f"{took}."  # nothing ran beside the CPU, so nothing waited for it
     waited_for = (
         "the CPU" if tokens.cpu_us[chosen, layer] > tokens.gpu_us[chosen, layer] else "the GPU or PCIe"
     )
-    return (
-        f"The experts of layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, "
-        f"{share:.0%} of {formats.microseconds(float(np.nansum(times)))} in all layers "
-        f"(its median: {formats.microseconds(usual)}); the layer waited for {waited_for}."
-    )
+    return f"{took}; the layer waited for {waited_for}."
+
+
+def cause(counters: queries.StepCounters | None) -> str:
+    """The likely cause of a slow layer, by the kernel's counters of its step."""
+    if counters is None or counters.involuntary_switches is None:
+        return "unknown: this run recorded no kernel counters"
+    if counters.major_faults:
+        return f"{counters.major_faults:,} pages were read from disk in this step: too little memory"
+    if counters.involuntary_switches:
+        count = counters.involuntary_switches
+        times = "once" if count == 1 else f"{count:,} times"
+        return (
+            f"probably another process: the kernel took a core from the server {times} in this step "
+            "(involuntary context switches)"
+        )
+    return "no counter explains it: no core was taken away and no page was read from disk"
 
 
 def _link(uploads: Sequence[queries.Upload]) -> str:

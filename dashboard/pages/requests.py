@@ -245,7 +245,10 @@ def _token(view: View, request: queries.Request, tokens: queries.RequestTokens, 
     with parts.card(
         st, "requests-3", f"Why the token at position {int(tokens.position[chosen])} took this long"
     ):
-        reasons = explanation.sentences(tokens, chosen, uploads, emulated=view.run.emulated)
+        counters = view.query(queries.step_counters, (step,)).get(step)
+        reasons = explanation.sentences(
+            tokens, chosen, uploads, emulated=view.run.emulated, counters=counters
+        )
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
         step_times = view.query(queries.step_times, step)
         first = int(tokens.position[chosen]) < request.prompt_tokens

@@ -247,7 +247,7 @@ class SyntheticRun:
     def _upload(self, layer: int, expert: int) -> None:
         slots = self.slots[layer]
         victim = -1
-        slot = len(slots)
+        slot = layer * self.slots_per_layer + len(slots)
         if len(slots) >= self.slots_per_layer:
             victim, slot = slots.popitem(last=False)
             self.num_evictions += 1

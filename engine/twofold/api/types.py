@@ -296,6 +296,11 @@ class StepRecord:
     parts: StepParts = field(default_factory=StepParts)
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
+    involuntary_switches: Annotated[
+        int | None, "times in the step that the kernel took a core from the process; NULL: not recorded"
+    ] = None
+    major_faults: Annotated[int | None, "pages of the process read from disk in the step"] = None
+    cpu_us: Annotated[float | None, "CPU time of all threads of the process in the step"] = None
     begin_us: Annotated[
         float | None, "run clock since its start, when the step's tokens were chosen; NULL before version 5"
     ] = None

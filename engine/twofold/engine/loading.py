@@ -198,6 +198,7 @@ def run_info(
 ) -> RunInfo:
     """The run's description for display and telemetry."""
     model = files.config
+    sizes = trace_sizes(files)
     return RunInfo(
         model=str(path),
         architecture=model.architecture,
@@ -215,7 +216,7 @@ def run_info(
         version=__version__,
         host=platform.node(),
         config_json=json.dumps(dataclasses.asdict(config)),
-        machine_json=machine_json(pool, choice.profile),
+        machine_json=machine_json(pool, choice.profile, sizes),
         output_changes=moe.output_changes,
-        trace_sizes=trace_sizes(files),
+        trace_sizes=sizes,
     )

@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError
+from twofold.api.types import TraceSizes
 from twofold.blocks import ops
 from twofold.experts.profiles import MachineProfile, load_machine_profile
 
 _PACKAGES: Final = ("torch", "numpy", "tokenizers", "safetensors", "llguidance", "gguf")
 
 
-def machine_json(pool: ops.ThreadPool, profile: MachineProfile | None) -> str:
-    """Sections system, versions and profile as JSON. Without a `profile` that of `twofold calibrate`, if any."""
+def machine_json(pool: ops.ThreadPool, profile: MachineProfile | None, sizes: TraceSizes) -> str:
+    """The machine and the model's sizes as JSON. Without a `profile` that of `twofold calibrate`, if any."""
     found = profile or _calibrated()
     figures = (
         {} if found is None else {name: dataclasses.asdict(each) for name, each in found.figures.items()}
     )
     content: dict[str, Any] = {"system": _system(pool), "versions": _versions(), "profile": figures}
+    content |= {"name": "" if found is None else found.name, "model_sizes": sizes}
     return json.dumps(content)
 
 

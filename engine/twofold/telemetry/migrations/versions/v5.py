@@ -1,4 +1,4 @@
-"""Native events in blocks; the host and the telemetry level of a run; the begin of a step on the run's clock."""
+"""Native events in blocks; the host and the telemetry level of a run; the begin of a step, the kernel's counters."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ _FIELDS = {
 
 def upgrade() -> None:
     op.add_column("run", sa.Column("host", sa.Text, nullable=False, server_default=""))
+    op.add_column("step", sa.Column("involuntary_switches", sa.Integer))
+    op.add_column("step", sa.Column("major_faults", sa.Integer))
+    op.add_column("step", sa.Column("cpu_us", sa.Float))
     op.add_column("run", sa.Column("telemetry_level", sa.Text, nullable=False, server_default="expert"))
     op.add_column("run", sa.Column("machine_json", sa.Text, nullable=False, server_default="{}"))
     op.add_column("request", sa.Column("answer_json", sa.Text))
