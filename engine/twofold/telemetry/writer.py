@@ -74,6 +74,7 @@ class DatabaseSink(TelemetrySink):
     ) -> None:
         opened = open_store()
         self._label = opened.label
+        self.url = opened.label if "://" in opened.label else f"sqlite:///{opened.label}"
         self._open_store = open_store
         self._level = level
         self.takes_events = level != "step"
