@@ -14,7 +14,7 @@ from dashboard.figures.base import F64, layout
 from dashboard.figures.link import REASON_NAMES
 from dashboard.palette import FAILED, HIT, QUANTITY, REASON_COLORS, faint
 
-_USES: Final = ("0", "1", "2–3", "4–7", "8–15", "16 and more")
+_USES: Final = ("0", "1", "2–3", "4–7", "8–15", "16+")
 
 
 class PolicyResult(Protocol):
@@ -104,6 +104,7 @@ def policies(results: Sequence[PolicyResult], *, recorded: float | None, uploads
     ]
     if recorded is not None and uploads is not None:
         points.append(("this run", uploads, recorded, HIT))
+    most = max((copied for _, copied, _, _ in points), default=1.0)
     for name, copied, rate, color in points:
         oracle = "oracle" in name or name == "belady"
         figure.add_scatter(
@@ -111,7 +112,7 @@ def policies(results: Sequence[PolicyResult], *, recorded: float | None, uploads
             y=[rate * 100],
             mode="markers+text",
             text=[name],
-            textposition="top center",
+            textposition="top right" if copied < 0.6 * most else "top left",
             marker={
                 "size": 14,
                 "color": FAILED if oracle else color,
@@ -121,7 +122,6 @@ def policies(results: Sequence[PolicyResult], *, recorded: float | None, uploads
             hovertemplate=f"{name}: %{{y:.1f}} % hits, %{{x:.2f}} uploads per token<extra></extra>",
         )
     figure = layout(figure, height=320)
-    most = max((copied for _, copied, _, _ in points), default=1.0)
     low = min((rate for _, _, rate, _ in points), default=0.0) * 100
     figure.update_xaxes(title="uploads per token", range=[-0.12 * most, 1.2 * most + 0.01])
     figure.update_yaxes(title="% hits", range=[max(0.0, low - 10), 100])

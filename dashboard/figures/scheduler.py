@@ -140,7 +140,7 @@ def residuals(found: queries.LayerResiduals) -> go.Figure:
 
 
 def cpu_bandwidth(found: queries.CpuBandwidth, *, ceiling: float | None) -> go.Figure:
-    """GB/s of expert weights that the CPU read over time, and the calibrated bandwidth if known."""
+    """Expert weights read by the CPU over time in GB/s, and the calibrated bandwidth if known."""
     figure = go.Figure()
     at = moments(found.at_s)
     figure.add_scatter(

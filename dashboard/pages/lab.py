@@ -136,10 +136,9 @@ def _machine(view: View, found: WindowRows) -> None:
         asked = st.form_submit_button("Simulate", type="primary")
     results = _kept(view, "machine")
     if asked and machines:
-        chosen = [
-            *recorded_run.machines(machines),
-            *([own] if own is not None and view.run.has_slots else []),
-        ]
+        chosen = recorded_run.machines(machines)
+        if own is not None and view.run.has_slots and own.name not in machines:
+            chosen.append(own)
         results = _run_once(
             view,
             "machine",
@@ -183,7 +182,7 @@ def _capacity(view: View, found: WindowRows) -> None:
     fits = [each for each in results if each is not None]
     enough = [each for each in fits if each.tokens_per_s >= target]
     if enough:
-        least = min(enough, key=lambda each: (each.vram_gb or 0.0, -each.tokens_per_s))
+        least = min(enough, key=lambda each: (each.vram_gb or 0.0, each.tokens_per_s))
         st.success(
             f"A card with **{least.vram_gb:g} GB** on a machine like **{least.machine}** is predicted to reach "
             f"{formats.rate(least.tokens_per_s)} tokens/s ({least.slot_share:.0%} of the experts on the GPU).",

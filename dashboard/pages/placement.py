@@ -51,7 +51,7 @@ def body(view: View) -> None:
 def _uses(view: View, grid: queries.PlacementGrid, title: str) -> None:
     counts = {place: grid.by_placement(place) for place in queries.Placement}
     total = int(grid.total.sum())
-    used = Shown("Experts used", f"{int((grid.total > 0).sum()):,} of {grid.total.size:,}")
+    used = Shown("Experts used", f"{int((grid.total > 0).sum()):,}", None, f"of {grid.total.size:,}")
     with parts.card(st, "placement-1"):
         st.markdown(title)
         if not view.run.has_slots:

@@ -99,9 +99,7 @@ def _plans(view: View, found: WindowRows) -> None:
         number = st.selectbox(
             "Layers with",
             range(len(plans)),
-            format_func=lambda at: (
-                f"{plans[at].num_hits} hits, {plans[at].num_misses} misses ({plans[at].num_layers:,} layers)"
-            ),
+            format_func=lambda at: _plan_name(plans[at]),
             key="plan",
         )
         plan = plans[number]
@@ -118,6 +116,12 @@ def _plans(view: View, found: WindowRows) -> None:
             advice="Chosen is not the lowest bar: the link was not idle, or the fetch was kept for later steps.",
             note="" if prices else "No prices: the run recorded no figures of its cost model.",
         )
+
+
+def _plan_name(plan: queries.UsualPlan) -> str:
+    hits = "1 hit" if plan.num_hits == 1 else f"{plan.num_hits} hits"
+    misses = "1 miss" if plan.num_misses == 1 else f"{plan.num_misses} misses"
+    return f"{hits}, {misses} ({plan.num_layers:,} layers)"
 
 
 def _predictions(view: View, found: WindowRows) -> None:

@@ -40,7 +40,7 @@ class RecordedRouting:
 
     @property
     def hit_rate(self) -> float:
-        """Of the engine; NaN without tokens."""
+        """Hit rate of the engine itself; NaN without tokens."""
         return self.num_hits / self.num_uses if self.num_uses else float("nan")
 
 
@@ -77,7 +77,7 @@ def stack_distances(routing: RecordedRouting, *, max_tokens: int = MAX_TOKENS) -
     """
     ids = routing.ids[-max_tokens:].astype(np.int64)
     _, num_layers, top_k = ids.shape
-    by_weight = np.arange(top_k)[::-1]  # of one token's experts the most weighted one counts as the latest
+    by_weight = np.arange(top_k)[::-1]  # within a token the heaviest expert counts as the latest
     last = np.full((num_layers, routing.num_experts), -1, np.int64)
     counts = np.zeros(routing.num_experts + 1, np.int64)
     at_layer = np.arange(num_layers)[:, None]
