@@ -42,7 +42,7 @@ def sidebar() -> None:
             help=f"Read the database every {REFRESH_S:.0f} s while the run is live.",
         )
         if db is not None:
-            st.caption(f"Reading `{db.path}`")
+            st.caption(f"Reading `{formats.last_part(db.path)}`", help=f"`{db.path}`")
         if runs and chosen_run(runs).emulated:
             st.caption(":orange[**Emulated:** GPU times are predicted by a cost model.]")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from twofold.telemetry import queries
 
 from dashboard import formats
@@ -42,16 +43,21 @@ def sentences(
 
 
 def _duration(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
-    took_us = float(tokens.step_us[chosen])
+    took_us = float(tokens.wall_us[chosen])
     if np.isnan(took_us):
         return "The duration of its step was not recorded (lost event)."
-    median_us = float(np.nanmedian(tokens.step_us))
+    text = f"Its step took **{formats.microseconds(took_us)}**, {_compared(tokens.wall_us, took_us)}"
+    if not emulated:
+        return f"{text}."
+    clock_us = float(tokens.step_us[chosen])
+    return f"{text}. On the emulated clock: {formats.microseconds(clock_us)}, {_compared(tokens.step_us, clock_us)}."
+
+
+def _compared(all_us: npt.NDArray[np.float64], took_us: float) -> str:
+    median_us = float(np.nanmedian(all_us))
     ratio = took_us / median_us if median_us > 0 else 1.0
-    compared = (
-        "close to this request's median" if 0.9 <= ratio <= 1.1 else f"{ratio:.1f} × this request's median"
-    )
-    clock = " on the emulated clock" if emulated else ""
-    return f"Its step took **{formats.microseconds(took_us)}**{clock}, {compared} ({formats.microseconds(median_us)})."
+    much = "close to" if 0.9 <= ratio <= 1.1 else f"{ratio:.1f} ×"
+    return f"{much} this request's median ({formats.microseconds(median_us)})"
 
 
 def _batch(tokens: queries.RequestTokens, chosen: int) -> str:
@@ -152,11 +158,11 @@ def step_time_bars(times: queries.StepTimes | None, queue_s: float | None) -> st
         if queue_s is None
         else f"<p>Before this step the request waited {formats.seconds(queue_s)} in the queue.</p>"
     )
-    tables = []
-    if times.emulated_parts_us:
+    emulated = bool(times.emulated_parts_us)
+    wall = "the wall clock of this machine, which emulates the GPU" if emulated else "the wall clock"
+    tables = [_part_table(wall, times.parts_us, times.wall_us)]
+    if emulated:
         tables.append(_part_table("the emulated clock", times.emulated_parts_us, times.emulated_us))
-    wall = "the wall clock of this machine, which emulates the GPU" if tables else "the wall clock"
-    tables.append(_part_table(wall, times.parts_us, times.wall_us))
     return waited + "".join(tables)
 
 

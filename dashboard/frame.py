@@ -22,12 +22,11 @@ from dashboard.view import (
     chosen_run,
     chosen_window_s,
     database_url,
-    file_stamp,
     view_of,
 )
 
 POLL_S: Final = 10.0
-"""Seconds between checks for a first or newer run; only the file's time stamp is read until it changes."""
+"""Seconds between checks for a first or newer run; only a stamp is read until it changes."""
 
 _STYLE: Final = f"<style>{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
 
@@ -122,7 +121,7 @@ def live_page(
 
     fragment()
     if wanted and shown is not None and not shown.live and st.session_state.get("run", NEWEST) == NEWEST:
-        _await_newer_run(shown.db.path, _newest_run_id(shown.db))
+        _await_newer_run(shown.db)
 
 
 def _probe(subject: Callable[[View], View | None]) -> View | None:
@@ -138,13 +137,13 @@ def _newest_run_id(db: queries.Database) -> int:
     return max((run.run_id for run in queries.runs(db, limit=1)), default=0)
 
 
-def _await_newer_run(path: str, newest: int) -> None:
-    """Show a run that begins after the newest has ended; reads only file stamps until the file changes."""
-    seen = [file_stamp(path)]
+def _await_newer_run(db: queries.Database) -> None:
+    """Show a run that begins after the newest has ended; asks for runs only when the database has changed."""
+    seen, newest = [db.stamp()], _newest_run_id(db)
 
     @st.fragment(run_every=POLL_S)
     def wait() -> None:
-        stamp = file_stamp(path)
+        stamp = db.stamp()
         if stamp == seen[0]:
             return
         seen[0] = stamp

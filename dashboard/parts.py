@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +64,18 @@ def chart(figure: go.Figure, *, key: str, alt: str, advice: str, note: str = "")
     st.html(f'<p class="tf-advice">{before}<b aria-hidden="true">→</b> {html.escape(advice)}</p>')
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, name: str) -> None:
-    """A table of texts whose first column is left-aligned; on a narrow screen it scrolls sideways by itself."""
-    cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    titles = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in head)
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, name: str, texts: Collection[int] = (0,)
+) -> None:
+    """A table whose columns `texts` are left-aligned and wrap; on a narrow screen it scrolls sideways by itself."""
+    classes = [' class="tf-text"' if column in texts else "" for column in range(len(head))]
+    titles = "".join(
+        f'<th scope="col"{each}>{html.escape(title)}</th>' for title, each in zip(head, classes, strict=True)
+    )
+    cells = [
+        "".join(f"<td{each}>{html.escape(cell)}</td>" for cell, each in zip(row, classes, strict=True))
+        for row in rows
+    ]
     st.html(
         f'<div class="tf-wide" tabindex="0" role="region" aria-label="{html.escape(name)}">'
         f'<table class="tf-layers tf-texts"><caption>{html.escape(name)}</caption><thead><tr>{titles}</tr></thead>'

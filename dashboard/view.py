@@ -1,17 +1,15 @@
 """One run at one moment, as pages see it: its queries, cached for all viewers, and the database they go to.
 
-For a live run a result is shared within the same two seconds, for an ended run until the file changes.
+For a live run a result is shared within the same two seconds, for an ended run until the database changes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import streamlit as st
@@ -40,7 +38,7 @@ class View:
     span: queries.Window
     live: bool
     state: tuple[object, ...]
-    """Cache key: changes with the file, or every REFRESH_S while the run is live."""
+    """Cache key: changes with the database, or every REFRESH_S while the run is live."""
 
     def query(self, query: Callable[..., _Result], *arguments: object, **named: object) -> _Result:
         """`query(db, run, *arguments, **named)`, cached for all viewers."""
@@ -68,8 +66,7 @@ class View:
         return view_of(self.db, run, None)
 
     def _history(self) -> queries.RunHistory:
-        inode = Path(self.db.path).stat().st_ino
-        return _history(self.db.path, inode, self.run.run_id, self.db, self.run)
+        return _history(self.db.path, self.db.identity(), self.run.run_id, self.db, self.run)
 
     @property
     def emulated(self) -> str:
@@ -84,20 +81,10 @@ def _shared(key: tuple[object, ...], _compute: Callable[[], Any]) -> Any:
 
 @st.cache_resource(max_entries=8, show_spinner="Reading the whole run, once …")
 def _history(
-    path: str, inode: int, run_id: int, _db: queries.Database, _run: queries.Run
+    path: str, identity: object, run_id: int, _db: queries.Database, _run: queries.Run
 ) -> queries.RunHistory:
-    """The history shared by all viewers, keyed by file and run."""
+    """The history shared by all viewers, keyed by database and run."""
     return queries.RunHistory(_db, _run)
-
-
-def file_stamp(path: str) -> tuple[object, ...]:
-    """Inode, modification time and size of the database file and its write-ahead log."""
-    stamps: list[object] = []
-    for name in (path, f"{path}-wal"):
-        with contextlib.suppress(OSError):
-            status = os.stat(name)
-            stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(stamps)
 
 
 def database_url() -> str:
@@ -120,7 +107,7 @@ def chosen_window_s() -> int | None:
 def view_of(db: queries.Database, run: queries.Run, last_s: int | None) -> View:
     """The last `last_s` seconds of a run (None: all of it) up to this moment."""
     if not run.is_live():
-        return View(db, run, queries.window(run, last_s), False, file_stamp(db.path))
+        return View(db, run, queries.window(run, last_s), False, db.stamp())
     # All viewers within the same two seconds get the same moment, hence the same cached results.
     now_s = time.time() // REFRESH_S * REFRESH_S
     return View(db, run, queries.window(run, last_s, now_s=now_s), True, (now_s,))

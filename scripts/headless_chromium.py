@@ -120,6 +120,7 @@ class DevTools:
         self._buffer = b""
         self._next_id = 0
         self.session_id: str | None = None
+        self.tab: str | None = None
         self.seen = Seen()
 
     def call(self, method: str, *, timeout_s: float = 30.0, **parameters: Any) -> dict[str, Any]:
@@ -195,10 +196,12 @@ def chromium(named: str = "") -> str | None:
 
 
 def open_page(tools: DevTools, url: str, *, width: int = 1360, dark: bool = False) -> None:
-    """Begin to load `url` in a new tab; `tools` speaks to that tab from now on."""
-    tools.session_id = None
-    target = tools.call("Target.createTarget", url="about:blank")["targetId"]
-    tools.session_id = tools.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    """Begin to load `url` in a new tab, which replaces the one before; `tools` speaks to it from now on."""
+    tools.session_id, former = None, tools.tab
+    tools.tab = tools.call("Target.createTarget", url="about:blank")["targetId"]
+    if former is not None:  # its page would go on refreshing
+        tools.call("Target.closeTarget", targetId=former)
+    tools.session_id = tools.call("Target.attachToTarget", targetId=tools.tab, flatten=True)["sessionId"]
     tools.seen = Seen()
     for domain in ("Page", "Network", "Runtime", "Log"):
         tools.call(f"{domain}.enable")

@@ -43,7 +43,7 @@ def rates(series: LinkSeries, *, ceiling: float | None, bandwidth: float | None)
         ("link bandwidth, large copies", bandwidth, "dot"),
     )
     for name, value, dash in lines:
-        if value is not None and at:
+        if value is not None and len(at):
             figure.add_scatter(
                 x=[at[0], at[-1]],
                 y=[value / 1e9] * 2,

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from twofold.telemetry import queries
 
-from dashboard.figures.base import MAX_POINTS, layout, moments
+from dashboard.figures.base import MAX_POINTS, layout, moments, packed, spaced
 from dashboard.palette import FAILED, HIT, QUANTITY, faint
 
 _LINES: Final = (("p99", "dot", 1.3), ("p95", "dash", 1.6), ("p50", "solid", 2.4))
@@ -29,7 +29,10 @@ def stages(finished_s: np.ndarray, stage: Sequence[str]) -> list[tuple[str, floa
 def timeline(samples: queries.LoadSamples, overview: queries.Overview | None) -> go.Figure:
     """Rows over one time axis; the engine's rows are missing where `overview` is None."""
     has_cache = overview is not None and overview.totals.has_slots
-    titles = ["users", "TTFT, ms", "TPOT, ms"] + (["hit rate, %", "PCIe, GB/s"] if has_cache else [])
+    lines = "p50 solid, p95 dashed, p99 dotted"
+    titles = ["users", f"TTFT, ms ({lines})", f"TPOT, ms ({lines})"] + (
+        ["hit rate, %", "PCIe, GB/s"] if has_cache else []
+    )
     figure = make_subplots(
         rows=len(titles), cols=1, shared_xaxes=True, vertical_spacing=0.045, subplot_titles=titles
     )
@@ -41,7 +44,7 @@ def timeline(samples: queries.LoadSamples, overview: queries.Overview | None) ->
         _line(figure, overview.at_s, overview.upload_bytes_per_s / 1e9, row=5, color=QUANTITY, unit="GB/s")
     for name, at_s in stages(samples.finished_s, getattr(samples, "stage", [""] * len(samples.finished_s))):
         figure.add_vline(
-            x=moments(np.array([at_s]))[0].timestamp() * 1000,
+            x=float(moments(np.array([at_s]))[0]),
             line={"color": faint(QUANTITY, 0.5), "dash": "dot", "width": 1},
             annotation={"text": name, "font": {"size": 11}},
         )
@@ -54,7 +57,7 @@ def timeline(samples: queries.LoadSamples, overview: queries.Overview | None) ->
             font={"size": 12}, x=0, xanchor="left", selector={"xref": f"x{suffix} domain"}
         )
     figure.update_yaxes(rangemode="tozero", nticks=4)
-    figure.update_xaxes(tickformat="%H:%M:%S", nticks=7)
+    figure.update_xaxes(type="date", tickformat="%H:%M:%S", nticks=7)
     return figure
 
 
@@ -93,7 +96,7 @@ def _percentiles(figure: go.Figure, at_s: np.ndarray, values: np.ndarray, *, row
     for name, dash, width in _LINES:
         figure.add_scatter(
             x=moments(series.at_s[known]),
-            y=getattr(series, name)[known],
+            y=packed(getattr(series, name)[known]),
             name=name,
             mode="lines" if known.sum() > 2 else "lines+markers",
             line={"color": QUANTITY, "width": width, "dash": dash},
@@ -107,8 +110,8 @@ def _line(
     figure: go.Figure, at_s: np.ndarray, values: np.ndarray, *, row: int, color: str, unit: str
 ) -> None:
     figure.add_scatter(
-        x=moments(at_s),
-        y=values,
+        **spaced(at_s),
+        y=packed(values),
         mode="lines",
         line={"color": color, "width": 2, "shape": "hv"},
         hovertemplate=f"%{{y:,.2f}} {unit}<extra></extra>",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
 from twofold.telemetry import queries
 
-from dashboard.figures.base import F64, moments, over_time
+from dashboard.figures.base import F64, moments, over_time, packed
 from dashboard.palette import QUANTITY
 
 
@@ -13,9 +14,11 @@ def _lines(at_s: F64, lines: dict[str, tuple[F64, str, str]]) -> go.Figure:
     """One line per name: values, dash and unit."""
     figure = go.Figure()
     for name, (values, dash, unit) in lines.items():
+        if np.isnan(values).all():
+            continue  # the system tells nothing
         figure.add_scatter(
             x=moments(at_s),
-            y=values,
+            y=packed(values),
             name=name,
             mode="lines" if len(at_s) > 2 else "lines+markers",
             line={"color": QUANTITY, "width": 2, "dash": dash},

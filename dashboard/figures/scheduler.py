@@ -151,7 +151,7 @@ def cpu_bandwidth(found: queries.CpuBandwidth, *, ceiling: float | None) -> go.F
         line={"color": CPU, "width": 2},
         hovertemplate="%{y:.1f} GB/s",
     )
-    if ceiling is not None and at:
+    if ceiling is not None and len(at):
         figure.add_scatter(
             x=[at[0], at[-1]],
             y=[ceiling] * 2,

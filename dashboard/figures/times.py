@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from twofold.telemetry import queries
 
-from dashboard.figures.base import F64, layout, moments, over_time
+from dashboard.figures.base import F64, layout, over_time, packed, spaced
 from dashboard.palette import CPU, HIT, QUANTITY, faint
 
 PART_NAMES: Final[dict[str, str]] = {
@@ -38,8 +38,8 @@ def speed(at_s: F64, decode: F64, prefill: F64) -> go.Figure:
     figure = go.Figure()
     for name, values, dash in (("answer", decode, "solid"), ("prompt", prefill, "dot")):
         figure.add_scatter(
-            x=moments(at_s),
-            y=values,
+            **spaced(at_s),
+            y=packed(values),
             name=f"{name} tokens/s",
             mode="lines",
             line={"color": QUANTITY, "width": 2, "shape": "hv", "dash": dash},
@@ -64,8 +64,8 @@ def parts(at_s: F64, seconds: Mapping[str, F64], *, bucket_s: float) -> go.Figur
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(total > 0, values / total * 100.0, np.nan)
         figure.add_bar(
-            x=moments(at_s),
-            y=share,
+            **spaced(at_s),
+            y=packed(share),
             name=PART_NAMES.get(name, name),
             width=bucket_s * 1000.0,
             offset=0,

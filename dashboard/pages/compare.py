@@ -15,6 +15,7 @@ from dashboard.controls import run_name
 from dashboard.figures import comparison as figures
 from dashboard.view import View
 
+# How each quantity is written, and whether more is better.
 QUANTITIES: Final[dict[str, tuple[Callable[[float], str], bool]]] = {
     "TTFT": (formats.seconds, False),
     "ITL": (formats.seconds, False),
@@ -23,7 +24,6 @@ QUANTITIES: Final[dict[str, tuple[Callable[[float], str], bool]]] = {
     "hit rate": (formats.percent, True),
     "PCIe bytes per second": (formats.link_rate, False),
 }
-"""How each is written, and whether more is better."""
 
 
 def body(view: View) -> None:
@@ -130,6 +130,7 @@ def _settings(first: queries.Run, second: queries.Run) -> None:
 
 
 def _facts(run: queries.Run) -> dict[str, object]:
+    """Facts of the run itself; those also among the settings replace them, because they say what was chosen."""
     names = ("host", "model", "accelerator", "policy", "num_slots", "cpu_isa", "cpu_threads", "version")
     return {name: getattr(run, name) for name in names if hasattr(run, name)}
 

@@ -100,11 +100,12 @@ def _latencies(samples: queries.LoadSamples) -> None:
         "time per output token (TPOT)": samples.tpot_ms,
         "end to end (E2E)": np.where(samples.ok, samples.e2e_ms, np.nan),
     }
-    parts.table(
-        ["latency, wall clock", "p50", "p95", "p99"],
-        [[name, *map(formats.milliseconds, _percentiles(values))] for name, values in rows.items()],
-        name="Latencies of the whole test",
-    )
+    with parts.card(st, "loadtest-latencies"):
+        parts.table(
+            ["latency, wall clock", "p50", "p95", "p99"],
+            [[name, *map(formats.milliseconds, _percentiles(values))] for name, values in rows.items()],
+            name="Latencies of the whole test",
+        )
 
 
 def _percentiles(values: np.ndarray) -> list[float | None]:
@@ -115,7 +116,7 @@ def _percentiles(values: np.ndarray) -> list[float | None]:
 def _timeline(view: View, test: queries.LoadTest, samples: queries.LoadSamples) -> None:
     overview = None
     if test.run_id == view.run.run_id:
-        span = queries.Window(int(test.begin_s), int(test.end_s) + 1)
+        span = queries.Window(int(test.begin_s), max(int(test.end_s), int(test.begin_s) + 1))
         overview = view.overview(span)
     with parts.card(st, "loadtest-1", "The test over time"):
         parts.chart(

@@ -33,7 +33,7 @@ def body(view: View) -> None:
     st.caption(f"Accelerator {run.accelerator}: {run.accelerator_reason}.")
     left, right = st.columns(2)
     with left, parts.card(left, "machine-1"):
-        parts.table(["system", ""], [[*row] for row in facts.system.items()], name="System")
+        parts.table(["system", ""], [[*row] for row in facts.system.items()], name="System", texts=(0, 1))
         if not facts.system:
             parts.note("This run was recorded before machines were described.")
     with right, parts.card(right, "machine-2"):
@@ -43,8 +43,9 @@ def body(view: View) -> None:
     _clocks(view)
     settings = {name: value for name, value in json.loads(run.config_json).items() if value is not None}
     with parts.card(st, "machine-5"):
+        settings["model"] = formats.last_part(run.model)
         rows = [[name, str(value)] for name, value in settings.items()]
-        parts.table(["setting", "value"], rows, name="Settings of the run")
+        parts.table(["setting", "value"], rows, name="Settings of the run", texts=(0, 1))
 
 
 def _ceilings(view: View, facts: queries.MachineFacts) -> None:
@@ -56,7 +57,12 @@ def _ceilings(view: View, facts: queries.MachineFacts) -> None:
             [name.replace("_", " "), f"{figure['value']:,g}", str(figure["source"])]
             for name, figure in facts.profile.items()
         ]
-        parts.table(["figure", "value", "source"], rows, name="Ceilings and costs that plans are priced with")
+        parts.table(
+            ["figure", "value", "source"],
+            rows,
+            name="Ceilings and costs that plans are priced with",
+            texts=(0, 2),
+        )
         st.caption("A source that is not a measurement of this machine: run `twofold calibrate`.")
 
 

@@ -15,7 +15,8 @@ from dashboard.view import View
 def body(view: View) -> None:
     overview = view.overview()
     felt = view.query(queries.client_times, view.span)
-    parts.metrics(*_felt(view, overview, felt), *_experts(view, overview), *_requests(view, overview))
+    parts.metrics(*_felt(view, overview, felt), key="figures-felt")
+    parts.metrics(*_experts(view, overview), *_requests(view, overview))
     changes = view.query(queries.control_events)
     if changes:
         st.caption("Changes during the run: " + "; ".join(map(_change, changes[:4])) + ".")

@@ -1,6 +1,6 @@
 """Measures a live dashboard in Chromium: first paint, ready, and time and bytes of a refresh, on a file of many rows.
 
-    python -m tests.dashboard.measure_refresh --rows 2000000 [--keep FILE]
+    python -m tests.dashboard.measure_refresh --rows 2000000 [--until FILE]
 
 The file holds a run of 48 layers × 128 experts that goes on while it is watched, with 16 tokens and a request a second.
 Prints the machine's load: on a busy machine the times say little. Refreshes are those of the page itself, every two
@@ -123,6 +123,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=2_000_000, help="token × layer rows of the file")
     parser.add_argument("--pages", default=",".join(page.name for page in PAGES))
     parser.add_argument("--window", default="5m")
+    parser.add_argument("--until", type=Path, help="begin to measure when this file exists")
     args = parser.parse_args()
     program = chromium()
     if program is None:
@@ -139,6 +140,9 @@ def main() -> int:
         print(
             f"{args.rows:,} rows, {size:,.0f} MB, written in {time.monotonic() - begun_s:.0f} s", flush=True
         )
+        while args.until and not args.until.exists():
+            time.sleep(0.5)
+            run.catch_up()
         writer = threading.Thread(target=run.follow, args=(over,), daemon=True)
         writer.start()
         with served(path, Path(folder)) as url, browser(program) as tools:

@@ -61,5 +61,5 @@ def test_two_runs_are_compared_by_their_requests(monkeypatch: pytest.MonkeyPatch
     assert expected is not None
     row = f"E2E (n = {len(e2e[0])} and {len(e2e[1])})</td><td>{formats.seconds(expected.first)}</td>"
     assert row in text
-    assert "<td>num_slots</td><td>48</td><td>0</td>" in text
+    assert '">num_slots</td><td>48</td><td>0</td>' in text
     assert "too few samples" in text, "a run without slots has no hit rate"

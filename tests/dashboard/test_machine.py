@@ -33,10 +33,10 @@ def test_machine_shows_what_was_recorded(monkeypatch: pytest.MonkeyPatch, tmp_pa
     app = show(monkeypatch, path, "machine")
     shown, text = metrics(app), texts(app)
     assert (shown["Twofold"], shown["Instruction set"], shown["Memory nodes"]) == ("0.1.0", "avx512", "2")
-    assert "<td>Xeon &lt;b&gt;8488C&lt;/b&gt;</td>" in text
-    assert "<td>torch</td><td>2.8.0</td>" in text
-    assert "<td>cpu bandwidth gbps</td><td>70</td><td>measured here</td>" in text
-    assert "<td>page_size</td><td>16</td>" in text
+    assert '">Xeon &lt;b&gt;8488C&lt;/b&gt;</td>' in text
+    assert '">torch</td><td>2.8.0</td>' in text
+    assert '">cpu bandwidth gbps</td><td>70</td><td class="tf-text">measured here</td>' in text
+    assert '">page_size</td><td class="tf-text">16</td>' in text
     assert "seed" not in text
     # Overview of a run without an accelerator: what its experts read, against the ceiling.
     app = show(monkeypatch, path)

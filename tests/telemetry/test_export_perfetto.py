@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_every_row_is_there_and_no_slices_overlap(
             tracks[each["pid"], each["tid"]].append((each["ts"], each["ts"] + each["dur"]))
     for ranges in tracks.values():
         ranges.sort()
-        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(ranges))
 
 
 def test_a_step_and_an_upload_are_where_the_database_has_them(

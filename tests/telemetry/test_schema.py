@@ -49,10 +49,13 @@ def test_optional_parts_get_a_prefix() -> None:
     assert [(c.name, c.nullable) for c in columns] == [("other_first", True), ("other_second", True)]
 
 
-def test_every_field_of_a_native_event_is_a_blob_of_its_blocks_and_a_column_of_its_view() -> None:
+def test_every_field_of_a_native_event_is_a_column_of_its_blocks_and_of_its_view() -> None:
     for kind, dtype in EVENT_DTYPES.items():
-        blobs = {c.name for c in schema.BLOCKS[kind].columns if isinstance(c.type, LargeBinary)}
-        assert blobs == set(dtype.names or ()) - set(KEYS[kind])
-        assert set(schema.column_names(schema.views.tables[kind])) >= set(dtype.names or ())
+        block, view = schema.BLOCKS[kind], schema.views.tables[kind]
+        blobs = [c.name for c in block.columns if isinstance(c.type, LargeBinary)]
+        assert set(dtype.names or ()) == {*blobs, *(name for name in KEYS[kind] if name == "request")}
+        assert schema.column_names(view) == ["run_id", "first_step", *(dtype.names or ())]
+        arrays = {name for name in dtype.names or () if dtype[name].subdtype}
+        assert {c.name for c in view.columns if isinstance(c.type, LargeBinary)} == arrays
     assert schema.token_layer.c.placement.comment == "uint8[num_routed]: 0 hit, 1 cpu, 2 fetched"
     assert schema.upload.c.step.comment is None

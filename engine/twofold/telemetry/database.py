@@ -7,6 +7,7 @@ import fcntl
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
@@ -17,11 +18,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from twofold.api.errors import ConfigError
-from twofold.telemetry import schema, views
+from twofold.telemetry import retention, schema, views
+from twofold.telemetry.retention import BUSY_TIMEOUT_S, Budget, Room
 from twofold.telemetry.upgrade import upgrade_file
 
-BUSY_TIMEOUT_S: Final = 1.0
-"""How long one statement waits for another process; the writer retries while its queue has room."""
+_MAY_PASS: Final = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+}
+"""Errors of the environment, not of the rows."""
 _LOCK_TRIES: Final = 20
 _LOCK_PAUSE_S: Final = 0.01
 """Pause between lock attempts: a reader that checks for a writer holds the lock for microseconds."""
@@ -37,8 +46,37 @@ class WritableDatabase:
     lock_file: TextIO
     identity: tuple[int, int]
     """(device, inode) of the opened file."""
+    doubts_commits: bool = False
+    """A commit that fails has written nothing."""
     log_identity: tuple[int, int] | None = None
     """(device, inode) of its write-ahead log when last checked."""
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction that has locked the database, so that a locked one is detected before rows are converted."""
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            yield connection
+
+    def prepare(self, budget: Budget) -> None:
+        """Keep the log within the budget from now on."""
+        retention.prepare(self.engine, budget)
+
+    def make_room(self, budget: Budget) -> Room:
+        """Remove the oldest rows until another transaction fits."""
+        return retention.make_room(self.engine, self.path, budget)
+
+    def shrink(self) -> None:
+        """Give the pages of deleted rows back to the file system."""
+        with self.engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA incremental_vacuum").fetchall()
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            connection.commit()
+
+    def may_pass(self, error: Exception) -> bool:
+        """Whether another attempt may succeed: an error of the environment, not of the rows."""
+        code = getattr(getattr(error, "orig", None) or error, "sqlite_errorcode", None)
+        return code is not None and code & 0xFF in _MAY_PASS
 
     def is_gone(self) -> bool:
         """Whether the file was deleted or replaced, so that nothing written to it can be read any more."""
@@ -48,13 +86,16 @@ class WritableDatabase:
         return False
 
     def close_gone(self) -> None:
-        """Close a database whose file is gone and remove its leftover log: SQLite would take it for the log of the new
-        file of that name."""
+        """Close the database and remove the log of its lost file: SQLite would take it for that of the new file."""
         self.close()
         log = Path(f"{self.path}-wal")
         if self.log_identity is not None and _identity(log) == self.log_identity:
             for left in (log, Path(f"{self.path}-shm")):
                 left.unlink(missing_ok=True)
+
+    @property
+    def label(self) -> str:
+        return str(self.path)
 
     def record_run(self, run_id: int) -> None:
         """Store which run is being written, for `written_run`."""
@@ -126,12 +167,17 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def open_for_reading(path: Path) -> Engine:
-    """Read-only connections, each opened when used. ConfigError when there is nothing to read."""
+def check_presence(path: Path) -> None:
+    """ConfigError if there is no such file."""
     if not path.is_file():
         raise ConfigError(
             f"telemetry database {path} does not exist; start a server with --telemetry-url first"
         )
+
+
+def open_for_reading(path: Path) -> Engine:
+    """Read-only connections, each opened when used. ConfigError when there is nothing to read."""
+    check_presence(path)
     engine = create_engine("sqlite://", creator=lambda: _connect_read_only(path), poolclass=NullPool)
     try:
         with engine.connect() as connection:

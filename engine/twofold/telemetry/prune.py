@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from twofold.api.errors import ConfigError
-from twofold.telemetry import database, schema
+from twofold.telemetry import database, schema, stores
 
 Progress = Callable[[int, int], None]
 """Called with (tables done, all tables) of all runs that may be deleted."""
@@ -47,26 +47,23 @@ def prune(
     """Delete the named runs, those that ended more than `older_than_s` ago, then the oldest until the file is within
     `max_bytes`.
 
-    A dry run does the same and rolls back. ConfigError if a named run does not exist, or a server writes the file.
+    A dry run does the same and rolls back. ConfigError if a named run does not exist, or a server writes the file. Runs
+    that engines write to PostgreSQL now are left alone.
     """
-    opened = database.open_for_writing(schema.database_path(url))
+    opened = stores.open_for_writing(url)
     try:
-        with opened.engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        with opened.transaction() as connection:
             pruned = _prune(
                 connection, run_ids, older_than_s=older_than_s, max_bytes=max_bytes, progress=progress
             )
             if dry_run:
                 connection.rollback()
-                return pruned
-            connection.commit()
-            connection.exec_driver_sql("PRAGMA incremental_vacuum").fetchall()
-            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            connection.commit()
-            return pruned
+        if not dry_run and isinstance(opened, database.WritableDatabase):
+            opened.shrink()
+        return pruned
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise ConfigError(
-            f"{opened.path} was not changed: {getattr(error, 'orig', None) or error}; make room on its disk and "
+            f"{opened.label} was not changed: {getattr(error, 'orig', None) or error}; make room on its disk and "
             "end programs that hold it open"
         ) from None
     finally:
@@ -85,6 +82,8 @@ def _prune(
     runs = connection.execute(
         select(run.run_id, run.model, run.finished_s, run.last_seen_s).order_by(run.run_id)
     ).all()
+    live = _written_elsewhere(connection)
+    runs = [each for each in runs if each.run_id not in live]
     unknown = sorted(set(run_ids) - {each.run_id for each in runs})
     if unknown:
         known = f"{runs[0].run_id} to {runs[-1].run_id}" if runs else "none"
@@ -113,7 +112,20 @@ def _prune(
     return Pruned(pruned, before, _used_bytes(connection))
 
 
+def _written_elsewhere(connection: Connection) -> set[int]:
+    """Runs that other engines write now; none for a file, which has one writer."""
+    if connection.dialect.name == "sqlite":
+        return set()
+    from twofold.telemetry import postgres
+
+    return postgres.written_runs(connection)
+
+
 def _used_bytes(connection: Connection) -> int:
+    if connection.dialect.name != "sqlite":
+        from twofold.telemetry import postgres
+
+        return postgres.stored_bytes(connection)
     pages, free, size = (
         int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
         for name in ("page_count", "freelist_count", "page_size")

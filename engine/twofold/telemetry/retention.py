@@ -17,7 +17,8 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine
 
-from twofold.telemetry.database import BUSY_TIMEOUT_S
+BUSY_TIMEOUT_S: Final = 1.0
+"""How long one statement waits for another process; the writer retries while its queue has room."""
 
 DETAILS: Final = ("token_layer_block", "cache_event_block", "upload_block", "step")
 SUMS: Final = "layer_second"

@@ -6,51 +6,24 @@ Independent of queue and thread: `writer` decides when to write, and handles a b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, select, update
 
-from twofold.telemetry import machine_samples, rows, schema
+from twofold.telemetry import machine_samples, rows, schema, statements
 from twofold.telemetry.blocks import block_rows
 from twofold.telemetry.sink import TelemetryLevel
-from twofold.telemetry.totals import totals_of
+from twofold.telemetry.totals import NUM_TRANSACTIONS, totals_of
 
-_CHUNK_ROWS: Final = 1024
-"""Rows converted to tuples at a time: holds the interpreter lock for well under a millisecond."""
 _BLOCK_EVENTS: Final = 4096
 """Events packed at a time, and most events of a block: holds the interpreter lock for a millisecond."""
 _REMEMBERED_STEPS: Final = 10_000
+_MACHINE_SAMPLE_S: Final = 5.0
 
 Losses = Counter[tuple[str, str]]
 """Events by (kind, place)."""
-
-
-def _insert_sql(table: Table, *, replace: bool = False) -> str:
-    names = schema.column_names(table)
-    verb = "INSERT OR REPLACE" if replace else "INSERT"
-    return f"{verb} INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-
-
-_INSERT_LAYER_SECOND: Final = _insert_sql(schema.layer_second)
-_INSERT_STEP: Final = _insert_sql(schema.step, replace=True)
-_INSERT_REQUEST: Final = _insert_sql(schema.request, replace=True)
-_INSERT_CONTROL: Final = _insert_sql(schema.control)
-_INSERT_MACHINE_SAMPLE: Final = _insert_sql(schema.machine_sample)
-_MACHINE_SAMPLE_S: Final = 5.0
-_INSERT_LOAD_SAMPLE: Final = _insert_sql(schema.load_sample)
-_ADD_DROPPED: Final = (
-    f"{_insert_sql(schema.dropped)} ON CONFLICT DO UPDATE "
-    "SET at_s = excluded.at_s, num_events = num_events + excluded.num_events"
-)
-_ADD_TOTAL: Final = (
-    f"{_insert_sql(schema.run_total)} ON CONFLICT DO UPDATE SET amount = amount + excluded.amount"
-)
-NATIVE: Final = {kind: _insert_sql(table) for kind, table in schema.BLOCKS.items()}
-"""Insert statements of events that arrive as arrays."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +67,7 @@ class RunWriter:
         self._ended_run_id: int | None = None
         self._step_seconds: dict[int, int] = {}
         self._next_machine_sample_s = 0.0
+        self._num_transactions = 0
         self._rows: Counter[str] = Counter()
         self._losses: Losses = Counter()
 
@@ -101,6 +75,7 @@ class RunWriter:
         """Begin a run: what follows belongs to it, and the previous run is over."""
         self._run, self._ended_run_id, self._run_id = run, self._run_id, None
         self._step_seconds.clear()
+        self._num_transactions = 0
         self._rows, self._losses = Counter(), Counter()
 
     def forget(self) -> tuple[Counter[str], Losses]:
@@ -108,6 +83,7 @@ class RunWriter:
         file."""
         gone = self._rows, self._losses
         self._run_id = self._ended_run_id = None
+        self._num_transactions = 0
         self._rows, self._losses = Counter(), Counter()
         return gone
 
@@ -127,9 +103,8 @@ class RunWriter:
             _mark(connection, self._ended_run_id, now_s, finished=True)
         run_id = self._run_id if self._run_id is not None else self._insert_run(connection)
         samples = [s for item in batch if item.kind == "load_sample" for s in item.payload]
-        _execute(
-            connection, _INSERT_LOAD_SAMPLE, (rows.load_sample_row(run_id, sample) for sample in samples)
-        )
+        load_samples = (rows.load_sample_row(run_id, sample) for sample in samples)
+        statements.insert(connection, schema.load_sample, load_samples)
         counts: Counter[str] = Counter()
         for item in batch:
             counts[item.kind] += item.num_rows
@@ -138,17 +113,14 @@ class RunWriter:
                 None, Counter(load_sample=len(samples)), counts - Counter(load_sample=len(samples))
             )
         self._insert(connection, run_id, batch)
-        _execute(
-            connection,
-            _ADD_DROPPED,
-            [(run_id, kind, place, now_s, count) for (kind, place), count in lost.items()],
-        )
+        losses = [(run_id, kind, place, now_s, count) for (kind, place), count in lost.items()]
+        statements.replace(connection, schema.dropped, losses, added="num_events")
         if heartbeat or finished:
             _mark(connection, run_id, now_s, finished=finished)
         if heartbeat and now_s >= self._next_machine_sample_s:
             self._next_machine_sample_s = now_s + _MACHINE_SAMPLE_S
             sample = machine_samples.read(now_s)
-            _execute(connection, _INSERT_MACHINE_SAMPLE, [rows.machine_sample_row(run_id, sample)])
+            statements.insert(connection, schema.machine_sample, [rows.machine_sample_row(run_id, sample)])
         return Written(run_id, counts, losses=Counter(lost))
 
     def committed(self, written: Written) -> None:
@@ -156,40 +128,43 @@ class RunWriter:
         self._run_id, self._ended_run_id = written.run_id, None
         self._rows += written.rows
         self._losses += written.losses
+        self._num_transactions += written.run_id is not None
+
+    def was_committed(self, connection: Connection, written: Written) -> bool:
+        """Whether the database holds the transaction that was the next one, although its commit failed."""
+        total = schema.run_total.c
+        counted = select(total.amount).where(total.run_id == written.run_id, total.name == NUM_TRANSACTIONS)
+        return bool(connection.execute(counted).scalar() == self._num_transactions + 1)
 
     def _insert_run(self, connection: Connection) -> int | None:
         if self._run is None:
             return None
-        names = schema.column_names(schema.run)[1:]
-        cursor = connection.exec_driver_sql(
-            f"INSERT INTO run ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608
-            rows.run_row(self._run.payload, self._run.arrived_s, self._level),
-        )
-        return int(cursor.lastrowid)
+        values = rows.run_values(self._run.payload, self._run.arrived_s, self._level)
+        return statements.insert_run(connection, values)
 
     def _insert(self, connection: Connection, run_id: int, batch: list[Item]) -> None:
         requests = [rows.request_row(run_id, item.payload) for item in batch if item.kind == "request"]
-        _execute(connection, _INSERT_REQUEST, requests)
+        statements.replace(connection, schema.request, requests)
         changes = [rows.control_row(run_id, item.payload) for item in batch if item.kind == "control"]
-        _execute(connection, _INSERT_CONTROL, changes)
+        statements.insert(connection, schema.control, changes)
         steps = [item.payload for item in batch if item.kind == "step"]
-        _execute(connection, _INSERT_STEP, [rows.step_row(run_id, step) for step in steps])
+        statements.replace(connection, schema.step, (rows.step_row(run_id, step) for step in steps))
         for step in steps:
             self._step_seconds[step.step] = int(step.started_s)
         while len(self._step_seconds) > _REMEMBERED_STEPS:
             del self._step_seconds[next(iter(self._step_seconds))]
         events = self._insert_native(connection, run_id, batch)
         totals = totals_of(steps, events)
-        _execute(
-            connection, _ADD_TOTAL, [(run_id, name, amount) for name, amount in totals.items() if amount]
-        )
+        totals[NUM_TRANSACTIONS] = 1
+        added = [(run_id, name, amount) for name, amount in totals.items() if amount]
+        statements.replace(connection, schema.run_total, added, added="amount")
 
     def _insert_native(
         self, connection: Connection, run_id: int, batch: list[Item]
     ) -> dict[str, rows.Events]:
         events_by_kind: dict[str, rows.Events] = {}
         seconds_by_kind: dict[str, rows.Seconds] = {}
-        for kind, sql in NATIVE.items():
+        for kind, table in schema.BLOCKS.items():
             items = [item for item in batch if item.kind == kind]
             if not items:
                 continue
@@ -197,10 +172,11 @@ class RunWriter:
             arrivals = np.repeat([int(item.arrived_s) for item in items], [item.num_rows for item in items])
             events_by_kind[kind], seconds_by_kind[kind] = events, self._seconds_of(events["step"], arrivals)
             for begin in range(0, len(events) if self._level == "expert" else 0, _BLOCK_EVENTS):
-                _execute(connection, sql, block_rows(kind, run_id, events[begin : begin + _BLOCK_EVENTS]))
+                block = events[begin : begin + _BLOCK_EVENTS]
+                statements.insert(connection, table, block_rows(kind, run_id, block))
         num_experts = self._run.payload.num_experts if self._run is not None else 0
         sums = rows.layer_second_rows(run_id, num_experts, events_by_kind, seconds_by_kind)
-        _execute(connection, _INSERT_LAYER_SECOND, sums)
+        statements.insert(connection, schema.layer_second, sums)
         return events_by_kind
 
     def _seconds_of(self, steps: rows.Seconds, arrivals: rows.Seconds) -> rows.Seconds:
@@ -211,13 +187,6 @@ class RunWriter:
 
 
 def _mark(connection: Connection, run_id: int, now_s: float, *, finished: bool) -> None:
-    connection.exec_driver_sql(
-        "UPDATE run SET last_seen_s = ?, finished_s = ? WHERE run_id = ?",
-        (now_s, now_s if finished else None, run_id),
-    )
-
-
-def _execute(connection: Connection, sql: str, tuples: Iterable[rows.Row]) -> None:
-    remaining = iter(tuples)
-    while chunk := list(islice(remaining, _CHUNK_ROWS)):
-        connection.exec_driver_sql(sql, chunk)
+    """Refresh when the run was last seen, and when it ended."""
+    changed = update(schema.run).where(schema.run.c.run_id == run_id)
+    connection.execute(changed.values(last_seen_s=now_s, finished_s=now_s if finished else None))

@@ -18,12 +18,12 @@ layer, so that live charts and the heatmap cost the same after an hour as after 
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from sqlalchemy import (
+    BigInteger,
     Column,
     Float,
     ForeignKey,
@@ -36,7 +36,7 @@ from sqlalchemy import (
     TextClause,
     text,
 )
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.types import TypeEngine
 
@@ -59,8 +59,10 @@ SCHEMA_VERSION: Final = migrations.NEWEST
 
 metadata = MetaData()
 
+INTEGER: Final = Integer().with_variant(BigInteger(), "postgresql")
 
-_KINDS: Final[dict[type, type[TypeEngine[Any]]]] = {int: Integer, bool: Integer, float: Float, str: Text}
+
+_KINDS: Final[dict[type, TypeEngine[Any]]] = {int: INTEGER, bool: INTEGER, float: Float(), str: Text()}
 
 
 def columns_of(
@@ -112,11 +114,11 @@ def _alternatives(hint: Any) -> list[Any]:
 
 
 def _primary_run_id() -> Column[int]:
-    return Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True)
+    return Column("run_id", INTEGER, ForeignKey("run.run_id"), primary_key=True)
 
 
 def _run_id() -> Column[int]:
-    return Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False)
+    return Column("run_id", INTEGER, ForeignKey("run.run_id"), nullable=False)
 
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
@@ -125,13 +127,13 @@ meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("va
 run = Table(
     "run",
     metadata,
-    Column("run_id", Integer, primary_key=True),
+    Column("run_id", INTEGER, primary_key=True),
     Column("started_s", Float, nullable=False, comment="Unix time"),
     Column(
         "last_seen_s", Float, nullable=False, comment="refreshed every second or so while the process lives"
     ),
     Column("finished_s", Float, comment="NULL while running, and after a crash"),
-    Column("emulated", Integer, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
+    Column("emulated", INTEGER, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
     *columns_of(RunInfo),
     Column("telemetry_level", Text, nullable=False, comment="step, layer or expert (--telemetry)"),
 )
@@ -167,7 +169,7 @@ def _block_table(kind: str) -> Table:
         Column(name, LargeBinary, nullable=False, server_default="", comment=_entries(kind, name, dtype))
         for name, dtype in blob_dtypes(kind).items()
     ]
-    numbers = [Column(name, Integer, nullable=False) for name in KEYS[kind]]
+    numbers = [Column(name, INTEGER, nullable=False) for name in KEYS[kind]]
     indices = [Index(f"{kind}_block_by_step", "run_id", "first_step", "last_step")]
     if "request" in KEYS[kind]:
         indices.append(Index(f"{kind}_block_by_request", "run_id", "request", "first_step"))
@@ -190,12 +192,12 @@ views = MetaData()
 
 def _event_view(kind: str) -> Table:
     """A column per event field, in the same order; arrays are blobs."""
-    columns: list[Column[Any]] = [Column("run_id", Integer), Column("first_step", Integer)]
+    columns: list[Column[Any]] = [Column("run_id", INTEGER), Column("first_step", INTEGER)]
     for name in EVENT_DTYPES[kind].names or ():
         dtype = EVENT_DTYPES[kind][name]
-        scalar = Integer if dtype.kind in "iu" else Float
+        scalar: TypeEngine[Any] = INTEGER if dtype.kind in "iu" else Float()
         comment = EVENT_MEANINGS[kind][name] or None
-        columns.append(Column(name, LargeBinary if dtype.subdtype else scalar, comment=comment))
+        columns.append(Column(name, LargeBinary() if dtype.subdtype else scalar, comment=comment))
     return Table(kind, views, *columns)
 
 
@@ -205,8 +207,8 @@ layer_second = Table(
     "layer_second",
     metadata,
     _run_id(),
-    Column("at_s", Integer, nullable=False, comment="Unix second of the step; may have several rows"),
-    *(Column(name, Integer, nullable=False) for name in ("layer", "num_rows", *LAYER_TOTALS)),
+    Column("at_s", INTEGER, nullable=False, comment="Unix second of the step; may have several rows"),
+    *(Column(name, INTEGER, nullable=False) for name in ("layer", "num_rows", *LAYER_TOTALS)),
     Column(
         "uses",
         LargeBinary,
@@ -235,7 +237,7 @@ run_total = Table(
 load_sample = Table(
     "load_sample",
     metadata,
-    Column("run_id", Integer, ForeignKey("run.run_id")),
+    Column("run_id", INTEGER, ForeignKey("run.run_id")),
     *columns_of(LoadSample),
     Index("load_sample_by_test", "loadtest_id", "finished_s"),
 )
@@ -247,7 +249,7 @@ dropped = Table(
     Column("kind", Text, primary_key=True),
     Column("place", Text, primary_key=True, comment="ring, queue or database"),
     Column("at_s", Float, nullable=False, comment="Unix time of the latest"),
-    Column("num_events", Integer, nullable=False),
+    Column("num_events", INTEGER, nullable=False),
 )
 """Counts of lost events."""
 
@@ -256,23 +258,27 @@ def column_names(table: Table) -> list[str]:
     return [column.name for column in table.columns]
 
 
-def database_path(url: str) -> Path:
-    """The file of a telemetry URL; ConfigError for anything but `sqlite:///FILE`."""
-    expected = (
-        "expected sqlite:///relative/file.db or sqlite:////absolute/file.db "
-        "(set --telemetry-url or TWOFOLD_TELEMETRY_URL)"
-    )
+_EXPECTED: Final = (
+    "expected sqlite:///relative/file.db, sqlite:////absolute/file.db or postgresql+psycopg://user@host/database "
+    "(set --telemetry-url or TWOFOLD_TELEMETRY_URL)"
+)
+
+
+def parse_url(url: str) -> URL:
+    """A telemetry URL of a SQLite file or of a PostgreSQL database; ConfigError for anything else."""
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise ConfigError(f"telemetry URL {url!r} is not a database URL; {expected}") from None
-    if parsed.get_backend_name() != "sqlite":
-        raise ConfigError(
-            f"telemetry URL {url!r} names {parsed.get_backend_name()!r}, not SQLite; {expected}"
-        )
+        raise ConfigError(f"telemetry URL {url!r} is not a database URL; {_EXPECTED}") from None
+    backend = parsed.get_backend_name()
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    shown = parsed.render_as_string(hide_password=True)
+    if backend != "sqlite":
+        raise ConfigError(f"telemetry URL {shown!r} names {backend!r}, not SQLite or PostgreSQL; {_EXPECTED}")
     if not parsed.database or parsed.database == ":memory:" or parsed.query:
-        raise ConfigError(f"telemetry URL {url!r} names no file on disk that others can read; {expected}")
-    return Path(parsed.database)
+        raise ConfigError(f"telemetry URL {shown!r} names no file on disk that others can read; {_EXPECTED}")
+    return parsed
 
 
 def version_of(stored: str | None, path: str) -> int:

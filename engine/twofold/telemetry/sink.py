@@ -123,6 +123,9 @@ class TelemetrySink:
     takes_events: bool = True
     """Whether `native_events` keeps anything. If not, native code need not report events."""
 
+    url = ""
+    """The database that the events go to; empty if they are discarded."""
+
     def begin_run(self, run: RunInfo) -> None:
         """First call: everything that follows belongs to this run."""
 
@@ -160,6 +163,7 @@ class TeeSink(TelemetrySink):
         self._sinks = sinks
         self.wants_text = any(sink.wants_text for sink in sinks)
         self.takes_events = any(sink.takes_events for sink in sinks)
+        self.url = next((sink.url for sink in sinks if sink.url), "")
 
     def begin_run(self, run: RunInfo) -> None:
         for sink in self._sinks:

@@ -28,6 +28,10 @@ STEP_TOTALS: Final = (
 )
 
 
+NUM_TRANSACTIONS: Final = "num_transactions"
+"""Transactions of the run that were committed: after a lost connection it tells whether the last one was."""
+
+
 def count_name(member: UploadReason | CacheEventKind) -> str:
     """Name of the total that counts events of this reason or kind."""
     return f"{'upload' if isinstance(member, UploadReason) else 'cache_event'}_{member.name.lower()}"

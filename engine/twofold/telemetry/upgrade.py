@@ -17,7 +17,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from twofold.api.errors import ConfigError
-from twofold.telemetry import migrations
+from twofold.telemetry import migrations, views
 
 _log = logging.getLogger("twofold.telemetry")
 
@@ -39,6 +39,7 @@ def upgrade_file(connection: Connection, path: Path, found: int) -> Path:
     )
     _copy(connection, copy)
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+    views.drop_views(connection)
     migrations.upgrade(connection, found)
     connection.commit()
     _log.info("telemetry database %s has schema version %d now", path, migrations.NEWEST)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect
 
 from twofold.telemetry.blocks import KEYS, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, Placement
@@ -32,14 +32,23 @@ def view_statements(dialect: str) -> dict[str, str]:
 
 def create_views(connection: Connection) -> None:
     """Make all views, within the caller's transaction; those that exist are replaced."""
-    for name, statement in view_statements(connection.dialect.name).items():
-        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
+    drop_views(connection)
+    for statement in view_statements(connection.dialect.name).values():
         connection.exec_driver_sql(statement)
+
+
+def drop_views(connection: Connection) -> None:
+    """Remove all views that exist, so that their tables may change."""
+    present = inspect(connection).get_view_names()
+    for name in view_statements(connection.dialect.name):
+        if name in present:
+            connection.exec_driver_sql(f"DROP VIEW {name}")
 
 
 def _event_view(kind: str, dialect: str) -> str:
     columns = [f"{_value(kind, name, dialect)} AS {name}" for name in EVENT_DTYPES[kind].names or ()]
-    return f"CREATE VIEW {kind} AS {_with_bytes(dialect)}SELECT {_block_keys()}, {', '.join(columns)} {_from(kind, dialect)}"
+    selected = f"SELECT {_block_keys()}, {', '.join(columns)} {_from(kind, dialect)}"
+    return f"CREATE VIEW {kind} AS {_with_bytes(dialect)}{selected}"
 
 
 def _token_expert_view(dialect: str) -> str:
@@ -96,8 +105,9 @@ def _value(kind: str, name: str, dialect: str) -> str:
     size = dtype.subdtype[0].itemsize
     routed = _value(kind, "num_routed", dialect)
     start = f"{_index(dialect)} * (length(b.{name}) / b.num_events) + 1"
-    cut = "substring" if dialect == "postgresql" else "substr"
-    return f"{cut}(b.{name}, {start}, {size} * {routed})"
+    if dialect == "postgresql":
+        return f"substring(b.{name}, ({start})::int, ({size} * {routed})::int)"
+    return f"substr(b.{name}, {start}, {size} * {routed})"
 
 
 def _entry(kind: str, name: str, dialect: str, rank: str) -> str:

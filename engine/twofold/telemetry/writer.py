@@ -9,19 +9,19 @@ file is missing, rows wait in the queue. Rows lost to any other error are counte
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
-from twofold.telemetry import database, retention, rows, schema
-from twofold.telemetry.database import WritableDatabase
-from twofold.telemetry.run_writer import NATIVE, Item, Losses, RunWriter
+from twofold.telemetry import retention, rows, stores
+from twofold.telemetry.run_writer import Item, Losses, RunWriter, Written
 from twofold.telemetry.sink import (
+    EVENT_DTYPES,
     LOSS_PLACES,
     LoadSample,
     LossPlace,
@@ -30,6 +30,7 @@ from twofold.telemetry.sink import (
     TelemetrySink,
     check_event_dtype,
 )
+from twofold.telemetry.stores import Store
 
 _log = logging.getLogger("twofold.telemetry")
 
@@ -44,15 +45,15 @@ _LONGEST_PAUSE_S: Final = 2.0
 """Longest pause between two attempts on a database that cannot be written now."""
 _CLOSE_PATIENCE_S: Final = 10.0
 """How long `close` tries to write queued rows."""
-_MAY_PASS: Final = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_READONLY,
-}
-"""Errors of the environment, not of the rows."""
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """A transaction whose commit failed without a word of the database: it may have been committed."""
+
+    written: Written
+    batch: list[Item]
+    lost: Losses
 
 
 class _NoRoomError(Exception):
@@ -60,18 +61,21 @@ class _NoRoomError(Exception):
 
 
 class DatabaseSink(TelemetrySink):
-    """A `TelemetrySink` that writes SQLite. Created by `open_sink`, which checks the URL and the file."""
+    """A `TelemetrySink` that writes a database. Created by `open_sink`, which checks the URL and the file."""
 
     def __init__(
         self,
-        opened: WritableDatabase,
+        open_store: Callable[[], Store],
         *,
         level: TelemetryLevel = "expert",
         max_queued_rows: int = MAX_QUEUED_ROWS,
         max_bytes: int = MAX_DATABASE_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._path = opened.path
+        opened = open_store()
+        self._label = opened.label
+        self.url = opened.label if "://" in opened.label else f"sqlite:///{opened.label}"
+        self._open_store = open_store
         self._level = level
         self.takes_events = level != "step"
         self._max_queued_rows = max_queued_rows
@@ -87,13 +91,14 @@ class DatabaseSink(TelemetrySink):
         self._num_written = 0
         self._last_error: str | None = None
         # The rest belongs to the writer thread.
-        self._database: WritableDatabase | None = opened
+        self._database: Store | None = opened
+        self._in_doubt: _Doubt | None = None
         self._run = RunWriter(level)
         self._recorded_run_id: int | None = None
         self._next_heartbeat_s = 0.0
         self._pause_s = 0.0
         self._has_trimmed = False
-        retention.prepare(opened.engine, self._budget)
+        opened.prepare(self._budget)
         self._thread = threading.Thread(target=self._work, name="twofold-telemetry", daemon=True)
         self._thread.start()
 
@@ -141,7 +146,7 @@ class DatabaseSink(TelemetrySink):
 
     def _push(self, kind: str, payload: Any, num_rows: int) -> None:
         with self._mutex:
-            limit = self._max_queued_rows + (0 if kind in NATIVE else _RESERVED_ROWS)
+            limit = self._max_queued_rows + (0 if kind in EVENT_DTYPES else _RESERVED_ROWS)
             room = 0 if self._closing else max(0, limit - self._queued_rows)
             if num_rows > room:
                 self._count_lost(kind, "queue", num_rows - room)
@@ -149,7 +154,7 @@ class DatabaseSink(TelemetrySink):
             if num_rows:
                 if isinstance(payload, list):
                     payload = payload[:num_rows]
-                elif kind in NATIVE:
+                elif kind in EVENT_DTYPES:
                     payload = payload[:num_rows].copy()
                 self._items.append(Item(kind, payload, num_rows, self._now()))
                 self._queued_rows += num_rows
@@ -176,7 +181,7 @@ class DatabaseSink(TelemetrySink):
             batch = self._take()
             while batch and self._write(batch):
                 batch = self._take()
-            if closing and (not batch or time.monotonic() >= (deadline_s or 0.0)):
+            if closing and (not (batch or self._in_doubt) or time.monotonic() >= (deadline_s or 0.0)):
                 break
             if not batch and self._now() >= self._next_heartbeat_s:
                 self._write([])
@@ -210,43 +215,75 @@ class DatabaseSink(TelemetrySink):
         """Write one transaction. False if it failed and the batch is back in the queue for another attempt."""
         if batch and batch[0].kind == "run":
             self._run.begin(batch.pop(0))
+        if self._in_doubt is not None:
+            return self._settle(batch)
         with self._mutex:
             lost, self._lost = self._lost, Counter()
         now_s = self._now()
         heartbeat_due = now_s >= self._next_heartbeat_s
+        written: Written | None = None
+        opened: Store | None = None
         try:
             opened = self._current_database(lost)
             self._make_room(opened)
-            with opened.engine.begin() as connection:
-                # Locks at once, so that a locked database is detected before rows are converted.
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            with opened.transaction() as connection:
                 written = self._run.write(
                     connection, batch, lost, now_s=now_s, heartbeat=heartbeat_due, finished=finished
                 )
         except Exception as error:  # the engine must continue whatever the error
+            if written is not None and opened is not None and opened.doubts_commits:
+                self._in_doubt, batch, lost = _Doubt(written, batch, lost), [], Counter()
             return self._failed(batch, lost, error)
+        if heartbeat_due:
+            self._next_heartbeat_s = now_s + _HEARTBEAT_S
+        self._committed(opened, _Doubt(written, batch, lost))
+        return True
+
+    def _settle(self, batch: list[Item]) -> bool:
+        """Ask the database whether it has committed the transaction in doubt, before anything else is written. False if
+        it cannot be asked now; the batch is back in the queue either way."""
+        doubt = self._in_doubt
+        assert doubt is not None
+        with self._mutex:
+            self._items.extendleft(reversed(batch))
+        try:
+            opened = self._current_database(doubt.lost)
+            with opened.transaction() as connection:
+                was_committed = self._run.was_committed(connection, doubt.written)
+        except Exception as error:  # the engine must continue whatever the error
+            self._failed([], Counter(), error)
+            return False
+        self._in_doubt = None
+        if was_committed:
+            self._committed(opened, doubt)
+            return True
+        with self._mutex:
+            self._items.extendleft(reversed(doubt.batch))
+            self._lost.update(doubt.lost)
+        return True
+
+    def _committed(self, opened: Store, done: _Doubt) -> None:
+        """Update the state after the transaction was committed."""
+        written = done.written
         self._run.committed(written)
         if written.run_id is not None and written.run_id != self._recorded_run_id:
             self._recorded_run_id = written.run_id
             opened.record_run(written.run_id)
-        if heartbeat_due:
-            self._next_heartbeat_s = now_s + _HEARTBEAT_S
         self._pause_s = 0.0
         with self._mutex:
-            self._queued_rows -= sum(item.num_rows for item in batch)
+            self._queued_rows -= sum(item.num_rows for item in done.batch)
             self._num_written += written.rows.total()
             for kind, count in written.orphans.items():
                 self._count_lost(kind, "queue", count)
             if written.run_id is None:
-                self._lost.update(lost)
+                self._lost.update(done.lost)
             recovered, self._last_error = self._last_error is not None, None
         if recovered:
             _log.warning(
                 "telemetry is being written again; %d events were lost so far", self._dropped.total()
             )
-        return True
 
-    def _current_database(self, lost: Losses) -> WritableDatabase:
+    def _current_database(self, lost: Losses) -> Store:
         """The open database; a new one if its file was deleted or replaced. Raises ConfigError if none can be
         opened."""
         if self._database is not None and self._database.is_gone():
@@ -260,17 +297,16 @@ class DatabaseSink(TelemetrySink):
             _log.error(
                 "telemetry database %s was deleted or replaced while it was being written: its %d events of "
                 "this run count as lost; a new file is created",
-                self._path,
+                self._label,
                 gone.total(),
             )
         if self._database is None:
-            opened = database.open_for_writing(self._path)
-            retention.prepare(opened.engine, self._budget)
-            self._database = opened
+            self._database = self._open_store()
+            self._database.prepare(self._budget)
         return self._database
 
-    def _make_room(self, opened: WritableDatabase) -> None:
-        room = retention.make_room(opened.engine, opened.path, self._budget)
+    def _make_room(self, opened: Store) -> None:
+        room = opened.make_room(self._budget)
         if room.num_removed and not self._has_trimmed:
             self._has_trimmed = True
             _log.info(
@@ -280,15 +316,14 @@ class DatabaseSink(TelemetrySink):
             )
         if not room.fits:
             raise _NoRoomError(
-                f"{opened.path} and its log have reached --telemetry-max-bytes and a reader keeps the log from being "
+                f"{opened.label} and its log have reached --telemetry-max-bytes and a reader keeps the log from being "
                 "emptied; end the program that holds a transaction on it open"
             )
 
     def _failed(self, batch: list[Item], lost: Losses, error: Exception) -> bool:
         cause = getattr(error, "orig", None) or error
-        code = getattr(cause, "sqlite_errorcode", None)
         may_pass = isinstance(error, ConfigError | _NoRoomError) or (
-            code is not None and code & 0xFF in _MAY_PASS
+            self._database is not None and self._database.may_pass(error)
         )
         with self._mutex:
             self._lost.update(lost)
@@ -296,12 +331,13 @@ class DatabaseSink(TelemetrySink):
                 self._items.extendleft(reversed(batch))
             else:
                 self._discard(batch)
-            first, self._last_error = self._last_error is None, str(cause)
+            first, self._last_error = self._last_error is None, " ".join(str(cause).split())
         self._next_heartbeat_s = self._now() + _HEARTBEAT_S
         self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FLUSH_INTERVAL_S) if may_pass else 0.0
         if first:
             _log.error(
-                "telemetry is not being written: %s; the engine continues, lost events are counted", cause
+                "telemetry is not being written: %s; the engine continues, lost events are counted",
+                self._last_error,
             )
         return not may_pass
 
@@ -309,6 +345,9 @@ class DatabaseSink(TelemetrySink):
         """Count the rows still unwritten at the end as lost."""
         with self._mutex:
             num_rows = self._queued_rows
+            if self._in_doubt is not None:
+                self._discard(self._in_doubt.batch)
+                self._in_doubt = None
             self._discard(list(self._items))
             self._items.clear()
         if num_rows:
@@ -333,8 +372,8 @@ def open_sink(
     text: bool = False,
     now: Callable[[], float] = time.time,
 ) -> TelemetrySink:
-    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `text`: answers'
-    texts too; `now` returns Unix time.
+    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `text`: record
+    answers' texts too; `now` returns Unix time.
 
     The database and its log stay within `max_bytes` together: the oldest rows are removed (see `retention`).
 
@@ -343,7 +382,12 @@ def open_sink(
     """
     if not url:
         return TelemetrySink()
-    opened = database.open_for_writing(schema.database_path(url))
-    sink = DatabaseSink(opened, level=level, max_queued_rows=max_queued_rows, max_bytes=max_bytes, now=now)
+    sink = DatabaseSink(
+        lambda: stores.open_for_writing(url),
+        level=level,
+        max_queued_rows=max_queued_rows,
+        max_bytes=max_bytes,
+        now=now,
+    )
     sink.wants_text = text
     return sink

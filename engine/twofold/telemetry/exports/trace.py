@@ -182,7 +182,7 @@ def cache_events(events: Events, *, origin_us: float) -> Iterator[TraceEvent]:
 
 
 def request_events(request: Any, window: ExportWindow) -> Iterator[TraceEvent]:
-    """A row of table `request` as nested spans on the wall clock, cut at the window: until the first token, and after."""
+    """A row of table `request` as nested wall-clock spans, cut at the window: until the first token, and after."""
     end_s = min(request.finished_s or window.end_s, window.end_s)
     first_s = min(request.first_token_s or end_s, end_s)
     spans = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from twofold.telemetry import schema
 from twofold.telemetry.blocks import events_of
@@ -32,7 +32,7 @@ def events(
         query = query.where(table.c.first_step <= last_step)
     if request is not None and "request" in table.c:
         query = query.where(table.c.request == request)
-    found = events_of(kind, db.rows(query.order_by(table.c.first_step)))
+    found = events_of(kind, db.rows(query.order_by(table.c.first_step, text("rowid"))))
     chosen = found["step"] >= first_step
     if last_step is not None:
         chosen &= found["step"] <= last_step

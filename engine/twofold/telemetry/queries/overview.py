@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, Integer, and_, case, cast, func, select
+from sqlalchemy import ColumnElement, and_, case, cast, func, select
 
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run, Window, run_totals
@@ -191,7 +191,9 @@ PART_SUMS = tuple(func.sum(schema.step.c[f"{name}_us"]) for name in ("wall", *ST
 def step_sums(db: Database, run: Run, *, after_step: int) -> tuple[int, I64, F64]:
     """Steps after `after_step`: the last one's number, their start seconds [n], STEP_SUMS and PART_SUMS [n, all]."""
     step = schema.step.c
-    second = cast(step.started_s, Integer)
+    # SQLite cuts fractions off, PostgreSQL rounds them.
+    seconds = step.started_s if db.is_file else func.floor(step.started_s)
+    second = cast(seconds, schema.INTEGER)
     query = select(func.max(step.step), second, *STEP_SUMS, *PART_SUMS).where(
         step.run_id == run.run_id, step.step > after_step
     )

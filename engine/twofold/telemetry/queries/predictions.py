@@ -34,11 +34,9 @@ def prediction_error(db: Database, run: Run) -> PredictionError | None:
         return None
     table = schema.BLOCKS["token_layer"].c
     newest = select(table.first_step, table.num_events).where(table.run_id == run.run_id)
-    num_rows, first_step = 0, 0
-    for first_step, num_events in db.rows(newest.order_by(table.last_step.desc()).limit(_MOST_BLOCKS)):
-        num_rows += num_events
-        if num_rows >= MAX_ROWS:
-            break
+    blocks = db.rows(newest.order_by(table.last_step.desc()).limit(_MOST_BLOCKS))
+    enough = int(np.searchsorted(np.cumsum([block.num_events for block in blocks]), MAX_ROWS))
+    first_step = blocks[min(enough, len(blocks) - 1)].first_step if blocks else 0
     rows = events(db, run, "token_layer", first_step=first_step)
     rows = rows[(rows["predicted_us"] > 0) & (rows["layer_us"] > 0)]
     if not len(rows):

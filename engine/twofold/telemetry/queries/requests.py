@@ -67,7 +67,7 @@ def _matching(run: Run, search: str, ended_by: str | None) -> list[ColumnElement
     table = schema.request.c
     conditions: list[ColumnElement[bool]] = [table.run_id == run.run_id]
     if search := search.strip():
-        part_of_id = table.request_id.contains(search, autoescape=True)
+        part_of_id = table.request_id.icontains(search, autoescape=True)
         # SQLite's integers have 64 bits; a longer number can only be part of an id.
         is_number = search.isascii() and search.isdigit() and len(search) < 19
         conditions.append(or_(table.number == int(search), part_of_id) if is_number else part_of_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import time
 from collections import defaultdict
@@ -17,9 +19,13 @@ from twofold.api.errors import ConfigError
 from twofold.api.types import ControlRecord, RunInfo
 from twofold.telemetry import database, schema
 from twofold.telemetry.sink import LEVELS, TelemetryLevel
+from twofold.telemetry.totals import NUM_TRANSACTIONS
 
 LIVE_AFTER_S: Final = 5.0
 """A run whose heartbeat (each second) is older than this is not live, where its lock cannot decide."""
+
+_STAMP_S: Final = 2.0
+"""How long a result of a database without a file counts as current."""
 
 RunState = Literal["live", "ended", "interrupted"]
 """The last state means that the run was interrupted (crash, kill, power loss)."""
@@ -30,7 +36,41 @@ class Database:
     """A telemetry database opened for reading."""
 
     path: str
+    """Its file, or its URL without the password; for display."""
     engine: Engine
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a SQLite file."""
+        return self.engine.dialect.name == "sqlite"
+
+    def written_runs(self) -> set[int] | None:
+        """Runs that a process is writing now; None if unknown."""
+        if self.is_file:
+            run_id = database.written_run(Path(self.path))
+            return None if run_id is None else {run_id}
+        from twofold.telemetry import postgres
+
+        with contextlib.suppress(SQLAlchemyError), self.engine.connect() as connection:
+            return postgres.written_runs(connection)
+        return None
+
+    def identity(self) -> object:
+        """Changes when the file is replaced by another."""
+        with contextlib.suppress(OSError):
+            return os.stat(self.path).st_ino if self.is_file else None
+        return None
+
+    def stamp(self) -> tuple[object, ...]:
+        """Changes when something was written, and perhaps at other times."""
+        if not self.is_file:
+            return (time.time() // _STAMP_S,)
+        stamps: list[object] = []
+        for name in (self.path, f"{self.path}-wal"):
+            with contextlib.suppress(OSError):
+                status = os.stat(name)
+                stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return tuple(stamps)
 
     def rows(self, query: Executable) -> list[Any]:
         """All rows; ConfigError if the file was deleted or replaced by something else."""
@@ -47,7 +87,12 @@ class Database:
 
 def open_database(url: str) -> Database:
     """Open a database. ConfigError, with the remedy, if the URL is bad, there is no database, or its schema differs."""
-    path = schema.database_path(url)
+    parsed = schema.parse_url(url)
+    if parsed.get_backend_name() == "postgresql":
+        from twofold.telemetry import postgres
+
+        return Database(postgres.label_of(parsed), postgres.open_for_reading(parsed))
+    path = Path(parsed.database or "")
     return Database(str(path), database.open_for_reading(path))
 
 
@@ -85,8 +130,8 @@ class Run(RunInfo):
 def runs(db: Database, *, limit: int = 100) -> list[Run]:
     """Runs, newest first."""
     rows = db.rows(select(schema.run).order_by(schema.run.c.run_id.desc()).limit(limit))
-    written = database.written_run(Path(db.path))
-    return [_run(row, None if written is None else row.run_id == written) for row in rows]
+    written = db.written_runs()
+    return [_run(row, None if written is None else row.run_id in written) for row in rows]
 
 
 def find_run(db: Database, run_id: int | None = None) -> Run:
@@ -130,7 +175,8 @@ def _run(row: Any, is_written: bool | None) -> Run:
 def run_totals(db: Database, run: Run) -> Mapping[str, float]:
     """Sums over the whole run by the names of `telemetry.totals`, 0 where nothing was counted."""
     table = schema.run_total.c
-    rows = db.rows(select(table.name, table.amount).where(table.run_id == run.run_id))
+    own = table.run_id == run.run_id, table.name != NUM_TRANSACTIONS
+    rows = db.rows(select(table.name, table.amount).where(*own))
     return defaultdict(float, {row.name: row.amount for row in rows})
 
 

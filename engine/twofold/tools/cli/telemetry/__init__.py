@@ -1,4 +1,4 @@
-"""`twofold telemetry`: summarises, exports, checks and prunes a telemetry database."""
+"""`twofold telemetry`: summarises, exports, checks, prunes and upgrades a telemetry database."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ACTIONS: Final = {
     "export": "write a run as a Perfetto trace, Parquet files or CSV files",
     "check": "check the database: integrity, schema version, missing steps, lost events, sizes",
     "prune": "delete old runs",
+    "upgrade": "upgrade a database of an older Twofold, after a copy beside it",
 }
 """Summary of each action. Its module here has add_arguments(parser) and run(args, url) -> exit code."""
 
