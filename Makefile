@@ -33,7 +33,7 @@ GENERIC_TESTS ?= $(MODEL_TESTS)
 TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 TORCH_generic := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: help run test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint docs fmt bench loadtest loadtest-ui doctor clean ready-run ready-dev
+.PHONY: help run screenshots test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint docs fmt bench loadtest loadtest-ui doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server t
 
 loadtest-ui: ready-run  ## the same with Locust's web page on 127.0.0.1:8089, where the load is chosen
 	@$(BIN)/twofold loadtest --ui --ui-port $(LOCUST_PORT) --host http://127.0.0.1:$(PORT)
+
+screenshots: ready-dev  ## renew the pictures of the dashboard in docs/images (needs Chromium)
+	@$(BIN)/python -m scripts.renew_screenshots --seconds $(SECONDS_OF_LOAD)
 
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails where one got worse (no GPU; WRITE=1 keeps it)
 	@$(BIN)/python scripts/check_cuda.py $(if $(WRITE),--write)

@@ -1,32 +1,40 @@
-"""The dashboard: `streamlit run dashboard/app.py [-- sqlite:///FILE]`; the default database is TWOFOLD_TELEMETRY_URL.
-
-Reads the telemetry database through twofold.telemetry.queries, read-only, and nothing else.
-"""
+"""The dashboard's server: `streamlit run dashboard/app.py [-- sqlite:///FILE]`; `pages/main.py` draws the pages."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Final
 
-import streamlit as st
+import streamlit
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+from streamlit.starlette import App
 
-_ROOT = str(Path(__file__).resolve().parent.parent)
-if _ROOT not in sys.path:  # Streamlit adds the script's directory, not its parent, which holds the package
-    sys.path.insert(0, _ROOT)
+_FOLDER: Final = Path(__file__).resolve().parent
+if (
+    str(_FOLDER.parent) not in sys.path
+):  # Streamlit adds the script's directory, not its parent, which is the package's
+    sys.path.insert(0, str(_FOLDER.parent))
 
-from dashboard import frame  # noqa: E402
+from dashboard.pages import PAGES  # noqa: E402
 
-st.set_page_config(page_title="Twofold", page_icon=str(Path(__file__).with_name("icon.svg")), layout="wide")
-page = st.navigation(
-    [
-        st.Page("pages_overview.py", title="Overview", icon=":material/monitoring:", default=True),
-        st.Page(
-            "pages_placement.py", title="Expert placement", icon=":material/grid_on:", url_path="placement"
-        ),
-        st.Page("pages_requests.py", title="Requests", icon=":material/search:", url_path="requests"),
-        st.Page("pages_loadtest.py", title="Load test", icon=":material/groups:", url_path="loadtest"),
-    ]
+# Without this, a browser that opens /placement first looks for the server below /placement/ and reports its 404s.
+_OWN_ADDRESS: Final = "<script>window.__streamlit = {BACKEND_BASE_URL: window.location.origin}</script>"
+_INDEX: Final = (
+    (Path(streamlit.__file__).parent / "static" / "index.html")
+    .read_text(encoding="utf-8")
+    .replace("<head>", f"<head>{_OWN_ADDRESS}", 1)
+    .replace("<title>Streamlit</title>", "<title>Twofold</title>", 1)
 )
-st.logo(str(Path(__file__).with_name("logo.svg")), size="large")
-frame.sidebar()
-page.run()
+
+
+async def _index(_request: Request) -> HTMLResponse:
+    return HTMLResponse(_INDEX, headers={"Cache-Control": "no-cache"})
+
+
+app = App(
+    _FOLDER / "pages" / "main.py",
+    routes=[Route("/", _index), *(Route(f"/{page.name}", _index) for page in PAGES)],
+)

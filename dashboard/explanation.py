@@ -2,42 +2,62 @@
 
 from __future__ import annotations
 
+import html
+import json
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from twofold.telemetry import queries
 
 from dashboard import formats
-from dashboard.palette import PLACEMENT_COLORS, text_on
+from dashboard.figures.times import PART_NAMES
+from dashboard.palette import AMOUNT, PLACEMENT_COLORS, faint, text_on
 
 _CHIPS = {place: f"background:{color};color:{text_on(color)}" for place, color in PLACEMENT_COLORS.items()}
 
 
+SLOW: Final = 5.0
+"""Times its median from which a layer is slow enough to look for a cause outside the model."""
+
+
 def sentences(
-    tokens: queries.RequestTokens, chosen: int, uploads: Sequence[queries.Upload], *, emulated: bool
+    tokens: queries.RequestTokens,
+    chosen: int,
+    uploads: Sequence[queries.Upload],
+    *,
+    emulated: bool,
+    counters: queries.StepCounters | None = None,
 ) -> list[str]:
-    """Facts about token `chosen` (an index into `tokens`), most relevant first; `uploads` are its step's."""
+    """Facts about token `chosen` (an index into `tokens`), most relevant first; `uploads` and `counters` are its
+    step's."""
     return [
         _duration(tokens, chosen, emulated=emulated),
         _batch(tokens, chosen),
         _misses(tokens, chosen),
-        _layer(tokens, chosen),
+        _layer(tokens, chosen, None if emulated else counters),
         _link(uploads),
         _prediction(tokens, chosen, emulated=emulated),
     ]
 
 
 def _duration(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
-    took_us = float(tokens.step_us[chosen])
+    took_us = float(tokens.wall_us[chosen])
     if np.isnan(took_us):
         return "The duration of its step was not recorded (lost event)."
-    median_us = float(np.nanmedian(tokens.step_us))
+    text = f"Its step took **{formats.microseconds(took_us)}**, {_compared(tokens.wall_us, took_us)}"
+    if not emulated:
+        return f"{text}."
+    clock_us = float(tokens.step_us[chosen])
+    return f"{text}. On the emulated clock: {formats.microseconds(clock_us)}, {_compared(tokens.step_us, clock_us)}."
+
+
+def _compared(all_us: npt.NDArray[np.float64], took_us: float) -> str:
+    median_us = float(np.nanmedian(all_us))
     ratio = took_us / median_us if median_us > 0 else 1.0
-    compared = (
-        "close to this request's median" if 0.9 <= ratio <= 1.1 else f"{ratio:.1f} × this request's median"
-    )
-    clock = " on the emulated clock" if emulated else ""
-    return f"Its step took **{formats.microseconds(took_us)}**{clock}, {compared} ({formats.microseconds(median_us)})."
+    much = "close to" if 0.9 <= ratio <= 1.1 else f"{ratio:.1f} ×"
+    return f"{much} this request's median ({formats.microseconds(median_us)})"
 
 
 def _batch(tokens: queries.RequestTokens, chosen: int) -> str:
@@ -59,21 +79,42 @@ def _misses(tokens: queries.RequestTokens, chosen: int) -> str:
     )
 
 
-def _layer(tokens: queries.RequestTokens, chosen: int) -> str:
+def _layer(tokens: queries.RequestTokens, chosen: int, counters: queries.StepCounters | None) -> str:
     times = tokens.layer_us[chosen]
     if np.isnan(times).all():
         return "The times of its experts were not recorded."
     layer = int(np.nanargmax(times))
     share = float(times[layer] / np.nansum(times)) if np.nansum(times) > 0 else 0.0
     usual = float(np.nanmedian(tokens.layer_us[:, layer]))
+    took = (
+        f"The experts of layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, "
+        f"{share:.0%} of {formats.microseconds(float(np.nansum(times)))} in all layers "
+        f"(its median: {formats.microseconds(usual)})"
+    )
+    if counters is not None and times[layer] >= SLOW * usual > 0:
+        return f"{took}: {times[layer] / usual:,.0f} × its median. {cause(counters).capitalize()}."
+    if not tokens.num_by_placement[:, :, [queries.Placement.HIT, queries.Placement.FETCHED]].any():
+        return f"{took}."  # nothing ran beside the CPU, so nothing waited for it
     waited_for = (
         "the CPU" if tokens.cpu_us[chosen, layer] > tokens.gpu_us[chosen, layer] else "the GPU or PCIe"
     )
-    return (
-        f"The experts of layer **{layer}** took longest: {formats.microseconds(float(times[layer]))}, "
-        f"{share:.0%} of {formats.microseconds(float(np.nansum(times)))} in all layers "
-        f"(its median: {formats.microseconds(usual)}); the layer waited for {waited_for}."
-    )
+    return f"{took}; the layer waited for {waited_for}."
+
+
+def cause(counters: queries.StepCounters | None) -> str:
+    """The likely cause of a slow layer, by the kernel's counters of its step."""
+    if counters is None or counters.involuntary_switches is None:
+        return "unknown: this run recorded no kernel counters"
+    if counters.major_faults:
+        return f"{counters.major_faults:,} pages were read from disk in this step: too little memory"
+    if counters.involuntary_switches:
+        count = counters.involuntary_switches
+        times = "once" if count == 1 else f"{count:,} times"
+        return (
+            f"probably another process: the kernel took a core from the server {times} in this step "
+            "(involuntary context switches)"
+        )
+    return "no counter explains it: no core was taken away and no page was read from disk"
 
 
 def _link(uploads: Sequence[queries.Upload]) -> str:
@@ -104,25 +145,6 @@ def _prediction(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -
     )
 
 
-_PART_NAMES = {
-    "schedule": "scheduling",
-    "embed": "embedding",
-    "attention": "attention",
-    "router": "routers",
-    "dense_ffn": "dense feed-forward layers",
-    "experts_cpu": "experts on the CPU",
-    "experts_gpu": "experts on the GPU",
-    "head": "head",
-    "batch": "batch assembly",
-    "sampling": "sampling",
-    "emit": "detokenising and sending",
-    "telemetry": "telemetry",
-    "rest": "rest",
-    "dense": "embedding, attention, routers",
-    "link": "waiting for the link",
-}
-
-
 def step_time_bars(times: queries.StepTimes | None, queue_s: float | None) -> str:
     """HTML: the parts of a token's step as bars that sum to it, by the wall clock and, if any, the emulated clock.
 
@@ -136,11 +158,11 @@ def step_time_bars(times: queries.StepTimes | None, queue_s: float | None) -> st
         if queue_s is None
         else f"<p>Before this step the request waited {formats.seconds(queue_s)} in the queue.</p>"
     )
-    tables = []
-    if times.emulated_parts_us:
+    emulated = bool(times.emulated_parts_us)
+    wall = "the wall clock of this machine, which emulates the GPU" if emulated else "the wall clock"
+    tables = [_part_table(wall, times.parts_us, times.wall_us)]
+    if emulated:
         tables.append(_part_table("the emulated clock", times.emulated_parts_us, times.emulated_us))
-    wall = "the wall clock of this machine, which emulates the GPU" if tables else "the wall clock"
-    tables.append(_part_table(wall, times.parts_us, times.wall_us))
     return waited + "".join(tables)
 
 
@@ -152,7 +174,7 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
         share = us / whole_us if whole_us > 0 else 0.0
         bar = f'<div style="height:0.6em;width:{share:.1%};background:currentColor;opacity:0.35"></div>'
         rows.append(
-            f'<tr><td class="tf-experts">{_PART_NAMES[name]}</td><td class="tf-experts" style="width:45%">{bar}</td>'
+            f'<tr><td class="tf-experts">{PART_NAMES[name]}</td><td class="tf-experts" style="width:45%">{bar}</td>'
             f"<td>{us:,.0f}</td><td>{share:.1%}</td></tr>"
         )
     return (
@@ -161,6 +183,23 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
         f'<tr><td class="tf-experts"><b>whole step</b></td><td></td><td><b>{whole_us:,.0f}</b></td><td></td></tr>'
         "</tbody></table>"
     )
+
+
+def coloured_answer(request: queries.Request, tokens: queries.RequestTokens) -> str:
+    """HTML: the recorded text of an answer; the more of a token's experts missed the GPU, the darker its background."""
+    pieces: list[str] = json.loads(request.answer_json or "[]")
+    counts = tokens.num_by_placement.sum(axis=1)
+    missed = counts[:, queries.Placement.CPU] + counts[:, queries.Placement.FETCHED]
+    # The step at position p computes the logits of the token at p + 1.
+    found = dict(zip((tokens.position + 1).tolist(), missed.tolist(), strict=True))
+    most = max(int(missed.max(initial=0)), 1)
+    spans = []
+    for index, piece in enumerate(pieces):
+        misses = found.get(request.prompt_tokens + index)
+        shade = "" if misses is None else f"background:{faint(AMOUNT, 0.7 * misses / most)}"
+        title = "not recorded" if misses is None else f"{misses} misses"
+        spans.append(f'<span style="{shade}" title="{title}">{html.escape(piece)}</span>')
+    return f'<div class="tf-answer">{"".join(spans)}</div>'
 
 
 def layer_table(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:

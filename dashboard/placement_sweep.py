@@ -12,7 +12,8 @@ from typing import Final
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard import figures, frame
+from dashboard import parts
+from dashboard.figures import base
 
 VARIABLE: Final = "TWOFOLD_PLACEMENT_SWEEP"
 _MAX_ROWS: Final = 10_000
@@ -57,7 +58,7 @@ def figure(lines: Mapping[str, list[tuple[float, float]]]) -> go.Figure:
     made.update_layout(hovermode="x unified")
     made.update_xaxes(title="experts in slots, %")
     made.update_yaxes(title="decoded tokens/s", rangemode="tozero")
-    return figures.layout(made, height=360, legend=True)
+    return base.layout(made, height=360, legend=True)
 
 
 def card() -> None:
@@ -65,12 +66,16 @@ def card() -> None:
     name = os.environ.get(VARIABLE)
     if not name:
         return
-    with frame.card(st, "placement-sweep"):
-        st.markdown("**Strategies compared** (emulated machines, virtual clock)")
+    with parts.card(st, "placement-sweep", "Strategies compared (emulated machines, virtual clock)"):
         try:
             found = read_sweep(Path(name))
         except (OSError, ValueError) as error:
             st.info(f"{VARIABLE}={name} is not shown: {error}", icon=":material/error:")
             return
         where = st.selectbox("Model and machine", list(found), key="sweep")
-        frame.chart(figure(found[where]), key="sweep-figure")
+        parts.chart(
+            figure(found[where]),
+            key="sweep-figure",
+            alt="Decoding speed of each strategy against the share of experts in slots",
+            advice="Choose the strategy whose line is highest at the share of experts that your GPU holds.",
+        )

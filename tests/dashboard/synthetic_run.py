@@ -216,14 +216,16 @@ class SyntheticRun:
         placement = {expert: Placement.HIT for expert in used if expert in slots}
         misses = [expert for expert in used if expert not in slots]
         for index, expert in enumerate(misses):
-            placement[expert] = Placement.FETCHED if index % 3 == 0 else Placement.CPU
-            if index % 3 == 0:
+            fetched = index % 3 == 0 and info.num_slots > 0
+            placement[expert] = Placement.FETCHED if fetched else Placement.CPU
+            if fetched:
                 self._upload(layer, expert)
         for expert in used:
             if expert in slots:
                 slots.move_to_end(expert)
         num_cpu = sum(place is Placement.CPU for place in placement.values())
-        gpu_us = HIT_US * (len(used) - num_cpu) + UPLOAD_US * ((len(misses) + 2) // 3)
+        num_fetched = sum(place is Placement.FETCHED for place in placement.values())
+        gpu_us = HIT_US * (len(used) - num_cpu) + UPLOAD_US * num_fetched
         cpu_us = CPU_US * num_cpu
         rows = np.zeros(len(batch), TOKEN_LAYER_DTYPE)
         rows["step"] = self.step
@@ -249,7 +251,7 @@ class SyntheticRun:
     def _upload(self, layer: int, expert: int) -> None:
         slots = self.slots[layer]
         victim = -1
-        slot = len(slots)
+        slot = layer * self.slots_per_layer + len(slots)
         if len(slots) >= self.slots_per_layer:
             victim, slot = slots.popitem(last=False)
             self.num_evictions += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import tomllib
 from pathlib import Path
@@ -10,30 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import streamlit
-from streamlit.testing.v1 import AppTest
 from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 
-from dashboard import palette
+from dashboard import formats, palette
+from dashboard.pages import PAGES as REGISTERED
 from dashboard.placement_sweep import read_sweep
-from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, _Running, run_info, synthetic_history
+from tests.dashboard.app_pages import DASHBOARD, PAGES, answers, metrics, show, texts, write_database
+from tests.dashboard.synthetic_run import SyntheticRun, run_info
 from tests.e2e.waiting import wait_until
 from tests.telemetry import table_queries
-
-APP = Path(__file__).resolve().parents[2] / "dashboard" / "app.py"
-PAGES = [
-    "pages_overview.py",
-    *sorted({p.name for p in APP.parent.glob("pages_*.py")} - {"pages_overview.py"}),
-]
-
-
-def write_database(path: Path, accelerator: str, *, seconds: int = 8, failures: int = 2) -> SyntheticRun:
-    clock = ManualClock()
-    sink = open_sink(f"sqlite:///{path}", now=clock)
-    run = synthetic_history(sink, clock, seconds=seconds, info=run_info(accelerator))
-    run.load_samples("lt-1", 30, failures=failures)
-    sink.close()
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -48,38 +33,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SyntheticRun]:
     return path, write_database(path, "cuda:0", failures=0)
 
 
-def show(monkeypatch: pytest.MonkeyPatch, path: Path | None, page: str = "pages_overview.py") -> AppTest:
-    url = "" if path is None else f"sqlite:///{path}"
-    monkeypatch.setenv("TWOFOLD_TELEMETRY_URL", url)
-    app = AppTest.from_file(str(APP), default_timeout=60).run()
-    if page != "pages_overview.py":
-        app = app.switch_page(page).run()
-    assert not app.exception, [item.message for item in app.exception]
-    return app
-
-
-def metrics(app: AppTest) -> dict[str, str]:
-    return {metric.label: metric.value for metric in app.metric}
-
-
-def texts(app: AppTest) -> str:
-    elements = [*app.markdown, *app.caption, *app.warning, *app.info, *app.title, *app.subheader, *app.code]
-    labels = [f"{metric.label} {metric.value}" for metric in app.metric]
-    raw = [element.proto.body for element in app.get("html")]
-    return "\n".join([*(element.value for element in elements), *labels, *raw])
-
-
-def answers(path: Path) -> tuple[queries.Database, queries.Run, queries.Window]:
-    db = queries.open_database(f"sqlite:///{path}")
-    run = queries.runs(db)[0]
-    return db, run, queries.window(run, 300)
-
-
-def test_the_app_and_the_guide_list_every_page() -> None:
-    entries = re.findall(r'st\.Page\(\s*"(\w+\.py)", title="([^"]+)"', APP.read_text(encoding="utf-8"))
-    assert sorted(file for file, _ in entries) == sorted(PAGES)
-    guide = (APP.parents[1] / "docs/guides/telemetry.md").read_text(encoding="utf-8")
-    assert [title for _, title in entries if f"\n| *{title}* |" not in guide] == []
+def test_the_registry_and_the_guide_list_every_page() -> None:
+    files = {path.stem for path in (DASHBOARD / "pages").glob("*.py")} - {"__init__", "main"}
+    assert {page.name for page in REGISTERED} == files
+    guide = (DASHBOARD.parent / "docs/guides/telemetry.md").read_text(encoding="utf-8")
+    assert [page.title for page in REGISTERED if f"\n| *{page.title}* |" not in guide] == []
 
 
 def test_overview_shows_what_the_queries_say(
@@ -90,15 +48,27 @@ def test_overview_shows_what_the_queries_say(
     overview = table_queries.overview(*answers(path))
     shown = metrics(app)
     assert shown["Hit rate"] == f"{made.num_hits / (made.num_hits + made.num_cpu + made.num_fetched):.1%}"
-    assert shown["Decode tokens/s (emulated)"] == f"{overview.steps.decode_tokens_per_clock_s:,.0f}"
-    expected = made.num_uploads * made.info.expert_bytes / (made.virtual_us / 1e6)
-    assert shown["PCIe traffic (emulated)"] == f"{expected / 1e9:.2f} GB/s"
+    assert shown["Decode tokens/s"] == formats.rate(overview.steps.decode_tokens_per_wall_s)
+    assert f"{overview.steps.decode_tokens_per_clock_s:,.0f} emulated" in [m.delta for m in app.metric]
+    uploaded = made.num_uploads * made.info.expert_bytes
+    assert shown["PCIe per token"] == formats.size(uploaded / (made.decode_tokens + made.prefill_tokens))
+    assert f"{uploaded / (made.virtual_us / 1e6) / 1e9:.2f} GB/s emulated" in [m.delta for m in app.metric]
+    felt = _felt(path)
+    assert shown["TTFT, p50"] == formats.seconds(float(np.percentile(felt[:, 0], 50)))
+    assert shown["ITL, p50"] == formats.seconds(float(np.percentile(felt[:, 1], 50)))
     assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
     assert f"{made.decode_tokens:,} answer tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
     assert f"{made.num_uploads:,} uploads" in texts(app)
-    by_wall = queries.step_totals(*answers(path)[:2]).decode_tokens_per_wall_s
-    assert by_wall == pytest.approx(overview.steps.decode_tokens_per_wall_s)
-    assert f"By the wall clock this machine decodes {by_wall:.1f} tokens/s." in texts(app)
+
+
+def _felt(path: Path) -> np.ndarray:
+    """TTFT, mean ITL and end-to-end seconds of the finished requests, by SQL of its own."""
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute(
+            "SELECT first_token_s - submitted_s, (finished_s - first_token_s) / (completion_tokens - 1), "
+            "finished_s - submitted_s FROM request WHERE finish_reason = 'stop' ORDER BY number"
+        ).fetchall()
+    return np.array(rows)
 
 
 def test_placement_shows_a_sweep_that_is_named(
@@ -116,7 +86,7 @@ def test_placement_shows_a_sweep_that_is_named(
         with pytest.raises(ValueError, match=message):
             read_sweep(sweep)
     sweep.write_text(head + "tiny,rtx3060-pcie3,uniform,0.1,12.5\ntiny,rtx3060-pcie3,payback,0.1,13\n")
-    app = show(monkeypatch, emulated[0], "pages_placement.py")
+    app = show(monkeypatch, emulated[0], "placement")
     assert app.selectbox(key="sweep").value == "tiny on rtx3060-pcie3"
 
 
@@ -144,7 +114,7 @@ def test_placement_shows_the_shares_of_the_window(
     monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
 ) -> None:
     path, made = emulated
-    app = show(monkeypatch, path, "pages_placement.py")
+    app = show(monkeypatch, path, "placement")
     total = made.num_hits + made.num_cpu + made.num_fetched
     shown = metrics(app)
     assert shown["On GPU, hit"] == f"{made.num_hits / total:.1%}"
@@ -156,45 +126,6 @@ def test_placement_shows_the_shares_of_the_window(
         assert not app.exception
 
 
-def test_a_request_is_explained_by_its_own_rows(
-    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
-) -> None:
-    path, made = emulated
-    app = show(monkeypatch, path, "pages_requests.py")
-    db, run, _ = answers(path)
-    newest = queries.requests(db, run)[0]
-    tokens = queries.request_tokens(db, run, newest.number, first_position=newest.prompt_tokens)
-    slowest = int(np.argmax(tokens.step_us))
-    text = texts(app)
-    assert f"**Why the token at position {tokens.position[slowest]} took this long**" in text
-    _, cpu, fetched = tokens.num_by_placement[slowest].sum(axis=0).tolist()
-    assert f"**{cpu + fetched} of its " in text
-    assert f"{cpu} ran on the CPU, {fetched} were fetched" in text
-    for expert in tokens.experts[slowest].ravel().tolist():
-        assert f"{expert} <small>" in text
-    other = int(tokens.position[0] if slowest else tokens.position[1])
-    app = app.select_slider[0].set_value(other).run()
-    assert f"**Why the token at position {other} took this long**" in texts(app)
-    app = app.selectbox(key="request").set_value(0).run()
-    assert not app.exception
-    assert metrics(app)["Answer tokens"] == "25"
-    assert made.next_number > 1
-
-
-def test_load_test_shows_percentiles_and_failures(
-    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
-) -> None:
-    path, _ = emulated
-    app = show(monkeypatch, path, "pages_loadtest.py")
-    samples = queries.load_samples(queries.open_database(f"sqlite:///{path}"), "lt-1")
-    values = [metric.value for metric in app.metric if metric.label == "p50"]
-    ttft, tpot = np.nanpercentile(samples.ttft_ms, 50), np.nanpercentile(samples.tpot_ms, 50)
-    assert values == [f"{ttft:,.0f} ms", f"{tpot:.1f} ms"]
-    assert metrics(app)["Failures"] == "2"
-    assert metrics(app)["Answers"] == "28"
-    assert "HTTP 503" in app.table[0].value.to_string()
-
-
 def test_an_older_run_and_a_shorter_window_can_be_chosen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -203,10 +134,10 @@ def test_an_older_run_and_a_shorter_window_can_be_chosen(
     write_database(path, "emulated:rtx3060-pcie3", seconds=4)
     app = show(monkeypatch, path)
     assert len(app.warning) == 1
-    app = app.selectbox(key="run").set_value(1).run()
+    app = app.selectbox(key="run").set_value("1").run()
     assert not app.exception
     assert not app.warning
-    app = app.selectbox(key="window").set_value("Whole run").run()
+    app = app.selectbox(key="window").set_value("all").run()
     assert not app.exception
 
 
@@ -300,7 +231,7 @@ def num_queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["pages_overview.py", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])]
+    "page", ["overview", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])]
 )
 def test_an_ended_run_is_drawn_once_and_asked_for_once(
     monkeypatch: pytest.MonkeyPatch,
@@ -318,7 +249,7 @@ def test_an_ended_run_is_drawn_once_and_asked_for_once(
     show(monkeypatch, path, page)  # another viewer
     app.run()
     assert {sql for sql in num_queries if "FROM run" not in sql} == set()
-    app = app.selectbox(key="run").set_value(1).run()
+    app = app.selectbox(key="run").set_value("1").run()
     intervals.clear()
     app.run()
     assert set(intervals) == {None}
@@ -340,60 +271,14 @@ def test_a_live_run_is_drawn_every_two_seconds_and_no_longer_when_it_ends(
     assert 2.0 not in intervals
 
 
-def test_a_load_test_stands_under_the_run_it_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    write_database(path, "emulated:rtx3060-pcie3", seconds=2)
-    sink = open_sink(f"sqlite:///{path}", now=ManualClock(1_700_001_000.0))
-    sink.begin_run(run_info("cuda:0"))
-    sink.close()
-    app = show(monkeypatch, path, "pages_loadtest.py")  # the newest run is the one without a load test
-    assert ["emulated:rtx3060-pcie3" in warning.value for warning in app.warning] == [True]
-    assert "cuda:0" not in "\n".join(element.proto.body for element in app.get("html"))
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE load_sample SET run_id = NULL")
-    app = show(monkeypatch, path, "pages_loadtest.py")
-    assert ["was not recorded" in warning.value for warning in app.warning] == [True]
-    assert "accelerator" not in "\n".join(element.proto.body for element in app.get("html"))
-
-
-def test_every_request_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    sink = open_sink(f"sqlite:///{path}", now=ManualClock())
-    made = SyntheticRun(sink, ManualClock(), run_info("cuda:0"))
-    for _ in range(450):
-        made._record(_Running(made.next_number, 1_700_000_000.0, 5, 5), "stop")
-        made.next_number += 1
-    made._record(_Running(450, 1_700_000_000.0, 5, 5), "cancelled")
-    sink.close()
-    app = show(monkeypatch, path, "pages_requests.py")
-
-    def offered() -> list[int]:
-        return [int(name.split(" ")[0]) for name in app.selectbox(key="request").options]
-
-    seen = []
-    for page in range(1, 6):
-        app = app.number_input[0].set_value(page).run()
-        seen += offered()
-    assert seen == list(range(450, -1, -1))
-    app = app.text_input[0].set_value("cmpl-0007").run()
-    assert offered() == [7]
-    app = app.text_input[0].set_value("7").run()
-    assert 7 in offered()
-    app = app.text_input[0].set_value("no_such%").run()
-    assert "No requests match the filter" in texts(app)
-    app = app.text_input[0].set_value("").run()
-    app = app.selectbox(key="ended-1").set_value("cancelled").run()
-    assert offered() == [450]
-
-
 def test_nothing_is_asked_of_other_hosts() -> None:
     """Icons given by name as the page's own, and fonts by address, would be fetched by the viewer's browser."""
-    folder = APP.parent
-    for path in [*folder.glob("*.py"), *folder.glob("*.css"), *folder.glob("*.svg")]:
+    folder = DASHBOARD
+    for path in [*folder.rglob("*.py"), *folder.glob("*.css"), *folder.glob("*.svg")]:
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in text.replace("http://", "https://"), path.name
         assert 'page_icon=":' not in text
-    config = tomllib.loads((folder.parent / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
+    config = tomllib.loads((folder / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
     assert config["browser"]["gatherUsageStats"] is False
     assert "fontFaces" not in config["theme"]
     assert not any("http" in str(value) for value in config["theme"].values())

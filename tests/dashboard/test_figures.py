@@ -9,7 +9,9 @@ import pytest
 from twofold.telemetry import queries
 from twofold.telemetry.queries.step_times import EMULATED_PARTS, STEP_PARTS
 
-from dashboard import explanation, figures, figures_request, formats, palette
+from dashboard import explanation, formats, palette
+from dashboard.figures import base as figures
+from dashboard.figures import request as figures_request
 
 
 def grid(layers: int, experts: int) -> queries.PlacementGrid:
@@ -74,6 +76,7 @@ def tokens(step_us: list[float], batch: list[int]) -> queries.RequestTokens:
         step=np.arange(count),
         started_s=np.zeros(count),
         step_us=np.array(step_us),
+        wall_us=np.array(step_us) * 10,
         batch_tokens=np.array(batch),
         num_by_placement=by_place,
         layer_us=layer_us,
@@ -91,7 +94,8 @@ def test_the_explanation_names_what_was_unusual() -> None:
     text = "\n".join(
         explanation.sentences(tokens([200.0, 800.0, 200.0], [1, 40, 1]), 1, [upload], emulated=True)
     )
-    assert "**800 µs** on the emulated clock, 4.0 × this request's median (200 µs)" in text
+    assert "**8.0 ms**, 4.0 × this request's median (2.0 ms)" in text
+    assert "On the emulated clock: 800 µs, 4.0 × this request's median (200 µs)" in text
     assert "**39 other tokens** (usually 0) — a prompt was prefilled" in text
     assert "**3 of its 4 routed experts were not on the GPU** (median of this request: 0)" in text
     assert "2 ran on the CPU, 1 were fetched" in text
@@ -148,15 +152,15 @@ def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
         queries.StepTimes(100.0, parts, 8.0, {"dense": 2.0, "link": 6.0}), queue_s=0.25
     )
     assert "the step on the emulated clock" in both
-    assert both.index("waiting for the link") < both.index(
-        "the wall clock of this machine, which emulates the GPU"
+    assert both.index("the wall clock of this machine, which emulates the GPU") < both.index(
+        "waiting for the link"
     )
     assert "waited 250 ms in the queue" in both
     assert "not stored" in explanation.step_time_bars(None, None)
 
 
 def test_every_part_that_is_stored_has_words() -> None:
-    assert set(explanation._PART_NAMES) == {*STEP_PARTS, *EMULATED_PARTS, "rest"}
+    assert set(explanation.PART_NAMES) == {*STEP_PARTS, *EMULATED_PARTS, "rest"}
 
 
 def upload(reason: queries.UploadReason, begin_us: float, end_us: float) -> queries.Upload:

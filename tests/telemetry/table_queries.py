@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Executable, Integer, and_, cast, func, select
 from twofold.telemetry import queries, schema
-from twofold.telemetry.queries.overview import STEP_SUMS, bucket_length_s, overview_of
+from twofold.telemetry.queries.overview import PART_SUMS, STEP_SUMS, bucket_length_s, overview_of
 from twofold.telemetry.totals import LAYER_TOTALS
 
 F64 = npt.NDArray[np.float64]
@@ -24,8 +24,8 @@ def overview(
     in_window = and_(
         step.run_id == run.run_id, step.started_s >= float(span.begin_s), step.started_s < float(span.end_s)
     )
-    query = select(bucket, *STEP_SUMS).where(in_window).group_by(bucket)
-    steps = _by_bucket(db, len(STEP_SUMS), num_buckets, query)
+    query = select(bucket, *STEP_SUMS, *PART_SUMS).where(in_window).group_by(bucket)
+    steps = _by_bucket(db, len(STEP_SUMS) + len(PART_SUMS), num_buckets, query)
     sums = [func.sum(layer[name]) for name in LAYER_TOTALS]
     bucket = (layer.at_s - span.begin_s) // bucket_s
     in_window = and_(layer.run_id == run.run_id, layer.at_s >= span.begin_s, layer.at_s < span.end_s)

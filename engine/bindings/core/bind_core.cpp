@@ -30,7 +30,15 @@ void bind_cost_model(py::module_& m) {
           [](const CostModel& cost, const std::vector<int>& loads, double dma_busy) {
             return cost.cpu_us(loads, dma_busy);
           },
-          py::arg("loads"), py::arg("dma_busy") = 0.0);
+          py::arg("loads"), py::arg("dma_busy") = 0.0)
+      .def(
+          "decode_layer_us",
+          [](const CostModel& cost, size_t num_hits, size_t num_fetched, size_t num_cpu) {
+            const std::vector<int> hits(num_hits, 1), fetched(num_fetched, 1), cpu(num_cpu, 1);
+            return cost.layer_us(hits, fetched, cpu, 0.0);
+          },
+          py::arg("num_hits"), py::arg("num_fetched"), py::arg("num_cpu"),
+          "Layer time with one token per expert and an idle link.");
 }
 
 void bind_cache_policies(py::module_& m) {

@@ -252,6 +252,11 @@ class TelemetryConfig(Checked):
         "nothing. Lower it to save disk space or CPU time",
         choices=("off", "step", "layer", "expert"),
     )
+    telemetry_text: bool = setting(
+        False,
+        "also record the text of every answer, so that the dashboard colours it by misses. The database then holds "
+        "private data. At most the first 4,096 tokens of an answer. Leave it off unless you debug answers",
+    )
     record_routing: str | None = setting(
         None, ".npz file for the routed experts and gate weights of every answer token; written at exit"
     )

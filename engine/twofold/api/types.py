@@ -312,6 +312,11 @@ class StepRecord:
     parts: StepParts = field(default_factory=StepParts)
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
+    involuntary_switches: Annotated[
+        int | None, "times in the step that the kernel took a core from the process; NULL: not recorded"
+    ] = None
+    major_faults: Annotated[int | None, "pages of the process read from disk in the step"] = None
+    cpu_us: Annotated[float | None, "CPU time of all threads of the process in the step"] = None
     begin_us: Annotated[
         float | None, "run clock since its start, when the step's tokens were chosen; NULL before version 5"
     ] = None
@@ -350,6 +355,7 @@ class RequestFacts:
     first_sent_s: Annotated[
         float | None, "Unix time at which the first token was handed to the connection; NULL without HTTP"
     ] = None
+    answer_json: Annotated[str | None, "with --telemetry-text: text of each answer token, a JSON list"] = None
 
 
 @dataclass(frozen=True)
@@ -367,6 +373,18 @@ class ControlRecord:
     kind: Annotated[Literal["resize", "sleep", "wake"], "resize, sleep or wake"]
     num_slots: Annotated[int, "from then on"]
     num_pages: Annotated[int, "of the KV cache, from then on"]
+
+
+@dataclass(frozen=True)
+class MachineSample:
+    """State of the machine at one moment, as far as the operating system tells."""
+
+    at_s: Annotated[float, "Unix time"]
+    load_1m: Annotated[float, "load average of the last minute"]
+    clock_mhz: Annotated[float | None, "mean over the cores"]
+    lowest_clock_mhz: float | None
+    temperature_c: Annotated[float | None, "highest of all sensors"]
+    available_bytes: Annotated[int | None, "memory that programs can still take"]
 
 
 class TraceSizes(NamedTuple):
@@ -403,6 +421,7 @@ class RunInfo:
     version: str
     config_json: str
     host: Annotated[str, "name of the machine"] = ""
+    machine_json: Annotated[str, "processor, memory, versions, figures of the cost model"] = "{}"
     output_changes: tuple[str, ...] = ()
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""
     trace_sizes: TraceSizes | None = None

@@ -151,6 +151,7 @@ class Engine:
                 self.config.seed,
                 self._run_clock.now_s(),
                 eos_token_ids=self._eos_token_ids,
+                keep_text=self._recorder.keeps_text,
             )
             self._recorder.request(state)
             return state

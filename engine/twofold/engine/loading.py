@@ -20,6 +20,7 @@ from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
+from twofold.engine.machine_facts import machine_json
 from twofold.engine.module_rules import ModuleRules, apply_rules
 from twofold.engine.prefix.loading import make_pool
 from twofold.engine.residency import Residency
@@ -197,6 +198,7 @@ def run_info(
 ) -> RunInfo:
     """The run's description for display and telemetry."""
     model = files.config
+    sizes = trace_sizes(files)
     return RunInfo(
         model=str(path),
         architecture=model.architecture,
@@ -214,6 +216,7 @@ def run_info(
         version=__version__,
         host=platform.node(),
         config_json=json.dumps(dataclasses.asdict(config)),
+        machine_json=machine_json(pool, choice.profile, sizes),
         output_changes=moe.output_changes,
-        trace_sizes=trace_sizes(files),
+        trace_sizes=sizes,
     )

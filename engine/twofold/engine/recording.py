@@ -45,6 +45,8 @@ class Recorder:
         self._moe = moe
         self._info = info
         self._routing: dict[int, RoutingRows] = {}
+        self.keeps_text = sink is not None and sink.wants_text
+        """Whether requests are recorded with the text of their answers."""
         self._last_drain = 0.0
         self.placement = PlacementCounts()
         self.prefetch = PrefetchCounts()
@@ -104,6 +106,7 @@ class Recorder:
             self.decode_tokens_per_s = previous + _RATE_SMOOTHING * (rate - previous) if previous else rate
         if self._sink is not None:
             parts, emulated = clock.parts()
+            usage = clock.usage()
             self._sink.step(
                 StepRecord(
                     step=number,
@@ -116,6 +119,9 @@ class Recorder:
                     wall_us=wall_s * 1e6,
                     parts=parts,
                     emulated=emulated,
+                    involuntary_switches=usage.involuntary_switches,
+                    major_faults=usage.major_faults,
+                    cpu_us=usage.cpu_us,
                     begin_us=begin_s * 1e6,
                 )
             )

@@ -7,6 +7,7 @@ unless named `*_unix_s`.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -33,6 +34,8 @@ from twofold.text.tokenizer.text_stream import Detokenizer, TextStream
 MAX_ENTRIES: Final = 1024
 """Maximum tokens in each of stop_token_ids, logit_bias and (over all its sequences) bad_words."""
 _MAX_TOKENS: Final = 2**31
+MAX_RECORDED_TOKENS: Final = 4096
+"""Answer tokens whose text telemetry keeps, where it keeps texts."""
 
 
 def check_request(
@@ -115,7 +118,7 @@ class RequestState:
 
     __slots__ = (
         "_ended", "_finish_reason", "_finished", "_finished_unix_s", "_first_token", "_first_token_unix_s",
-        "_last_token_ids", "_logprobs", "_num_sent", "_prompt_logprobs_pending", "_scheduled", "_submitted",
+        "_last_token_ids", "_logprobs", "_num_sent", "_pieces", "_prompt_logprobs_pending", "_scheduled", "_submitted",
         "_submitted_unix_s", "_text", "_wall", "_wall_end", "sampler", "sequence",
     )  # fmt: skip
 
@@ -126,6 +129,8 @@ class RequestState:
         default_seed: int | None,
         now: float,
         eos_token_ids: Collection[int] = (),
+        *,
+        keep_text: bool = False,
     ) -> None:
         request = sequence.request
         sampling = request.sampling
@@ -138,6 +143,7 @@ class RequestState:
         if not sampling.ignore_eos:
             self._last_token_ids |= frozenset(eos_token_ids)
         self._ended = False
+        self._pieces: list[str] | None = [] if keep_text else None
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs_pending = sampling.prompt_logprobs is not None
         self._text = TextStream(detokenizer, request.sampling.stop)
@@ -189,7 +195,10 @@ class RequestState:
         if token in self._last_token_ids:
             self._ended = True
             return ""
-        return self._text.push(token)
+        text = self._text.push(token)
+        if self._pieces is not None and len(self._pieces) < MAX_RECORDED_TOKENS:
+            self._pieces.append(text)
+        return text
 
     def flush(self) -> str:
         """Return the text that was held back until now."""
@@ -269,6 +278,7 @@ class RequestState:
             prefill_wall_s=prefill_wall_s,
             decode_wall_s=decode_wall_s,
             **self._before_submission(),
+            answer_json=json.dumps(self._pieces) if self._pieces and self._finish_reason else None,
         )
 
     def _before_submission(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ twice per step; without telemetry only the wall clock. `types.StepParts` defines
 
 from __future__ import annotations
 
+import resource
 import time
 from typing import NamedTuple
 
@@ -46,6 +47,14 @@ class _Reading(NamedTuple):
     clock_us: tuple[float, float, float, float, float] = (0.0,) * 5
 
 
+class ProcessUsage(NamedTuple):
+    """What the kernel counted for the process during a step."""
+
+    involuntary_switches: int
+    major_faults: int
+    cpu_us: float
+
+
 class StepClock:
     """Step timer of one engine; its thread calls `begin`, `scheduled`, `computed`, `end` and `recorded`, in this
     order."""
@@ -57,10 +66,22 @@ class StepClock:
         self._on_device = runner.moe.accelerator is not None
         self._began_s = self._ended_s = self._telemetry_s = 0.0
         self._scheduled = self._computed = _Reading()
+        self._began_usage = resource.getrusage(resource.RUSAGE_SELF)
 
     def begin(self) -> None:
         """Start a step, before requests are taken in."""
         self._began_s = time.perf_counter()
+        if self._enabled:
+            self._began_usage = resource.getrusage(resource.RUSAGE_SELF)
+
+    def usage(self) -> ProcessUsage:
+        """The kernel's counters since `begin`; a call takes 2 us."""
+        before, now = self._began_usage, resource.getrusage(resource.RUSAGE_SELF)
+        return ProcessUsage(
+            now.ru_nivcsw - before.ru_nivcsw,
+            now.ru_majflt - before.ru_majflt,
+            1e6 * (now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime),
+        )
 
     def idle(self) -> None:
         """End a step without work; the recording time of the previous step is dropped."""

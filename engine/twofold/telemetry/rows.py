@@ -15,7 +15,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from twofold.api.types import ControlRecord, EmulatedParts, RequestRecord, RunInfo, StepRecord
+from twofold.api.types import (
+    ControlRecord,
+    EmulatedParts,
+    MachineSample,
+    RequestRecord,
+    RunInfo,
+    StepRecord,
+)
 from twofold.telemetry import schema
 from twofold.telemetry.sink import LoadSample, Placement, TelemetryLevel
 
@@ -32,6 +39,7 @@ _NOT_EMULATED = (None,) * len(EmulatedParts._fields)
 _STEP_FIELDS: Final = [column.name for column in schema.columns_of(StepRecord)]
 _CONTROL: Final = schema.column_names(schema.control)
 _REQUEST: Final = schema.column_names(schema.request)
+_MACHINE_SAMPLE: Final = schema.column_names(schema.machine_sample)
 _LOAD_SAMPLE: Final = schema.column_names(schema.load_sample)
 _step_fields: Final = attrgetter(*_STEP_FIELDS)
 
@@ -61,6 +69,10 @@ def control_row(run_id: int, record: ControlRecord) -> Row:
 def request_row(run_id: int, record: RequestRecord) -> Row:
     sampling_json = json.dumps(asdict(record.sampling), separators=(",", ":"))
     return _row(_REQUEST, record, run_id=run_id, sampling_json=sampling_json)
+
+
+def machine_sample_row(run_id: int, sample: MachineSample) -> Row:
+    return _row(_MACHINE_SAMPLE, sample, run_id=run_id)
 
 
 def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:

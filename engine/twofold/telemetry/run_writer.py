@@ -14,7 +14,7 @@ import numpy as np
 from sqlalchemy import Connection, select, update
 
 from twofold.api.types import StepRecord
-from twofold.telemetry import rows, schema, statements
+from twofold.telemetry import machine_samples, rows, schema, statements
 from twofold.telemetry.blocks import block_rows, joined
 from twofold.telemetry.sink import TelemetryLevel
 from twofold.telemetry.totals import NUM_TRANSACTIONS, totals_of
@@ -22,6 +22,7 @@ from twofold.telemetry.totals import NUM_TRANSACTIONS, totals_of
 _BLOCK_EVENTS: Final = 4096
 """Events packed at a time, and most events of a block: holds the interpreter lock for a millisecond."""
 _REMEMBERED_SECONDS: Final = 600
+_MACHINE_SAMPLE_S: Final = 5.0
 
 Losses = Counter[tuple[str, str]]
 """Events by (kind, place)."""
@@ -96,6 +97,7 @@ class RunWriter:
         self._run_id: int | None = None
         self._ended_run_id: int | None = None
         self._seconds = _StepSeconds()
+        self._next_machine_sample_s = 0.0
         self._num_transactions = 0
         self._rows: Counter[str] = Counter()
         self._losses: Losses = Counter()
@@ -146,6 +148,10 @@ class RunWriter:
         statements.replace(connection, schema.dropped, losses, added="num_events")
         if heartbeat or finished:
             _mark(connection, run_id, now_s, finished=finished)
+        if heartbeat and now_s >= self._next_machine_sample_s:
+            self._next_machine_sample_s = now_s + _MACHINE_SAMPLE_S
+            sample = machine_samples.read(now_s)
+            statements.insert(connection, schema.machine_sample, [rows.machine_sample_row(run_id, sample)])
         return Written(run_id, counts, losses=Counter(lost))
 
     def committed(self, written: Written) -> None:

@@ -41,7 +41,15 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
-from twofold.api.types import ControlRecord, EmulatedParts, RequestFacts, RunInfo, StepParts, StepRecord
+from twofold.api.types import (
+    ControlRecord,
+    EmulatedParts,
+    MachineSample,
+    RequestFacts,
+    RunInfo,
+    StepParts,
+    StepRecord,
+)
 from twofold.telemetry import migrations
 from twofold.telemetry.blocks import KEYS, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample
@@ -218,6 +226,14 @@ layer_second = Table(
         comment="zlib of uint32[num_experts, 3] by placement; may be empty",
     ),
     Index("layer_second_by_time", "run_id", "at_s"),
+)
+
+machine_sample = Table(
+    "machine_sample",
+    metadata,
+    _run_id(),
+    *columns_of(MachineSample),
+    Index("machine_sample_by_time", "run_id", "at_s"),
 )
 
 run_total = Table(

@@ -123,10 +123,14 @@ class SinkStats:
 class TelemetrySink:
     """Takes events from any thread; every method returns at once. This base class discards them."""
 
-    url = ""
-    """The database that the events go to; empty if they are discarded."""
+    wants_text: bool = False
+    """Whether requests are to be recorded with the text of their answers."""
+
     takes_events: bool = True
     """Whether `native_events` keeps anything. If not, native code need not report events."""
+
+    url = ""
+    """The database that the events go to; empty if they are discarded."""
 
     def begin_run(self, run: RunInfo) -> None:
         """First call: everything that follows belongs to this run."""
@@ -163,8 +167,9 @@ class TeeSink(TelemetrySink):
 
     def __init__(self, *sinks: TelemetrySink) -> None:
         self._sinks = sinks
-        self.url = next((sink.url for sink in sinks if sink.url), "")
+        self.wants_text = any(sink.wants_text for sink in sinks)
         self.takes_events = any(sink.takes_events for sink in sinks)
+        self.url = next((sink.url for sink in sinks if sink.url), "")
 
     def begin_run(self, run: RunInfo) -> None:
         for sink in self._sinks:

@@ -75,6 +75,7 @@ class DatabaseSink(TelemetrySink):
     ) -> None:
         opened = open_store()
         self._label = opened.label
+        self.url = opened.label if "://" in opened.label else f"sqlite:///{opened.label}"
         self._open_store = open_store
         self._level = level
         self.takes_events = level != "step"
@@ -387,10 +388,11 @@ def open_sink(
     level: TelemetryLevel = "expert",
     max_queued_rows: int = MAX_QUEUED_ROWS,
     max_bytes: int = MAX_DATABASE_BYTES,
+    text: bool = False,
     now: Callable[[], float] = time.time,
 ) -> TelemetrySink:
-    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded.
-    `now` returns Unix time.
+    """The sink for a telemetry URL; None or an empty URL means no telemetry. `level`: what is recorded; `text`: record
+    answers' texts too; `now` returns Unix time.
 
     The database and its log stay within `max_bytes` together: the oldest rows are removed (see `retention`).
 
@@ -407,4 +409,5 @@ def open_sink(
         now=now,
     )
     sink.url = url
+    sink.wants_text = text
     return sink

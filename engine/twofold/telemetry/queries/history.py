@@ -20,6 +20,7 @@ from sqlalchemy import func, select, text
 
 from twofold.telemetry import schema
 from twofold.telemetry.queries.overview import (
+    PART_SUMS,
     STEP_SUMS,
     Overview,
     bucket_length_s,
@@ -60,7 +61,7 @@ class RunHistory:
         self._total = np.zeros(shape, np.int64)
         self._recent: list[dict[int, I64]] = [{} for _ in _BUCKETS]
         self._layers = _BySecond(len(LAYER_TOTALS))
-        self._steps = _BySecond(len(STEP_SUMS))
+        self._steps = _BySecond(len(STEP_SUMS) + len(PART_SUMS))
 
     def overview(self, span: Window, *, max_buckets: int = 300) -> Overview:
         """Time series and totals of a window, at most `max_buckets` points each, including the newest rows."""

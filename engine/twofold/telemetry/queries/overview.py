@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, and_, case, cast, func, select
 
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run, Window, run_totals
+from twofold.telemetry.queries.step_times import STEP_PARTS
 from twofold.telemetry.sink import Placement
 from twofold.telemetry.totals import LAYER_TOTALS, STEP_TOTALS
 
@@ -101,6 +102,8 @@ class Overview:
     num_waiting: F64
     clock_s: float
     """Time spent in steps on the run's clock."""
+    part_seconds: dict[str, F64]
+    """[buckets] wall seconds of steps by the names of STEP_PARTS and "rest", largest first; only parts with time."""
     steps: StepTotals
     totals: PlacementTotals
 
@@ -128,7 +131,8 @@ def bucket_length_s(span: Window, max_buckets: int) -> tuple[int, int]:
 
 
 def overview_of(run: Run, span: Window, bucket_s: int, steps: F64, layers: F64) -> Overview:
-    """Build the overview from sums per bucket: STEP_SUMS as [columns, buckets], LAYER_TOTALS likewise."""
+    """Build the overview from sums per bucket: STEP_SUMS and PART_SUMS as [columns, buckets], LAYER_TOTALS likewise."""
+    steps, parts_us = steps[: len(STEP_SUMS)], steps[len(STEP_SUMS) :]
     count, decode, prefill, clock_us, running, waiting, only_tokens, only_us, only_wall_us = steps
     hits, cpu, fetched, _, uploaded = layers
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -146,12 +150,21 @@ def overview_of(run: Run, span: Window, bucket_s: int, steps: F64, layers: F64) 
             num_running=np.where(count > 0, running / count, 0.0),
             num_waiting=np.where(count > 0, waiting / count, 0.0),
             clock_s=float(clock_us.sum()) / 1e6,
+            part_seconds=_part_seconds(parts_us),
             steps=StepTotals(
                 *(int(column.sum()) for column in (count, prefill, decode, only_tokens)),
                 *(float(column.sum()) for column in (only_us, only_wall_us)),
             ),
             totals=PlacementTotals(run.has_slots, *(int(column.sum()) for column in layers)),
         )
+
+
+def _part_seconds(parts_us: F64) -> dict[str, F64]:
+    # A device's own clock may count slightly more than the wall clock.
+    rest = np.maximum(parts_us[0] - parts_us[1:].sum(axis=0), 0.0)
+    seconds = dict(zip((*STEP_PARTS, "rest"), np.vstack([parts_us[1:], rest]) / 1e6, strict=True))
+    found = [name for name in seconds if seconds[name].any()]
+    return {name: seconds[name] for name in sorted(found, key=lambda name: -seconds[name].sum())}
 
 
 def _only_decode() -> ColumnElement[bool]:
@@ -172,15 +185,18 @@ STEP_SUMS = (
 )
 
 
+PART_SUMS = tuple(func.sum(schema.step.c[f"{name}_us"]) for name in ("wall", *STEP_PARTS))
+
+
 def step_sums(db: Database, run: Run, *, after_step: int) -> tuple[int, I64, F64]:
-    """Steps after `after_step`: the last one's number, their start seconds [n], STEP_SUMS [n, columns]."""
+    """Steps after `after_step`: the last one's number, their start seconds [n], STEP_SUMS and PART_SUMS [n, all]."""
     step = schema.step.c
     # SQLite cuts fractions off, PostgreSQL rounds them.
     seconds = step.started_s if db.is_file else func.floor(step.started_s)
     second = cast(seconds, schema.INTEGER)
-    query = select(func.max(step.step), second, *STEP_SUMS).where(
+    query = select(func.max(step.step), second, *STEP_SUMS, *PART_SUMS).where(
         step.run_id == run.run_id, step.step > after_step
     )
     rows = np.array([tuple(row) for row in db.rows(query.group_by(second))], np.float64)
-    rows = rows.reshape(-1, 2 + len(STEP_SUMS))
+    rows = rows.reshape(-1, 2 + len(STEP_SUMS) + len(PART_SUMS))
     return int(rows[:, 0].max(initial=-1)), rows[:, 1].astype(np.int64), rows[:, 2:]

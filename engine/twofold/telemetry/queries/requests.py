@@ -38,12 +38,21 @@ def requests(
     ended_by: str | None = None,
     limit: int = 200,
     offset: int = 0,
+    order_by: ColumnElement[Any] | None = None,
 ) -> list[Request]:
     """Requests, newest first, skipping `offset`. `search`: a number, or a part of the id; `ended_by`: a finish reason,
-    or RUNNING."""
+    or RUNNING; `order_by`: largest value of this first, unknown ones last."""
     table = schema.request
-    query = select(table).where(*_matching(run, search, ended_by)).order_by(table.c.number.desc())
+    order = [] if order_by is None else [order_by.desc().nulls_last()]
+    query = select(table).where(*_matching(run, search, ended_by)).order_by(*order, table.c.number.desc())
     return [Request(**row._mapping) for row in db.rows(query.limit(limit).offset(offset))]
+
+
+def request(db: Database, run: Run, number: int) -> Request | None:
+    """One request; None if the run has none of this number."""
+    table = schema.request
+    rows = db.rows(select(table).where(table.c.run_id == run.run_id, table.c.number == number))
+    return Request(**rows[0]._mapping) if rows else None
 
 
 def num_requests(db: Database, run: Run, *, search: str = "", ended_by: str | None = None) -> int:
@@ -118,6 +127,8 @@ class RequestTokens:
     """[T] Unix time of the step, NaN where its row was lost."""
     step_us: F64
     """[T] on the run's clock, NaN where the step's row was lost."""
+    wall_us: F64
+    """[T] wall time of the step, NaN where its row was lost."""
     batch_tokens: I64
     """[T] tokens computed in the same step."""
     num_by_placement: I64
@@ -171,6 +182,7 @@ def request_tokens(
         step=steps,
         started_s=np.array([row.started_s if row else np.nan for row in found], np.float64),
         step_us=np.array([row.step_us if row else np.nan for row in found], np.float64),
+        wall_us=np.array([row.wall_us if row else np.nan for row in found], np.float64),
         batch_tokens=np.array(
             [row.num_prefill_tokens + row.num_decode_tokens if row else 0 for row in found], np.int64
         ),

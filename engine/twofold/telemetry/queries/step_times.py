@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from twofold.api.types import EmulatedParts, StepParts
 from twofold.telemetry import schema
@@ -43,3 +43,36 @@ def step_times(db: Database, run: Run, step: int) -> StepTimes | None:
     if row["emulated_dense_us"] is not None:
         emulated = {name: float(row[f"emulated_{name}_us"]) for name in EMULATED_PARTS}
     return StepTimes(float(row["wall_us"]), parts, float(row["step_us"]) if emulated else 0.0, emulated)
+
+
+@dataclass(frozen=True)
+class StepCounters:
+    """The kernel's counters of one step; None where the run did not record them."""
+
+    involuntary_switches: int | None
+    """Times that the kernel took a core from the process for another one."""
+    major_faults: int | None
+    """Pages read from disk."""
+    cpu_us: float | None
+    """CPU time of all threads."""
+
+
+def step_counters(db: Database, run: Run, steps: tuple[int, ...]) -> dict[int, StepCounters]:
+    """Counters of these steps, at most a few hundred; a lost step is missing."""
+    table = schema.step.c
+    query = select(table.step, table.involuntary_switches, table.major_faults, table.cpu_us).where(
+        table.run_id == run.run_id, table.step.in_(steps)
+    )
+    return {row[0]: StepCounters(*row[1:]) for row in db.rows(query)}
+
+
+def speculation(db: Database, run: Run) -> tuple[int, int]:
+    """Draft tokens of the run, and those accepted; 0 where speculation was off or is not recorded."""
+    table = schema.step.c
+    if "num_drafted" not in table or "num_accepted" not in table:
+        return 0, 0
+    query = select(func.sum(table.num_drafted), func.sum(table.num_accepted)).where(
+        table.run_id == run.run_id
+    )
+    ((drafted, accepted),) = db.rows(query)
+    return int(drafted or 0), int(accepted or 0)

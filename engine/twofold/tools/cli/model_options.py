@@ -108,7 +108,8 @@ def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
         from twofold.telemetry.writer import open_sink
 
         level = next(each for each in LEVELS if each == config.telemetry)
-        sinks.append(open_sink(config.telemetry_url, level=level, max_bytes=config.telemetry_max_bytes))
+        max_bytes, text = config.telemetry_max_bytes, config.telemetry_text
+        sinks.append(open_sink(config.telemetry_url, level=level, max_bytes=max_bytes, text=text))
     if len(sinks) > 1:
         from twofold.telemetry.sink import TeeSink
 

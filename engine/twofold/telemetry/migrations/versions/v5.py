@@ -1,4 +1,4 @@
-"""Native events in blocks; host and level of a run; wall times of a request; stages and users of load tests."""
+"""Native events in blocks; host, machine and level of a run; times of a request; the kernel's counters; load tests."""
 
 from __future__ import annotations
 
@@ -47,12 +47,18 @@ _REQUEST_PARTS = (
 
 def upgrade() -> None:
     op.add_column("run", sa.Column("host", sa.Text, nullable=False, server_default=""))
+    op.add_column("step", sa.Column("involuntary_switches", sa.Integer))
+    op.add_column("step", sa.Column("major_faults", sa.Integer))
+    op.add_column("step", sa.Column("cpu_us", sa.Float))
     op.add_column("run", sa.Column("telemetry_level", sa.Text, nullable=False, server_default="expert"))
+    op.add_column("run", sa.Column("machine_json", sa.Text, nullable=False, server_default="{}"))
+    op.add_column("request", sa.Column("answer_json", sa.Text))
     op.add_column("step", sa.Column("begin_us", sa.Float))
     _add_request_times()
     for name, kind in (("itl_p95_ms", sa.Float), ("stage", sa.Text), ("name", sa.Text)):
         op.add_column("load_sample", sa.Column(name, kind))
     op.add_column("load_sample", sa.Column("gave_up", sa.Integer, nullable=False, server_default="0"))
+    _create_machine_sample()
     for kind in _FIELDS:
         _create_blocks(kind)
         _fill_blocks(op.get_bind(), kind)
@@ -65,6 +71,18 @@ def _add_request_times() -> None:
         op.add_column("request", sa.Column(name, sa.Float, nullable=False, server_default="0"))
     op.add_column("request", sa.Column("first_sent_s", sa.Float))
     op.execute("UPDATE request SET received_s = submitted_s")
+
+
+def _create_machine_sample() -> None:
+    op.create_table(
+        "machine_sample",
+        sa.Column("run_id", sa.Integer, sa.ForeignKey("run.run_id"), nullable=False),
+        sa.Column("at_s", sa.Float, nullable=False),
+        sa.Column("load_1m", sa.Float, nullable=False),
+        *(sa.Column(name, sa.Float) for name in ("clock_mhz", "lowest_clock_mhz", "temperature_c")),
+        sa.Column("available_bytes", sa.Integer),
+    )
+    op.create_index("machine_sample_by_time", "machine_sample", ["run_id", "at_s"])
 
 
 def _keys(kind: str) -> list[str]:

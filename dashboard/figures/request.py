@@ -1,4 +1,4 @@
-"""Figures of one request: its tokens, one token's layers, and its step's uploads. See `figures`."""
+"""Figures of one request: its tokens, one token's layers, and its step's uploads. See `base`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 from twofold.telemetry import queries
 
-from dashboard.figures import F64, MAX_POINTS, layout
+from dashboard.figures.base import F64, MAX_POINTS, layout
 from dashboard.palette import AMOUNT, CPU, QUANTITY, REASON_COLORS, depths, faint
 
 

@@ -1,0 +1,1 @@
+"""Plotly figures of query results. No Streamlit, no database: arrays in, a figure out."""

@@ -1,0 +1,99 @@
+"""Figures of speed and of where time goes. See `base`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go
+from twofold.telemetry import queries
+
+from dashboard.figures.base import F64, layout, over_time, packed, spaced
+from dashboard.palette import CPU, HIT, QUANTITY, faint
+
+PART_NAMES: Final[dict[str, str]] = {
+    "schedule": "scheduling",
+    "embed": "embedding",
+    "attention": "attention",
+    "router": "routers",
+    "dense_ffn": "dense feed-forward layers",
+    "experts_cpu": "experts on the CPU",
+    "experts_gpu": "experts on the GPU",
+    "head": "head",
+    "batch": "batch assembly",
+    "sampling": "sampling",
+    "emit": "detokenising and sending",
+    "telemetry": "telemetry",
+    "rest": "rest",
+    "dense": "embedding, attention, routers",
+    "link": "waiting for the link",
+}
+_MAX_PARTS: Final = 5
+"""Parts with a colour of their own; smaller ones are summed."""
+
+
+def speed(at_s: F64, decode: F64, prefill: F64) -> go.Figure:
+    """Answer and prompt tokens per second over time."""
+    figure = go.Figure()
+    for name, values, dash in (("answer", decode, "solid"), ("prompt", prefill, "dot")):
+        figure.add_scatter(
+            **spaced(at_s),
+            y=packed(values),
+            name=f"{name} tokens/s",
+            mode="lines",
+            line={"color": QUANTITY, "width": 2, "shape": "hv", "dash": dash},
+            fill="tozeroy" if name == "answer" else None,
+            fillcolor=faint(QUANTITY, 0.16),
+            hovertemplate="%{y:,.1f}",
+        )
+    return over_time(figure, at_s)
+
+
+def parts(at_s: F64, seconds: Mapping[str, F64], *, bucket_s: float) -> go.Figure:
+    """Shares of the steps' wall time by part, largest first, stacked to 100 %; a bucket without steps is empty."""
+    names = list(seconds)
+    shown = {name: seconds[name] for name in names[:_MAX_PARTS]}
+    if len(names) > _MAX_PARTS:
+        shown["other"] = np.sum([seconds[name] for name in names[_MAX_PARTS:]], axis=0)
+    total = np.sum(list(shown.values()), axis=0) if shown else np.zeros(len(at_s))
+    figure = go.Figure()
+    depth = iter((0.85, 0.65, 0.5, 0.35, 0.22, 0.12))
+    for name, values in shown.items():
+        color = {"experts_cpu": CPU, "experts_gpu": HIT}.get(name)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(total > 0, values / total * 100.0, np.nan)
+        figure.add_bar(
+            **spaced(at_s),
+            y=packed(share),
+            name=PART_NAMES.get(name, name),
+            width=bucket_s * 1000.0,
+            offset=0,
+            marker={"color": color or faint(QUANTITY, next(depth)), "line": {"width": 0}},
+            hovertemplate="%{y:.1f} %",
+        )
+    figure.update_layout(barmode="stack", bargap=0)
+    figure.update_yaxes(range=[0, 100], dtick=25)
+    return over_time(figure, at_s, height=260)
+
+
+def waterfall(parts: Sequence[queries.Part]) -> go.Figure:
+    """The parts of a request's time, one below the other, each where it began; milliseconds."""
+    figure = go.Figure(
+        go.Bar(
+            y=[part.name for part in parts],
+            x=[part.duration_s * 1e3 for part in parts],
+            base=[part.begin_s * 1e3 for part in parts],
+            orientation="h",
+            marker={"color": QUANTITY},
+            text=[f"{part.duration_s * 1e3:,.1f} ms" for part in parts],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{y}: %{x:,.2f} ms<extra></extra>",
+        )
+    )
+    figure = layout(figure, height=70 + 30 * max(2, len(parts)))
+    end_ms = max((part.begin_s + part.duration_s for part in parts), default=0.0) * 1e3
+    figure.update_xaxes(title="ms since the request began, wall clock", range=[0, end_ms * 1.15 + 1e-6])
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure

@@ -1,0 +1,163 @@
+"""PCIe: how busy the link is, with what, and how near it comes to its calibrated ceiling at this copy size."""
+
+from __future__ import annotations
+
+import numpy as np
+import streamlit as st
+from twofold.telemetry import queries
+
+from dashboard import cpu_only, formats, frame, parts
+from dashboard.figures import link
+from dashboard.parts import Shown
+from dashboard.view import View
+from dashboard.window_rows import WindowRows, window_rows
+
+LANE_STEPS = 4  # latest steps with copies, whose lanes are drawn
+
+
+def body(view: View) -> None:
+    if not parts.has_level(view, "expert"):
+        return
+    found = window_rows(view)
+    if not view.run.has_slots:
+        cpu_only.explain(
+            "PCIe charts do not apply: this run has no expert slots on a GPU, so no expert is copied."
+        )
+        cpu_only.bandwidth(view, found)
+        return
+    if not len(found.copies):
+        parts.note(
+            "No expert was copied in this window. Send a request, or choose a longer window in the sidebar."
+        )
+        return
+    costs = queries.run_costs(view.run)
+    ceiling = None if costs is None else costs.link
+    median = float(np.median(found.copies.size_bytes))
+    highest = None if ceiling is None else float(ceiling.bytes_per_s(median))
+    _figures(view, found, median, highest)
+    with parts.card(st, "pcie-1", f"Bytes copied over PCIe against the ceiling, GB/s{view.emulated}"):
+        note = "No ceiling is drawn: the run recorded no calibrated figures (twofold calibrate)."
+        if ceiling is not None and highest is not None:
+            note = (
+                f"A copy of {formats.size(median)} takes {ceiling.latency_us:.0f} µs of latency and "
+                f"{median / ceiling.bandwidth_gbps / 1e3:.1f} µs of transfer: at most {highest / 1e9:.2f} of "
+                f"{ceiling.bandwidth_gbps:.1f} GB/s."
+            )
+        parts.chart(
+            link.rates(
+                found.link,
+                ceiling=highest,
+                bandwidth=None if ceiling is None else ceiling.bandwidth_gbps * 1e9,
+            ),
+            key="rates",
+            alt="Bytes per second over PCIe by reason, and the calibrated ceiling",
+            advice="At the solid line the link is full: larger copies or fewer uploads help, a faster slot does not.",
+            note=note,
+        )
+    _use(view, found)
+    _sizes(view, found, ceiling)
+
+
+def _use(view: View, found: WindowRows) -> None:
+    left, right = st.columns(2)
+    with parts.card(left, "pcie-2", f"Busy share of the link{view.emulated}"):
+        parts.chart(
+            link.busy(found.link),
+            key="busy",
+            alt="Share of the steps' time in which the link copied",
+            advice="Near 100 %: uploads wait for one another; raise the slots or choose --policy payback.",
+        )
+    with parts.card(right, "pcie-3", f"Lanes of the last {LANE_STEPS} steps with copies{view.emulated}"):
+        parts.chart(
+            link.lanes(link.latest(found.copies, num_steps=LANE_STEPS)),
+            key="lanes",
+            alt="Copies on the demand lane and the background lane over time",
+            advice="Gaps are idle link time. A full demand lane delays layers; a full background lane only admissions.",
+        )
+
+
+def _sizes(view: View, found: WindowRows, ceiling: queries.LinkCeiling | None) -> None:
+    left, right = st.columns(2)
+    if ceiling is not None:
+        with parts.card(left, "pcie-4", f"Rate while copying, by copy size{view.emulated}"):
+            parts.chart(
+                link.size_curve(ceiling, found.reasons),
+                key="curve",
+                alt="Calibrated rate by copy size, and the rate reached by each reason",
+                advice="Left of the bend, latency decides: larger experts per copy would be faster. Points below the "
+                "line: calibrate again.",
+            )
+    with parts.card(right if ceiling is not None else left, "pcie-5", "Copy sizes"):
+        parts.chart(
+            link.sizes(found.copies),
+            key="sizes",
+            alt="Number of copies by size and reason",
+            advice="One bar: all experts have one format. Many small copies: the link pays its latency often.",
+        )
+    with parts.card(st, "pcie-6", f"Demand against prefetch and admission{view.emulated}"):
+        st.html(f'<div class="tf-wide">{_table(found, ceiling)}</div>')
+        st.html(
+            '<p class="tf-advice"><b aria-hidden="true">→</b> Many uploads never used: try --prefetch off, or compare '
+            "policies on Cache. Long waits of demand copies: too much in the background.</p>"
+        )
+
+
+def _figures(view: View, found: WindowRows, median: float, highest: float | None) -> None:
+    clock_s = float(found.copied_steps.step_us.sum()) / 1e6
+    rate = float(found.copies.size_bytes.sum()) / clock_s if clock_s else None
+    busy_us = float(np.nansum(found.link.busy_share * _clock_us(found)))
+    fates = found.paybacks.fate
+    wasted = float((fates == queries.UploadFate.WASTED).mean()) if len(fates) else None
+    parts.metrics(
+        Shown(
+            f"Link busy{view.emulated}",
+            formats.percent(busy_us / clock_s / 1e6 if clock_s else None),
+            "Share of the time in steps in which the link copied.",
+        ),
+        Shown(
+            f"PCIe traffic{view.emulated}",
+            formats.link_rate(rate),
+            "Per second in steps, on the run's clock.",
+            None if highest is None or rate is None else f"{rate / highest:.0%} of ceiling",
+        ),
+        Shown("Copies", f"{len(found.copies):,}", f"The latest {queries.MAX_COPIES:,} at most."),
+        Shown("Median copy", formats.size(median)),
+        Shown("Uploads never used", formats.percent(wasted), "Lost their slot before any token used them."),
+    )
+
+
+def _clock_us(found: WindowRows) -> np.ndarray:
+    """Clock time of the steps of each bucket of `link`."""
+    steps, num = found.copied_steps, len(found.link.at_s)
+    return np.bincount(np.arange(len(steps)) * num // max(1, len(steps)), steps.step_us, num)
+
+
+def _table(found: WindowRows, ceiling: queries.LinkCeiling | None) -> str:
+    rows = []
+    for total in found.reasons:
+        if not total.num_copies:
+            continue
+        limit = (
+            "–"
+            if ceiling is None
+            else f"{total.bytes_per_s / float(ceiling.bytes_per_s(total.median_bytes)):.0%}"
+        )
+        rows.append(
+            f'<tr><td class="tf-experts">{link.REASON_NAMES[total.reason]}</td><td>{total.num_copies:,}</td>'
+            f"<td>{formats.size(total.num_bytes)}</td><td>{formats.size(total.median_bytes)}</td>"
+            f"<td>{formats.microseconds(total.median_wait_us)}</td><td>{total.bytes_per_s / 1e9:.2f}</td>"
+            f"<td>{limit}</td><td>{formats.percent(link.unused_share(found.paybacks, total.reason))}</td></tr>"
+        )
+    names = ("copies", "bytes", "median size", "median wait", "GB/s copying", "of ceiling", "never used")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return (
+        f'<table class="tf-layers"><thead><tr><th class="tf-experts">reason</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+frame.live_page(
+    "PCIe",
+    "Experts that the cache misses can be copied to the GPU. How busy is the link, and did the copies pay?",
+    body,
+)

@@ -1,0 +1,113 @@
+"""One run at one moment, as pages see it: its queries, cached for all viewers, and the database they go to.
+
+For a live run a result is shared within the same two seconds, for an ended run until the database changes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import streamlit as st
+from twofold.telemetry import queries
+
+REFRESH_S: Final = 2.0
+WINDOWS: Final[dict[str, tuple[str, int | None]]] = {
+    "1m": ("Last minute", 60),
+    "5m": ("Last 5 minutes", 300),
+    "15m": ("Last 15 minutes", 900),
+    "1h": ("Last hour", 3600),
+    "all": ("Whole run", None),
+}
+"""The window's name in an address: its name on the page, and its seconds."""
+NEWEST: Final = "newest"
+DEFAULT_WINDOW: Final = "5m"
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class View:
+    """One run at one moment."""
+
+    db: queries.Database
+    run: queries.Run
+    span: queries.Window
+    live: bool
+    state: tuple[object, ...]
+    """Cache key: changes with the database, or every REFRESH_S while the run is live."""
+
+    def query(self, query: Callable[..., _Result], *arguments: object, **named: object) -> _Result:
+        """`query(db, run, *arguments, **named)`, cached for all viewers."""
+        key = (query.__module__, query.__name__, arguments, *named.items())
+        return self._cached(key, lambda: query(self.db, self.run, *arguments, **named))
+
+    def overview(self, span: queries.Window | None = None, *, max_buckets: int = 150) -> queries.Overview:
+        """Time series and totals of the view's window, or of another one of its run."""
+        span = span or self.span
+        return self._cached(
+            ("overview", span, max_buckets),
+            lambda: self._history().overview(span, max_buckets=max_buckets),
+        )
+
+    def placements(self) -> tuple[queries.PlacementGrid, queries.Window]:
+        """The placement grid, and the window it covers."""
+        return self._cached(("placements", self.span), lambda: self._history().placements(self.span))
+
+    def _cached(self, key: tuple[object, ...], compute: Callable[[], _Result]) -> _Result:
+        result: _Result = _shared((self.db.path, self.run.run_id, self.state, *key), compute)
+        return result
+
+    def of(self, run: queries.Run) -> View:
+        """A view of another whole run of the database."""
+        return view_of(self.db, run, None)
+
+    def _history(self) -> queries.RunHistory:
+        return _history(self.db.path, self.db.identity(), self.run.run_id, self.db, self.run)
+
+    @property
+    def emulated(self) -> str:
+        """Suffix of every figure measured by the run's clock: " (emulated)" or nothing."""
+        return " (emulated)" if self.run.emulated else ""
+
+
+@st.cache_data(max_entries=400, ttl=3600, show_spinner=False)
+def _shared(key: tuple[object, ...], _compute: Callable[[], Any]) -> Any:
+    return _compute()
+
+
+@st.cache_resource(max_entries=8, show_spinner="Reading the whole run, once …")
+def _history(
+    path: str, identity: object, run_id: int, _db: queries.Database, _run: queries.Run
+) -> queries.RunHistory:
+    """The history shared by all viewers, keyed by database and run."""
+    return queries.RunHistory(_db, _run)
+
+
+def database_url() -> str:
+    """The URL given to `streamlit run dashboard/app.py -- URL`, else TWOFOLD_TELEMETRY_URL, else ""."""
+    given = [argument for argument in sys.argv[1:] if "://" in argument]
+    return given[0] if given else os.environ.get("TWOFOLD_TELEMETRY_URL", "")
+
+
+def chosen_run(runs: list[queries.Run]) -> queries.Run:
+    """The run that the sidebar names; the newest where it names none of them."""
+    wanted = str(st.session_state.get("run", NEWEST))
+    return next((run for run in runs if str(run.run_id) == wanted), runs[0])
+
+
+def chosen_window_s() -> int | None:
+    """Seconds of the window that the sidebar names; None for the whole run."""
+    return WINDOWS[st.session_state.get("window", DEFAULT_WINDOW)][1]
+
+
+def view_of(db: queries.Database, run: queries.Run, last_s: int | None) -> View:
+    """The last `last_s` seconds of a run (None: all of it) up to this moment."""
+    if not run.is_live():
+        return View(db, run, queries.window(run, last_s), False, db.stamp())
+    # All viewers within the same two seconds get the same moment, hence the same cached results.
+    now_s = time.time() // REFRESH_S * REFRESH_S
+    return View(db, run, queries.window(run, last_s, now_s=now_s), True, (now_s,))

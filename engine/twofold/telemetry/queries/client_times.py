@@ -1,0 +1,165 @@
+"""Times of requests by the wall clock, as clients feel them: TTFT, ITL, end to end, and the parts before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import ColumnElement, case, func, select
+
+from twofold.telemetry import schema
+from twofold.telemetry.queries.requests import Request, requests
+from twofold.telemetry.queries.runs import Database, Run, Window
+
+F64 = npt.NDArray[np.float64]
+
+MAX_REQUESTS: Final = 20_000
+"""Latest finished requests of a window that are read."""
+
+PARTS_BEFORE: Final = (
+    ("read_s", "read"),
+    ("parse_wait_s", "wait to be parsed"),
+    ("parse_s", "parse"),
+    ("tokenise_wait_s", "wait for a tokeniser"),
+    ("template_s", "chat template"),
+    ("tokenise_s", "tokenise"),
+    ("compile_s", "compile the constraint"),
+    ("queue_wall_s", "queue"),
+    ("prefill_wall_s", "prefill"),
+    ("decode_wall_s", "decode"),
+)
+"""Columns of table request that follow one another in time, where they are recorded, and their names on a page."""
+
+
+def _first_known(column: ColumnElement[float] | None, other: ColumnElement[float]) -> ColumnElement[float]:
+    return other if column is None else func.coalesce(column, other)
+
+
+def begin_s() -> ColumnElement[float]:
+    """Unix time at which a request began for its client: its first byte, where recorded, else its submission."""
+    columns = schema.request.c
+    return _first_known(columns.get("received_s"), columns.submitted_s)
+
+
+def first_token_s() -> ColumnElement[float]:
+    """Unix time at which the first token was sent, where recorded, else computed; NULL before that."""
+    columns = schema.request.c
+    return _first_known(columns.get("first_sent_s"), columns.first_token_s)
+
+
+def ttft_s() -> ColumnElement[float]:
+    """Time to first token of a request; NULL before it."""
+    return first_token_s() - begin_s()
+
+
+def e2e_s() -> ColumnElement[float]:
+    """Time from a request's begin to its end; NULL before that."""
+    return schema.request.c.finished_s - begin_s()
+
+
+def itl_s() -> ColumnElement[Any]:
+    """Mean inter-token latency of an answer; NULL with fewer than two tokens."""
+    columns = schema.request.c
+    further = case((columns.completion_tokens > 1, columns.completion_tokens - 1))
+    return (columns.finished_s - columns.first_token_s) / further
+
+
+@dataclass(frozen=True)
+class ClientTimes:
+    """Finished requests by the wall clock, in order of their end; arrays are [requests], NaN where unknown."""
+
+    finished_s: F64
+    ttft_s: F64
+    itl_s: F64
+    """Mean of each answer."""
+    e2e_s: F64
+
+
+def client_times(db: Database, run: Run, span: Window) -> ClientTimes:
+    """Requests that finished within the window without an error: the latest MAX_REQUESTS."""
+    columns = schema.request.c
+    query = (
+        select(columns.finished_s, ttft_s(), itl_s(), e2e_s())
+        .where(
+            columns.run_id == run.run_id,
+            columns.finished_s >= span.begin_s,
+            columns.finished_s < span.end_s,
+            columns.finish_reason.in_(("stop", "length")),
+        )
+        .order_by(columns.finished_s.desc())
+        .limit(MAX_REQUESTS)
+    )
+    rows = np.array([tuple(row) for row in db.rows(query)][::-1], np.float64).reshape(-1, 4)
+    return ClientTimes(*(np.ascontiguousarray(column) for column in rows.T))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a request's time by the wall clock."""
+
+    name: str
+    begin_s: float
+    """Since the request began."""
+    duration_s: float
+
+
+def waterfall(request: Request) -> list[Part]:
+    """The parts of a request's wall time one after another; where the server recorded none, what the stamps tell."""
+    stored = [(name, getattr(request, column, None)) for column, name in PARTS_BEFORE]
+    known = [(name, float(value)) for name, value in stored if value is not None]
+    if not known and request.first_token_s is not None:
+        known = [("queue and prefill", request.first_token_s - request.submitted_s)]
+        if request.finished_s is not None:
+            known.append(("decode", request.finished_s - request.first_token_s))
+    parts, at_s = [], 0.0
+    for name, duration_s in known:
+        parts.append(Part(name, at_s, max(duration_s, 0.0)))
+        at_s += parts[-1].duration_s
+    return parts
+
+
+ORDERS: Final[dict[str, Callable[[], ColumnElement[Any]]]] = {
+    "newest": lambda: schema.request.c.number,
+    "ttft": ttft_s,
+    "itl": itl_s,
+    "e2e": e2e_s,
+    "prompt": lambda: schema.request.c.prompt_tokens,
+    "answer": lambda: schema.request.c.completion_tokens,
+}
+"""Quantities by which requests can be sorted, largest first."""
+
+
+def sorted_requests(
+    db: Database,
+    run: Run,
+    *,
+    order: str = "newest",
+    search: str = "",
+    ended_by: str | None = None,
+    limit: int = 100,
+    offset: int = 0,
+) -> list[Request]:
+    """A page of the requests that match, largest value of `order` (of ORDERS) first."""
+    column = ORDERS[order]()
+    return requests(db, run, search=search, ended_by=ended_by, limit=limit, offset=offset, order_by=column)
+
+
+def felt_times(request: Request) -> tuple[float | None, float | None, float | None]:
+    """TTFT, mean ITL and end-to-end seconds of one request by the wall clock; None where not yet known."""
+    begin = _stored(request, "received_s", request.submitted_s)
+    first = _stored(request, "first_sent_s", request.first_token_s)
+    ttft = None if first is None or begin is None else first - begin
+    if request.finished_s is None or begin is None:
+        return ttft, None, None
+    itl = None
+    if request.first_token_s is not None and request.completion_tokens > 1:
+        itl = (request.finished_s - request.first_token_s) / (request.completion_tokens - 1)
+    return ttft, itl, request.finished_s - begin
+
+
+def _stored(request: Request, name: str, other: float | None) -> float | None:
+    value: float | None = getattr(request, name, None)
+    return other if value is None else value

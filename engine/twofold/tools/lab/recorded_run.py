@@ -1,0 +1,250 @@
+"""What-if questions about a window of a recorded run: other cache policies, other plans, other machines.
+
+The dashboard's door to the lab. Takes what `telemetry.queries` read and computes with the core; reads no database.
+Times of machines are predictions on a virtual clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+
+from twofold import _core
+from twofold.api.errors import ConfigError
+from twofold.api.types import TraceSizes
+from twofold.experts.policies import POLICIES
+from twofold.experts.profiles import (
+    COST_FIGURES,
+    Figure,
+    MachineProfile,
+    load_profile,
+    shipped_profiles,
+)
+from twofold.telemetry import queries
+from twofold.tools.lab.replay import DEFAULT_PRICE, replay_policy
+from twofold.tools.lab.shapes import SHAPES, ModelShape
+from twofold.tools.lab.simulate import simulate_system, slots_for_vram
+from twofold.tools.lab.systems import SYSTEMS
+from twofold.tools.lab.trace import Trace, make_trace
+
+VRAM_GB: Final = (8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 80.0, 141.0)
+"""Sizes of cards that the capacity planner tries."""
+_KV_GB: Final = 1.0
+_MAX_TOKENS: Final = 600
+"""Tokens that the planner plays per machine: 0.1 to 0.5 s for 48 layers of 128 experts."""
+
+
+def policy_names() -> Mapping[str, str]:
+    """Cache policies and what they do; offline ones know the future."""
+    return {
+        name: entry.help + (" (knows the future)" if entry.offline else "")
+        for name, entry in POLICIES.items()
+    }
+
+
+def machine_names() -> tuple[str, ...]:
+    """Machines with a shipped profile."""
+    return shipped_profiles()
+
+
+def machines(names: Sequence[str]) -> list[MachineProfile]:
+    """Shipped profiles by name."""
+    return [load_profile(name) for name in names]
+
+
+def trace_of(routing: queries.RecordedRouting, run: queries.Run) -> Trace:
+    """The recorded tokens as a trace. ConfigError if there are none, or an expert was routed twice by one token."""
+    return make_trace(
+        PurePath(run.model).name, routing.ids, routing.weights, routing.offsets, routing.num_experts
+    )
+
+
+def shape_of(run: queries.Run) -> ModelShape | None:
+    """Sizes of the run's model, from its own row, else from a known model of this name; None if unknown."""
+    sizes = queries.model_sizes(run)
+    routing = (run.num_layers, run.num_experts, run.top_k)
+    name = PurePath(run.model).name
+    if sizes:
+        return ModelShape(name, *TraceSizes(*sizes), routing=routing)
+    known = SHAPES.get(name.lower())
+    return known if known is not None and known.routing == routing else None
+
+
+def machine_of(run: queries.Run) -> MachineProfile | None:
+    """The profile that the run was planned with; None if unknown."""
+    costs = queries.run_costs(run)
+    if costs is not None and all(name in costs.figures for name in COST_FIGURES):
+        figures = {name: Figure(costs.figures[name], "recorded with the run") for name in COST_FIGURES}
+        return MachineProfile(costs.machine, "this run's machine", figures)
+    kind, _, name = run.accelerator.partition(":")
+    return load_profile(name) if kind == "emulated" and name in shipped_profiles() else None
+
+
+def upload_price(run: queries.Run) -> float:
+    """Price of one upload in misses, on the run's machine; the lab's default where that is unknown."""
+    shape, machine = shape_of(run), machine_of(run)
+    if shape is None or machine is None:
+        return DEFAULT_PRICE
+    return float(_core.default_upload_price(shape.cost_model(machine)))
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """What one cache policy would have done on recorded tokens; per token of all layers."""
+
+    policy: str
+    offline: bool
+    hit_rate: float
+    uploads_per_token: float
+    misses_per_token: float
+    price: float
+
+    @property
+    def cost_per_token(self) -> float:
+        """Misses, and uploads at their price in misses."""
+        return self.misses_per_token + self.price * self.uploads_per_token
+
+
+def replay_policies(
+    played: Trace,
+    policies: Sequence[str],
+    *,
+    num_slots: int,
+    price: float,
+    batch: int = 1,
+    warm_up: Trace | None = None,
+) -> Iterator[PolicyResult]:
+    """One result per policy, yielded as it finishes. Online policies learn from `warm_up` first, offline ones start
+    with empty slots; static ones keep its most used experts."""
+    for policy in policies:
+        counts = replay_policy(
+            played,
+            policy,
+            slots=num_slots / (played.num_layers * played.num_experts),
+            price=price,
+            batch=batch,
+            prior_usage=(warm_up or played).usage(),
+            warm_up=warm_up,
+        )
+        yield PolicyResult(
+            policy=policy,
+            offline=POLICIES[policy].offline,
+            hit_rate=counts.num_hits / max(1, counts.num_hits + counts.num_misses),
+            uploads_per_token=counts.num_uploads / counts.num_tokens,
+            misses_per_token=counts.num_misses / counts.num_tokens,
+            price=price,
+        )
+
+
+def plan_prices(shape: ModelShape, machine: MachineProfile, *, num_hits: int, num_misses: int) -> list[float]:
+    """Predicted microseconds of a layer that fetches 0, 1, … all of its misses, on an idle link, one token each."""
+    cost = shape.cost_model(machine)
+    return [
+        float(cost.decode_layer_us(num_hits, fetched, num_misses - fetched))
+        for fetched in range(num_misses + 1)
+    ]
+
+
+@dataclass(frozen=True)
+class MachineResult:
+    """Predicted decode speed of the recorded tokens on one machine."""
+
+    machine: str
+    vram_gb: float | None
+    slot_share: float
+    tokens_per_s: float
+    hit_rate: float
+    link_busy: float
+
+
+def simulate_machines(
+    routing: queries.RecordedRouting,
+    run: queries.Run,
+    machines: Sequence[MachineProfile],
+    *,
+    slots: float,
+    batch: int = 1,
+) -> Iterator[MachineResult]:
+    """Play the routing through the engine's scheduler on each machine; slots are the share of all experts.
+
+    ConfigError if the model's sizes are unknown.
+    """
+    trace, shape = shortened(trace_of(routing, run)), _known_shape(run)
+    for machine in machines:
+        yield _simulated(trace, shape, machine, slots=slots, batch=batch)
+
+
+def _known_shape(run: queries.Run) -> ModelShape:
+    shape = shape_of(run)
+    if shape is None:
+        raise ConfigError(f"run {run.run_id} did not record the sizes of model {run.model}; record a new run")
+    return shape
+
+
+def _simulated(
+    trace: Trace,
+    shape: ModelShape,
+    machine: MachineProfile,
+    *,
+    slots: float,
+    batch: int,
+    vram_gb: float | None = None,
+) -> MachineResult:
+    result = simulate_system(
+        trace, SYSTEMS["twofold"], shape, machine, slots=slots, batch=batch, prior_usage=trace.usage()
+    )
+    active = result.num_hits + result.num_cpu + result.num_fetched
+    return MachineResult(
+        machine=machine.name,
+        vram_gb=vram_gb,
+        slot_share=slots,
+        tokens_per_s=result.num_tokens / result.total_us * 1e6,
+        hit_rate=result.num_hits / max(1, active),
+        link_busy=result.link_us / result.total_us,
+    )
+
+
+def shortened(trace: Trace, max_tokens: int = _MAX_TOKENS) -> Trace:
+    """The last tokens of a trace; its last sequences, the first of them cut."""
+    begin = max(0, trace.num_tokens - max_tokens)
+    offsets = [begin, *(int(at) for at in trace.offsets if at > begin)]
+    probs = None if trace.probs is None else trace.probs[begin:]
+    return make_trace(
+        trace.name,
+        trace.ids[begin:],
+        probs,
+        np.array(offsets, np.int64) - begin,
+        num_experts=trace.num_experts,
+    )
+
+
+def plan_capacity(
+    routing: queries.RecordedRouting,
+    run: queries.Run,
+    machines: Sequence[MachineProfile],
+    *,
+    vram_gb: Sequence[float] = VRAM_GB,
+    batch: int = 1,
+    limit_s: float = 20.0,
+) -> Iterator[MachineResult | None]:
+    """Predicted speed by machine and VRAM size, yielded as it is computed; None where the model does not fit.
+
+    Ends early after `limit_s` seconds, so that a page cannot hang. ConfigError if the model's sizes are unknown.
+    """
+    until = time.monotonic() + limit_s
+    trace, shape = shortened(trace_of(routing, run)), _known_shape(run)
+    for machine in machines:
+        for size in vram_gb:
+            if time.monotonic() > until:
+                return
+            try:
+                slots = slots_for_vram(shape, trace, size, _KV_GB)
+            except ConfigError:
+                yield None
+                continue
+            yield _simulated(trace, shape, machine, slots=slots, batch=batch, vram_gb=size)

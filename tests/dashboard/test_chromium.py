@@ -1,0 +1,145 @@
+"""The dashboard in a real browser: no error in the console, nothing cut off, no other host, figures as SQL has them."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from twofold.telemetry.writer import open_sink
+
+from dashboard import formats
+from dashboard.pages import PAGES
+from scripts.headless_chromium import (
+    DevTools,
+    browser,
+    chromium,
+    faults,
+    open_page,
+    photograph,
+    wait_until_ready,
+)
+from tests.dashboard.app_pages import write_database
+from tests.dashboard.served_dashboard import served
+from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info
+from tests.e2e.waiting import wait_until
+
+PROGRAM = chromium()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium (Debian: apt-get install chromium)"),
+]
+UNNAMED = """
+[...document.querySelectorAll('[data-testid=stPlotlyChart]')].filter(
+  chart => !chart.hasAttribute('aria-label') && !chart.querySelector('[aria-label]')).length
+"""
+LOOKS = {"light": (1360, False), "dark": (1360, True), "phone": (390, False)}
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[DevTools]:
+    assert PROGRAM is not None
+    with browser(PROGRAM) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    folder = tmp_path_factory.mktemp("ended")
+    for accelerator in ("none", "cuda:0", "emulated:rtx4090-pcie4"):
+        write_database(folder / "t.db", accelerator)
+    with served(folder / "t.db", folder) as url:
+        yield url, folder / "t.db"
+
+
+def _address(url: str, name: str) -> str:
+    return url if name == PAGES[0].name else f"{url}/{name}"
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", [page.name for page in PAGES])
+def test_a_page_of_an_ended_run_is_whole(
+    tools: DevTools, ended: tuple[str, Path], name: str, look: str
+) -> None:
+    width, dark = LOOKS[look]
+    for run in (1, 3):
+        address = f"{_address(ended[0], name)}?run={run}"
+        open_page(tools, address, width=width, dark=dark)
+        photograph(tools, address, width)
+        assert faults(tools, address, width) == []
+        assert tools.evaluate(UNNAMED) == 0, "charts without a description"
+    background = tools.evaluate(
+        "getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor"
+    )
+    assert background == ("rgb(17, 21, 28)" if dark else "rgb(247, 248, 250)"), "the theme of config.toml"
+
+
+def test_the_figures_in_the_browser_are_those_of_sql(tools: DevTools, ended: tuple[str, Path]) -> None:
+    url, path = ended
+    open_page(tools, f"{url}/?run=2")
+    wait_until_ready(tools, url)
+    shown = dict(
+        tools.evaluate(
+            "[...document.querySelectorAll('[data-testid=stMetric]')].map(metric => ["
+            "metric.querySelector('[data-testid=stMetricLabel]').innerText.trim(), "
+            "metric.querySelector('[data-testid=stMetricValue]').innerText.trim()])"
+        )
+    )
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute(
+            "SELECT first_token_s - submitted_s FROM request WHERE run_id = 2 AND finish_reason = 'stop'"
+        ).fetchall()
+        ((hits, routed),) = connection.execute(
+            "SELECT sum(num_hits), sum(num_hits + num_cpu + num_fetched) FROM layer_second WHERE run_id = 2"
+        ).fetchall()
+    assert shown["TTFT, p50"] == formats.seconds(float(np.percentile(np.array(rows), 50)))
+    assert shown["Hit rate"] == f"{hits / routed:.1%}"
+    assert shown["Answered / requests"] == f"{len(rows)} / {len(rows)}"
+
+
+def test_pages_of_a_live_run_refresh_without_errors(tools: DevTools, tmp_path: Path) -> None:
+    sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
+    made = SyntheticRun(sink, _WallClock(), run_info())
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.1):
+            if not made.running:
+                made.submit(8, 30)
+            made.run_steps(1, 0.0)
+
+    engine = threading.Thread(target=work, daemon=True)
+    engine.start()
+    try:
+        with served(tmp_path / "t.db", tmp_path) as url:
+            for page in PAGES:
+                address = _address(url, page.name)
+                open_page(tools, address)
+                wait_until_ready(tools, address, "live")
+                if page.name in ("overview", "placement"):
+                    _wait_for_a_refresh(tools)
+                assert faults(tools, address, 1360) == [], page.name
+    finally:
+        over.set()
+        engine.join()
+        sink.close()
+
+
+def _wait_for_a_refresh(tools: DevTools) -> None:
+    """Wait for messages after those so far. Events arrive with the answer to a command."""
+    before = len(tools.seen.frames)
+    wait_until(lambda: tools.evaluate("1") and len(tools.seen.frames) > before + 3, limit_s=30)
+
+
+class _WallClock(ManualClock):
+    """The wall clock; moving it by hand has no effect."""
+
+    def __call__(self) -> float:
+        return time.time()
+
+    def __getattribute__(self, name: str) -> object:
+        return time.time() if name == "now_s" else super().__getattribute__(name)

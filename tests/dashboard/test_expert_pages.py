@@ -1,0 +1,291 @@
+"""Pages Placement, PCIe, Cache, Scheduler and Lab: their figures are those of SQL on the same file."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+from twofold.api.types import StepRecord
+from twofold.experts.profiles import load_profile
+from twofold.telemetry import queries
+from twofold.telemetry.sink import TelemetrySink
+from twofold.telemetry.writer import open_sink
+
+from dashboard.explanation import cause
+from tests.dashboard.app_pages import metrics, show, texts
+from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
+
+NEW = ("placement", "pcie", "cache", "scheduler", "lab")
+PROFILE = load_profile("rtx4090-pcie4")
+MACHINE = json.dumps(
+    {
+        "name": PROFILE.name,
+        "profile": {name: {"value": value, "source": "test"} for name, value in PROFILE.cost_figures.items()},
+        "model_sizes": [256.0, 256.0, 16.0, 100_000.0, 1_000_000.0],
+    }
+)
+
+
+def write(path: Path, accelerator: str, **changes: object) -> SyntheticRun:
+    clock = ManualClock()
+    sink = open_sink(f"sqlite:///{path}", now=clock)
+    info = run_info(accelerator, **{"machine_json": MACHINE, **changes})
+    run = synthetic_history(sink, clock, seconds=8, info=info)
+    sink.close()
+    return run
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SyntheticRun]:
+    path = tmp_path_factory.mktemp("emulated") / "t.db"
+    return path, write(path, "emulated:rtx4090-pcie4")
+
+
+@pytest.fixture(scope="module")
+def cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cuda") / "t.db"
+    write(path, "cuda:0")
+    return path
+
+
+class OnCpu(TelemetrySink):
+    """Passes on a run as if all experts ran on the CPU in 100 us a layer; layer 3 of SLOW_STEP took 660 times that."""
+
+    SLOW_STEP = 45
+
+    def __init__(self, sink: TelemetrySink) -> None:
+        self.begin_run, self.request, self.close = sink.begin_run, sink.request, sink.close  # type: ignore[method-assign]
+        self._sink = sink
+
+    def step(self, record: StepRecord) -> None:
+        slow = record.step == self.SLOW_STEP
+        self._sink.step(replace(record, involuntary_switches=7 * slow, major_faults=0, cpu_us=1.0))
+
+    def native_events(self, kind: str, rows: np.ndarray) -> None:
+        if kind != "token_layer":
+            return
+        rows = rows.copy()
+        rows["placement"], rows["num_hits"], rows["num_fetched"], rows["num_cpu"] = (
+            queries.Placement.CPU,
+            0,
+            0,
+            4,
+        )
+        slow = (rows["step"] == self.SLOW_STEP) & (rows["layer"] == 3)
+        rows["layer_us"] = rows["cpu_us"] = np.where(slow, 66_000, 100)
+        rows["gpu_us"] = rows["predicted_us"] = 0
+        self._sink.native_events(kind, rows)
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, clock = tmp_path_factory.mktemp("cpu") / "t.db", ManualClock()
+    sink = OnCpu(open_sink(f"sqlite:///{path}", now=clock))
+    info = run_info("none", machine_json=MACHINE, num_slots=0, policy="")
+    synthetic_history(sink, clock, seconds=8, info=info)
+    sink.close()
+    return path
+
+
+def one(path: Path, sql: str) -> tuple[float, ...]:
+    with sqlite3.connect(path) as connection:
+        (row,) = connection.execute(sql).fetchall()
+    return tuple(row)
+
+
+@pytest.mark.parametrize("page", NEW)
+def test_each_chart_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun], page: str
+) -> None:
+    app = show(monkeypatch, emulated[0], page)
+    advice = [element for element in app.get("html") if "tf-advice" in element.proto.body]
+    assert len(advice) >= len(app.get("plotly_chart"))
+
+
+def test_pcie_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]) -> None:
+    path, made = emulated
+    app = show(monkeypatch, path, "pcie")
+    copies, size, busy_us = one(path, "SELECT count(*), sum(size_bytes), sum(end_us - begin_us) FROM upload")
+    (clock_us,) = one(path, "SELECT sum(step_us) FROM step")
+    shown = metrics(app)
+    assert shown["Copies"] == f"{copies:,}" == f"{made.num_uploads:,}"
+    assert shown["PCIe traffic (emulated)"] == f"{size / clock_us * 1e6 / 1e9:.2f} GB/s"
+    assert 0 < float(shown["Link busy (emulated)"].rstrip("%")) <= 100 * busy_us / clock_us + 0.1
+    # 393,216 bytes: 10 us of latency and 15.7 us at 25 GB/s.
+    assert "at most 15.28 of 25.0 GB/s" in texts(app)
+    (waited,) = one(path, "SELECT avg(begin_us - queued_us) FROM upload")
+    assert waited == pytest.approx(2.0)
+    assert f"<td>{copies:,}</td>" in texts(app)
+    assert "<td>2 µs</td>" in texts(app)
+
+
+def test_a_link_without_figures_has_no_ceiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(tmp_path / "t.db", "cuda:0", machine_json="{}")
+    app = show(monkeypatch, tmp_path / "t.db", "pcie")
+    assert "No ceiling is drawn" in texts(app)
+    assert len(app.get("plotly_chart")) == 4
+
+
+def test_cache_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]) -> None:
+    path, made = emulated
+    app = show(monkeypatch, path, "cache")
+    hits, routed = one(path, "SELECT sum(num_hits), sum(num_routed) FROM token_layer")
+    shown = metrics(app)
+    assert shown["Hit rate"] == f"{hits / routed:.1%}"
+    assert shown["Evictions"] == f"{made.num_evictions:,}"
+    decoded = "token_layer JOIN step USING (run_id, step) WHERE layer = 0 AND num_prefill_tokens = 0"
+    assert shown["Decode tokens analysed"] == f"{one(path, f'SELECT count(*) FROM {decoded}')[0]:,}"
+    text = texts(app)
+    for policy in ("lru", "two-in-eight", "payback", "oracle-payback"):
+        assert f'<td class="tf-experts">{policy}</td>' in text
+
+
+def test_uses_per_upload_are_counted_by_sql(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, _ = emulated
+    app = show(monkeypatch, path, "cache", window="all")
+    db = queries.open_database(f"sqlite:///{path}")
+    run = queries.runs(db)[0]
+    rows = queries.layer_rows(db, run, queries.window(run))
+    with sqlite3.connect(path) as connection:
+        uploads = connection.execute("SELECT step, layer, expert, slot FROM upload").fetchall()
+    hit_steps: dict[tuple[int, int], set[int]] = {}
+    layers = rows.layers
+    for step, layer, expert, place in zip(
+        layers.use_step.tolist(),
+        layers.use_layer.tolist(),
+        layers.use_expert.tolist(),
+        layers.use_placement.tolist(),
+        strict=True,
+    ):
+        if place == queries.Placement.HIT:
+            hit_steps.setdefault((layer, expert), set()).add(step)
+    uses = []
+    for at, (step, layer, expert, slot) in enumerate(uploads):
+        end = next((later for later, _, _, other in uploads[at + 1 :] if other == slot), 10**9)
+        uses.append(1 + sum(step < hit <= end for hit in hit_steps.get((layer, expert), ())))
+    assert metrics(app)["Uses per upload"] == f"{np.mean(uses):.1f}"
+
+
+def test_residency_follows_the_scrubber(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, _ = emulated
+    app = show(monkeypatch, path, "placement")
+    kinds = "SELECT sum(kind = 0) - sum(kind = 1) FROM cache_event"
+    last = one(path, kinds)[0]
+    assert f"{last:,} of 48 slots filled" in texts(app)
+    steps = app.select_slider(key="placement-step").options
+    early = int(steps[2].split(" ")[0])
+    app = app.select_slider(key="placement-step").set_value(early).run()
+    assert not app.exception
+    filled = one(path, f"{kinds} WHERE step <= {early}")[0]
+    assert f"{filled:,} of 48 slots filled" in texts(app)
+    assert app.query_params["step"] == str(early)
+    linked = show(monkeypatch, path, "placement", step=str(early), layer="3")
+    assert f"After step {early:,} at" in texts(linked)
+    assert linked.slider(key="one-layer").value == 3
+
+
+def test_placement_counts_experts_that_were_used(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, _ = emulated
+    app = show(monkeypatch, path, "placement")
+    for mode in ("Share of hits", "How often used"):
+        app = app.radio(key="colour").set_value(mode).run()
+        assert not app.exception
+    hits, routed = one(path, "SELECT sum(num_hits), sum(num_routed) FROM token_layer")
+    assert metrics(app)["On GPU, hit"] == f"{hits / routed:.1%}"
+
+
+def test_scheduler_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, cuda: Path) -> None:
+    app = show(monkeypatch, cuda, "scheduler")
+    (layers,) = one(
+        cuda,
+        "SELECT count(DISTINCT step * 1000 + layer) FROM token_layer JOIN step USING (run_id, step) "
+        "WHERE num_prefill_tokens = 0",
+    )
+    shown = metrics(app)
+    assert shown["Layers of decode steps"] == f"{layers:,}"
+    assert 0 < float(shown["Misses fetched"].rstrip("%")) < 100
+    assert len(app.get("plotly_chart")) == 4
+    assert "No prices" not in texts(app)
+    other = app.selectbox(key="plan").options[1]
+    app = app.selectbox(key="plan").select_index(1).run()
+    assert not app.exception
+    assert "misses" in other
+
+
+def test_an_emulated_run_has_no_predictions_to_compare(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    app = show(monkeypatch, emulated[0], "scheduler")
+    assert "a layer takes exactly the predicted time" in texts(app)
+    assert len(app.get("plotly_chart")) == 2
+
+
+@pytest.mark.parametrize("page", NEW)
+def test_a_cpu_only_run_shows_no_link_and_no_hits(
+    monkeypatch: pytest.MonkeyPatch, cpu: Path, page: str
+) -> None:
+    app = show(monkeypatch, cpu, page)
+    shown = metrics(app)
+    assert not any("PCIe" in label or "Hit rate" in label or label == "Slots" for label in shown)
+    assert "waited for the CPU" not in texts(app)
+    if page in ("placement", "pcie", "scheduler"):
+        # Per layer: 4 distinct experts of 393,216 bytes in 100 us, but for the slow one.
+        assert float(shown["Expert weights read"].split()[0]) < 4 * 393_216 / 100 / 1e3
+        assert shown["Threads"] == "2"
+    if page in ("placement", "pcie", "scheduler", "cache"):
+        assert "not apply" in texts(app)
+
+
+def test_a_slow_layer_is_laid_to_another_process(monkeypatch: pytest.MonkeyPatch, cpu: Path) -> None:
+    app = show(monkeypatch, cpu, "scheduler")
+    text = texts(app)
+    assert "<td>3</td><td>66.0 ms</td><td>100 µs</td><td>660</td>" in text
+    assert "probably another process: the kernel took a core from the server 7 times" in text
+
+
+def test_causes_by_counters() -> None:
+    counters = queries.StepCounters
+    assert "no kernel counters" in cause(None)
+    assert "no kernel counters" in cause(counters(None, None, None))
+    assert "read from disk" in cause(counters(9, 3, 1.0))
+    assert "no counter explains" in cause(counters(0, 0, 1.0))
+
+
+def pressed(app: AppTest, label: str) -> AppTest:
+    (button,) = [each for each in app.button if each.label == label]
+    return button.click().run()
+
+
+def test_the_lab_replays_and_plans(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    app = show(monkeypatch, emulated[0], "lab")
+    assert not app.get("plotly_chart"), "nothing is computed before it is asked for"
+    app = pressed(app, "Replay")
+    assert not app.exception
+    assert '<td class="tf-experts">oracle-payback</td>' in texts(app)
+    app = pressed(app, "Which GPU would I need?")
+    assert not app.exception
+    assert [each.value for each in app.success if "is predicted to reach" in each.value]
+    app.number_input[2].set_value(10_000.0)
+    app = pressed(app, "Simulate")
+    assert not app.exception
+    assert len(app.get("plotly_chart")) == 3
+
+
+def test_the_lab_without_sizes_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(tmp_path / "t.db", "cuda:0", machine_json="{}")
+    app = show(monkeypatch, tmp_path / "t.db", "lab")
+    assert "sizes of this run's model were not recorded" in texts(app)
+    assert not app.exception
