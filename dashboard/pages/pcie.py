@@ -54,6 +54,11 @@ def body(view: View) -> None:
             advice="At the solid line the link is full: larger copies or fewer uploads help, a faster slot does not.",
             note=note,
         )
+    _use(view, found)
+    _sizes(view, found, ceiling)
+
+
+def _use(view: View, found: WindowRows) -> None:
     left, right = st.columns(2)
     with parts.card(left, "pcie-2", f"Busy share of the link{view.emulated}"):
         parts.chart(
@@ -69,6 +74,9 @@ def body(view: View) -> None:
             alt="Copies on the demand lane and the background lane over time",
             advice="Gaps are idle link time. A full demand lane delays layers; a full background lane only admissions.",
         )
+
+
+def _sizes(view: View, found: WindowRows, ceiling: queries.LinkCeiling | None) -> None:
     left, right = st.columns(2)
     if ceiling is not None:
         with parts.card(left, "pcie-4", f"Rate while copying, by copy size{view.emulated}"):

@@ -65,3 +65,23 @@ def test_the_parts_are_the_step(tmp_path: Path, accelerator: str) -> None:
     assert sum(times.emulated_parts_us["experts_cpu"] for times in steps) > 0
     # What no layer overlaps: the link shows where uploads were waited for, which a prompt's chunk is sure to do.
     assert sum(times.emulated_parts_us["link"] for times in steps) > 0
+
+
+def test_a_step_has_the_kernels_counters(tmp_path: Path) -> None:
+    steps_of(tmp_path, "none")
+    db = queries.open_database(f"sqlite:///{tmp_path / 't.db'}")
+    run = queries.runs(db)[0]
+    found = queries.step_counters(db, run, tuple(range(80)))
+    assert sorted(found) == list(range(80))
+    wall_us = {step: queries.step_times(db, run, step) for step in found}
+    busy = []
+    for step, counters in found.items():
+        assert counters.involuntary_switches is not None
+        assert counters.involuntary_switches >= 0
+        assert counters.major_faults is not None
+        assert counters.cpu_us is not None
+        times = wall_us[step]
+        assert times is not None
+        busy.append(counters.cpu_us / times.wall_us)
+    # Other threads of this process may compute too, but a step that computes uses some CPU time.
+    assert np.median(busy) > 0.05
