@@ -18,6 +18,8 @@ from typing import Any, Final, Protocol, cast
 from twofold.api.errors import ModelLoadError
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.config_json import architecture_name, read_config_json, read_generation_defaults
+from twofold.models.decoder import Decoder
+from twofold.models.families.decoders import DECODERS
 from twofold.models.gguf_config import GgufMetadata
 from twofold.text.chat.marks import ChatMarks, FamilyChat
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -31,6 +33,7 @@ class Family:
     """Names of a family: Hugging Face's classes, and GGUF's general.architecture (of several, the first reads it)."""
 
     module: str
+    """A key of `families.decoders.DECODERS`, or a module of `families`."""
     classes: tuple[str, ...]
     gguf: str
     chat: FamilyChat = _NO_CHAT
@@ -57,6 +60,26 @@ FAMILIES: Final = (
     ),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe", _GLM),
+    Family("dots1", ("Dots1ForCausalLM",), "dots1", FamilyChat(end_of_turn=("<|endofresponse|>",))),
+    Family(
+        "llama",
+        ("LlamaForCausalLM",),
+        "",
+        FamilyChat(("llama4_json", "hermes"), ("deepseek_r1",), ("<|eot_id|>", "<|eom_id|>")),
+    ),
+    Family("mistral", ("MistralForCausalLM",), "", FamilyChat(("mistral", "hermes"))),
+    Family("qwen2", ("Qwen2ForCausalLM",), "qwen2", FamilyChat(("hermes",), ("deepseek_r1",))),
+    Family("qwen3", ("Qwen3ForCausalLM",), "qwen3", _QWEN3),
+    Family("seed_oss", ("SeedOssForCausalLM",), "seed_oss"),
+    Family("gemma3", ("Gemma3ForCausalLM",), ""),
+    Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), ""),
+    Family("solar_open", ("SolarOpenForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
+    Family("hy_v3", ("HYV3ForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
+    Family("mellum", ("MellumForCausalLM",), "", _QWEN3),
+    Family("qwen3_vl_moe", ("Qwen3VLMoeForConditionalGeneration",), "qwen3vlmoe", _QWEN3),
+    Family("glm4v_moe", ("Glm4vMoeForConditionalGeneration",), "", _GLM),
+    Family("exaone_moe", ("ExaoneMoeForCausalLM",), "exaone-moe", FamilyChat(("hermes",), ("deepseek_r1",))),
+    Family("flint", ("FlintForCausalLM",), "", _QWEN3),
     Family(
         "minimax_m2", ("MiniMaxM2ForCausalLM",), "minimax-m2", FamilyChat(("minimax_m2",), ("minimax_m2",))
     ),
@@ -83,6 +106,9 @@ FAMILIES: Final = (
         FamilyChat(("llama4_pythonic", "llama4_json"), (), ("<|eot|>", "<|eom|>")),
     ),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2", _DEEPSEEK),
+    Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "", _DEEPSEEK),
+    Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "", _GLM),
+    Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2", _GLM),
     Family(
         "kimi_k25",
@@ -142,11 +168,12 @@ def gguf_as_config_json(file: GgufFile) -> dict[str, Any]:
 
 def _read_gguf(file: GgufFile) -> tuple[FamilyModule, Fields, GgufMetadata]:
     name = file.fields.get("general.architecture")
-    for family in FAMILIES:
-        if name == family.gguf:
-            module, metadata = _module(family), GgufMetadata(file)
-            settings = {"architectures": [family.classes[0]]} | module.gguf_settings(metadata)
-            return module, metadata.config_json(settings), metadata
+    for known in FAMILIES:
+        if name == known.gguf:
+            metadata = GgufMetadata(file)
+            settings = {"architectures": [known.classes[0]]} | _module(known).gguf_settings(metadata)
+            family = family_of(settings["architectures"][0])
+            return family, metadata.config_json(settings), metadata
     raise ModelLoadError(
         f"{file.path}: general.architecture is {name!r}, which is not supported; expected one that "
         "`twofold models` lists"
@@ -160,9 +187,12 @@ def chat_marks(architecture: str, template: str | None) -> ChatMarks:
 
 
 def describe_family(family: Family) -> str:
-    """A family's models and architecture: the first line of its module."""
-    return (_module(family).__doc__ or "").partition("\n")[0]
+    """A family's models and architecture: its summary, or the first line of its module."""
+    module = _module(family)
+    return module.summary if isinstance(module, Decoder) else (module.__doc__ or "").partition("\n")[0]
 
 
 def _module(family: Family) -> FamilyModule:
+    if family.module in DECODERS:
+        return DECODERS[family.module]
     return cast(FamilyModule, importlib.import_module(f"twofold.models.families.{family.module}"))
