@@ -145,6 +145,7 @@ class SyntheticRun:
                 request_id=f"chatcmpl-{request.number:04d}",
                 endpoint="/v1/chat/completions",
                 submitted_s=request.submitted_s,
+                received_s=request.submitted_s,
                 first_token_s=request.first_token_s,
                 finished_s=self.clock.now_s if finished else None,
                 prompt_tokens=request.prompt_tokens,
@@ -153,6 +154,9 @@ class SyntheticRun:
                 queue_s=0.001,
                 prefill_s=0.02,
                 decode_s=0.01 * answered,
+                queue_wall_s=0.001,
+                prefill_wall_s=0.02,
+                decode_wall_s=0.01 * answered,
             )
         )
 

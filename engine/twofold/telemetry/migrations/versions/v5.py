@@ -55,8 +55,8 @@ def upgrade() -> None:
     op.add_column("request", sa.Column("answer_json", sa.Text))
     op.add_column("step", sa.Column("begin_us", sa.Float))
     _add_request_times()
-    for name, kind in (("itl_p95_ms", sa.Float), ("stage", sa.Text), ("name", sa.Text)):
-        op.add_column("load_sample", sa.Column(name, kind))
+    for name, column in (("itl_p95_ms", sa.Float), ("stage", sa.Text), ("name", sa.Text)):
+        op.add_column("load_sample", sa.Column(name, column))
     op.add_column("load_sample", sa.Column("gave_up", sa.Integer, nullable=False, server_default="0"))
     _create_machine_sample()
     for kind in _FIELDS:
