@@ -79,6 +79,10 @@ class PostgresDatabase:
     _run_id: int = 0
     _next_check_s: float = 0.0
 
+    @property
+    def url(self) -> str:
+        return self.label
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A transaction on a connection that holds the lock of the run."""

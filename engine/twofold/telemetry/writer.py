@@ -77,6 +77,7 @@ class DatabaseSink(TelemetrySink):
         self._open_store = open_store
         self._level = level
         self.takes_events = level != "step"
+        self.url = opened.url
         self._max_queued_rows = max_queued_rows
         self._budget = retention.Budget(max_bytes)
         self._now = now
