@@ -43,7 +43,8 @@ def draft(message: str) -> str | None:
         operations = produce_migrations(MigrationContext.configure(connection), schema.metadata).upgrade_ops
     if operations is None or operations.is_empty():
         return None
-    body = render_python_code(operations)
+    lines = render_python_code(operations).splitlines()
+    body = "\n".join(line for line in lines if not line.strip().startswith("###")).strip()
     number = migrations.NEWEST + 1
     return _FILE.format(message=message.rstrip("."), number=number, previous=number - 1, body=f"    {body}")
 

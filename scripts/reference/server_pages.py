@@ -12,7 +12,7 @@ from twofold.api.config import ServerConfig
 from twofold.server.app import app_of
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.fields import ENDPOINTS, FIELDS, State
-from twofold.telemetry import schema
+from twofold.telemetry import migrations, schema
 
 from scripts.reference.tables import anchor, cell, table
 
@@ -255,8 +255,9 @@ def metrics() -> str:
 def telemetry_tables() -> str:
     """Page of every table and column of the telemetry database."""
     parts = [
-        f"Schema version {schema.SCHEMA_VERSION} (`meta`). A file of another version is refused, with the version "
-        "in the message. Column names carry units; columns `…_s` of moments are Unix times. "
+        f"Schema version {schema.SCHEMA_VERSION} (`meta`). A server upgrades databases of version "
+        f"{migrations.OLDEST} and later; a newer one is refused. Column names carry units; columns `…_s` of moments "
+        "are Unix times. In PostgreSQL, tables without a primary key have a column `rowid`, which rises with time. "
         "[What times mean](../guides/telemetry.md#what-times-mean)."
     ]
     for name, made in schema.metadata.tables.items():

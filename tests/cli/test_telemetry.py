@@ -54,6 +54,26 @@ def test_the_environment_comes_before_the_folder(
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_an_old_database_is_upgraded_by_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.telemetry.test_upgrade import old_file
+
+    old_file(folder / "twofold.db", 3)
+    assert main(["telemetry", "summary"]) == 2
+    assert "twofold telemetry upgrade --telemetry-url sqlite:///" in capsys.readouterr().err
+    assert main(["telemetry", "upgrade"]) == 0
+    assert capsys.readouterr().out.startswith("schema version ")
+    assert main(["telemetry", "summary"]) == 0
+    assert (folder / "twofold.db.v3.bak").is_file()
+
+
+def test_nothing_is_made_where_there_is_nothing_to_upgrade(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["telemetry", "upgrade", "--telemetry-url", "sqlite:///none.db"]) == 2
+    assert "none.db does not exist" in capsys.readouterr().err
+    assert not list(folder.iterdir())
+
+
 def recorded(path: Path, runs: int = 2) -> None:
     from twofold.telemetry.writer import open_sink
 

@@ -89,9 +89,9 @@ def running_server() -> Iterator[PostgresServer]:
     user = None
     if os.getuid() == 0:  # the server refuses to run as root
         known = {entry.pw_name for entry in pwd.getpwall()}
-        user = next((name for name in ("postgres", "nobody") if name in known), None)
+        user = next((name for name in ("postgres", "daemon") if name in known), None)
         if user is None:
-            pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres or nobody")
+            pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres or daemon")
     # Not tmp_path: its parents are closed to other users, and a socket's path must be short.
     folder = Path(tempfile.mkdtemp(prefix="twofold-pg-"))
     try:

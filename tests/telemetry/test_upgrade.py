@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
+from alembic.operations import Operations
+from sqlalchemy import Column, Integer, MetaData, create_engine, text
 from twofold.api.errors import ConfigError
 from twofold.telemetry import database, migrations, queries, schema, upgrade
 from twofold.telemetry.sink import EVENT_DTYPES
 from twofold.telemetry.summary import summarise
 
+from scripts import telemetry_migration
 from tests.telemetry.test_writer import open_writer, run_info, scalar, step_record, url_of
 
 OLD_FILES = Path(__file__).with_name("old_files")
@@ -212,3 +214,23 @@ def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path, moment: str) -
     assert scalar(path, "SELECT value FROM meta") == str(schema.SCHEMA_VERSION)
     assert contents(path.with_name("t.db.v3.bak")) == before
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_draft_of_a_revision_is_the_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert telemetry_migration.draft("Nothing") is None
+    changed = MetaData()
+    for table in schema.metadata.tables.values():
+        table.to_metadata(changed)
+    changed.tables["step"].append_column(Column("num_new", Integer, nullable=False, server_default=text("0")))
+    monkeypatch.setattr(schema, "metadata", changed)
+    drafted = telemetry_migration.draft("Column step.num_new")
+    assert drafted is not None
+    revision: dict[str, object] = {}
+    exec(drafted, revision)  # the draft is Python
+    assert revision["down_revision"] == str(migrations.NEWEST)
+    path = old_file(tmp_path / "t.db", 3)
+    with create_engine(f"sqlite:///{path}").begin() as connection:
+        migrations.upgrade(connection, 3)
+        with Operations.context(MigrationContext.configure(connection)):
+            revision["upgrade"]()  # type: ignore[operator]
+        assert connection.exec_driver_sql("SELECT DISTINCT num_new FROM step").all() == [(0,)]

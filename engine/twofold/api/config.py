@@ -217,7 +217,8 @@ class TelemetryConfig(Checked):
 
     telemetry_url: str | None = setting(
         None,
-        "SQLite database for every decision: sqlite:///file.db or sqlite:////absolute/file.db (default: off)",
+        "database for every decision: sqlite:///file.db, sqlite:////absolute/file.db, or for several servers "
+        "postgresql+psycopg://user@host/database (default: off)",
     )
     telemetry: str = setting(
         "expert",
