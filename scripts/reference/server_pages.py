@@ -232,7 +232,7 @@ def metrics() -> str:
     )
     tokenizer = _Figures(chat_template=None, tool_form=None)
     engine: Any = _Figures(info=info, stats=lambda: stats, tokenizer=tokenizer, caches_prefixes=False)
-    sink: Any = _Figures(stats=lambda: _Figures(level="expert", dropped={"ring": 1}))
+    sink: Any = _Figures(stats=lambda: _Figures(dropped={"ring": 1}, level="expert"))
     state = ServerState(ServerConfig(), sink)
     state.ready(engine)
     state.metrics.finished["stop"] = state.metrics.refused["429"] = 1
@@ -269,4 +269,11 @@ def telemetry_tables() -> str:
             for c in made.columns
         ]
         parts += [f"## `{name}`", table(("column", "type", "always set", "meaning"), rows)]
+    parts.append(
+        "The following are views. They show the events of the tables `…_block` as rows, in plain SQL "
+        "([guide](../guides/telemetry.md#query-the-database-with-other-programs))."
+    )
+    for name, view in schema.views.tables.items():
+        rows = [(f"`{c.name}`", str(c.type).lower(), cell(c.comment or "")) for c in view.columns]
+        parts += [f"## `{name}` (view)", table(("column", "type", "meaning"), rows)]
     return "\n\n".join(parts)

@@ -22,7 +22,7 @@ class StatsSink(TelemetrySink):
         self.error = error
 
     def stats(self) -> SinkStats:
-        return SinkStats(num_written=1000, num_queued=7, dropped=LOST, last_error=self.error)
+        return SinkStats(level="expert", num_written=1000, num_queued=7, dropped=LOST, last_error=self.error)
 
 
 def metrics_of(url: str) -> dict[str, float]:

@@ -258,3 +258,20 @@ def test_without_a_server_it_says_so_in_one_line(tmp_path: Path) -> None:
             open_it(url)
         assert "secret" not in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def test_views_show_the_same_events_as_those_of_sqlite(url: str, tmp_path: Path) -> None:
+    urls = (url, f"sqlite:///{tmp_path / 't.db'}")
+    for each in urls:
+        clock = ManualClock()
+        sink = open_writer(each, now=clock)
+        synthetic_history(sink, clock, seconds=2)
+        sink.close()
+    for view in schema.views.tables.values():
+        # Which events share a block depends on when they were written.
+        columns = [c for c in view.columns if c.name not in ("run_id", "first_step", "last_step")]
+        found = [
+            sorted(tuple(row) for row in queries.open_database(each).rows(select(*columns))) for each in urls
+        ]
+        assert found[0] == found[1], view.name
+        assert len(found[0]) > 50

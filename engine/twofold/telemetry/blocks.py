@@ -8,7 +8,8 @@ token_layer holds one request's events, so that its index finds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -28,11 +29,27 @@ KEYS: Final = {
 """Columns of a block that are numbers, by kind."""
 
 
-def blob_dtypes(kind: str) -> dict[str, np.dtype[Any]]:
+@cache
+def blob_dtypes(kind: str) -> Mapping[str, np.dtype[Any]]:
     """Type of the entries of each blob, by field; array fields have subarrays."""
     dtype = EVENT_DTYPES[kind]
     fields = {name: dtype[name] for name in dtype.names or () if name not in KEYS[kind]}
     return {**fields, "step": STEP_DTYPE}
+
+
+def joined(parts: Sequence[Events]) -> Events:
+    """Events of several arrays, in order. `numpy.concatenate` takes 50 µs to compare such types."""
+    dtype = parts[0].dtype
+    if len(parts) == 1:
+        return parts[0]
+    if any(part.dtype != dtype for part in parts):
+        return np.concatenate(parts)
+    events = np.empty(sum(map(len, parts)), dtype)
+    begin = 0
+    for part in parts:
+        events[begin : begin + len(part)] = part
+        begin += len(part)
+    return events
 
 
 def block_rows(kind: str, run_id: int, events: Events) -> Iterator[Row]:

@@ -100,10 +100,6 @@ class WritableDatabase:
     def label(self) -> str:
         return str(self.path)
 
-    @property
-    def url(self) -> str:
-        return f"sqlite:///{self.path}"
-
     def record_run(self, run_id: int) -> None:
         """Store which run is being written, for `written_run`."""
         with contextlib.suppress(OSError):  # a full disk

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, LargeBinary, Text, create_engine, func, inspect, select, text
@@ -78,10 +78,6 @@ class PostgresDatabase:
     """A connection lost during a commit does not say whether the server has committed."""
     _run_id: int = 0
     _next_check_s: float = 0.0
-
-    @property
-    def url(self) -> str:
-        return self.label
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -187,9 +183,15 @@ def stored_version(connection: Connection, present: set[str]) -> str | None:
     return None if found is None else str(found)
 
 
+@lru_cache(maxsize=8)
+def _reading_engine(url: URL) -> Engine:
+    """One pool for all readers of a process."""
+    return make_engine(url, read_only=True)
+
+
 def open_for_reading(url: URL) -> Engine:
     """Read-only connections. ConfigError if there is nothing to read."""
-    engine = make_engine(url, read_only=True)
+    engine = _reading_engine(url)
     try:
         with engine.connect() as connection:
             present = set(inspect(connection).get_table_names())

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select, update
 
 from twofold.api.types import StepRecord
 from twofold.telemetry import rows, schema, statements
-from twofold.telemetry.blocks import block_rows
+from twofold.telemetry.blocks import block_rows, joined
 from twofold.telemetry.sink import TelemetryLevel
 from twofold.telemetry.totals import NUM_TRANSACTIONS, totals_of
 
@@ -190,7 +190,7 @@ class RunWriter:
             items = [item for item in batch if item.kind == kind]
             if not items:
                 continue
-            events = np.concatenate([item.payload for item in items])
+            events = joined([item.payload for item in items])
             arrivals = np.repeat([int(item.arrived_s) for item in items], [item.num_rows for item in items])
             events_by_kind[kind] = events
             if kind in rows.SUMMED:

@@ -194,6 +194,16 @@ def _event_view(kind: str) -> Table:
 
 
 token_layer, upload, cache_event = (_event_view(kind) for kind in EVENT_DTYPES)
+token_expert = Table(
+    "token_expert",
+    views,
+    *(Column(name, INTEGER) for name in ("run_id", "first_step", "last_step", "step", "request", "position")),
+    Column("layer", INTEGER, comment="counts MoE layers"),
+    Column("rank", INTEGER, comment="place among the token's experts, by descending weight, from 0"),
+    Column("expert", INTEGER),
+    Column("placement", Text, comment="hit, cpu or fetched"),
+    Column("weight", Float),
+)
 
 layer_second = Table(
     "layer_second",

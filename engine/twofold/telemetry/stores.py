@@ -21,10 +21,6 @@ class Store(Protocol):
     def label(self) -> str:
         """The file or the URL, without a password."""
 
-    @property
-    def url(self) -> str:
-        """The telemetry URL, without a password."""
-
     def transaction(self) -> AbstractContextManager[Connection]: ...
     def prepare(self, budget: Budget) -> None: ...
     def make_room(self, budget: Budget) -> Room: ...

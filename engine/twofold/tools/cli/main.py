@@ -45,7 +45,7 @@ COMMANDS: Final[dict[str, str]] = {
     "models": "list supported model families and formats, or the memory that models on disk need",
     "doctor": "check this machine: CPU, memory, accelerator, and which models fit",
     "version": "show the versions of Twofold and its dependencies",
-    "telemetry": "summarise the telemetry database",
+    "telemetry": "summarise, export, check and prune the telemetry database",
     "lab": "replay, simulate and record expert routing",
 }
 """Summary of each command. A command's module has add_arguments(parser) and run(args) -> exit code."""
