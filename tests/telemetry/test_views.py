@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import struct
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasette.app import Datasette
 from twofold.telemetry import queries
 from twofold.telemetry.sink import CACHE_EVENT_DTYPE, EVENT_DTYPES, TOKEN_LAYER_DTYPE, UPLOAD_DTYPE
 from twofold.telemetry.writer import open_sink
@@ -150,13 +152,9 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_datasette_shows_experts(run_file: Path) -> None:
-    app = pytest.importorskip("datasette.app", reason="needs datasette (pip install datasette)")
-    import asyncio
-
     async def asked(path: str) -> Any:
-        datasette = app.Datasette([str(run_file)], settings={"sql_time_limit_ms": 20_000})
+        datasette = Datasette([str(run_file)], settings={"sql_time_limit_ms": 20_000})
         answer = await datasette.client.get(path)
         assert answer.status_code == 200, answer.text[:300]
         return answer.json()
