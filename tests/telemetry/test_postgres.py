@@ -212,20 +212,20 @@ def test_the_oldest_rows_go_when_the_limit_is_reached(
     from twofold.telemetry import postgres
 
     monkeypatch.setattr(postgres, "_CHECK_ROOM_S", 0.0)
-    sink = open_writer(url, max_bytes=200_000)
+    sink = open_writer(url, max_bytes=30_000)
     sink.begin_run(run_info())
-    for step in range(400):
+    for step in range(60):
         sink.step(step_record(step))
         sink.native_events("token_layer", token_layers(300, step=step))
-        if step % 20 == 19:
+        if step % 6 == 5:
             wait_until(lambda: sink.stats().num_queued == 0)
     sink.close()
     db = queries.open_database(url)
     (run,) = queries.runs(db)
     steps = queries.events(db, run, "token_layer")["step"]
-    assert steps.max() == 399
+    assert steps.max() == 59
     assert steps.min() > 0
-    assert queries.step_totals(db, run).num_steps == 400
+    assert queries.step_totals(db, run).num_steps == 60
 
 
 def test_a_text_that_postgresql_cannot_store_costs_only_that_character(url: str) -> None:

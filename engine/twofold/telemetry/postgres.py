@@ -10,10 +10,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, LargeBinary, Text, create_engine, inspect, text
+from sqlalchemy import URL, Connection, Engine, LargeBinary, Text, create_engine, func, inspect, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from twofold.api.errors import ConfigError
@@ -103,8 +103,8 @@ class PostgresDatabase:
         """Nothing: a server manages its own log."""
 
     def make_room(self, budget: Budget) -> Room:
-        """Remove a tenth of the oldest rows if the live rows take more than nine tenths of the budget; looks every ten
-        seconds. What was removed is vacuumed by the server and used again."""
+        """Remove a tenth of the oldest rows if the rows take more than nine tenths of the budget; looks every ten
+        seconds. The server vacuums what was removed, and uses its space again."""
         removed = 0
         if time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + _CHECK_ROOM_S
@@ -183,9 +183,15 @@ def stored_version(connection: Connection, present: set[str]) -> str | None:
     return None if found is None else str(found)
 
 
+@lru_cache(maxsize=8)
+def _reading_engine(url: URL) -> Engine:
+    """One pool for all readers of a process."""
+    return make_engine(url, read_only=True)
+
+
 def open_for_reading(url: URL) -> Engine:
     """Read-only connections. ConfigError if there is nothing to read."""
-    engine = make_engine(url, read_only=True)
+    engine = _reading_engine(url)
     try:
         with engine.connect() as connection:
             present = set(inspect(connection).get_table_names())
@@ -223,13 +229,12 @@ _ROW_OVERHEAD: Final = 80
 
 
 def stored_bytes(connection: Connection) -> int:
-    """Bytes of the live rows: their estimated number times their mean size. Deleted rows' space is used again."""
+    """Bytes of the rows: their number times the mean size of the newest. The space of deleted rows is used again."""
     total = 0.0
-    found = connection.exec_driver_sql("SELECT relname, n_live_tup FROM pg_stat_user_tables")
-    counts: dict[str, int] = dict(iter(found))
     for table in _STORED_TABLES:
+        count = connection.execute(select(func.count()).select_from(table)).scalar_one()
         mean = connection.execute(text(_mean_size_sql(table.name))).scalar() or 0.0
-        total += counts.get(table.name, 0) * (float(mean) + _ROW_OVERHEAD)
+        total += count * (float(mean) + _ROW_OVERHEAD)
     return int(total)
 
 

@@ -65,18 +65,18 @@ class DatabaseSink(TelemetrySink):
 
     def __init__(
         self,
-        open_store: Callable[[], Store],
+        url: str,
         *,
         level: TelemetryLevel = "expert",
         max_queued_rows: int = MAX_QUEUED_ROWS,
         max_bytes: int = MAX_DATABASE_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
-        opened = open_store()
+        opened = stores.open_for_writing(url)
         self._label = opened.label
-        self._open_store = open_store
         self._level = level
         self.takes_events = level != "step"
+        self.url = url
         self._max_queued_rows = max_queued_rows
         self._budget = retention.Budget(max_bytes)
         self._now = now
@@ -314,7 +314,7 @@ class DatabaseSink(TelemetrySink):
                 gone.total(),
             )
         if self._database is None:
-            self._database = self._open_store()
+            self._database = stores.open_for_writing(self.url)
             self._database.prepare(self._budget)
         return self._database
 
@@ -399,7 +399,7 @@ def open_sink(
     if not url:
         return TelemetrySink()
     return DatabaseSink(
-        lambda: stores.open_for_writing(url),
+        url,
         level=level,
         max_queued_rows=max_queued_rows,
         max_bytes=max_bytes,
