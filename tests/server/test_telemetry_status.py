@@ -46,11 +46,13 @@ def test_losses_and_a_broken_database_are_told(
     assert health.status_code == 200, "answers do not depend on telemetry"
     assert health.json()["telemetry"] == {
         "state": "recording" if error is None else "failing",
+        "level": "expert",
         "events_written": 1000,
         "events_queued": 7,
         "events_lost": LOST,
     }
     assert metrics[f"twofold:telemetry_recording{{{LABELS}}}"] == (error is None)
+    assert metrics[f"twofold:telemetry_level{{{LABELS}}}"] == 3
     for place, count in LOST.items():
         assert metrics[f'twofold:telemetry_events_lost_total{{{LABELS},place="{place}"}}'] == count
 

@@ -135,9 +135,11 @@ def _rows_of_second(
 
 def _uses(events: Events, num_layers: int, num_experts: int) -> _Uses:
     layer = events["layer"].astype(np.int64)
-    valid = np.arange(events["experts"].shape[1]) < events["num_routed"][:, None]
-    valid &= (events["experts"] < num_experts) & (events["placement"] < NUM_PLACEMENTS)
-    flat = (layer[:, None] * num_experts + events["experts"]) * NUM_PLACEMENTS + events["placement"]
+    width = int(events["num_routed"].max(initial=0))
+    experts, placement = events["experts"][:, :width], events["placement"][:, :width]
+    valid = np.arange(experts.shape[1]) < events["num_routed"][:, None]
+    valid &= (experts < num_experts) & (placement < NUM_PLACEMENTS)
+    flat = (layer[:, None] * num_experts + experts) * NUM_PLACEMENTS + placement
     counts = np.bincount(flat[valid], minlength=num_layers * num_experts * NUM_PLACEMENTS)
     by_placement = [
         np.bincount(layer, weights=events[name], minlength=num_layers)
