@@ -15,7 +15,7 @@ from twofold.telemetry import queries
 from twofold.tools.lab import recorded_run
 
 from dashboard import formats
-from dashboard.view import View, file_stamp
+from dashboard.view import View
 
 RENEWED_S: Final = 20
 COMPARED: Final = ("lru", "two-in-eight", "payback", "oracle-payback")
@@ -109,7 +109,7 @@ class WindowRows:
 
 def window_rows(view: View) -> WindowRows:
     """The analysis of the view's run and window."""
-    state: tuple[object, ...] = file_stamp(view.db.path)
+    state: tuple[object, ...] = view.db.stamp()
     length_s = view.span.end_s - view.span.begin_s
     if view.live:
         state = (int(time.time()) // RENEWED_S,)

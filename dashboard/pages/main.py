@@ -2,8 +2,8 @@
 
 It lies beside the pages: a folder named pages beside the script would turn on Streamlit's own menu.
 
-Reads the telemetry database through twofold.telemetry.queries, read-only; the lab computes on what was read. The database is the URL on
-the command line (`streamlit run dashboard/app.py -- URL`), else TWOFOLD_TELEMETRY_URL.
+Reads the telemetry database through twofold.telemetry.queries, read-only. The lab computes on what was read. The
+database is the URL on the command line (`streamlit run dashboard/app.py -- URL`), else TWOFOLD_TELEMETRY_URL.
 """
 
 from __future__ import annotations
