@@ -77,6 +77,7 @@ def _arguments(db: queries.Database, run: queries.Run) -> dict[str, Any]:
         "kind": "token_layer",
         "span": queries.window(run),
         "step": 5,
+        "steps": queries.step_rows(db, run, queries.window(run)),
     }
 
 
