@@ -20,12 +20,12 @@ from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.machine_facts import machine_json
 from twofold.engine.module_rules import ModuleRules, apply_rules
 from twofold.engine.prefix.loading import make_pool
 from twofold.engine.residency import Residency
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.expert_recordings import RecordedModel
+from twofold.experts.machine_facts import machine_json
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import check_pins
 from twofold.experts.placement import check_placement

@@ -58,7 +58,7 @@ class RunHistory:
         self.num_rows_read = 0
         """Rows read so far from layer_second and from steps (a second's sums count as one)."""
         self._last_rowid: int | None = None
-        """Of the uses of experts, which take far longer to inflate than the sums take to read."""
+        """Last row whose uses of experts were read; inflating uses takes far longer than reading sums."""
         self._last_sums_rowid: int | None = None
         self._last_step = -1
         self._newest_s = 0
