@@ -64,9 +64,19 @@ class WindowRows:
         return queries.recorded_routing(self.rows)
 
     @cached_property
+    def _parts(self) -> tuple[queries.LayerRows, queries.LayerRows]:
+        return self.rows.halves(recorded_run.affordable_tokens(self._run))
+
+    @cached_property
     def halves(self) -> tuple[queries.RecordedRouting, queries.RecordedRouting]:
-        before, after = self.rows.halves()
+        """Tokens that warm a cache up, and the tokens after them that are replayed: about a second's work."""
+        before, after = self._parts
         return queries.recorded_routing(before), queries.recorded_routing(after)
+
+    @property
+    def first_replayed_step(self) -> int:
+        steps = self._parts[1].steps.step
+        return int(steps[0]) if len(steps) else 0
 
     @cached_property
     def lru_curve(self) -> queries.F64:
@@ -74,7 +84,7 @@ class WindowRows:
 
     @cached_property
     def compared(self) -> Sequence[recorded_run.PolicyResult]:
-        """COMPARED and the run's own policy on the second half of the tokens, after the first; empty if too few."""
+        """COMPARED and the run's own policy on the last tokens, after those before; empty if too few."""
         before, after = self.halves
         if not before.num_tokens or not after.num_tokens:
             return []

@@ -102,7 +102,7 @@ def _policies(view: View, found: WindowRows) -> None:
             parts.note("Too few decode tokens in this window to warm up a cache and to compare policies.")
             return
         recorded = found.halves[1]
-        second = found.paybacks.copies.step >= _middle(found)
+        second = found.copies.step >= found.first_replayed_step
         uploads = float(second.sum()) / recorded.num_tokens
         parts.chart(
             cache.policies(results, recorded=recorded.hit_rate, uploads=uploads),
@@ -118,11 +118,6 @@ def _policies(view: View, found: WindowRows) -> None:
         lru = next(cost for each, cost in zip(results, costs, strict=True) if each.policy == "lru")
         st.html(f'<div class="tf-wide">{cache.policy_table(results, costs, lru)}</div>')
         st.caption(f"Cost: misses + {results[0].price:.2f} × uploads, per token of all layers.")
-
-
-def _middle(found: WindowRows) -> int:
-    steps = found.rows.steps.step
-    return int(steps[len(steps) // 2])
 
 
 def _reuse(view: View, found: WindowRows) -> None:

@@ -28,8 +28,9 @@ def body(view: View) -> None:
         )
         return
     st.caption(
-        f"Material: {found.routing.num_tokens:,} recorded decode tokens. Caches are warmed up on the first half and "
-        "counted on the second. All times are predictions on a virtual clock."
+        f"Material: {found.routing.num_tokens:,} recorded decode tokens. Caches are counted on the last "
+        f"{after.num_tokens:,}, warmed up on the {before.num_tokens:,} before. All times are predictions on a virtual "
+        "clock."
     )
     replay, machine, capacity = st.tabs(["Other policies and slots", "Another machine", "Capacity planner"])
     with replay:

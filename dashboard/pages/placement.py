@@ -167,7 +167,7 @@ def _map(view: View, grid: queries.PlacementGrid) -> None:
             experts.one_layer(grid.total[layer], None),
             key="layer",
             alt=f"Experts of layer {layer}, coloured by uses",
-            advice="Empty squares are experts that no token chose in this window: the first to leave the GPU.",
+            advice="Empty squares are experts that no token chose in this window: they need no slot.",
         )
 
 

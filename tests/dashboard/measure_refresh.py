@@ -112,7 +112,7 @@ def measure(tools: DevTools, url: str) -> str:
     took, size = (np.array(values) for values in zip(*found, strict=True))
     return (
         f"first paint {paint_ms or 0:5.0f} ms, ready {ready_s:4.1f} s, {len(found)} refreshes: "
-        f"median {np.median(took):4.0f} ms, longest {took.max():4.0f} ms, {size.max() / 1e3:5.1f} kB"
+        f"median {np.median(took):4.0f} ms, longest {took.max():4.0f} ms, {np.median(size) / 1e3:5.1f} kB"
     )
 
 

@@ -112,6 +112,19 @@ def test_a_bounded_reading_has_the_latest_whole_steps(
     assert len(queries.layer_rows(db, run, queries.Window(0, 1))) == 0
 
 
+def test_rows_are_split_by_steps_and_tokens(rows: queries.LayerRows) -> None:
+    before, after = rows.halves()
+    assert len(before) + len(after) == len(rows)
+    assert before.step.max() < after.step.min()
+    assert abs(len(before.steps) - len(after.steps)) <= 1
+    before, after = rows.halves(max_tokens=4)
+    assert 0 < int(after.steps.num_tokens.sum()) <= 4
+    assert after.step[-1] == rows.step[-1]
+    assert before.step.max() < after.step.min()
+    assert int(before.steps.num_tokens.sum() + after.steps.num_tokens.sum()) <= 20
+    assert set(before.step) == set(before.steps.step)
+
+
 def test_an_expert_of_several_tokens_counts_once() -> None:
     hit, cpu = Placement.HIT, Placement.CPU
     rows = routed([[(1, hit), (2, cpu)], [(1, hit), (3, cpu)]])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import defaultdict
-from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -41,8 +40,12 @@ _BUCKETS: Final = ((5, 300), (60, 3600))
 """(seconds of a bucket, longest window it serves); longer windows use the whole run."""
 _NEW_ROWS: Final = (
     # The plus makes SQLite scan the end of the table by rowid instead of the whole run by its index.
-    f"SELECT rowid, at_s, layer, num_rows, {', '.join(LAYER_TOTALS)}, uses FROM layer_second "  # noqa: S608
-    "WHERE rowid > :last AND +run_id = :run_id ORDER BY rowid LIMIT :limit"
+    "SELECT rowid, at_s, layer, uses FROM layer_second "
+    "WHERE rowid > :last AND +run_id = :run_id AND num_rows > 0 ORDER BY rowid LIMIT :limit"
+)
+_NEW_SUMS: Final = (
+    f"SELECT max(rowid), at_s, {', '.join(f'sum({name})' for name in LAYER_TOTALS)} FROM layer_second "  # noqa: S608
+    "WHERE rowid > :last AND +run_id = :run_id GROUP BY at_s"
 )
 
 
@@ -55,6 +58,8 @@ class RunHistory:
         self.num_rows_read = 0
         """Rows read so far from layer_second and from steps (a second's sums count as one)."""
         self._last_rowid: int | None = None
+        """Last row whose uses of experts were read; inflating uses takes far longer than reading sums."""
+        self._last_sums_rowid: int | None = None
         self._last_step = -1
         self._newest_s = 0
         shape = (max(self._run.num_layers, 1), max(self._run.num_experts, 1), len(Placement))
@@ -66,7 +71,8 @@ class RunHistory:
     def overview(self, span: Window, *, max_buckets: int = 300) -> Overview:
         """Time series and totals of a window, at most `max_buckets` points each, including the newest rows."""
         with self._mutex:
-            self._refresh()
+            self._read_sums()
+            self._read_steps()
             bucket_s, num_buckets = bucket_length_s(span, max_buckets)
             steps = self._steps.by_bucket(span.begin_s, bucket_s, num_buckets)
             layers = self._layers.by_bucket(span.begin_s, bucket_s, num_buckets)
@@ -79,7 +85,7 @@ class RunHistory:
         Raises ValueError for a start that is neither the run's nor in the hour before its latest row.
         """
         with self._mutex:
-            self._refresh()
+            self._read_uses()
             end_s = max(span.end_s, self._newest_s + 1)
             if span.begin_s <= int(self._run.started_s):
                 return PlacementGrid(self._total.copy()), Window(span.begin_s, end_s)
@@ -95,35 +101,44 @@ class RunHistory:
                     uses[: len(counted)] += counted
         return PlacementGrid(uses), Window(max(first * length_s, int(self._run.started_s)), end_s)
 
-    def _refresh(self) -> None:
-        """Call with the mutex held."""
-        self._read_layers()
-        self._read_steps()
+    def _before_first_row(self) -> int | None:
+        """Number before that of the run's first row in layer_second; None if there is no row yet."""
+        table = schema.layer_second
+        (row,) = self._db.rows(
+            select(func.min(text("rowid"))).select_from(table).where(table.c.run_id == self._run.run_id)
+        )
+        return None if row[0] is None else int(row[0]) - 1
 
-    def _read_layers(self) -> None:
+    def _read_sums(self) -> None:
+        """Call with the mutex held, as the next two."""
+        if self._last_sums_rowid is None:
+            self._last_sums_rowid = self._before_first_row()
+        if self._last_sums_rowid is None:
+            return
+        query = text(_NEW_SUMS).bindparams(last=self._last_sums_rowid, run_id=self._run.run_id)
+        rows = np.array([tuple(row) for row in self._db.rows(query)], np.float64)
+        if not len(rows):
+            return
+        self.num_rows_read += len(rows)
+        self._last_sums_rowid = int(rows[:, 0].max())
+        self._layers.add(rows[:, 1].astype(np.int64), rows[:, 2:])
+
+    def _read_uses(self) -> None:
         if self._last_rowid is None:
-            table = schema.layer_second
-            (row,) = self._db.rows(
-                select(func.min(text("rowid"))).select_from(table).where(table.c.run_id == self._run.run_id)
-            )
-            if row[0] is None:
-                return
-            self._last_rowid = int(row[0]) - 1
-        while True:
+            self._last_rowid = self._before_first_row()
+        while self._last_rowid is not None:
             query = text(_NEW_ROWS).bindparams(
                 last=self._last_rowid, run_id=self._run.run_id, limit=_CHUNK_ROWS
             )
             rows = self._db.rows(query)
             if not rows:
                 return
-            rowids, at, layers, num_rows, *sums, blobs = zip(*rows, strict=True)
+            rowids, at, layers, blobs = zip(*rows, strict=True)
             at_s = np.array(at, np.int64)
             self.num_rows_read += len(rows)
             self._last_rowid = int(rowids[-1])
             self._newest_s = max(self._newest_s, int(at_s.max()))
-            self._layers.add(at_s, np.array(sums, np.float64).T)
-            used = np.array(num_rows) > 0
-            self._add_uses(at_s[used], np.array(layers, np.int64)[used], list(compress(blobs, used)))
+            self._add_uses(at_s, np.array(layers, np.int64), list(blobs))
             if len(rows) < _CHUNK_ROWS:
                 return
 

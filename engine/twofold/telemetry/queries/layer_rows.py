@@ -108,11 +108,25 @@ class LayerRows:
     def __len__(self) -> int:
         return len(self.step)
 
-    def halves(self) -> tuple[LayerRows, LayerRows]:
-        """The rows of the first and of the second half of the steps."""
-        middle = len(self.steps) // 2
-        at = int(np.searchsorted(self.step, self.steps.step[middle])) if middle else 0
-        return self._part(slice(0, at), slice(0, middle)), self._part(slice(at, None), slice(middle, None))
+    def halves(self, max_tokens: int | None = None) -> tuple[LayerRows, LayerRows]:
+        """The rows of the first and of the second half of the steps.
+
+        max_tokens: the second part has at most so many tokens, the first at most four times as many.
+        """
+        begin, middle = 0, len(self.steps) // 2
+        if max_tokens is not None and len(self.steps):
+            from_end = np.cumsum(self.steps.num_tokens[::-1])
+            middle = max(
+                middle, len(self.steps) - max(1, int(np.searchsorted(from_end, max_tokens, "right")))
+            )
+            begin = len(self.steps) - int(np.searchsorted(from_end, 5 * max_tokens, "right"))
+        return self._steps(begin, middle), self._steps(middle, len(self.steps))
+
+    def _steps(self, first: int, last: int) -> LayerRows:
+        """The rows of steps [first, last), counted within these rows."""
+        bounds = [int(self.steps.step[at]) if at < len(self.steps) else np.inf for at in (first, last)]
+        rows = np.searchsorted(self.step, bounds)
+        return self._part(slice(int(rows[0]), int(rows[1])), slice(first, last))
 
     def _part(self, rows: slice, steps: slice) -> LayerRows:
         names = list(LayerRows.__annotations__)[3:]

@@ -93,6 +93,12 @@ def upload_price(run: queries.Run) -> float:
     return float(_core.default_upload_price(shape.cost_model(machine)))
 
 
+def affordable_tokens(run: queries.Run) -> int:
+    """Tokens whose replay takes about a second. The oracle needs 8 ns per token, layer, expert and slot of a layer."""
+    slots = max(1, run.num_slots // max(1, run.num_layers), run.num_experts // 4 if not run.has_slots else 1)
+    return max(50, int(1.0 / (8e-9 * max(1, run.num_layers) * max(1, run.num_experts) * slots)))
+
+
 @dataclass(frozen=True)
 class PolicyResult:
     """What one cache policy would have done on recorded tokens; per token of all layers."""
