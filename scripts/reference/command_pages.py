@@ -37,6 +37,7 @@ VARIABLES: Final = {
     "CUDA_PATH": ("build", "the same; read after CUDA_HOME"),
     "PYTHON": ("build", "interpreter of a new virtual environment"),
     "CXX": ("build", "C++ compiler"),
+    "CMAKE_BUILD_PARALLEL_LEVEL": ("build", "compilers at the same time (default: one per core)"),
     "PIP_CERT": ("build", "certificates for downloads"),
     "TWOFOLD_TESTS_NEED_ALL": ("test", "1: a test whose tool is missing fails instead of being skipped"),
     "TWOFOLD_LITELLM_PYTHON": ("test", "interpreter with litellm, for its test"),

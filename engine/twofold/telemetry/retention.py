@@ -104,9 +104,7 @@ def make_room(engine: Engine, path: Path, budget: Budget) -> Room:
             used, file = _sizes(connection)
             log = _emptied_log_bytes(connection, path, budget)
         while used < file > budget.file_bytes and log <= budget.log_bytes and time.perf_counter() < until_s:
-            # Every step of this statement frees one page.
-            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
-            connection.commit()
+            _vacuum(connection)
             before, (used, file) = file, _sizes(connection)
             log = _emptied_log_bytes(connection, path, budget)
             if file >= before:
@@ -114,6 +112,15 @@ def make_room(engine: Engine, path: Path, budget: Budget) -> Room:
     fits = used + budget.transaction_bytes <= max(budget.file_bytes, file) and _log_fits(log, file, budget)
     free = min(wanted - used, budget.log_bytes - log) if file <= budget.file_bytes else 0
     return Room(fits, removed, max(0, free // (4 * _ROW_BYTES)))
+
+
+def _vacuum(connection: Connection) -> None:
+    """Return free pages at the file's end to the file system."""
+    connection.commit()
+    # Every step of this statement frees one page and returns no row. A cursor takes a single step; a script takes all.
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
 
 
 def _log_fits(log: int, file: int, budget: Budget) -> bool:
