@@ -126,6 +126,9 @@ class TelemetrySink:
     takes_events: bool = True
     """Whether `native_events` keeps anything. If not, native code need not report events."""
 
+    url = ""
+    """The database that the events go to; empty if they are discarded."""
+
     def begin_run(self, run: RunInfo) -> None:
         """First call: everything that follows belongs to this run."""
 
@@ -162,6 +165,7 @@ class TeeSink(TelemetrySink):
     def __init__(self, *sinks: TelemetrySink) -> None:
         self._sinks = sinks
         self.takes_events = any(sink.takes_events for sink in sinks)
+        self.url = next((sink.url for sink in sinks if sink.url), "")
 
     def begin_run(self, run: RunInfo) -> None:
         for sink in self._sinks:

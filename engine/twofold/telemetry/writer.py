@@ -74,6 +74,7 @@ class DatabaseSink(TelemetrySink):
     ) -> None:
         opened = open_store()
         self._label = opened.label
+        self.url = self._label if "://" in self._label else f"sqlite:///{self._label}"
         self._open_store = open_store
         self._level = level
         self.takes_events = level != "step"
