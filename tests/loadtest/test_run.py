@@ -209,7 +209,9 @@ def test_an_impatient_user_hangs_up_which_is_no_failure(server: ThreadingHTTPSer
     samples = samples_of(server)
     assert samples
     assert all(sample.ok and sample.gave_up and sample.ttft_ms is None for sample in samples)
-    assert server.gone == [True] * len(samples), "each connection was closed by the client"  # type: ignore[attr-defined]
+    gone = server.gone  # type: ignore[attr-defined]
+    assert gone, "some requests reached the server before their user left"
+    assert all(gone), "each connection was closed by the client"
     assert f"{len(samples)} users closed the connection on purpose" in done.stdout
 
 
