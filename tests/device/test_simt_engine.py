@@ -22,6 +22,7 @@ from twofold.weights.weight_format import FORMATS as LAYOUTS
 
 from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted
 from tests.device.test_device_runner import Lost
+from tests.models.drawn_described import EXAMPLES as DESCRIBED
 from tests.tiny_models.deepseek import TinyDeepseek
 from tests.tiny_models.families import (
     TinyErnie,
@@ -84,6 +85,12 @@ MODELS = {
     ),
     "kimi_k25": TinyKimi(dtype="bfloat16", nested=True),
     "deepseek_v2": TinyDeepseek("DeepseekV2ForCausalLM", dtype="bfloat16", q_lora_rank=None, num_shared_experts=2),
+    **{
+        name: model.resized(
+            dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128 if name == "glm4v_moe" else 64
+        )
+        for name, model in DESCRIBED.items()
+    },
 }  # fmt: skip
 FORMATS = tuple(name for name, layout in LAYOUTS.items() if layout.quantised and layout.block_columns > 1)
 
@@ -107,7 +114,7 @@ def check_answers(simt: ModuleType, path: Path, graphs: bool) -> None:
 
 
 def test_every_family_is_here() -> None:
-    assert {family.module for family in FAMILIES} <= {
+    assert {family.module for family in FAMILIES} <= set(DESCRIBED) | {
         name.split("-")[0].removesuffix("_v3") for name in MODELS
     }
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from tests.models import drawn_described as described
 from tests.tiny_models.deepseek import CASES as DEEPSEEK
+from tests.tiny_models.described import TinyDescribed
 from tests.tiny_models.families import (
     TinyErnie,
     TinyGlm4Moe,
@@ -65,6 +68,7 @@ EXAMPLES: dict[str, TinyModel] = {
     "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
     "deepseek": replace(DEEPSEEK["v3-groups"], rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
     "deepseek-v2": DEEPSEEK["v2-yarn"],
+    **described.EXAMPLES,
 }
 
 
@@ -230,10 +234,16 @@ def _llama4(r: random.Random) -> TinyModel:
     )  # fmt: skip
 
 
+def _described(name: str, r: random.Random) -> TinyModel:
+    return described.drawn(name, r, _sizes(r), _groups(r))
+
+
 def all_chosen(model: TinyModel) -> TinyModel:
     """A model of which rounding chooses no other experts: a token goes to all there are."""
     if isinstance(model, TinyLlama4):
         return replace(model, num_experts=1)
+    if isinstance(model, TinyDescribed):
+        return model.all_chosen()
     groups = {"num_groups": 1, "top_groups": 1} if "num_groups" in model.__dataclass_fields__ else {}
     return replace(model, top_k=model.num_experts, **groups)
 
@@ -253,4 +263,5 @@ DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "granitemoe": _granitemoe,
     "ernie4_5_moe": _ernie4_5_moe,
     "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
+    **{name: partial(_described, name) for name in described.EXAMPLES},
 }

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.models.drawn_described import EXAMPLES as DESCRIBED
 from tests.models.drawn_families import LLAMA3, all_chosen
 from tests.models.test_formats_forward import encode
 from tests.tiny_models.deepseek import TinyDeepseek
@@ -87,6 +88,11 @@ OTHERS: dict[str, TinyModel] = {
     "qwen3.5": TinyQwen35Moe(**{**vars(NEXT), "architecture": "Qwen3_5MoeForCausalLM"}),
     "gpt-oss": small(TinyGptOss, moe_intermediate_size=64, sliding_window=32),
     "glm": replace(GLM, use_qk_norm=True, num_shared_experts=2, first_dense=2, num_mtp_layers=1),
+    **{
+        model.gguf: model.resized(**SMALL, num_kv_heads=4, intermediate_size=256)
+        for model in DESCRIBED.values()
+        if model.fits_gguf
+    },
 }
 
 

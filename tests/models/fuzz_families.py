@@ -29,9 +29,11 @@ from twofold.models.sizing import measure_files
 from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile
 
+from tests.models.drawn_described import EXAMPLES as DESCRIBED
 from tests.models.drawn_families import EXAMPLES, LLAMA3, YARN
 from tests.models.model_damages import Files, damage_directory, damage_gguf
 from tests.tiny_models.deepseek import TinyDeepseek
+from tests.tiny_models.described import TinyDescribed
 from tests.tiny_models.gguf import gguf_parts, write_tiny_gguf
 from tests.tiny_models.writing import TinyModel, write_tiny_model, write_tiny_tokenizer
 
@@ -46,6 +48,8 @@ _LLAMA = TinyModel("MixtralForCausalLM", **_SMALL | {"vocab_size": 340})
 
 def _small(name: str, **also: Any) -> TinyModel:
     model = EXAMPLES[name]
+    if isinstance(model, TinyDescribed):
+        return model.resized(**_SMALL | also)
     groups = {"num_groups": 1, "top_groups": 1} if hasattr(model, "num_groups") else {}
     return replace(model, **_SMALL | groups | also)
 
@@ -77,6 +81,7 @@ MODELS: dict[str, tuple[TinyModel, ...]] = {
     ),
     "glm4_moe_lite": (_small("glm4_moe_lite", first_dense=1),),
     "kimi_k25": (_small("kimi_k25", num_shards=2),),
+    **{name: (_small(name, num_shards=2),) for name in DESCRIBED},
 }  # fmt: skip
 _SCHEMES = {
     "compressed-tensors": (
@@ -111,7 +116,7 @@ def originals(
             directories.append(write_tiny_model(folder / f"{number}", model))
             plain = {} if model.fits_gguf else {"rope_scaling": None, "sliding_window": None}
             twin = replace(model, expert_layout="separate", **plain).twin
-            if number == 0:
+            if number == 0 and model.gguf_architecture:
                 gguf.append((twin, "Q8_0", "llama" if name == "mixtral" else "gpt2"))
     elif name in _SCHEMES:
         from tests.weights.test_schemes import CASES, write

@@ -11,11 +11,16 @@ import torch
 import transformers
 
 
-def reference(directory: Path, dtype: Any = None) -> Any:
+def reference(directory: Path, dtype: Any = None, *, multimodal: bool = False) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype or torch.float32, attn_implementation="eager", experts_implementation="eager"
+    kind = transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(
+        directory,
+        dtype=dtype or torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        ignore_mismatched_sizes=multimodal,
     )
     return model.eval()
 

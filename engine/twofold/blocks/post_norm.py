@@ -30,11 +30,17 @@ class PostNorm(Block):
     """Number of preceding blocks covered."""
     scalar: bool = False
     """Whether the residual stream is then multiplied by the layer's scalar."""
+    zero_centred: bool = False
+    """Whether checkpoints store the norm minus 1."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         norm = TensorSpec(
-            f"{hf}.{self.name}.weight", (self.hidden_size,), "exact", f"{gguf}.{self.gguf}.weight"
+            f"{hf}.{self.name}.weight",
+            (self.hidden_size,),
+            "exact",
+            f"{gguf}.{self.gguf}.weight",
+            zero_centred=self.zero_centred,
         )
         if not self.scalar:
             return {"norm": norm}

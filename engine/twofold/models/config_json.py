@@ -258,6 +258,15 @@ def read_rotary_dim(fields: Fields, head_dim: int, default: float) -> int:
     return rotary_dim
 
 
+def rope_fields_of(fields: Fields, kind: str) -> Fields:
+    """`fields` with the rotation of layers of this kind, if `rope_parameters` has a section for each kind."""
+    sections = fields.section(("rope_parameters", "rope_scaling"))
+    section = None if sections is None or kind not in sections.data else sections.section(kind)
+    if section is None:
+        return fields
+    return Fields(section.where, fields.data | {"rope_parameters": section.data}, fields.defaults)
+
+
 def read_rope(fields: Fields, *, partial: bool = False) -> RopeConfig:
     """RoPE settings, from `rope_parameters` (transformers 5: theta inside) or `rope_scaling` with `rope_theta`.
 

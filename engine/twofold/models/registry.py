@@ -18,6 +18,8 @@ from typing import Any, Final, Protocol, cast
 from twofold.api.errors import ModelLoadError
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.config_json import architecture_name, read_config_json, read_generation_defaults
+from twofold.models.decoder import Decoder
+from twofold.models.families.decoders import DECODERS
 from twofold.models.gguf_config import GgufMetadata
 from twofold.text.chat.marks import ChatMarks, FamilyChat
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -31,6 +33,7 @@ class Family:
     """Names of a family: Hugging Face's classes, and GGUF's general.architecture (of several, the first reads it)."""
 
     module: str
+    """A key of `families.decoders.DECODERS`, or a module of `families`."""
     classes: tuple[str, ...]
     gguf: str
     chat: FamilyChat = _NO_CHAT
@@ -57,6 +60,14 @@ FAMILIES: Final = (
     ),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe", _GLM),
+    Family("dots1", ("Dots1ForCausalLM",), "dots1", FamilyChat(end_of_turn=("<|endofresponse|>",))),
+    Family("solar_open", ("SolarOpenForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
+    Family("hy_v3", ("HYV3ForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
+    Family("mellum", ("MellumForCausalLM",), "", _QWEN3),
+    Family("qwen3_vl_moe", ("Qwen3VLMoeForConditionalGeneration",), "qwen3vlmoe", _QWEN3),
+    Family("glm4v_moe", ("Glm4vMoeForConditionalGeneration",), "", _GLM),
+    Family("exaone_moe", ("ExaoneMoeForCausalLM",), "exaone-moe", FamilyChat(("hermes",), ("deepseek_r1",))),
+    Family("flint", ("FlintForCausalLM",), "", _QWEN3),
     Family(
         "minimax_m2", ("MiniMaxM2ForCausalLM",), "minimax-m2", FamilyChat(("minimax_m2",), ("minimax_m2",))
     ),
@@ -160,9 +171,12 @@ def chat_marks(architecture: str, template: str | None) -> ChatMarks:
 
 
 def describe_family(family: Family) -> str:
-    """A family's models and architecture: the first line of its module."""
-    return (_module(family).__doc__ or "").partition("\n")[0]
+    """A family's models and architecture: its summary, or the first line of its module."""
+    module = _module(family)
+    return module.summary if isinstance(module, Decoder) else (module.__doc__ or "").partition("\n")[0]
 
 
 def _module(family: Family) -> FamilyModule:
+    if family.module in DECODERS:
+        return DECODERS[family.module]
     return cast(FamilyModule, importlib.import_module(f"twofold.models.families.{family.module}"))

@@ -1,0 +1,208 @@
+"""`Decoder`: a family of grouped-query attention and feed-forward layers or experts, described by its differences.
+
+Layers are (attention, feed-forward part), either followed by its post norm where the family has them. A layer's
+feed-forward part is dense, or a router, shared experts and routed experts. A family of this kind is one entry of
+`families/decoders.py`, not a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from twofold.blocks.block import Block
+from twofold.blocks.ffn import DenseFfn
+from twofold.blocks.gqa import Gqa
+from twofold.blocks.post_norm import PostNorm
+from twofold.blocks.rope import RopeConfig
+from twofold.blocks.router import Router
+from twofold.blocks.shared_experts import SharedExperts
+from twofold.models import config_json
+from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.gguf_config import GgufMetadata, Score
+from twofold.models.keys import Settings, of_gguf
+from twofold.models.nested_config import text_fields, without_images
+from twofold.weights.json_file import Fields
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+_DEFAULTS: Final = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Where a multimodal model's text is."""
+
+    prefixes: tuple[tuple[str, str], ...] = (("model.language_model.", "model."),)
+    """Name prefixes in its checkpoints: (theirs, the text model's)."""
+    images: tuple[str, ...] = ("model.visual.*",)
+    """Patterns of the tensors that are left out."""
+    section: str | None = None
+    """Section of config.json that holds `text_config`; None: the file itself."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One family."""
+
+    summary: str
+    """What the family is, for `twofold models`."""
+    model_type: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of missing keys in config.json that differ from `KEYS` and from the defaults that all families have."""
+    only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Supported values of keys; the first one also if the key is missing."""
+    attention: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Gqa` that config.json does not set."""
+    windowed: Mapping[str, Any] = field(default_factory=dict)
+    """Further ones of layers with a sliding window."""
+    slides: Callable[[Settings, int], bool] = lambda settings, layer: False
+    """Whether a layer has a sliding window if there is no `layer_types`."""
+    router: Mapping[str, Any] | None = field(default_factory=dict)
+    """Fields of `Router` that config.json does not set; None: no layer has experts."""
+    experts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `RoutedExperts` that config.json does not set."""
+    shared: str = "mlp.shared_experts"
+    """Module of the shared experts."""
+    dense: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `DenseFfn` that config.json does not set."""
+    post_norms: tuple[tuple[str, str] | None, tuple[str, str] | None] = (None, None)
+    """(name, GGUF name) of the norm of attention's output, and of the feed-forward part's."""
+    rotated_share: float = 1.0
+    """Default share of a head that is rotated."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """See `ModelConfig.renamed`."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """See `ModelConfig.left_out`."""
+    text: TextPart | None = None
+
+    def parse_config(self, fields: Fields, generation: GenerationDefaults) -> ModelConfig:
+        """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
+        if self.text is not None and fields.get("hidden_size")[1] is None:  # GGUF files have the text alone
+            outer = fields if self.text.section is None else fields.section(self.text.section) or fields
+            fields = text_fields(outer, config_json.architecture_name(fields))
+        settings = Settings(config_json.with_all_heads(fields.defaulting(_DEFAULTS | dict(self.defaults))))
+        fields = settings.fields
+        if "activation" not in self.dense:
+            config_json.read_activation(fields)
+        for key, values in self.only.items():
+            fields.only(key, *values)
+        layer_of, rotations = self._attention(settings)
+        feed_forward = self._feed_forward(settings, layer_of(0))
+
+        def layer(n: int) -> tuple[Block, ...]:
+            return (*self._normed((layer_of(n),), 0), *self._normed(feed_forward(n), 1))
+
+        (rope, rope_dim), *further = rotations
+        config = config_json.compose_model(
+            fields, generation, layer, eps=layer_of(0).eps, rope=rope, rope_dim=rope_dim
+        )
+        config = replace(
+            config, further_rotations=tuple(further), renamed=self.renamed, left_out=self.left_out
+        )
+        if self.text is not None:
+            config = without_images(config, (*self.text.prefixes, *self.renamed), *self.text.images)
+        further_layers = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
+        return config.without_predictions(fields.where, further_layers)
+
+    def _normed(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
+        """The blocks, and the norm of their sum if the family has one there."""
+        names, first = self.post_norms[part], blocks[0]
+        if names is None or not isinstance(first, Gqa | DenseFfn | Router):
+            return blocks
+        over = len(blocks)
+        return (
+            *blocks,
+            PostNorm(0, first.hidden_size, first.eps, *names, over=over, zero_centred=first.zero_centred),
+        )
+
+    def _attention(self, settings: Settings) -> tuple[Callable[[int], Gqa], list[tuple[RopeConfig, int]]]:
+        """Attention of each layer, and the rotations that it refers to."""
+        fields, window = settings.fields, settings.optional("sliding_window")
+        full = replace(config_json.read_attention(fields), **self.attention)
+        sliding = replace(full, sliding_window=window, **self.windowed)
+        windows = config_json.read_layer_types(fields, SLIDING, lambda n: self.slides(settings, n))
+        if windows and window is None:
+            raise fields.error("sliding_window", None, "an integer, because some layers have such a window")
+        rotations = [self._rotation(fields, FULL, full)]
+        if windows and (own := self._rotation(fields, SLIDING, sliding)) != rotations[0]:
+            rotations.append(own)
+            sliding = replace(sliding, rotation=1)
+        return lambda n: sliding if n in windows else full, rotations
+
+    def _rotation(self, fields: Fields, kind: str, attention: Gqa) -> tuple[RopeConfig, int]:
+        fields = config_json.rope_fields_of(fields, kind)
+        dim = config_json.read_rotary_dim(fields, attention.head_dim, self.rotated_share)
+        return config_json.read_rope(fields, partial=True), dim
+
+    def _feed_forward(self, settings: Settings, attention: Gqa) -> Callable[[int], tuple[Block, ...]]:
+        """Blocks after attention, by layer."""
+        hidden, eps = attention.hidden_size, attention.eps
+        num_layers = config_json.num_layers_of(settings.fields)
+        without = set(range(num_layers)) if self.router is None else dense_layers(settings)
+        wide = settings.integer("intermediate_size") if without else 1
+        dense = DenseFfn(0, hidden, wide, eps, **self.dense)
+        mixture: tuple[Block, ...] = ()
+        if len(without) < num_layers:
+            mixture = self._mixture(settings, attention)
+        return lambda n: (dense,) if n in without else mixture
+
+    def _mixture(self, settings: Settings, attention: Gqa) -> tuple[Block, ...]:
+        hidden, inner = attention.hidden_size, settings.integer("moe_intermediate_size")
+        router = Router(
+            layer=0,
+            hidden_size=hidden,
+            num_experts=settings.integer("num_experts"),
+            top_k=settings.integer("num_experts_per_tok"),
+            eps=attention.eps,
+            renormalise=settings.boolean("norm_topk_prob"),
+            scale=settings.number("routed_scaling_factor") or 1.0,
+            num_groups=settings.integer("n_group"),
+            top_groups=settings.integer("topk_group"),
+            group_score="top_two_sum",
+        )
+        router = replace(router, **self.router or {})
+        width = settings.integer("shared_expert_intermediate_size")
+        width = width or settings.integer("num_shared_experts") * inner
+        shared = (SharedExperts(0, hidden, width, self.shared),) if width else ()
+        return (router, *shared, replace(config_json.experts_of(router, inner), **self.experts))
+
+    def gguf_settings(self, metadata: GgufMetadata) -> dict[str, Any]:
+        """A GGUF file's header in config.json's format. Raises ModelLoadError naming file and key."""
+        attention = metadata.attention(windows=True, partly_rotated=True)
+        window = attention["sliding_window"]
+        settings = {"model_type": self.model_type, **attention, "num_experts": 1}
+        if window is not None and "attention.sliding_window_pattern" in metadata.fields.data:
+            slides = metadata.of_layers("attention.sliding_window_pattern")
+            settings["layer_types"] = [SLIDING if slide else FULL for slide in slides[: metadata.num_layers]]
+        layers = range(metadata.num_layers)
+        if self.router is None or not any(map(metadata.has_gate, layers)):
+            return settings | of_gguf(metadata.fields, "intermediate_size")
+        score: Score = self.router.get("score", "softmax")
+        metadata.expect_score(score)
+        mixture = of_gguf(metadata.fields, *_MIXTURE)
+        if mixture["shared_expert_intermediate_size"] == mixture["moe_intermediate_size"]:
+            mixture["shared_expert_intermediate_size"] = 0  # the width of one of several
+        return settings | mixture | {"first_k_dense_replace": 0, **metadata.dense_layers()}
+
+
+_MIXTURE: Final = (
+    "moe_intermediate_size", "num_experts", "num_experts_per_tok", "num_shared_experts",
+    "shared_expert_intermediate_size", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group",
+)  # fmt: skip
+
+
+def dense_layers(settings: Settings) -> set[int]:
+    """Layers without experts, by whichever of the keys for it config.json has."""
+    fields = settings.fields
+    num_layers, kinds = config_json.num_layers_of(fields), fields.data.get("mlp_layer_types")
+    if kinds is not None:
+        known = isinstance(kinds, list) and len(kinds) >= num_layers and set(kinds[:num_layers])
+        if not known or not known <= {"dense", "sparse"}:
+            raise fields.error(
+                "mlp_layer_types", kinds, f"'dense' or 'sparse' for each of {num_layers} layers"
+            )
+        return {n for n in range(num_layers) if kinds[n] == "dense"}
+    listed, first = fields.integers("mlp_only_layers"), settings.integer("first_k_dense_replace")
+    step, every = settings.integer("decoder_sparse_step"), settings.integer("moe_layer_freq")
+    return {n for n in range(num_layers) if n in listed or n < first or (n + 1) % step or n % every}

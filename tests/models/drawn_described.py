@@ -1,0 +1,116 @@
+"""Families described by `models.decoder.Decoder`: one example of each with its corners.
+
+`EXAMPLES` is the only table of tests that such a family needs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from tests.models.transformers_runs import reference
+from tests.tiny_models.described import TinyDescribed
+from tests.tiny_models.writing import TinyModel
+
+# Settings that one value alone is supported of.
+NOT_DRAWN: Final = {"solar_open": ("first_k_dense_replace",)}
+SLIDING, FULL = "sliding_attention", "full_attention"
+_GROUPS: Final = {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+
+
+def _of(architecture: str, model_type: str, **also: Any) -> TinyDescribed:
+    sizes = {"top_k": 4} if also.get("sparse", True) else {}
+    return TinyDescribed(architecture=architecture, model_type=model_type, **sizes | also)
+
+
+EXAMPLES: dict[str, TinyDescribed] = {
+    "dots1": _of(
+        "Dots1ForCausalLM", "dots1", experts_key="n_routed_experts", gguf="dots1", scores="SIGMOID",
+        settings=_GROUPS | {"n_shared_experts": 2, "first_k_dense_replace": 1,
+                            "sliding_window": None},
+    ),
+    "solar_open": _of(
+        "SolarOpenForCausalLM", "solar_open", experts_key="n_routed_experts", gguf="glm4moe", scores="SIGMOID",
+        settings=_GROUPS | {"n_shared_experts": 1, "first_k_dense_replace": 0},
+    ),
+    "hy_v3": _of(
+        "HYV3ForCausalLM", "hy_v3",
+        settings={"num_shared_experts": 2, "router_scaling_factor": 2.8,
+                  "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "mellum": _of(
+        "MellumForCausalLM", "mellum",
+        settings={
+            "sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_parameters": {
+                FULL: {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 16},
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "qwen3_vl_moe": _of(
+        "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", outer="qwen3_vl_moe", expert_layout="fused",
+        gguf="qwen3vlmoe", moe_intermediate_size=20,
+        settings={"mlp_only_layers": [1], "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
+        }},
+    ),
+    "glm4v_moe": _of(
+        "Glm4vMoeForConditionalGeneration", "glm4v_moe_text", outer="glm4v_moe", attention_bias=True,
+        experts_key="n_routed_experts",
+        settings=_GROUPS | {
+            "n_shared_experts": 1, "first_k_dense_replace": 1, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "exaone_moe": _of(
+        "ExaoneMoeForCausalLM", "exaone_moe", gguf="exaone-moe", scores="SIGMOID",
+        settings=_GROUPS | {"num_shared_experts": 1, "sliding_window": 9,
+                            "sliding_window_pattern": 2},
+    ),
+    "flint": _of(
+        "FlintForCausalLM", "flint", num_layers=5,
+        settings={"mlp_only_layers": [0], "shared_expert_intermediate_size": 40, "sliding_window": 9},
+    ),
+}  # fmt: skip
+
+
+def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping[str, Any]) -> TinyDescribed:
+    """A random configuration of the family: every key of its example gets another value."""
+    base, sizes = EXAMPLES[name], dict(sizes)
+    if "n_group" in base.settings:
+        sizes |= {key: groups[key] for key in ("num_experts", "top_k")}
+    if base.outer or "rope_parameters" in base.settings:
+        sizes |= {"rope_scaling": None, "rope_theta": 1e4, "head_dim": 8 * r.randint(1, 4)}
+    if base.outer:
+        sizes["head_dim"] = base.head_dim  # mrope_section fits this one
+    if base.outer and sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
+        sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
+    sizes["expert_layout"] = "fused" if base.outer == "qwen3_vl_moe" else sizes["expert_layout"]
+    layers = sizes["num_layers"]
+    sparse = r.randrange(layers)
+    choices: dict[str, Any] = {
+        "n_group": groups["num_groups"], "topk_group": groups["top_groups"], "n_shared_experts": r.randint(1, 3),
+        "num_shared_experts": r.randint(1, 3), "routed_scaling_factor": r.choice((1.0, 1.7, 2.5)),
+        "router_scaling_factor": r.choice((1.0, 1.7)), "norm_topk_prob": r.random() < 0.5,
+        "first_k_dense_replace": r.randint(0, 1), "shared_expert_intermediate_size": r.randint(5, 70),
+        "sliding_window": r.choice((3, 9, 20)), "max_window_layers": r.randint(0, 3),
+        "sliding_window_pattern": r.choice((2, 3)), "mlp_only_layers": r.choice(([0], [1])),
+        "layer_types": [r.choice((SLIDING, FULL)) for _ in range(layers)],
+        "mlp_layer_types": ["sparse" if n == sparse else r.choice(("dense", "sparse")) for n in range(layers)],
+    }  # fmt: skip
+    fixed = NOT_DRAWN.get(name, ())
+    changed = {key: choices[key] for key in base.settings if key in choices and key not in fixed}
+    return replace(base, **sizes, attention_bias=r.random() < 0.5 and base.has_biases).with_settings(
+        **changed
+    )
+
+
+def reference_of(model: TinyModel, directory: Path) -> Any:
+    """transformers' model of a directory that `write_tiny_model` has written."""
+    return reference(directory, multimodal=isinstance(model, TinyDescribed) and bool(model.outer))
