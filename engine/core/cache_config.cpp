@@ -17,7 +17,7 @@ constexpr double kCpuBusyShare = 0.5;
 }  // namespace
 
 void CacheConfig::validate() const {
-  if (num_layers < 1) reject("expert cache: num_layers", num_layers, ">= 1");
+  if (num_layers < 0) reject("expert cache: num_layers", num_layers, ">= 0");
   if (num_experts < 1 || num_experts > 65535) reject("expert cache: num_experts", num_experts, "1 ... 65535");
   if (top_k < 1 || top_k > num_experts) reject("expert cache: top_k", top_k, "1 ... num_experts");
   if (!pins.empty() && pins.size() != static_cast<size_t>(num_layers)) {
@@ -45,10 +45,10 @@ void CacheConfig::validate() const {
 
 std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts,
                               std::span<const LayerPin> pins) {
-  if (num_slots < 0 || num_layers < 1 || num_experts < 1) {
+  if (num_slots < 0 || num_layers < 0 || num_experts < 1) {
     reject("expert cache: num_slots, num_layers, num_experts",
            std::to_string(num_slots) + ", " + std::to_string(num_layers) + ", " + std::to_string(num_experts),
-           ">= 0, >= 1, >= 1");
+           ">= 0, >= 0, >= 1");
   }
   std::vector<LayerPin> of(pins.begin(), pins.end());
   of.resize(static_cast<size_t>(num_layers), LayerPin::kFree);

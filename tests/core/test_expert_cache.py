@@ -353,7 +353,7 @@ def test_warm_start_refuses_foreign_and_damaged_files(tmp_path):
     ("kwargs", "message"),
     [
         ({"policy": "lur"}, "policy 'lur' given, one of payback, lru, .* expected"),
-        ({"layers": 0, "slots": []}, "num_layers = 0"),
+        ({"layers": -1, "slots": []}, "num_layers = -1"),
         ({"top_k": 9}, "top_k = 9"),
         ({"slots": [3]}, "slots_per_layer = 1 entries"),
         ({"slots": 9}, "slots_per_layer = 9"),

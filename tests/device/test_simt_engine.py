@@ -90,6 +90,7 @@ MODELS = {
             dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128 if name == "glm4v_moe" else 64
         )
         for name, model in DESCRIBED.items()
+        if model.has_experts  # dense models run on the CPU alone
     },
 }  # fmt: skip
 FORMATS = tuple(name for name, layout in LAYOUTS.items() if layout.quantised and layout.block_columns > 1)

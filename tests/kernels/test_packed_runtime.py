@@ -139,8 +139,9 @@ def test_a_store_knows_its_layers() -> None:
     pair, down_q6, down_q4 = 8 * 2 * 4736, 16 * 6720, 16 * 4736
     assert store.expert_bytes == 2 * pair + down_q6
     assert store.bytes == 4 * (4 * pair + down_q6 + down_q4)
-    with pytest.raises(ValueError, match="at least one layer"):
-        _core.ExpertStore(4, HIDDEN, INNER, [])
+    with pytest.raises(ValueError, match="at least one expert"):
+        _core.ExpertStore(0, HIDDEN, INNER, [])
+    assert _core.ExpertStore(1, HIDDEN, INNER, []).num_layers == 0
     with pytest.raises(ValueError, match="expected silu, swiglu_oai or gelu_tanh"):
         _core.ExpertStore(4, HIDDEN, INNER, [("f32",) * 3], activation="relu")
     biased = _core.ExpertStore(4, HIDDEN, INNER, [("q4_k",) * 3], biases=True)

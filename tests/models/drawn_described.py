@@ -19,11 +19,31 @@ from tests.tiny_models.writing import TinyModel
 NOT_DRAWN: Final = {"solar_open": ("first_k_dense_replace",)}
 SLIDING, FULL = "sliding_attention", "full_attention"
 _GROUPS: Final = {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+_MLA: Final = {
+    "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "n_shared_experts": 1,
+}  # fmt: skip
+_INDEXER: Final = {"index_topk": 128, "index_n_heads": 2, "index_head_dim": 16}
 
 
 def _of(architecture: str, model_type: str, **also: Any) -> TinyDescribed:
     sizes = {"top_k": 4} if also.get("sparse", True) else {}
     return TinyDescribed(architecture=architecture, model_type=model_type, **sizes | also)
+
+
+def _gemma3(architecture: str, **settings: Any) -> TinyDescribed:
+    ropes = {
+        FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    }
+    kinds = [SLIDING, FULL, SLIDING, SLIDING]
+    return _of(
+        architecture, "gemma3_text", experts_key="", num_layers=4, hidden_size=64,
+        settings=settings | {
+            "sliding_window": 9, "query_pre_attn_scalar": 24, "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": kinds, "rope_parameters": ropes,
+        },
+    )  # fmt: skip
 
 
 EXAMPLES: dict[str, TinyDescribed] = {
@@ -77,6 +97,31 @@ EXAMPLES: dict[str, TinyDescribed] = {
         "FlintForCausalLM", "flint", num_layers=5,
         settings={"mlp_only_layers": [0], "shared_expert_intermediate_size": 40, "sliding_window": 9},
     ),
+    "llama": _of("LlamaForCausalLM", "llama", experts_key="", gguf="llama", neighbours_in_gguf=True),
+    "mistral": _of(
+        "MistralForCausalLM", "mistral", experts_key="", gguf="llama", neighbours_in_gguf=True, has_biases=False,
+        settings={"sliding_window": None},
+    ),
+    "qwen2": _of("Qwen2ForCausalLM", "qwen2", experts_key="", gguf="qwen2", has_biases=False),
+    "deepseek_v32": _of(
+        "DeepseekV32ForCausalLM", "deepseek_v32", settings=_MLA | _GROUPS | {"first_k_dense_replace": 1, **_INDEXER},
+        experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
+    ),
+    "glm_moe_dsa": _of(
+        "GlmMoeDsaForCausalLM", "glm_moe_dsa",
+        settings=_MLA | {"mlp_layer_types": ["dense", "sparse", "sparse"], "index_topk_pattern": "FSF", **_INDEXER},
+        experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
+    ),
+    "axk1": _of(
+        "AXK1ForCausalLM", "axk1", settings=_MLA | _GROUPS | {"first_k_dense_replace": 1},
+        experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
+    ),
+    "gemma3": _gemma3("Gemma3ForCausalLM", tie_word_embeddings=False, final_logit_softcapping=30.0),
+    "gemma3_vision": replace(
+        _gemma3("Gemma3ForConditionalGeneration"), outer="gemma3", text_prefix="language_model.model.",
+        tie_word_embeddings=True, vision_tensor="vision_tower.vision_model.embeddings.patch_embedding.bias",
+    ),
+    "qwen3": _of("Qwen3ForCausalLM", "qwen3", experts_key="", gguf="qwen3"),
 }  # fmt: skip
 
 
@@ -89,6 +134,11 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         sizes |= {"rope_scaling": None, "rope_theta": 1e4, "head_dim": 8 * r.randint(1, 4)}
     if base.outer:
         sizes["head_dim"] = base.head_dim  # mrope_section fits this one
+    if "kv_lora_rank" in base.settings:
+        sizes["num_kv_heads"] = sizes["num_heads"]
+    if base.model_type == "gemma3_text":
+        sizes["hidden_size"] = sizes["num_heads"] * r.randint(3, 9)
+        sizes["tie_word_embeddings"] = base.tie_word_embeddings
     if base.outer and sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
         sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
     sizes["expert_layout"] = "fused" if base.outer == "qwen3_vl_moe" else sizes["expert_layout"]

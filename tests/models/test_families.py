@@ -39,7 +39,7 @@ from tests.engine.test_device_model import (
     run,
 )
 from tests.models.drawn_described import reference_of
-from tests.models.drawn_families import DRAWN, EXAMPLES, all_chosen
+from tests.models.drawn_families import DRAWN, EXAMPLES, YARN, all_chosen
 from tests.models.test_sizing import held_by
 from tests.models.transformers_runs import one_torch_thread, reference_greedy, reference_logits
 from tests.tiny_models.gguf import write_tiny_gguf
@@ -151,6 +151,26 @@ def test_a_whole_model_that_sees_equals_transformers_and_what_it_saves_loads(
         assert np.abs(ours.logits(ours.prefill(PROMPT)[1]) - expected).max() < 1e-4
 
 
+def _same_with(directory: Path, **changed: Any) -> None:
+    """Logits of the model in `directory` with these keys of config.json changed are transformers'."""
+    config = json.loads((directory / "config.json").read_text()) | changed
+    (directory / "config.json").write_text(json.dumps(config))
+    expected = reference_logits(reference_of(TinyModel(), directory), PROMPT)
+    ours = load(directory)
+    assert np.abs(ours.logits(ours.prefill(PROMPT)[1]) - expected).max() < 1e-4
+
+
+def test_a_large_epsilon_counts_in_norms_of_scaled_queries(tmp_path: Path) -> None:
+    model = replace(EXAMPLES["llama4"], rope_scaling=YARN | {"factor": 16.0}, use_qk_norm=True)
+    _same_with(write_tiny_model(tmp_path, model), rms_norm_eps=0.05)
+
+
+def test_layers_of_gemma4_may_all_have_the_same_heads(tmp_path: Path) -> None:
+    same = {"global_head_dim": 16, "global_kv_heads": None, "nested": False, "published": False}
+    model = replace(EXAMPLES["gemma4"], head_dim=16, attention_k_eq_v=False, **same)
+    _same_with(write_tiny_model(tmp_path, model), per_layer_config={})
+
+
 FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"norm_topk_prob": False}),
     ("glm4_moe", {"partial_rotary_factor": 0.5}),
@@ -259,7 +279,8 @@ def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> No
         sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
         engine.generate(PROMPT, sampling, lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids))
         answers.append(tokens)
-        assert (engine.stats().placement.hits == 0) == (accelerator == "none")
+        has_hits = accelerator != "none" and EXAMPLES[family].has_experts
+        assert (engine.stats().placement.hits > 0) == has_hits
         engine.close()
     assert len(answers[0]) == 24
     assert answers[0] == answers[1] == answers[2]
@@ -301,7 +322,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "partial_rotary_factor is 0.05, expected an even number of the 24",
     ),
     ("glm4_moe", {"n_group": 5}, "12 experts do not fill n_group 5"),
-    ("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts"),
+    ("glm4_moe", {"first_k_dense_replace": 3}, "mlp.gate_proj.weight is missing"),
     ("dots1", {"scoring_func": "softmax"}, "scoring_func is 'softmax', expected 'noaux_tc'"),
     ("dots1", {"layer_types": ["sliding_attention"] * 3}, "sliding_window is None"),
     ("dots1", {"layer_types": ["conv"] * 3}, "layer_types"),
@@ -324,7 +345,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama4", {"layer_types": ["chunked_attention"]}, "for each of 5 layers"),
     ("granitemoe", {"residual_multiplier": 0}, "residual_multiplier is 0"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
-    ("ernie4_5_moe", {"moe_layer_start_index": 5}, "no layer has experts"),
+    ("ernie4_5_moe", {"moe_layer_start_index": 5}, "mlp.gate_proj.weight is missing"),
     ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit is 5.0, expected 7.0"),
     ("gpt_oss", {"layer_types": ["linear"] * 3}, "layer_types"),
     ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),

@@ -55,6 +55,13 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("Glm4vMoeForConditionalGeneration", GLM + THINK, "glm45", "glm45"),
     ("ExaoneMoeForCausalLM", HERMES + THINK, "hermes", "deepseek_r1"),
     ("FlintForCausalLM", XML + THINK, "qwen3_coder", "qwen3"),
+    ("LlamaForCausalLM", '{"name": "f", "parameters": {{ a | tojson }}}', "llama4_json", None),
+    ("MistralForCausalLM", "[TOOL_CALLS] [{{ calls }}]", "mistral", None),
+    ("Qwen2ForCausalLM", HERMES, "hermes", None),
+    ("Qwen3ForCausalLM", HERMES + THINK, "hermes", "qwen3"),
+    ("DeepseekV32ForCausalLM", "f<｜tool▁sep｜>{}" + THINK, "deepseek_v31", "deepseek_r1"),
+    ("GlmMoeDsaForCausalLM", GLM.replace("\n", "") + THINK, "glm47", "glm45"),
+    ("AXK1ForCausalLM", HERMES + THINK, "hermes", "deepseek_r1"),
     ("OlmoeForCausalLM", HERMES + THINK, None, None),
     ("NobodysForCausalLM", HERMES + THINK, None, None),
 ]

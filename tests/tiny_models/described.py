@@ -38,6 +38,8 @@ class TinyDescribed(TinyModel):
     outer: str = ""
     """Model type of the multimodal model around it; "": the model is a text model."""
     text_prefix: str = "model.language_model."
+    vision_tensor: str = "model.visual.patch_embed.proj.bias"
+    """A tensor of the part that sees."""
     gguf: str = ""
     """GGUF architecture; "": the package knows none."""
     scores: str = "SOFTMAX"
@@ -88,9 +90,8 @@ class TinyDescribed(TinyModel):
             return text
         outer = {key: text.pop(key) for key in ("architectures", "bos_token_id", "eos_token_id", "dtype")}
         tied = {"tie_word_embeddings": self.tie_word_embeddings}
-        vision = dict.fromkeys(("depth", "num_heads"), 2) | dict.fromkeys(
-            ("hidden_size", "intermediate_size"), 16
-        )
+        counts = ("depth", "num_heads", "num_hidden_layers", "num_attention_heads")
+        vision = dict.fromkeys(counts, 2) | dict.fromkeys(("hidden_size", "intermediate_size"), 16)
         vision |= {"out_hidden_size": self.hidden_size, "deepstack_visual_indexes": [0]}
         return outer | tied | {"model_type": self.outer, "text_config": text | tied, "vision_config": vision}
 
@@ -107,7 +108,7 @@ class TinyDescribed(TinyModel):
             name if name.startswith("lm_head") else self.text_prefix + name.removeprefix("model."): values
             for name, values in found.items()
         }
-        return theirs | {"model.visual.patch_embed.proj.bias": found["model.norm.weight"]}
+        return theirs | {self.vision_tensor: found["model.norm.weight"]}
 
     def _plain_config(self) -> dict[str, Any]:
         return {key: value for key, value in self.text_config().items() if key != "architectures"}
@@ -131,6 +132,10 @@ class TinyDescribed(TinyModel):
     def is_moe_layer(self, layer: int) -> bool:
         names = (name for name, _ in _shapes(json.dumps(self._plain_config())))
         return any(name.startswith(f"model.layers.{layer}.") and ".experts." in name for name in names)
+
+    @property
+    def has_experts(self) -> bool:
+        return bool(self.experts_key)
 
     @property
     def fits_gguf(self) -> bool:
@@ -177,7 +182,8 @@ class TinyDescribed(TinyModel):
             writer.add_sliding_window(config["sliding_window"])
             writer.add_sliding_window_pattern([bool((n + 1) % pattern) for n in range(self.num_layers)])
         rotated = config.get("partial_rotary_factor", 1.0)
-        writer.add_rope_dimension_count(int(self.head_dim * rotated))
+        if not self.gguf_pairs_neighbours:
+            writer.add_rope_dimension_count(int(self.head_dim * rotated))
         if not self.experts_key:
             return
         writer.add_expert_gating_func(package.ExpertGatingFuncType[self.scores])

@@ -164,12 +164,13 @@ def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
     writer.add_value_length(value)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(model.gguf_rope_theta)
-    writer.add_expert_count(model.num_experts)
-    writer.add_expert_used_count(model.top_k)
     writer.add_feed_forward_length(model.gguf_feed_forward_length)
+    if model.has_experts:
+        writer.add_expert_count(model.num_experts)
+        writer.add_expert_used_count(model.top_k)
     if model.gguf_pairs_neighbours:
         writer.add_rope_dimension_count(model.head_dim)
-    else:
+    elif model.has_experts:
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
         said = model.config().get("norm_topk_prob")
         if said is not None and (not said or model.gguf_architecture != "qwen3moe"):

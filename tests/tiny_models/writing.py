@@ -86,6 +86,10 @@ class TinyModel:
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
 
     @property
+    def has_experts(self) -> bool:
+        return True
+
+    @property
     def biased(self) -> str:
         """The projections of attention that have a bias: letters of q, k, v, o."""
         return "qkvo" if self.attention_bias else ""

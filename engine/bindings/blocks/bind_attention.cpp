@@ -36,11 +36,12 @@ int expect_taps(const BlockArguments& given, const TensorView& conv) {
 }
 
 GqaShape gqa_shape(BlockArguments& given) {
+  const float eps = given.value<float>("eps");
   const GqaShape shape{
       .num_heads = given.at_least(1, "num_heads"),
       .num_kv_heads = given.at_least(1, "num_kv_heads"),
       .head_dim = given.at_least(1, "head_dim"),
-      .eps = given.value<float>("eps"),
+      .eps = eps,
       .scale = given.value<float>("scale"),
       .window = {.size = given.positive_or_zero("sliding_window"), .chunk = given.positive_or_zero("chunk")},
       .flat_norms = given.value("flat_norms", false),
@@ -51,6 +52,7 @@ GqaShape gqa_shape(BlockArguments& given) {
       .gated = given.value("gated", false),
       .keys_are_values = given.value("keys_are_values", false),
       .rotation = given.has("rotation") ? given.at_least(0, "rotation") : 0,
+      .head_eps = given.value("head_eps", eps),
   };
   expect_multiple(given, "num_heads", shape.num_heads, "num_kv_heads", shape.num_kv_heads);
   if (shape.gated && shape.flat_norms)

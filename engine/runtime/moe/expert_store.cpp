@@ -59,11 +59,11 @@ ExpertStore::ExpertStore(const ExpertStore& other, ThreadPool& pool)
 }
 
 void ExpertStore::lay_out(std::span<const FfnFormats> formats) {
-  if (formats.empty() || num_experts_ < 1 || shape_.hidden < 1 || shape_.intermediate < 1) {
+  if (num_experts_ < 1 || shape_.hidden < 1 || shape_.intermediate < 1) {
     throw std::invalid_argument(
-        "an expert store needs at least one layer, expert, hidden and intermediate unit; given " +
-        std::to_string(formats.size()) + ", " + std::to_string(num_experts_) + ", " +
-        std::to_string(shape_.hidden) + ", " + std::to_string(shape_.intermediate));
+        "an expert store needs at least one expert, hidden and intermediate unit; given " +
+        std::to_string(num_experts_) + ", " + std::to_string(shape_.hidden) + ", " +
+        std::to_string(shape_.intermediate));
   }
   for (const FfnFormats& of_layer : formats) {
     layouts_.emplace_back(shape_, of_layer);

@@ -395,6 +395,7 @@ class Gqa(Block):
         v_norm: _F32 | None = None,
         keys_are_values: bool = False,
         rotation: int = 0,
+        head_eps: float = ...,
     ) -> None:
         """layer: index in the cache, where it has 2 * num_kv_heads planes of head_dim elements.
 
@@ -405,6 +406,7 @@ class Gqa(Block):
         flat_norms: q_norm and k_norm span all heads, [num_heads * head_dim] and [num_kv_heads * head_dim].
         gated: a head's gate follows its query in qkv_weight; the head's output is multiplied by the gate's sigmoid.
         sinks [num_heads]: logits that take part in the softmax and have no value.
+        head_eps: epsilon of the norms of q, k and v; without it `eps`.
         keys_are_values: qkv_weight has no rows of v; values are the keys before norm and rotation.
         rotation: index of the batch's rotation.
         """

@@ -374,3 +374,5 @@ class RunInfo:
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""
     trace_sizes: TraceSizes | None = None
     """The model's sizes, stored in a recorded trace."""
+    context_limit_reason: str = ""
+    """What ends the context before the model's own does; empty: nothing."""

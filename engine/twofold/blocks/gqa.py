@@ -76,6 +76,8 @@ class Gqa(Block):
     """Whether q_proj has, after each head's query, as many rows of a gate; its sigmoid multiplies the head's output."""
     zero_centred: bool = False
     """Whether checkpoints store the norms minus 1."""
+    head_eps: float | None = None
+    """Epsilon of the norms of q, k and v; None: `eps`."""
 
     @property
     def scale(self) -> float:
@@ -216,6 +218,7 @@ class Gqa(Block):
             v_norm=ones if self.v_norm else None,
             keys_are_values=self.keys_are_values,
             rotation=self.rotation,
+            head_eps=self.head_eps or self.eps,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -227,7 +230,7 @@ class Gqa(Block):
             head_dim=self.head_dim,
             scale=self.scale,
             window=self.sliding_window or 0,
-            epsilon=self.eps,
+            epsilon=self.head_eps or self.eps,
             chunk=self.attention_chunk or 0,
         )
         norm, bias = weights.norm(), weights.bias(*(f"{part}_bias" for part in self.parts))
@@ -282,7 +285,7 @@ class GqaOnDevice:
         import torch
         from torch.nn import functional
 
-        qkv = functional.linear(normed(hidden, self.norm, self.shape.epsilon), self.qkv, self.qkv_bias)
+        qkv = functional.linear(normed(hidden, self.norm, self.attention.eps), self.qkv, self.qkv_bias)
         kv, norms = KvLayer(*state), self.norms
         gate = None
         if self.attention.gated:

@@ -71,7 +71,7 @@ class MappedPanels:
             stored.intermediate,
             stored.formats,
             self.mapping,
-            stored.stretches[0].offset,
+            stored.stretches[0].offset if stored.stretches else 0,
             activation,
             stored.biases,
         )

@@ -62,7 +62,7 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
     return DeviceNeeds(
         dense_bytes=size.device_dense_bytes,
         kv_bytes_per_token=size.kv_bytes_per_token,
-        one_expert_bytes=size.one_expert_bytes,
+        one_expert_bytes=max(1, size.one_expert_bytes),  # 0 in a model without experts
         num_layers=len(size.config.moe_layers),
         num_experts=size.config.num_experts,
         top_k=size.config.top_k,

@@ -140,7 +140,10 @@ class Engine:
             CapacityError: too many requests are waiting, or the engine is draining.
         """
         by_priority = self.config.scheduling_policy == "priority"
-        check_request(request, self.vocab_size, self.max_context, by_priority=by_priority)
+        reason = self.info.context_limit_reason
+        check_request(
+            request, self.vocab_size, self.max_context, by_priority=by_priority, limit_reason=reason
+        )
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def begin() -> RequestState:

@@ -75,6 +75,8 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     files = open_model_files(path)  # cheap checks come before gigabytes are read
     if files.mapped is not None:
         check_if_changed(files.mapped.path, files.mapped.contents)
+    if files.config.context_limit_reason:
+        _log.warning("%s: %s", path, files.config.context_limit_reason)
     pool = ops.ThreadPool(config.cpu_threads, config.numa)
     files, rules = apply_rules(config, files, pool, choice)
     # Before the tokenizer: its half second of parsing leaves the other cores idle.
@@ -154,7 +156,8 @@ def _load_on_cpu(
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     model = files.config
     num_layers, num_experts = len(model.moe_layers), model.num_experts
-    slot_bytes = _core.slot_stride(max(map(model.routed.expert_bytes, files.expert_formats())))
+    largest = max(map(model.routed.expert_bytes, files.expert_formats()), default=1)
+    slot_bytes = _core.slot_stride(largest)
     slots = num_slots(config, num_layers, num_experts, slot_bytes)
     plan = slot_plan(config, files, slots, devices=rules.devices)
     check_pins(rules.devices, slots, num_layers, num_experts, is_placed=plan.placement.is_static)
@@ -214,4 +217,5 @@ def run_info(
         config_json=json.dumps(dataclasses.asdict(config)),
         output_changes=moe.output_changes,
         trace_sizes=trace_sizes(files),
+        context_limit_reason=model.context_limit_reason,
     )

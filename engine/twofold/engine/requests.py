@@ -35,9 +35,17 @@ _MAX_TOKENS: Final = 2**31
 
 
 def check_request(
-    request: GenerationRequest, vocab_size: int, max_context: int, *, by_priority: bool = False
+    request: GenerationRequest,
+    vocab_size: int,
+    max_context: int,
+    *,
+    by_priority: bool = False,
+    limit_reason: str = "",
 ) -> None:
-    """Refuse a request that can never be served. Raises RequestError naming the parameter."""
+    """Refuse a request that can never be served. Raises RequestError naming the parameter.
+
+    limit_reason: what ends the context before the model's own does.
+    """
     if request.priority != 0 and not by_priority:
         raise RequestError(
             f"priority is {request.priority}; this engine serves in order of arrival. Leave it out, or start it "
@@ -49,7 +57,8 @@ def check_request(
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
     if len(prompt) >= max_context:
         raise RequestError(
-            f"the prompt has {len(prompt)} tokens; the context holds {max_context} with the answer. Shorten the prompt",
+            f"the prompt has {len(prompt)} tokens; the context holds {max_context} with the answer. Shorten the prompt"
+            + (f" ({limit_reason})" if limit_reason else ""),
             param="prompt",
         )
     worst = max(prompt) if min(prompt) >= 0 else min(prompt)

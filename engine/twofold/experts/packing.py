@@ -24,8 +24,6 @@ def pack_experts(
     progress: Callable[[int, int, int], None] | None,
 ) -> _core.ExpertStore:
     """A store filled with the layers from `experts`. Raises ModelLoadError."""
-    if not shape.num_layers:
-        raise ModelLoadError("the model has no layer with experts; Twofold runs Mixture-of-Experts models")
     try:
         store = make_store(shape, pool)
         for layer, layer_experts in enumerate(experts):

@@ -32,6 +32,8 @@ class MoeShape:
     @property
     def format(self) -> str:
         """Format of most layers, as used for curves and display: "q4_0", or "q4_k/q4_k/q6_k" if matrices differ."""
+        if not self.formats:
+            return "f32"  # a dense model: not read
         (most, _), *_ = Counter(self.formats).most_common(1)
         return most[0] if len(set(most)) == 1 else "/".join(most)
 

@@ -41,7 +41,7 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Configuration common to decoder-only MoE transformers, and the blocks of this one."""
+    """Configuration common to decoder-only transformers, and the blocks of this one."""
 
     architecture: str
     """The class name in config.json, e.g. "Qwen3MoeForCausalLM"."""
@@ -68,6 +68,11 @@ class ModelConfig:
     left_out: tuple[tuple[str, str], ...] = ()
     """Unsupported parts of checkpoints: (description, pattern of their tensors)."""
 
+    context_limit: int | None = None
+    """Positions up to which the model is computed exactly, if fewer than it was made for."""
+    context_limit_reason: str = ""
+    """What ends the context there, for messages."""
+
     @property
     def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:
         """(rope, rope_dim) pairs, indexed by a block's `rotation`."""
@@ -87,7 +92,13 @@ class ModelConfig:
 
     @property
     def max_context(self) -> int:
-        """Maximum tokens of a sequence (prompt and output together).
+        """Maximum tokens of a sequence (prompt and output together), at most `context_limit`."""
+        own = self._own_context
+        return own if self.context_limit is None else min(own, self.context_limit)
+
+    @property
+    def _own_context(self) -> int:
+        """Context length that the model was made for.
 
         Linear scaling changes max_position_embeddings itself. For dynamic NTK it is the length before scaling; YaRN
         keeps that in original_max_position_embeddings. Both extend it by `factor`.
@@ -109,9 +120,10 @@ class ModelConfig:
 
     @property
     def routed(self) -> RoutedShape:
-        """Shape of the experts, the same in every layer that has any."""
+        """Shape of the experts, the same in every layer that has any; no experts: a dense model."""
         blocks = (block for layer in self.layers for block in layer)
-        return next(block.routed for block in blocks if isinstance(block, ExpertBlock))
+        found = (block.routed for block in blocks if isinstance(block, ExpertBlock))
+        return next(found, RoutedShape(0, 0, self.hidden_size, 0))
 
     @property
     def num_experts(self) -> int:
@@ -174,8 +186,6 @@ class ModelConfig:
         problems = [problem for layer in self.layers for block in layer for problem in block.problems()]
         if not any(map(pages_of, self.layers)):
             problems.append("no layer has full attention; at least one was expected")
-        if not self.moe_layers:
-            problems.append("no layer has experts; Twofold runs mixture-of-experts models only")
         if any(rope.kind == "dynamic" and dim <= 2 for rope, dim in self.rotations):
             problems.append("dynamic RoPE scaling needs a head_dim of more than 2")
         if any(token >= self.vocab_size for token in self.eos_token_ids):

@@ -68,6 +68,10 @@ class Decoder:
     """Fields of `DenseFfn` that config.json does not set."""
     post_norms: tuple[tuple[str, str] | None, tuple[str, str] | None] = (None, None)
     """(name, GGUF name) of the norm of attention's output, and of the feed-forward part's."""
+    scaled_embedding: bool = False
+    """Whether the embedding's rows are multiplied by the root of the hidden size."""
+    local_theta: float | None = None
+    """RoPE base of layers with a window if `rope_parameters` has no section for them; None: that of the others."""
     rotated_share: float = 1.0
     """Default share of a head that is rotated."""
     renamed: tuple[tuple[str, str], ...] = ()
@@ -98,7 +102,18 @@ class Decoder:
             fields, generation, layer, eps=layer_of(0).eps, rope=rope, rope_dim=rope_dim
         )
         config = replace(
-            config, further_rotations=tuple(further), renamed=self.renamed, left_out=self.left_out
+            config,
+            further_rotations=tuple(further),
+            renamed=self.renamed,
+            left_out=self.left_out,
+            embedding=replace(
+                config.embedding, scale=config.hidden_size**0.5 if self.scaled_embedding else 1.0
+            ),
+            head=replace(
+                config.head,
+                zero_centred=layer_of(0).zero_centred,
+                softcap=fields.optional_number("final_logit_softcapping", above=True),
+            ),
         )
         if self.text is not None:
             config = without_images(config, (*self.text.prefixes, *self.renamed), *self.text.images)
@@ -120,6 +135,8 @@ class Decoder:
         """Attention of each layer, and the rotations that it refers to."""
         fields, window = settings.fields, settings.optional("sliding_window")
         full = replace(config_json.read_attention(fields), **self.attention)
+        if (scalar := fields.optional_number("query_pre_attn_scalar", above=True)) is not None:
+            full = replace(full, multiplier=scalar**-0.5)
         sliding = replace(full, sliding_window=window, **self.windowed)
         windows = config_json.read_layer_types(fields, SLIDING, lambda n: self.slides(settings, n))
         if windows and window is None:
@@ -131,7 +148,11 @@ class Decoder:
         return lambda n: sliding if n in windows else full, rotations
 
     def _rotation(self, fields: Fields, kind: str, attention: Gqa) -> tuple[RopeConfig, int]:
-        fields = config_json.rope_fields_of(fields, kind)
+        own = config_json.rope_fields_of(fields, kind)
+        if kind == SLIDING and self.local_theta is not None and own is fields:
+            theta = fields.number("rope_local_base_freq", self.local_theta, above=True)
+            return RopeConfig(theta=theta), attention.head_dim
+        fields = own
         dim = config_json.read_rotary_dim(fields, attention.head_dim, self.rotated_share)
         return config_json.read_rope(fields, partial=True), dim
 
@@ -171,7 +192,7 @@ class Decoder:
         """A GGUF file's header in config.json's format. Raises ModelLoadError naming file and key."""
         attention = metadata.attention(windows=True, partly_rotated=True)
         window = attention["sliding_window"]
-        settings = {"model_type": self.model_type, **attention, "num_experts": 1}
+        settings = {"model_type": self.model_type, **attention}
         if window is not None and "attention.sliding_window_pattern" in metadata.fields.data:
             slides = metadata.of_layers("attention.sliding_window_pattern")
             settings["layer_types"] = [SLIDING if slide else FULL for slide in slides[: metadata.num_layers]]

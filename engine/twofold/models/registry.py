@@ -61,6 +61,17 @@ FAMILIES: Final = (
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe", _GLM),
     Family("dots1", ("Dots1ForCausalLM",), "dots1", FamilyChat(end_of_turn=("<|endofresponse|>",))),
+    Family(
+        "llama",
+        ("LlamaForCausalLM",),
+        "",
+        FamilyChat(("llama4_json", "hermes"), ("deepseek_r1",), ("<|eot_id|>", "<|eom_id|>")),
+    ),
+    Family("mistral", ("MistralForCausalLM",), "", FamilyChat(("mistral", "hermes"))),
+    Family("qwen2", ("Qwen2ForCausalLM",), "qwen2", FamilyChat(("hermes",), ("deepseek_r1",))),
+    Family("qwen3", ("Qwen3ForCausalLM",), "qwen3", _QWEN3),
+    Family("gemma3", ("Gemma3ForCausalLM",), ""),
+    Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), ""),
     Family("solar_open", ("SolarOpenForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
     Family("hy_v3", ("HYV3ForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
     Family("mellum", ("MellumForCausalLM",), "", _QWEN3),
@@ -94,6 +105,9 @@ FAMILIES: Final = (
         FamilyChat(("llama4_pythonic", "llama4_json"), (), ("<|eot|>", "<|eom|>")),
     ),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2", _DEEPSEEK),
+    Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "", _DEEPSEEK),
+    Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "", _GLM),
+    Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2", _GLM),
     Family(
         "kimi_k25",
@@ -153,11 +167,12 @@ def gguf_as_config_json(file: GgufFile) -> dict[str, Any]:
 
 def _read_gguf(file: GgufFile) -> tuple[FamilyModule, Fields, GgufMetadata]:
     name = file.fields.get("general.architecture")
-    for family in FAMILIES:
-        if name == family.gguf:
-            module, metadata = _module(family), GgufMetadata(file)
-            settings = {"architectures": [family.classes[0]]} | module.gguf_settings(metadata)
-            return module, metadata.config_json(settings), metadata
+    for known in FAMILIES:
+        if name == known.gguf:
+            metadata = GgufMetadata(file)
+            settings = {"architectures": [known.classes[0]]} | _module(known).gguf_settings(metadata)
+            family = family_of(settings["architectures"][0])
+            return family, metadata.config_json(settings), metadata
     raise ModelLoadError(
         f"{file.path}: general.architecture is {name!r}, which is not supported; expected one that "
         "`twofold models` lists"

@@ -32,7 +32,7 @@ class ModelSize:
     expert_bytes: int
     """All experts of all layers: the host's expert store."""
     one_expert_bytes: int
-    """The largest expert: the size of a slot and of an upload."""
+    """The largest expert: the size of a slot and of an upload; 0 in a model without experts."""
     kv_bytes_per_token: int
     """KV cache bytes per token, over all layers."""
     bytes_per_sequence: int
@@ -91,7 +91,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
         config=config,
         dense_bytes=sum(part.host_bytes(weights) for part, weights in dense),
         expert_bytes=config.num_experts * sum(experts),
-        one_expert_bytes=max(experts),
+        one_expert_bytes=max(experts, default=0),
         kv_bytes_per_token=config.cache_bytes_per_token(config.cache_dtype(kv_cache_dtype)),
         bytes_per_sequence=config.bytes_per_sequence,
         file_bytes=files.file_bytes,
@@ -143,7 +143,7 @@ def trace_sizes(files: ModelFiles) -> TraceSizes:
     head."""
     routed, formats = files.config.routed, files.expert_formats()
     expert_bytes = sum(map(routed.expert_bytes, formats)) / max(1, len(formats))
-    bits = 8 * expert_bytes / (3 * routed.hidden_size * routed.intermediate_size)
+    bits = 8 * expert_bytes / (3 * routed.hidden_size * max(1, routed.intermediate_size))
     *before, last = dense_stretches(files)[0]
     dense_bytes = sum(before) / max(1, len(before))
     return TraceSizes(routed.hidden_size, routed.intermediate_size, bits, dense_bytes, head_bytes=last)

@@ -50,14 +50,14 @@ def slot_plan(
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:
-    """The shape of a model's routed experts."""
+    """The shape of a model's routed experts; a dense model's has no layers and one expert, which is nowhere."""
     routed = files.config.routed
     return MoeShape(
         num_layers=len(files.config.moe_layers),
-        num_experts=routed.num_experts,
-        top_k=routed.top_k,
+        num_experts=max(1, routed.num_experts),
+        top_k=max(1, routed.top_k),
         hidden=routed.hidden_size,
-        intermediate=routed.intermediate_size,
+        intermediate=max(1, routed.intermediate_size),
         formats=files.expert_formats(),
         activation=routed.activation,
         biases=routed.biases,

@@ -139,8 +139,8 @@ class Contents:
     @property
     def panels_end(self) -> int:
         """End of the panels, which steps read; rows of tensors follow."""
-        ends = [self.experts.stretches[-1].end, *(matrix.stretch.end for matrix in self.matrices.values())]
-        return max(ends)
+        experts = (stretch.end for stretch in self.experts.stretches[-1:])
+        return max(*experts, *(matrix.stretch.end for matrix in self.matrices.values()))
 
 
 def read_contents(path: Path) -> Contents:
@@ -208,8 +208,8 @@ def _experts(data: Any, end: int) -> StoredExperts:
     if not isinstance(biases, bool):
         raise ValueError(f"{biases!r} does not say whether experts have biases")
     experts = StoredExperts(num_experts, hidden, inner, formats, stretches, biases)
-    _expect(len(stretches), max(1, len(formats)))
-    at = stretches[0].offset
+    _expect(len(stretches), len(formats))
+    at = stretches[0].offset if stretches else 0
     for layer, stretch in enumerate(stretches):
         _expect(stretch.offset, at)
         _expect(stretch.num_bytes, experts.layer_bytes(layer))

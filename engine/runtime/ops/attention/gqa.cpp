@@ -110,8 +110,8 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
         for (int t = static_cast<int>(first); t < first + count; ++t) {
           float* row = qkv + t * width;
           if (shape_.flat_norms) {
-            table_.rmsnorm(row, weights_.q_norm, shape_.eps, row, heads * D);
-            table_.rmsnorm(row + heads * D, weights_.k_norm, shape_.eps, row + heads * D, kv_heads * D);
+            table_.rmsnorm(row, weights_.q_norm, shape_.head_eps, row, heads * D);
+            table_.rmsnorm(row + heads * D, weights_.k_norm, shape_.head_eps, row + heads * D, kv_heads * D);
           }
           float* keys = row + int64_t{heads} * shape_.query_rows();
           float* values = keys + int64_t{kv_heads} * D;
@@ -120,11 +120,11 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
             values = of_keys.data();
           }
           for (int head = 0; weights_.v_norm != nullptr && head < kv_heads; ++head)
-            table_.rmsnorm(values + head * D, weights_.v_norm, shape_.eps, values + head * D, D);
+            table_.rmsnorm(values + head * D, weights_.v_norm, shape_.head_eps, values + head * D, D);
           for (int head = 0; head < heads + kv_heads; ++head) {
             const float* norm = head < heads ? weights_.q_norm : weights_.k_norm;
             float* v = head < heads ? row + int64_t{head} * shape_.query_rows() : keys + (head - heads) * D;
-            if (norm != nullptr && !shape_.flat_norms) table_.rmsnorm(v, norm, shape_.eps, v, D);
+            if (norm != nullptr && !shape_.flat_norms) table_.rmsnorm(v, norm, shape_.head_eps, v, D);
             if (shape_.rotated) rotate(v, batch, t, room.data());
           }
           if (shape_.period > 0) {

@@ -41,6 +41,7 @@ struct GqaShape {
   bool gated = false;            // a head's attention output is multiplied by sigmoid(gate)
   bool keys_are_values = false;  // values are the projected keys, before norm and rotation
   int rotation = 0;              // index of the batch's rotation
+  float head_eps = 0;            // epsilon of the norms of queries, keys and values
 
   int query_rows() const { return gated ? 2 * head_dim : head_dim; }  // rows of one head, with its gate
 };

@@ -5,12 +5,44 @@ References: transformers `models/NAME`. Defaults are those of its configuration 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from twofold.models.decoder import Decoder, TextPart
+from twofold.models.keys import Settings
 
 # The router of DeepSeek-V3 and of models after it.
 _SIGMOID: Final = {"score": "sigmoid", "bias": True}
+
+
+def _last_layers(settings: Settings, layer: int) -> bool:
+    """Windows of Qwen's dense models: switched on by a key, from a layer on."""
+    switched_on = settings.fields.boolean("use_sliding_window", False)
+    return switched_on and layer >= settings.integer("max_window_layers")
+
+
+_GEMMA3: Final = Decoder(
+    "Gemma 3, text only (270M, 1B): windows in five of six layers, norms after blocks too, no experts.",
+    "gemma3_text",
+    defaults={
+        "max_position_embeddings": 131_072, "rope_theta": 1e6, "sliding_window": 4096, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216, "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256, "hidden_size": 2304, "num_hidden_layers": 26, "vocab_size": 262_208,
+    },
+    only={
+        "hidden_activation": ("gelu_pytorch_tanh",), "attn_logit_softcapping": (None,),
+        "use_bidirectional_attention": (False, None),
+    },
+    attention={"qk_norm": True, "zero_centred": True},
+    slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("sliding_window_pattern", 6)),
+    dense={"activation": "gelu_tanh", "zero_centred": True, "norm": "pre_feedforward_layernorm"},
+    post_norms=(
+        ("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm"),
+    ),
+    scaled_embedding=True,
+    local_theta=10_000.0,
+    router=None,
+)  # fmt: skip
 
 DECODERS: Final = {
     "dots1": Decoder(
@@ -122,5 +154,48 @@ DECODERS: Final = {
         router={"score": "sigmoid"},
         shared="mlp.shared_expert",
         renamed=(("*.self_attn.softmax_offset", "*.self_attn.sinks"),),
+    ),
+    "llama": Decoder(
+        "Llama 2 and 3, and dense models published as such: no experts.",
+        "llama",
+        defaults={"max_position_embeddings": 2048},
+        only={"mlp_bias": (False, None)},
+        attention={"gguf_pairs_neighbours": True},
+        router=None,
+    ),
+    "mistral": Decoder(
+        "Mistral 7B, Nemo, Small: no experts.",
+        "mistral",
+        defaults={"max_position_embeddings": 131_072, "num_key_value_heads": 8},
+        attention={"gguf_pairs_neighbours": True, "bias": False, "o_bias": False},
+        slides=lambda settings, layer: settings.optional("sliding_window") is not None,
+        router=None,
+    ),
+    "qwen2": Decoder(
+        "Qwen2 and Qwen2.5: biases of q, k and v, windows in the last layers, no experts.",
+        "qwen2",
+        defaults={"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28},
+        attention={"bias": True, "o_bias": False},
+        slides=_last_layers,
+        router=None,
+    ),
+    "qwen3": Decoder(
+        "Qwen3: per-head norms of queries and keys, no experts.",
+        "qwen3",
+        defaults={
+            "max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128,
+        },
+        attention={"qk_norm": True},
+        slides=_last_layers,
+        router=None,
+    ),
+    "gemma3": _GEMMA3,
+    "gemma3_vision": replace(
+        _GEMMA3,
+        summary="Gemma 3 with images (4B to 27B), its text; the vision tower is ignored.",
+        text=TextPart(
+            (("language_model.model.", "model."), ("model.language_model.", "model."), ("language_model.", "")),
+            tuple(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector")),
+        ),
     ),
 }  # fmt: skip

@@ -83,6 +83,8 @@ def _read_full(fields: Fields, attention: Gqa, layers: set[int]) -> Gqa:
     if own is None:
         head_dim = fields.integer("global_head_dim")
         kv_heads = fields.optional_integer("num_global_key_value_heads", minimum=1) if shared else None
+    elif not own.data:  # as transformers writes it if all layers have the same heads
+        return replace(attention, rotation=1, keys_are_values=shared)
     else:
         first = own.section(str(min(layers)))
         if first is None or own.data != {str(layer): first.data for layer in layers}:

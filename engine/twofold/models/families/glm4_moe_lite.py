@@ -20,6 +20,6 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         raise fields.error(
             "mlp_layer_types", kinds, f"'dense' of the first, 'sparse' of the others of {num_layers} layers"
         )
-    fields = Fields(fields.where, fields.data | {"first_k_dense_replace": dense})
+    fields = Fields(fields.where, fields.data | {"first_k_dense_replace": dense}, fields.defaults)
     defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 202_752}
     return deepseek.parse_config(fields.defaulting(defaults), generation)

@@ -2,7 +2,7 @@
 
 Reference: transformers `models/llama4`, defaults those of `Llama4TextConfig`. GGUF files omit llama.cpp's built-in
 settings. The router's weight multiplies an expert's input. Norms of queries and keys have no weights and follow the
-rotation, so they cancel its scaling.
+rotation, so they cancel its scaling, but for their epsilon.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
+from twofold.blocks.rope import attention_factor
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
@@ -39,7 +40,10 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     attention = replace(config_json.read_attention(fields), neighbours=True)
     turns = _read_rotated(fields)
     normed = fields.boolean("use_qk_norm", True)
-    rotated = replace(attention, unit_norms=normed)
+    rope, scaling = config_json.read_rope(fields), 1.0
+    if normed and rope.kind == "yarn":
+        rope, scaling = replace(rope, attention_factor=1.0), attention_factor(rope)
+    rotated = replace(attention, unit_norms=normed, head_eps=attention.eps / scaling**2)
     chunked_layers = config_json.read_layer_types(fields, "chunked_attention", lambda n: turns[n])
     chunk = fields.integer("attention_chunk_size")
     unrotated = replace(attention, rotated=False, temperature=_read_temperature(fields))
@@ -55,9 +59,6 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         own = replace(own, attention_chunk=chunk if n in chunked_layers else None)
         return (own, *mixture) if n in is_moe else (own, dense)
 
-    rope = config_json.read_rope(fields)
-    if normed and rope.kind == "yarn":
-        rope = replace(rope, attention_factor=1.0)
     return config_json.read_model(fields, generation, attention, layer, rope=rope)
 
 

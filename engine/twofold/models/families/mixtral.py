@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.families.decoders import DECODERS
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
@@ -39,7 +40,12 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
-    """A GGUF file of architecture "llama" in config.json's format. Raises ModelLoadError naming file and key."""
+    """A GGUF file of architecture "llama" in config.json's format. Raises ModelLoadError naming file and key.
+
+    Without experts it is a Llama, whatever the published model is called.
+    """
+    if not metadata.fields.optional_integer("expert_count"):
+        return {"architectures": ["LlamaForCausalLM"], **DECODERS["llama"].gguf_settings(metadata)}
     return {
         "model_type": "mixtral",
         "rope_parameters": metadata.rope_parameters(10_000.0),

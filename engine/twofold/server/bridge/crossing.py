@@ -47,11 +47,14 @@ class RequestPlan:
         """The request's field with the prompt, for errors."""
         return "messages" if self.template.endpoint == "chat.completions" else "prompt"
 
-    def sampling(self, prompt: Prompt, max_context: int) -> SamplingParams:
-        """The prompt's sampling parameters. ApiError when the context has no room for prompt and answer."""
+    def sampling(self, prompt: Prompt, max_context: int, reason: str) -> SamplingParams:
+        """The prompt's sampling parameters. ApiError when the context has no room for prompt and answer.
+
+        reason: what ends the context before the model's own does.
+        """
         room = max_context - len(prompt.token_ids)
         if room < 1:
-            message = too_long(len(prompt.token_ids), max_context)
+            message = too_long(len(prompt.token_ids), max_context, reason)
             raise ApiError(400, message, param=self.prompt_field, code=CONTEXT_LENGTH)
         sampling = self.sampling_for(room)
         if sampling.ignore_eos:
@@ -201,7 +204,9 @@ def _submit_all(
     constraint: CompiledConstraint | None,
 ) -> None:
     engine = answer.engine
-    samplings = [plan.sampling(prompt, engine.max_context) for prompt in prompts]
+    samplings = [
+        plan.sampling(prompt, engine.max_context, engine.info.context_limit_reason) for prompt in prompts
+    ]
     per_prompt = len(answer.engine_ids) // len(prompts)
     taken: list[str] = []
     try:

@@ -122,11 +122,11 @@ def from_validation(error: ValidationError) -> ApiError:
     return ApiError(400, f"{param}: {message}{given}", param=param)
 
 
-def too_long(num_tokens: int, max_context: int) -> str:
+def too_long(num_tokens: int, max_context: int, reason: str = "") -> str:
     """Error text for a prompt that exceeds the context; agents recognise its beginning and shorten the prompt."""
     return (
         f"prompt is too long: {num_tokens} tokens > {max_context - 1} maximum; the context holds {max_context}, one of "
-        "which the answer needs; shorten the prompt"
+        "which the answer needs; shorten the prompt" + (f" ({reason})" if reason else "")
     )
 
 

@@ -90,15 +90,16 @@ def greeting(
         share = 100 * info.num_slots / max(1, experts)
         placed = f"{info.num_slots} of {experts} have a slot in VRAM ({share:.0f} %), policy {info.policy}"
     else:
-        placed = f"all {experts} run on the CPU"
-    shape = (
-        f"{info.architecture}, {info.num_layers} MoE layers of {info.num_experts} experts, top {info.top_k}"
-    )
+        placed = f"all {experts} run on the CPU" if experts else "none: a dense model"
+    shape = f"{info.architecture}, no MoE layers"
+    if experts:
+        shape = f"{info.architecture}, {info.num_layers} MoE layers of {info.num_experts} experts, top {info.top_k}"
     rows = [
         ("model", f"{name} ({shape})"),
         ("accelerator", f"{info.accelerator}: {info.accelerator_reason}"),
         ("experts", placed),
         *(("answers", text) for text in info.output_changes),
+        *([("context", info.context_limit_reason)] if info.context_limit_reason else []),
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
         ("API", url),
         ("chat", f"{url.removesuffix('/v1')}/ in a browser"),

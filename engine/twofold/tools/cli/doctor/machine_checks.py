@@ -90,11 +90,15 @@ def check_model(config: EngineConfig) -> Check:
         fit = check_host_memory(size, available_memory_bytes(), tokens)
     except TwofoldError as error:
         return Check("model", "bad", str(error))
+    experts = "no experts (a dense model)"
+    if size.num_experts_total:
+        experts = f"{size.num_experts_total} experts of {size.one_expert_bytes / 1e6:.2f} MB"
     found = (
-        f"{Path(config.model).name}: {size.config.architecture}, {size.num_experts_total} experts of "
-        f"{size.one_expert_bytes / 1e6:.2f} MB, {size.file_bytes / _GIB:.2f} GiB on disk; with a KV cache of {tokens} "
-        f"tokens it needs {fit.needed_bytes / _GIB:.2f} GiB of memory"
+        f"{Path(config.model).name}: {size.config.architecture}, {experts}, {size.file_bytes / _GIB:.2f} GiB on disk; "
+        f"with a KV cache of {tokens} tokens it needs {fit.needed_bytes / _GIB:.2f} GiB of memory"
     )
+    if size.config.context_limit_reason:
+        found += f"; {size.config.context_limit_reason}"
     if size.bytes_per_sequence:
         found += f", {size.bytes_per_sequence / 1e6:.1f} MB of it for each sequence's record"
     if files.mapped is not None:

@@ -69,7 +69,7 @@ def _share(size: ModelSize, tokens: int, card_bytes: int, config: EngineConfig) 
         budget = plan_device(asked, needs_of(size), card_bytes, card_bytes)
     except ConfigError:
         return None
-    return budget.num_slots / budget.num_experts
+    return budget.num_slots / budget.num_experts if budget.num_experts else 1.0
 
 
 def render(rows: Sequence[ContextNeeds]) -> Iterator[str]:

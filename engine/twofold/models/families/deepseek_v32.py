@@ -1,0 +1,46 @@
+"""DeepSeek-V3.2: DeepSeek-V3 while the context is no longer than what its sparse attention chooses (`index_topk`).
+
+Reference: transformers `models/deepseek_v32`. Up to that length the indexer chooses every position, so it is left out;
+the context ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.families import deepseek, glm4_moe_lite
+from twofold.models.keys import Settings
+from twofold.weights.json_file import Fields
+
+_DEFAULTS: Final = {
+    "first_k_dense_replace": 3, "max_position_embeddings": 163_840, "n_group": 8, "topk_group": 4,
+    "n_shared_experts": 1, "routed_scaling_factor": 2.5, "q_lora_rank": 1536,
+}  # fmt: skip
+
+
+def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
+    """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
+    return without_indexer(fields, generation, _DEFAULTS)
+
+
+def without_indexer(
+    fields: Fields, generation: GenerationDefaults, defaults: Mapping[str, Any]
+) -> ModelConfig:
+    """The model without its indexer, with a context of `index_topk` positions."""
+    fields = fields.defaulting(defaults)
+    fields.only("rope_interleave", True, None)
+    has_kinds = fields.data.get("mlp_layer_types") is not None
+    parse = glm4_moe_lite.parse_config if has_kinds else deepseek.parse_config
+    config = parse(fields, generation)
+    limit = Settings(fields).integer("index_topk")
+    why = (
+        f"the context ends at {limit} positions: beyond index_topk the model attends to chosen positions only, which "
+        "is not supported"
+    )
+    indexer = ("sparse attention's indexer", "model.layers.*.self_attn.indexer.*")
+    return replace(
+        config, left_out=(*config.left_out, indexer), context_limit=limit, context_limit_reason=why
+    )
