@@ -116,6 +116,10 @@ EXAMPLES: dict[str, TinyDescribed] = {
         "AXK1ForCausalLM", "axk1", settings=_MLA | _GROUPS | {"first_k_dense_replace": 1},
         experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
     ),
+    "seed_oss": _of(
+        "SeedOssForCausalLM", "seed_oss", experts_key="", gguf="seed_oss", attention_bias=True,
+        settings={"attention_out_bias": False},
+    ),
     "gemma3": _gemma3("Gemma3ForCausalLM", tie_word_embeddings=False, final_logit_softcapping=30.0),
     "gemma3_vision": replace(
         _gemma3("Gemma3ForConditionalGeneration"), outer="gemma3", text_prefix="language_model.model.",

@@ -331,6 +331,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hy_v3", {"mlp_bias": True}, "mlp_bias is True"),
     ("mellum", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "factor"),
     ("glm4v_moe", {"text_config": None}, "text_config"),
+    ("seed_oss", {"attention_out_bias": True}, "attention_out_bias is True, expected False"),
     ("minimax_m2", {"num_mtp_modules": 2**30}, "4096 at most"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
     ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),

@@ -70,6 +70,7 @@ FAMILIES: Final = (
     Family("mistral", ("MistralForCausalLM",), "", FamilyChat(("mistral", "hermes"))),
     Family("qwen2", ("Qwen2ForCausalLM",), "qwen2", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("qwen3", ("Qwen3ForCausalLM",), "qwen3", _QWEN3),
+    Family("seed_oss", ("SeedOssForCausalLM",), "seed_oss"),
     Family("gemma3", ("Gemma3ForCausalLM",), ""),
     Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), ""),
     Family("solar_open", ("SolarOpenForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),

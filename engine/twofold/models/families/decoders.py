@@ -189,6 +189,17 @@ DECODERS: Final = {
         slides=_last_layers,
         router=None,
     ),
+    "seed_oss": Decoder(
+        "Seed-OSS (36B): biases of q, k and v, no experts.",
+        "seed_oss",
+        defaults={
+            "max_position_embeddings": 524_288, "attention_bias": True, "head_dim": 128, "num_key_value_heads": 8,
+        },
+        only={"attention_out_bias": (False, None), "mlp_bias": (False, None)},
+        attention={"o_bias": False},
+        dense={"gguf_norm": "post_attention_norm"},
+        router=None,
+    ),
     "gemma3": _GEMMA3,
     "gemma3_vision": replace(
         _GEMMA3,
