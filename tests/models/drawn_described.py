@@ -155,7 +155,7 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         sizes["tie_word_embeddings"] = base.tie_word_embeddings
     if base.outer and sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
         sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
-    if "intermediate_size" in base.settings:  # of the experts, in heads that fill the hidden size
+    if "intermediate_size" in base.settings:  # heads fill the hidden size, too
         sizes["hidden_size"] = sizes["num_heads"] * sizes["head_dim"]
     if base.expert_layout == "fused":  # the only one that is published
         sizes["expert_layout"] = "fused"
