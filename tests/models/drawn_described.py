@@ -116,6 +116,15 @@ EXAMPLES: dict[str, TinyDescribed] = {
         "AXK1ForCausalLM", "axk1", settings=_MLA | _GROUPS | {"first_k_dense_replace": 1},
         experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
     ),
+    "granitemoe_swa": _of(
+        "GraniteMoeSWAForCausalLM", "granitemoe_swa", experts_key="num_local_experts", num_layers=4,
+        left_out=("moe_intermediate_size", "head_dim"), head_dim=12, expert_layout="fused",
+        settings={
+            "intermediate_size": 24, "shared_intermediate_size": 40, "sliding_window": 9, "residual_multiplier": 0.5,
+            "embedding_multiplier": 6.0, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+            "layer_types": [FULL, SLIDING, SLIDING, FULL], "layer_rope_theta": [0, 1e4, 5e5, 5e5],
+        },
+    ),
     "seed_oss": _of(
         "SeedOssForCausalLM", "seed_oss", experts_key="", gguf="seed_oss", attention_bias=True,
         settings={"attention_out_bias": False},
@@ -140,12 +149,16 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         sizes["head_dim"] = base.head_dim  # mrope_section fits this one
     if "kv_lora_rank" in base.settings:
         sizes["num_kv_heads"] = sizes["num_heads"]
-    if base.model_type == "gemma3_text":
+    if base.model_type in ("gemma3_text", "llama"):  # transformers refuses other sizes
         sizes["hidden_size"] = sizes["num_heads"] * r.randint(3, 9)
+    if base.model_type == "gemma3_text":
         sizes["tie_word_embeddings"] = base.tie_word_embeddings
     if base.outer and sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
         sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
-    sizes["expert_layout"] = "fused" if base.outer == "qwen3_vl_moe" else sizes["expert_layout"]
+    if "intermediate_size" in base.settings:  # heads fill the hidden size, too
+        sizes["hidden_size"] = sizes["num_heads"] * sizes["head_dim"]
+    if base.expert_layout == "fused":  # the only one that is published
+        sizes["expert_layout"] = "fused"
     layers = sizes["num_layers"]
     sparse = r.randrange(layers)
     choices: dict[str, Any] = {
@@ -155,9 +168,13 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         "first_k_dense_replace": r.randint(0, 1), "shared_expert_intermediate_size": r.randint(5, 70),
         "sliding_window": r.choice((3, 9, 20)), "max_window_layers": r.randint(0, 3),
         "sliding_window_pattern": r.choice((2, 3)), "mlp_only_layers": r.choice(([0], [1])),
+        "index_topk_pattern": "F" + "".join(r.choice("FS") for _ in range(layers - 1)),
+        "layer_rope_theta": [r.choice((0, 1e4, 5e5)) for _ in range(layers)],
         "layer_types": [r.choice((SLIDING, FULL)) for _ in range(layers)],
         "mlp_layer_types": ["sparse" if n == sparse else r.choice(("dense", "sparse")) for n in range(layers)],
     }  # fmt: skip
+    if "kv_lora_rank" in base.settings:  # dense layers come first
+        choices["mlp_layer_types"].sort()
     fixed = NOT_DRAWN.get(name, ())
     changed = {key: choices[key] for key in base.settings if key in choices and key not in fixed}
     return replace(base, **sizes, attention_bias=r.random() < 0.5 and base.has_biases).with_settings(

@@ -62,6 +62,7 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("DeepseekV32ForCausalLM", "f<｜tool▁sep｜>{}" + THINK, "deepseek_v31", "deepseek_r1"),
     ("GlmMoeDsaForCausalLM", GLM.replace("\n", "") + THINK, "glm47", "glm45"),
     ("AXK1ForCausalLM", HERMES + THINK, "hermes", "deepseek_r1"),
+    ("GraniteMoeSWAForCausalLM", "respond only with <|tool_call|> followed by a list", "granite", None),
     ("OlmoeForCausalLM", HERMES + THINK, None, None),
     ("NobodysForCausalLM", HERMES + THINK, None, None),
 ]

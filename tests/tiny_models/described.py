@@ -61,7 +61,7 @@ class TinyDescribed(TinyModel):
         lists = {
             key: value[-model.num_layers :]
             for key, value in self.settings.items()
-            if key in ("layer_types", "mlp_layer_types")
+            if key in ("layer_types", "mlp_layer_types", "layer_rope_theta")
         }
         return model.with_settings(**lists, **self._one_group())
 

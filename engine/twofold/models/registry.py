@@ -93,6 +93,9 @@ FAMILIES: Final = (
         FamilyChat(("granite", "hermes"), ("granite",)),
     ),
     Family(
+        "granitemoe_swa", ("GraniteMoeSWAForCausalLM",), "", FamilyChat(("granite", "hermes"), ("granite",))
+    ),
+    Family(
         "gpt_oss",
         ("GptOssForCausalLM",),
         "gpt-oss",
