@@ -77,7 +77,8 @@ def _arguments(db: queries.Database, run: queries.Run) -> dict[str, Any]:
         "kind": "token_layer",
         "span": queries.window(run),
         "step": 5,
-        "steps": queries.step_rows(db, run, queries.window(run)),
+        "steps": [3, 4, 5],
+        "hits": np.ones((run.num_layers, run.num_experts), np.int64),
     }
 
 
@@ -86,7 +87,10 @@ def _queries() -> dict[str, Any]:
     return {
         name: function
         for name, function in vars(queries).items()
-        if inspect.isfunction(function) and "db" in inspect.signature(function).parameters
+        # The machine's state is another one for each database.
+        if inspect.isfunction(function)
+        and "db" in inspect.signature(function).parameters
+        and function is not queries.machine_samples
     }
 
 
@@ -99,7 +103,10 @@ def answers(url: str) -> dict[str, Any]:
     for name, function in _queries().items():
         needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
         assert set(needed) <= set(given), f"queries.{name} needs {needed}: give them in _arguments"
-        found[name] = plain(function(**{key: given[key] for key in needed}))
+        arguments = {key: given[key] for key in needed}
+        if function is queries.copy_rows:
+            arguments["steps"] = queries.step_rows(db, run, queries.window(run))
+        found[name] = plain(function(**arguments))
     for kind in schema.BLOCKS:
         found[f"events {kind}"] = plain(queries.events(db, run, kind))
         view = schema.views.tables[kind].c
