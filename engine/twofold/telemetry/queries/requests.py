@@ -159,7 +159,7 @@ def request_tokens(
     num_layers = max(run.num_layers, int(rows["layer"].max(initial=-1)) + 1)
     top_k = max(run.top_k, int(rows["num_routed"].max(initial=0)))
     shape = (len(positions), num_layers)
-    # Of a position computed twice the last row counts: rows ascend by step, and the last of equal indices is kept.
+    # For a position computed twice the last row counts: rows ascend by step, numpy keeps the last.
     at = (token, rows["layer"])
     num_by_placement = np.zeros((*shape, 3), np.int64)
     num_by_placement[at] = np.stack([rows[name] for name in ("num_hits", "num_cpu", "num_fetched")], axis=1)
