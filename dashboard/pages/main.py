@@ -2,11 +2,7 @@
 
 It lies beside the pages: a folder named pages beside the script would turn on Streamlit's own menu.
 
-<<<<<<< HEAD
-Reads the telemetry database through twofold.telemetry.queries, read-only; the lab computes on what was read. The
-=======
 Reads the telemetry database through twofold.telemetry.queries, read-only. The lab computes on what was read. The
->>>>>>> dash2
 database is the URL on the command line (`streamlit run dashboard/app.py -- URL`), else TWOFOLD_TELEMETRY_URL.
 """
 
