@@ -83,7 +83,12 @@ class Talker:
         limit = gevent.Timeout(limit_s)
         try:
             with limit:
-                test.client.lines(CHAT, body, lambda line: answer.line(line, time.perf_counter()))
+                test.client.lines(
+                    CHAT,
+                    body,
+                    lambda line: answer.line(line, time.perf_counter()),
+                    lambda: answer.sent(time.perf_counter()),
+                )
             answer.end()
         except gevent.Timeout as over:
             if over is not limit:

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -187,6 +188,7 @@ def wait_until_up(children: dict[str, subprocess.Popen[bytes]], name: str, url: 
 
 def greet(args: argparse.Namespace, telemetry_url: str) -> None:
     base = f"http://{HOST}:{args.port}"
+    telemetry_url = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", telemetry_url)  # without a password
     print(
         f"\n  OpenAI API   {base}/v1\n"
         f"  Dashboard    http://{HOST}:{args.dashboard_port}\n"

@@ -41,6 +41,10 @@ class AnswerStream:
     """When [DONE] came."""
     _usage_tokens: int | None = None
 
+    def sent(self, now_s: float) -> None:
+        """Count from now: the request waited for the client's own event loop and connection before."""
+        self.sent_s = now_s
+
     def line(self, line: bytes, now_s: float) -> None:
         """Process the next line. MalformedStreamError for anything but well-formed chunks and one finish reason."""
         line = line.rstrip(b"\r\n")

@@ -135,7 +135,10 @@ class Load:
         try:
             async with asyncio.timeout(self.plan.timeout_s):
                 await self.client.lines(
-                    self.workload.path, body, lambda line: answer.line(line, self._loop.time())
+                    self.workload.path,
+                    body,
+                    lambda line: answer.line(line, self._loop.time()),
+                    lambda: answer.sent(self._loop.time()),
                 )
             answer.end()
         except (HttpStatusError, MalformedStreamError, OSError) as error:

@@ -76,6 +76,14 @@ class _LineSplitter:
             self._take(self._rest)
 
 
+_SENT: Final = "http11.send_request_headers.complete"
+"""httpcore's event after the head of a request has been written."""
+
+
+def _do_nothing() -> None:
+    pass
+
+
 class BlockingHttpClient:
     """Client of one server for threads and green threads; the settings are those of HttpClient."""
 
@@ -89,12 +97,19 @@ class BlockingHttpClient:
         path: str,
         body: bytes,
         take: Callable[[bytes], bool | None],
+        on_sent: Callable[[], None] = _do_nothing,
     ) -> None:
         """As HttpClient.lines. The caller bounds the request as a whole."""
         url, headers = self.base_url + path, {"Content-Type": "application/json"}
         splitter = _LineSplitter(take)
+
+        def trace(event: str, _: object) -> None:
+            if event == _SENT:
+                on_sent()
+
+        traced = {"trace": trace}
         try:
-            with self._client.stream("POST", url, content=body, headers=headers) as answer:
+            with self._client.stream("POST", url, content=body, headers=headers, extensions=traced) as answer:
                 if answer.status_code != 200:
                     beginning = b"".join(itertools.islice(answer.iter_bytes(_MAX_ERROR_BYTES), 1))
                     raise HttpStatusError(answer.status_code, beginning, answer.headers.get("retry-after"))
@@ -142,11 +157,22 @@ class HttpClient:
         async with self._answer("GET", path, None) as answer:
             return (await answer.aread()).decode()
 
-    async def lines(self, path: str, body: bytes, take: Callable[[bytes], bool | None]) -> None:
+    async def lines(
+        self,
+        path: str,
+        body: bytes,
+        take: Callable[[bytes], bool | None],
+        on_sent: Callable[[], None] = _do_nothing,
+    ) -> None:
         """POST `body` and pass each line of the answer to `take` as it arrives, until that returns True: then the
-        connection is closed. Errors as for `json`.
+        connection is closed. `on_sent`: called when the request's head is with the kernel. Errors as for `json`.
         """
-        async with self._answer("POST", path, body) as answer:
+
+        async def trace(event: str, _: object) -> None:
+            if event == _SENT:
+                on_sent()
+
+        async with self._answer("POST", path, body, {"trace": trace}) as answer:
             splitter = _LineSplitter(take)
             async for piece in answer.aiter_bytes():
                 if splitter.add(piece):
@@ -154,11 +180,15 @@ class HttpClient:
             splitter.end()
 
     @asynccontextmanager
-    async def _answer(self, method: str, path: str, body: bytes | None) -> AsyncIterator[httpx.Response]:
+    async def _answer(
+        self, method: str, path: str, body: bytes | None, extensions: dict[str, Any] | None = None
+    ) -> AsyncIterator[httpx.Response]:
         headers = {} if body is None else {"Content-Type": "application/json"}
         url = self.base_url + path
         try:
-            async with self._client.stream(method, url, content=body, headers=headers) as answer:
+            async with self._client.stream(
+                method, url, content=body, headers=headers, extensions=extensions
+            ) as answer:
                 if answer.status_code != 200:
                     retry_after = answer.headers.get("retry-after")
                     raise HttpStatusError(answer.status_code, await _beginning(answer), retry_after)
