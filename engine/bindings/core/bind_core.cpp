@@ -30,7 +30,13 @@ void bind_cost_model(py::module_& m) {
           [](const CostModel& cost, const std::vector<int>& loads, double dma_busy) {
             return cost.cpu_us(loads, dma_busy);
           },
-          py::arg("loads"), py::arg("dma_busy") = 0.0);
+          py::arg("loads"), py::arg("dma_busy") = 0.0)
+      .def(
+          "layer_us",
+          [](const CostModel& cost, const std::vector<int>& hits, const std::vector<int>& cpu) {
+            return cost.layer_us(hits, {}, cpu, 0.0);
+          },
+          py::arg("hits"), py::arg("cpu"), "A layer without uploads, from the tokens of each expert.");
 }
 
 void bind_cache_policies(py::module_& m) {

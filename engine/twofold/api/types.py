@@ -111,6 +111,10 @@ class Usage:
     """Queue, prefill and decode time in wall-clock seconds, whatever `clock` is."""
     max_tokens: int = 0
     """Most tokens the answer was allowed to have."""
+    accepted_prediction_tokens: int = 0
+    """Tokens of `GenerationRequest.prediction` that were drafted and accepted."""
+    rejected_prediction_tokens: int = 0
+    """The prediction's other tokens."""
 
 
 def _drop(chunk: Chunk) -> None:
@@ -143,6 +147,8 @@ class GenerationRequest:
     turn_ends: tuple[int, ...] = ()
     """Ascending prompt lengths after which other prompts may diverge: start of the last message, start of the answer.
     Empty: unknown."""
+    prediction: tuple[int, ...] = ()
+    """Tokens that the answer is expected to resemble; a draft, which never changes the answer."""
     priority: int = 0
     """Lower is earlier, where the engine schedules by priority; must be 0 elsewhere."""
     after_step: Callable[[], None] | None = None

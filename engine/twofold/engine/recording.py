@@ -93,7 +93,9 @@ class Recorder:
         num_waiting: int,
     ) -> None:
         """Record a finished step. `clock_s` is its duration on the run's clock."""
-        num_decode = sum(item.num_tokens == 1 and item.samples for item in scheduled)
+        num_decode = sum(
+            item.num_tokens if item.drafts else item.num_tokens == 1 and item.samples for item in scheduled
+        )
         num_tokens = sum(item.num_tokens for item in scheduled)
         num_prefill = num_tokens - num_decode
         self.step_tokens[num_tokens] += 1

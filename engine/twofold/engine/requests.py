@@ -228,6 +228,7 @@ class RequestState:
     def finish(self, reason: FinishReason, now: float, clock: Clock) -> Usage:
         self._finished, self._finish_reason, self._finished_unix_s = now, reason, time.time()
         queue_s, prefill_s, decode_s = self._durations()
+        predicted = self.sequence.request.prediction
         return Usage(
             prompt_tokens=self.sequence.num_prompt_tokens,
             completion_tokens=self.sequence.num_generated,
@@ -238,6 +239,8 @@ class RequestState:
             cached_tokens=self.sequence.num_cached,
             wall_s=self._wall_durations(),
             max_tokens=self.sequence.max_tokens,
+            accepted_prediction_tokens=(accepted := self.sequence.num_accepted if predicted else 0),
+            rejected_prediction_tokens=max(len(predicted) - accepted, 0),
         )
 
     def record(self) -> RequestRecord:

@@ -1,0 +1,210 @@
+"""The price of a draft's depth: expected accepted tokens per second of the step.
+
+A step that verifies m tokens reads the union of their experts, so its time grows with m. The cost model predicts by how
+much, under the present share of resident experts; measured steps correct it. All times of the measured steps are kept
+as multiples of the newest time of a step without drafts, because other load on a machine changes both alike.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from statistics import median
+from typing import Final, Protocol
+
+from twofold.experts.moe import MoeRuntime
+
+_BINS: Final = 5
+_POSITIONS: Final = 4
+"""Positions in a draft with an acceptance of their own; later ones share the last."""
+_STATED_WEIGHT: Final = 2.0
+"""Trials that a drafter's own estimate counts for."""
+_ALL_WEIGHT: Final = 4.0
+"""Trials that the acceptance of all requests counts for in one request's."""
+_KEPT: Final = 0.97
+"""What a trial keeps of its weight when the next one is counted."""
+_LEAST_GAIN: Final = 1.01
+"""How much better than a shallower one a depth must be, because times are estimates."""
+
+Cells = dict[tuple[int, int], list[float]]
+"""(accepted, tried) by position and by the drafter's own estimate, in `_BINS` bins."""
+
+
+class Acceptance:
+    """Estimates the probability that a drafted token is accepted, given that those before it in the draft are.
+
+    By drafter, position, and the drafter's own estimate; for each request, its own trials correct those of all.
+    """
+
+    def __init__(self) -> None:
+        self._of_drafter: dict[str, Cells] = {}
+
+    def chances(self, drafter: str, own: Cells, stated: Seq[float]) -> list[float]:
+        """Probability of each token of a draft. own: the request's trials."""
+        every = self._of_drafter.setdefault(drafter, {})
+        found = []
+        for position, chance in enumerate(stated):
+            cell = _cell(position, chance)
+            accepted, tried = every.get(cell, _NONE)
+            chance = (accepted + _STATED_WEIGHT * chance) / (tried + _STATED_WEIGHT)
+            accepted, tried = own.get(cell, _NONE)
+            found.append((accepted + _ALL_WEIGHT * chance) / (tried + _ALL_WEIGHT))
+        return found
+
+    def observe(self, drafter: str, own: Cells, stated: Seq[float], num_accepted: int) -> None:
+        """Count a verified draft. Tokens after the first rejected one say nothing."""
+        for cells in (self._of_drafter.setdefault(drafter, {}), own):
+            for position, chance in enumerate(stated[: num_accepted + 1]):
+                trial = cells.setdefault(_cell(position, chance), [0.0, 0.0])
+                trial[0] = _KEPT * trial[0] + (position < num_accepted)
+                trial[1] = _KEPT * trial[1] + 1.0
+
+
+_NONE: Final = (0.0, 0.0)
+
+
+def _cell(position: int, chance: float) -> tuple[int, int]:
+    return min(position, _POSITIONS - 1), min(int(chance * _BINS), _BINS - 1)
+
+
+class ExpertTimes(Protocol):
+    """Predicted time of all MoE layers of a step."""
+
+    def refresh(self) -> None:
+        """Take the present residency into account."""
+
+    def step_s(self, num_tokens: int) -> float: ...
+    def observe(self, num_tokens: int, is_drafted: bool) -> None:
+        """A step of this many tokens has ended; `is_drafted`: all decoded, and some of them were drafts."""
+
+
+class MoeTimes:
+    """`ExpertTimes` of a runtime's cost model, for the union of experts that the tokens' routers choose.
+
+    The number of distinct experts of m tokens is E (1 - (1 - k/E)^m) if routing is independent. A text's neighbouring
+    tokens share experts, so it is less; the measured ratio is applied.
+    """
+
+    def __init__(self, moe: MoeRuntime) -> None:
+        self._moe = moe
+        self._overlap = 1.0
+        self._num_runs = moe.num_expert_runs
+        self._hits = self._routed = 0
+        self._resident = 0.0
+
+    def refresh(self) -> None:
+        counts = self._moe.counts()
+        routed = counts.hits + counts.cpu_misses + counts.fetched
+        if routed > self._routed:
+            self._resident = (counts.hits - self._hits) / (routed - self._routed)
+        self._hits, self._routed = counts.hits, routed
+
+    def observe(self, num_tokens: int, is_drafted: bool) -> None:
+        before, self._num_runs = self._num_runs, self._moe.num_expert_runs
+        if is_drafted:
+            shape = self._moe.shape
+            measured = (self._num_runs - before) / max(shape.num_layers, 1)
+            self._overlap += 0.1 * (measured / self._independent(num_tokens) - self._overlap)
+
+    def step_s(self, num_tokens: int) -> float:
+        shape = self._moe.shape
+        if shape.num_layers == 0:
+            return 0.0
+        union = max(round(self._independent(num_tokens) * self._overlap), shape.top_k)
+        share, rest = divmod(num_tokens * shape.top_k, union)
+        loads = [share + 1] * rest + [max(share, 1)] * (union - rest)
+        # Heavily used experts are resident first.
+        num_hits = round(self._resident * union)
+        return 1e-6 * shape.num_layers * self._moe.cost.layer_us(loads[:num_hits], loads[num_hits:])
+
+    def _independent(self, num_tokens: int) -> float:
+        experts, top_k = self._moe.shape.num_experts, self._moe.shape.top_k
+        return experts * (1.0 - (1.0 - top_k / experts) ** num_tokens)
+
+
+class StepTimes:
+    """Times of decode steps by their number of sequences and tokens."""
+
+    def __init__(self, experts: ExpertTimes) -> None:
+        self._experts = experts
+        self._plain_s: dict[int, deque[float]] = {}
+        """Newest times of steps without drafts, by number of sequences."""
+        self._ratios: dict[tuple[int, int], deque[float]] = {}
+        """Newest times of steps with drafts, as multiples of the above, by sequences and tokens."""
+        self._scale = 1.0
+        """Measured added time over the predicted one."""
+        self._num_observed = 0
+
+    def skip(self, num_tokens: int) -> None:
+        """A step with prompt tokens has ended."""
+        self._experts.observe(num_tokens, is_drafted=False)
+
+    def observe(self, num_sequences: int, num_tokens: int, step_s: float) -> None:
+        """Record a step without prompt tokens, of `num_tokens` tokens, drafts included."""
+        self._experts.observe(num_tokens, num_tokens > num_sequences)
+        self._num_observed += 1
+        if self._num_observed % 64 == 1:
+            self._experts.refresh()
+        if step_s <= 0:
+            return
+        if num_tokens == num_sequences:
+            self._plain_s.setdefault(num_sequences, deque(maxlen=9)).append(step_s)
+            return
+        plain_s = self.plain_s(num_sequences)
+        if plain_s is None:
+            return
+        ratios = self._ratios.setdefault((num_sequences, num_tokens), deque(maxlen=5))
+        ratios.append(step_s / plain_s)
+        added = self._added_s(num_sequences, num_tokens)
+        if added > 0:
+            measured = max(step_s - plain_s, 0.0) / added
+            self._scale += 0.1 * (min(measured, 10.0) - self._scale)
+
+    def plain_s(self, num_sequences: int) -> float | None:
+        """Time of a step without drafts; None if none has been measured."""
+        times = self._plain_s.get(num_sequences)
+        return median(times) if times else None
+
+    def ratio(self, num_sequences: int, num_tokens: int) -> float:
+        """Time of a step as a multiple of one without drafts, which has been measured."""
+        plain_s = self.plain_s(num_sequences)
+        if plain_s is None or num_tokens == num_sequences:
+            return 1.0
+        predicted = 1.0 + self._scale * self._added_s(num_sequences, num_tokens) / plain_s
+        measured = self._ratios.get((num_sequences, num_tokens))
+        if not measured:
+            return predicted
+        weight = len(measured)
+        return (predicted + weight * median(measured)) / (1 + weight)
+
+    def _added_s(self, num_sequences: int, num_tokens: int) -> float:
+        return self._experts.step_s(num_tokens) - self._experts.step_s(num_sequences)
+
+
+def choose_depths(chances: Seq[Seq[float]], ratio: Callable[[int], float], num_sequences: int) -> list[int]:
+    """Depth of each draft that yields the most expected tokens per time of the step.
+
+    Args:
+        chances: per draft, each token's probability given those before it.
+        ratio: time of a step of this many tokens, in any unit.
+        num_sequences: decoding sequences in the step, those without a draft included; each yields a token in any case.
+    """
+    gains = []
+    for number, own in enumerate(chances):
+        gain = 1.0
+        for depth, chance in enumerate(own):
+            gain *= chance
+            gains.append((-gain, depth, number))
+    gains.sort()  # a token's gain is at most that of the one before it
+    expected, best = float(num_sequences), 0
+    best_rate = _LEAST_GAIN * num_sequences / ratio(num_sequences)
+    for count, (gain, _, _) in enumerate(gains, 1):
+        expected -= gain
+        rate = expected / ratio(num_sequences + count)
+        if rate > best_rate:
+            best, best_rate = count, rate
+    depths = [0] * len(chances)
+    for _, _, number in gains[:best]:
+        depths[number] += 1
+    return depths

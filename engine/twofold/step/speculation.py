@@ -1,0 +1,176 @@
+"""Speculative decoding: adds drafts to scheduled decode tokens and learns from their verification.
+
+A step computes a sequence's newest token and its drafts together. The sampler then draws token by token from their
+logits, with the request's own random numbers, as it would in single steps. A draft is accepted where it equals the
+token drawn. So outputs are the same bits with any drafter and any depth, greedy or sampled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from typing import Final, NamedTuple, Protocol
+
+from twofold.api.speculative_config import SpeculativeConfig
+from twofold.step.draft_price import Acceptance, ExpertTimes, StepTimes, choose_depths
+from twofold.step.drafters import open_drafter
+from twofold.step.drafters.drafter import Drafter, DraftState
+from twofold.step.sequences import ScheduledSequence, Sequence
+
+_FIRST_PROBE: Final = 16
+_LAST_PROBE: Final = 1024
+"""Most drafts passed over between two probes."""
+
+
+class DraftMemory(Protocol):
+    """Pages and records for drafts, without preempting any sequence."""
+
+    def can_grow(self, sequence: Sequence, num_drafts: int = 0) -> bool: ...
+    def grow(self, sequence: Sequence, num_drafts: int = 0) -> None: ...
+    @property
+    def num_draft_records(self) -> int | None:
+        """Records available to drafts; None: layers keep none."""
+
+    def take_draft_records(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Records for the state after each of `count` drafted steps, then the sequence's own; empty where layers keep
+        none."""
+
+    def drop_drafts(self, sequence: Sequence, records: Seq[int], kept: int) -> None:
+        """Free pages that hold only rejected tokens, and all of `records` but the one at index `kept`."""
+
+
+class _Proposal(NamedTuple):
+    at: int
+    """Index in the schedule."""
+    state: DraftState
+    chances: list[float]
+
+
+class Speculator:
+    """Drafts of one engine. Owned by its thread."""
+
+    def __init__(self, config: SpeculativeConfig, memory: DraftMemory, experts: ExpertTimes) -> None:
+        self.counts: Counter[str] = Counter()
+        """Since the start: `drafts`, `drafted` and `accepted` tokens, and accepted ones by position as
+        `accepted_0` …"""
+        self._config = config
+        self._memory = memory
+        self._drafters: dict[str, Drafter] = {}
+        self._acceptance = Acceptance()
+        self._times = StepTimes(experts)
+        self._num_passed = 0
+        self._probe_after = _FIRST_PROBE
+        self._is_used = config.method != "prediction"
+
+    def draft(self, decoding: list[ScheduledSequence], room: int) -> list[ScheduledSequence]:
+        """Add drafts to decoding sequences, at most `room` tokens, and allocate their pages and records. The same list
+        if there are none."""
+        if not self._is_used and not any(item.sequence.request.prediction for item in decoding):
+            return decoding
+        self._is_used = True
+        proposals = [found for at, item in enumerate(decoding) if (found := self._propose(at, item.sequence))]
+        if not proposals:
+            return decoding
+        depths = self._depths(proposals, len(decoding))
+        drafted = list(decoding)
+        for proposal, depth in zip(proposals, depths, strict=True):
+            depth = self._affordable(decoding[proposal.at].sequence, min(depth, room))
+            if depth > 0:
+                drafted[proposal.at] = self._with_drafts(decoding[proposal.at], proposal.state, depth)
+                room -= depth
+        return drafted
+
+    def verified(self, item: ScheduledSequence, num_accepted: int, *, has_ended: bool) -> None:
+        """Learn from a verified draft and free what it held. The sequence has the record at index `num_accepted`.
+        has_ended: the answer ended within the draft, which is no rejection."""
+        sequence, depth = item.sequence, len(item.drafts)
+        state = sequence.drafting
+        assert state is not None, "a draft without a drafter"
+        num_judged = num_accepted if has_ended else depth
+        self._acceptance.observe(
+            state.drafter.name, state.cells, state.draft.chances[:num_judged], num_accepted
+        )
+        sequence.num_rejected += depth - num_accepted
+        self.counts.update(drafts=1, drafted=depth, accepted=num_accepted)
+        self.counts.update(f"accepted_{position}" for position in range(num_accepted))
+        self._memory.drop_drafts(sequence, item.records, num_accepted)
+
+    def drop(self, scheduled: Seq[ScheduledSequence]) -> None:
+        """Free what the drafts of a failed step held; its sequences are as before it."""
+        for item in scheduled:
+            if item.drafts:
+                self._memory.drop_drafts(item.sequence, item.records, len(item.drafts))
+
+    def step_done(self, num_sequences: int, num_tokens: int, step_s: float, *, is_decode: bool) -> None:
+        """Learn a step's time on the run's clock. is_decode: it had no prompt tokens."""
+        if not self._is_used:
+            return
+        if is_decode:
+            self._times.observe(num_sequences, num_tokens, step_s)
+        else:
+            self._times.skip(num_tokens)
+
+    # ---- proposals --------------------------------------------------------------------------------------------------
+
+    def _propose(self, at: int, sequence: Sequence) -> _Proposal | None:
+        request = sequence.request
+        depth = min(self._config.num_speculative_tokens, sequence.max_tokens - sequence.num_generated - 1)
+        # Recorded routing has one row per token that the answer really has.
+        if depth < 1 or request.return_routed_experts:
+            return None
+        state = sequence.drafting
+        if state is None:
+            name = "prediction" if request.prediction else self._config.method
+            if name == "prediction" and not request.prediction:
+                return None
+            state = sequence.drafting = DraftState(self._drafter(name))
+        state.draft = state.drafter.propose(sequence, depth)
+        if not state.draft.tokens:
+            return None
+        return _Proposal(
+            at, state, self._acceptance.chances(state.drafter.name, state.cells, state.draft.chances)
+        )
+
+    def _drafter(self, name: str) -> Drafter:
+        if name not in self._drafters:
+            self._drafters[name] = open_drafter(name, self._config)
+        return self._drafters[name]
+
+    def _depths(self, proposals: Seq[_Proposal], num_sequences: int) -> list[int]:
+        if not self._config.adaptive:
+            return [len(proposal.chances) for proposal in proposals]
+        if self._times.plain_s(num_sequences) is None:
+            return [0] * len(proposals)
+        depths = choose_depths(
+            [proposal.chances for proposal in proposals],
+            lambda num_tokens: self._times.ratio(num_sequences, num_tokens),
+            num_sequences,
+        )
+        if any(depths):
+            self._num_passed, self._probe_after = 0, _FIRST_PROBE
+            return depths
+        self._num_passed += 1
+        if self._num_passed >= self._probe_after:  # acceptance and times may have changed
+            self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
+            depths[0] = 1
+        return depths
+
+    def _affordable(self, sequence: Sequence, depth: int) -> int:
+        """The depth for which pages and records are free."""
+        num_records = self._memory.num_draft_records
+        if num_records is not None:
+            depth = min(depth, num_records)
+        while depth > 0 and not self._memory.can_grow(sequence, depth):
+            depth -= 1
+        return depth
+
+    def _with_drafts(self, item: ScheduledSequence, state: DraftState, depth: int) -> ScheduledSequence:
+        sequence = item.sequence
+        self._memory.grow(sequence, depth)
+        return ScheduledSequence(
+            sequence,
+            1 + depth,
+            samples=True,
+            drafts=state.draft.tokens[:depth],
+            records=self._memory.take_draft_records(sequence, depth),
+        )
