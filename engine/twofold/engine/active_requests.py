@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from twofold.api.config import EngineConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import FinishReason
 from twofold.engine.delivery import Delivery
 from twofold.engine.inbox import Inbox
+from twofold.engine.kv_cache import PagePool
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.step_clock import RunClock
-from twofold.step.runner import Verifier
+from twofold.step.draft_price import MoeTimes
+from twofold.step.runner import LoadedRunner, Verifier
 from twofold.step.sequences import ScheduledSequence, Sequence
 from twofold.step.speculation import Speculator
+
+
+class Speculation(NamedTuple):
+    """What proposes drafts, and what picks the tokens after accepted ones."""
+
+    speculator: Speculator
+    verifier: Verifier
+
+    @classmethod
+    def of(cls, config: EngineConfig, loaded: LoadedRunner, pool: PagePool) -> Speculation | None:
+        """Speculation of an engine; None where steps with drafts cannot be computed."""
+        if loaded.verifier is None:
+            return None
+        return cls(Speculator(config.speculation, pool, MoeTimes(loaded.runner.moe)), loaded.verifier)
 
 
 @dataclass(slots=True)
@@ -56,7 +74,7 @@ class ActiveRequests:
         recorder: Recorder,
         delivery: Delivery,
         clock: RunClock,
-        speculation: tuple[Speculator, Verifier] | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self._speculation = speculation
         self._scheduler, self._inbox = scheduler, inbox

@@ -28,7 +28,7 @@ from twofold.api.types import (
     SamplingParams,
     Usage,
 )
-from twofold.engine.active_requests import ActiveRequests
+from twofold.engine.active_requests import ActiveRequests, Speculation
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
@@ -42,10 +42,8 @@ from twofold.engine.scheduler import Scheduler
 from twofold.engine.step_clock import RunClock, StepClock
 from twofold.engine.waiting import Waiter
 from twofold.models import ProgressFn
-from twofold.step.draft_price import MoeTimes
 from twofold.step.sampler import Sampler
 from twofold.step.sequences import ScheduledSequence, Sequence
-from twofold.step.speculation import Speculator
 from twofold.telemetry.sink import TelemetrySink
 
 _log = logging.getLogger(__name__)
@@ -70,10 +68,8 @@ class Engine:
         self._prefill_budget = PrefillBudget(
             config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
         )
-        verifier = parts.loaded.verifier
-        self._speculator = (
-            Speculator(config.speculation, pool, MoeTimes(runner.moe)) if verifier is not None else None
-        )
+        speculation = Speculation.of(config, parts.loaded, pool)
+        self._speculator = speculation and speculation.speculator
         self._scheduler = Scheduler(
             pool,
             config.max_num_seqs,
@@ -88,12 +84,7 @@ class Engine:
         self._inbox = Inbox()
         self._delivery = Delivery(self.cancel)
         self._requests = ActiveRequests(
-            self._scheduler,
-            self._inbox,
-            self._recorder,
-            self._delivery,
-            clock=self._run_clock,
-            speculation=(self._speculator, verifier) if self._speculator and verifier else None,
+            self._scheduler, self._inbox, self._recorder, self._delivery, self._run_clock, speculation
         )
         self._scheduled: Seq[ScheduledSequence] = ()
         self._step_requests: list[RequestState] = []

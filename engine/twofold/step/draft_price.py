@@ -8,7 +8,6 @@ as multiples of the newest time of a step without drafts, because other load on 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from statistics import median
 from typing import Final, Protocol
@@ -24,8 +23,18 @@ _ALL_WEIGHT: Final = 4.0
 """Trials that the acceptance of all requests counts for in one request's."""
 _KEPT: Final = 0.97
 """What a trial keeps of its weight when the next one is counted."""
-_LEAST_GAIN: Final = 1.01
-"""How much better than a shallower one a depth must be, because times are estimates."""
+_LEAST_GAIN: Final = 1.02
+"""How much better than no draft a draft must be, because times and chances are estimates."""
+_REFRESH_AFTER: Final = 64
+"""Steps after which residency and times without drafts are read again."""
+_PLAIN_AFTER: Final = 128
+"""Steps after which one without drafts is measured again."""
+_FORGET_AFTER: Final = 512
+"""Steps after which a measured time gives way to the model's."""
+_MOST_DRAFTS: Final = 64
+"""Most drafted tokens per step, of all sequences, where depths are chosen by price."""
+_MOST_OFF: Final = 4.0
+"""Most that one measurement may differ from the model, as a factor."""
 
 Cells = dict[tuple[int, int], list[float]]
 """(accepted, tried) by position and by the drafter's own estimate, in `_BINS` bins."""
@@ -92,8 +101,10 @@ class MoeTimes:
         self._num_runs = moe.num_expert_runs
         self._hits = self._routed = 0
         self._resident = 0.0
+        self._known: dict[int, float] = {}
 
     def refresh(self) -> None:
+        self._known.clear()
         counts = self._moe.counts()
         routed = counts.hits + counts.cpu_misses + counts.fetched
         if routed > self._routed:
@@ -108,6 +119,11 @@ class MoeTimes:
             self._overlap += 0.1 * (measured / self._independent(num_tokens) - self._overlap)
 
     def step_s(self, num_tokens: int) -> float:
+        if num_tokens not in self._known:
+            self._known[num_tokens] = self._step_s(num_tokens)
+        return self._known[num_tokens]
+
+    def _step_s(self, num_tokens: int) -> float:
         shape = self._moe.shape
         if shape.num_layers == 0:
             return 0.0
@@ -124,14 +140,19 @@ class MoeTimes:
 
 
 class StepTimes:
-    """Times of decode steps by their number of sequences and tokens."""
+    """Times of decode steps by their number of sequences and drafts, as multiples of a step without drafts."""
 
-    def __init__(self, experts: ExpertTimes) -> None:
+    def __init__(self, experts: ExpertTimes, depth: int) -> None:
+        """depth: most drafted tokens per sequence."""
         self._experts = experts
+        self._depth = depth
         self._plain_s: dict[int, deque[float]] = {}
         """Newest times of steps without drafts, by number of sequences."""
-        self._ratios: dict[tuple[int, int], deque[float]] = {}
-        """Newest times of steps with drafts, as multiples of the above, by sequences and tokens."""
+        self._plain_at: dict[int, int] = {}
+        """Step of the newest of them."""
+        self._measured: dict[tuple[int, int], deque[tuple[int, float]]] = {}
+        """(step, time as a multiple of the above) of the newest steps with drafts, by sequences and drafts."""
+        self._tables: dict[int, list[float]] = {}
         self._scale = 1.0
         """Measured added time over the predicted one."""
         self._num_observed = 0
@@ -142,52 +163,78 @@ class StepTimes:
 
     def observe(self, num_sequences: int, num_tokens: int, step_s: float) -> None:
         """Record a step without prompt tokens, of `num_tokens` tokens, drafts included."""
-        self._experts.observe(num_tokens, num_tokens > num_sequences)
         self._num_observed += 1
-        if self._num_observed % 64 == 1:
+        if self._num_observed % _REFRESH_AFTER == 0:
             self._experts.refresh()
+            self._tables.clear()
+        num_drafts = num_tokens - num_sequences
+        self._experts.observe(num_tokens, num_drafts > 0)
         if step_s <= 0:
             return
-        if num_tokens == num_sequences:
-            self._plain_s.setdefault(num_sequences, deque(maxlen=9)).append(step_s)
+        if num_drafts == 0:
+            times = self._plain_s.get(num_sequences)
+            if times is None:
+                times = self._plain_s[num_sequences] = deque(maxlen=9)
+            times.append(step_s)
+            self._plain_at[num_sequences] = self._num_observed
             return
-        plain_s = self.plain_s(num_sequences)
+        plain_s = self._plain(num_sequences)
         if plain_s is None:
             return
-        ratios = self._ratios.setdefault((num_sequences, num_tokens), deque(maxlen=5))
-        ratios.append(step_s / plain_s)
+        newest = self._measured.setdefault((num_sequences, num_drafts), deque(maxlen=5))
+        newest.append((self._num_observed, step_s / plain_s))
+        self._tables.pop(num_sequences, None)
         added = self._added_s(num_sequences, num_tokens)
         if added > 0:
-            measured = max(step_s - plain_s, 0.0) / added
-            self._scale += 0.1 * (min(measured, 10.0) - self._scale)
+            measured = min(max((step_s - plain_s) / added, 1 / _MOST_OFF), _MOST_OFF)
+            self._scale += 0.1 * (measured - self._scale)
 
-    def plain_s(self, num_sequences: int) -> float | None:
-        """Time of a step without drafts; None if none has been measured."""
+    def table(self, num_sequences: int) -> list[float] | None:
+        """Times of steps with 0, 1, … drafts as multiples of the first; None where a step without must be measured."""
+        if self._num_observed - self._plain_at.get(num_sequences, -_PLAIN_AFTER) >= _PLAIN_AFTER:
+            return None
+        found = self._tables.get(num_sequences)
+        if found is None:
+            plain_s = self._plain(num_sequences)
+            if plain_s is None:
+                return None
+            found = self._tables[num_sequences] = self._made_table(num_sequences, plain_s)
+        return found
+
+    def _made_table(self, num_sequences: int, plain_s: float) -> list[float]:
+        """Measured times, with the model's increments between and after them."""
+        table = [1.0]
+        most = min(num_sequences * self._depth, _MOST_DRAFTS)
+        for num_drafts in range(1, most + 1):
+            at = num_sequences + num_drafts
+            step = self._scale * (self._added_s(num_sequences, at) - self._added_s(num_sequences, at - 1))
+            predicted = table[-1] + max(step, 0.0) / plain_s
+            times = self._fresh(num_sequences, num_drafts)
+            if times:
+                predicted = (predicted + len(times) * median(times)) / (1 + len(times))
+            table.append(max(predicted, 1.0))
+        for at in range(most - 1, 0, -1):  # a step never takes longer than one of more tokens
+            table[at] = min(table[at], table[at + 1])
+        return table
+
+    def _fresh(self, num_sequences: int, num_drafts: int) -> list[float]:
+        oldest = self._num_observed - _FORGET_AFTER
+        return [time for step, time in self._measured.get((num_sequences, num_drafts), ()) if step > oldest]
+
+    def _plain(self, num_sequences: int) -> float | None:
         times = self._plain_s.get(num_sequences)
         return median(times) if times else None
-
-    def ratio(self, num_sequences: int, num_tokens: int) -> float:
-        """Time of a step as a multiple of one without drafts, which has been measured."""
-        plain_s = self.plain_s(num_sequences)
-        if plain_s is None or num_tokens == num_sequences:
-            return 1.0
-        predicted = 1.0 + self._scale * self._added_s(num_sequences, num_tokens) / plain_s
-        measured = self._ratios.get((num_sequences, num_tokens))
-        if not measured:
-            return predicted
-        weight = len(measured)
-        return (predicted + weight * median(measured)) / (1 + weight)
 
     def _added_s(self, num_sequences: int, num_tokens: int) -> float:
         return self._experts.step_s(num_tokens) - self._experts.step_s(num_sequences)
 
 
-def choose_depths(chances: Seq[Seq[float]], ratio: Callable[[int], float], num_sequences: int) -> list[int]:
+def choose_depths(chances: Seq[Seq[float]], times: Seq[float], num_sequences: int) -> list[int]:
     """Depth of each draft that yields the most expected tokens per time of the step.
 
     Args:
         chances: per draft, each token's probability given those before it.
-        ratio: time of a step of this many tokens, in any unit.
+        times: time of a step with 0, 1, … drafted tokens, in any unit. No more tokens than it has entries are drafted.
         num_sequences: decoding sequences in the step, those without a draft included; each yields a token in any case.
     """
     gains = []
@@ -196,14 +243,14 @@ def choose_depths(chances: Seq[Seq[float]], ratio: Callable[[int], float], num_s
         for depth, chance in enumerate(own):
             gain *= chance
             gains.append((-gain, depth, number))
-    gains.sort()  # a token's gain is at most that of the one before it
+    if len(chances) > 1:
+        gains.sort()  # a token's gain is at most that of the one before it
     expected, best = float(num_sequences), 0
-    best_rate = _LEAST_GAIN * num_sequences / ratio(num_sequences)
-    for count, (gain, _, _) in enumerate(gains, 1):
+    best_rate = _LEAST_GAIN * num_sequences / times[0]
+    for count, ((gain, _, _), time) in enumerate(zip(gains, times[1:], strict=False), 1):
         expected -= gain
-        rate = expected / ratio(num_sequences + count)
-        if rate > best_rate:
-            best, best_rate = count, rate
+        if expected > best_rate * time:
+            best, best_rate = count, expected / time
     depths = [0] * len(chances)
     for _, _, number in gains[:best]:
         depths[number] += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twofold.api.types import GenerationRequest, TokenLogprob
-from twofold.step.drafters.drafter import DraftState
+from twofold.step.drafts import DraftState
 from twofold.step.page_tree import CachedPage
 
 

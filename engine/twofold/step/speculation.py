@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, Protocol
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.step.draft_price import Acceptance, ExpertTimes, StepTimes, choose_depths
 from twofold.step.drafters import open_drafter
-from twofold.step.drafters.drafter import Drafter, DraftState
+from twofold.step.drafters.drafter import Drafter
+from twofold.step.drafts import DraftState
 from twofold.step.sequences import ScheduledSequence, Sequence
 
 _FIRST_PROBE: Final = 16
@@ -57,7 +58,7 @@ class Speculator:
         self._memory = memory
         self._drafters: dict[str, Drafter] = {}
         self._acceptance = Acceptance()
-        self._times = StepTimes(experts)
+        self._times = StepTimes(experts, config.num_speculative_tokens)
         self._num_passed = 0
         self._probe_after = _FIRST_PROBE
         self._is_used = config.method != "prediction"
@@ -72,6 +73,8 @@ class Speculator:
         if not proposals:
             return decoding
         depths = self._depths(proposals, len(decoding))
+        if not any(depths):
+            return decoding
         drafted = list(decoding)
         for proposal, depth in zip(proposals, depths, strict=True):
             depth = self._affordable(decoding[proposal.at].sequence, min(depth, room))
@@ -87,9 +90,7 @@ class Speculator:
         state = sequence.drafting
         assert state is not None, "a draft without a drafter"
         num_judged = num_accepted if has_ended else depth
-        self._acceptance.observe(
-            state.drafter.name, state.cells, state.draft.chances[:num_judged], num_accepted
-        )
+        self._acceptance.observe(state.drafter, state.cells, state.draft.chances[:num_judged], num_accepted)
         sequence.num_rejected += depth - num_accepted
         self.counts.update(drafts=1, drafted=depth, accepted=num_accepted)
         self.counts.update(f"accepted_{position}" for position in range(num_accepted))
@@ -123,13 +124,14 @@ class Speculator:
             name = "prediction" if request.prediction else self._config.method
             if name == "prediction" and not request.prediction:
                 return None
-            state = sequence.drafting = DraftState(self._drafter(name))
-        state.draft = state.drafter.propose(sequence, depth)
+            state = sequence.drafting = DraftState(name)
+        elif state.num_skipped > 0:
+            state.num_skipped -= 1
+            return None
+        state.draft = self._drafter(state.drafter).propose(sequence, depth)
         if not state.draft.tokens:
             return None
-        return _Proposal(
-            at, state, self._acceptance.chances(state.drafter.name, state.cells, state.draft.chances)
-        )
+        return _Proposal(at, state, self._acceptance.chances(state.drafter, state.cells, state.draft.chances))
 
     def _drafter(self, name: str) -> Drafter:
         if name not in self._drafters:
@@ -139,13 +141,12 @@ class Speculator:
     def _depths(self, proposals: Seq[_Proposal], num_sequences: int) -> list[int]:
         if not self._config.adaptive:
             return [len(proposal.chances) for proposal in proposals]
-        if self._times.plain_s(num_sequences) is None:
+        times = self._times.table(num_sequences)
+        if times is None:
             return [0] * len(proposals)
-        depths = choose_depths(
-            [proposal.chances for proposal in proposals],
-            lambda num_tokens: self._times.ratio(num_sequences, num_tokens),
-            num_sequences,
-        )
+        depths = choose_depths([proposal.chances for proposal in proposals], times, num_sequences)
+        for proposal, depth in zip(proposals, depths, strict=True):
+            proposal.state.passed(depth == 0)
         if any(depths):
             self._num_passed, self._probe_after = 0, _FIRST_PROBE
             return depths

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from twofold.api.speculative_config import SpeculativeConfig
-from twofold.step.drafters.drafter import NOTHING, Draft, Drafter
+from twofold.step.drafters.drafter import Drafter
 from twofold.step.drafters.token_index import TokenIndex, chance_after
+from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import Sequence
 
 _TOKENS_AT_ONCE: Final = 4096
@@ -15,8 +16,6 @@ _TOKENS_AT_ONCE: Final = 4096
 
 class NgramDrafter(Drafter):
     """See `Drafter`."""
-
-    name = "ngram"
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twofold.api.speculative_config import SpeculativeConfig
-from twofold.step.drafters.drafter import NOTHING, Draft, Drafter
+from twofold.step.drafters.drafter import Drafter
 from twofold.step.drafters.token_index import TokenIndex, chance_after
+from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import Sequence
 
 
@@ -29,8 +30,6 @@ class _Place:
 
 class PredictionDrafter(Drafter):
     """See `Drafter`."""
-
-    name = "prediction"
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config

@@ -25,13 +25,13 @@ class TokenIndex:
     """Index of a growing text's n-grams. Memory: about 200 bytes per token."""
 
     def __init__(self, min_match: int, max_match: int) -> None:
-        """min_match: n, the shortest match. max_match: longest match that is told from a shorter one."""
+        """min_match: n, the shortest match. max_match: tokens compared at most; longer matches count as this long."""
         self._n = min_match
         self._max_match = max_match
         self._newest: dict[tuple[int, ...], int] = {}
         """End of each n-gram's newest occurrence."""
         self._earlier: list[int] = []
-        """Of the n-gram that ends after each position, the end of the occurrence before; 0: none."""
+        """For the n-gram that ends at each position, the end of its previous occurrence; 0: none."""
 
     @property
     def num_indexed(self) -> int:

@@ -20,8 +20,7 @@ from twofold.engine import Engine
 from twofold.engine.prefix import cache as prefix_cache
 
 from tests.engine.model_runs import random_prompt
-from tests.models.drawn_families import EXAMPLES
-from tests.step.speculated_answers import (
+from tests.engine.speculation.speculated_answers import (
     DEPTH,
     NGRAM,
     Answered,
@@ -34,6 +33,7 @@ from tests.step.speculated_answers import (
     speculating,
     use_drafter,
 )
+from tests.models.drawn_families import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 KINDS = {

@@ -12,7 +12,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import Chunk, FinishReason, GenerationRequest, SamplingParams, TokenLogprob
 from twofold.engine import Engine
-from twofold.step.drafters.drafter import NOTHING, Draft
+from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import Sequence
 
 DEPTH = 8
@@ -42,7 +42,6 @@ class ScriptedDrafter:
     wrong: float
     depth: int = DEPTH
     chance: float = 0.9
-    name: str = "scripted"
     random: random.Random = field(default_factory=lambda: random.Random(1))
 
     def propose(self, sequence: Sequence, depth: int) -> Draft:
