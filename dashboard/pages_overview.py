@@ -71,7 +71,7 @@ def _figures(view: frame.View, overview: queries.Overview, requests: queries.Req
     )
 
 
-def _change(event: queries.ControlEvent) -> str:
+def _change(event: queries.ControlRecord) -> str:
     has = f"{event.num_slots:,} expert slots, {event.num_pages:,} KV pages"
     return f"{formats.moment(event.at_s)} {event.kind}" + ("" if event.kind == "sleep" else f", {has}")
 

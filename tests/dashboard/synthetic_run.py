@@ -257,7 +257,7 @@ class SyntheticRun:
             expert,
             slot,
         )
-        row["bytes"], row["reason"] = self.info.expert_bytes, UploadReason.DEMAND
+        row["size_bytes"], row["reason"] = self.info.expert_bytes, UploadReason.DEMAND
         row["queued_us"], row["begin_us"] = self.virtual_us, self.virtual_us + 2.0
         row["end_us"] = self.virtual_us + 2.0 + UPLOAD_US
         self.sink.native_events("upload", row)

@@ -194,7 +194,7 @@ def test_every_upload_is_reported_once_with_its_times(
     rows = executor.drain_events()["upload"]
     counts = fake.upload_counts(accelerator)
     assert len(rows) == counts["landed"] == executor.counts()["uploads"] > 0
-    assert int(rows["bytes"].sum()) == counts["bytes"] == executor.counts()["h2d_bytes"]
+    assert int(rows["size_bytes"].sum()) == counts["bytes"] == executor.counts()["h2d_bytes"]
     assert (rows["queued_us"] <= rows["begin_us"]).all()
     assert (rows["begin_us"] < rows["end_us"]).all()
     order = np.argsort(rows["begin_us"], kind="stable")

@@ -165,14 +165,14 @@ def every_event_is_told(machine: Machine, mode: Mode) -> dict[str, Any]:
     dropped = sum(runner.moe.take_dropped().values())
     figures = {
         "token_layers": len(tokens), "expected_token_layers": expected_rows, "placed": placed,
-        "uploads": len(uploads), "upload_bytes": int(uploads["bytes"].sum()), "evictions": evictions,
+        "uploads": len(uploads), "upload_bytes": int(uploads["size_bytes"].sum()), "evictions": evictions,
         "dropped": dropped, "counts": vars(counts),
     }  # fmt: skip
     holds = (
         len(tokens) == expected_rows
         and placed == (counts.hits, counts.cpu_misses, counts.fetched)
         and len(uploads) == counts.uploads
-        and int(uploads["bytes"].sum()) == counts.h2d_bytes
+        and int(uploads["size_bytes"].sum()) == counts.h2d_bytes
         and bool((uploads["begin_us"] < uploads["end_us"]).all())
         and evictions == counts.evictions
         and dropped == 0

@@ -30,7 +30,7 @@ ROOMS_USED: dict[str, set[str]] = {
     "step": {"_core", "api", "blocks", "experts", "models", "weights"},
     "device": {"_core", "_cuda", "api", "blocks", "experts", "models", "step", "weights"},
     "rules": {"api", "blocks", "models", "weights"},
-    "telemetry": {"api"},
+    "telemetry": {"_core", "api"},
     "engine": {
         "__init__",
         "_core",

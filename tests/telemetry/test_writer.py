@@ -155,7 +155,7 @@ def test_padded_structs_with_fields_in_another_order_are_taken(tmp_path: Path) -
     path = tmp_path / "t.db"
     fields = [(name, UPLOAD_DTYPE.fields[name][0]) for name in reversed(UPLOAD_DTYPE.names)]
     rows = np.zeros(1, np.dtype(fields, align=True))
-    rows["expert"], rows["bytes"] = 17, 12_345
+    rows["expert"], rows["size_bytes"] = 17, 12_345
     sink = open_writer(path)
     sink.begin_run(run_info())
     sink.native_events("upload", rows)

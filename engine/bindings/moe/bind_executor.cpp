@@ -31,6 +31,25 @@ py::array_t<Event> drain(EventRing<Event>& ring) {
   return py::array_t<Event>(py::ssize_t(rows.size()), rows.data());
 }
 
+// By kind, the dtype of its arrays and the meaning of each field.
+py::dict event_formats() {
+#define TWOFOLD_DESCRIBE(type, name, extent, meaning) PYBIND11_FIELD_DESCRIPTOR(Event, name),
+#define TWOFOLD_EXPLAIN(type, name, extent, meaning) explained[#name] = meaning;
+#define TWOFOLD_EXPORT(kind, Struct, FIELDS)                                              \
+  {                                                                                       \
+    using Event = Struct;                                                                 \
+    py::detail::npy_format_descriptor<Event>::register_dtype({FIELDS(TWOFOLD_DESCRIBE)}); \
+    py::dict explained;                                                                   \
+    FIELDS(TWOFOLD_EXPLAIN)                                                               \
+    formats[kind] = py::make_tuple(py::dtype::of<Event>(), explained);                    \
+  }
+  py::dict formats;
+  TWOFOLD_EXPORT("token_layer", TokenLayerEvent, TWOFOLD_TOKEN_LAYER_FIELDS)
+  TWOFOLD_EXPORT("upload", UploadEvent, TWOFOLD_UPLOAD_FIELDS)
+  TWOFOLD_EXPORT("cache_event", CacheEvent, TWOFOLD_CACHE_EVENT_FIELDS)
+  return formats;
+}
+
 // ids and weights [tokens, top_k].
 LayerRouting routing_of(const IntRows& ids, const FloatRows& weights) {
   if (ids.ndim() != 2)
@@ -271,12 +290,7 @@ void bind_runtime(py::module_& m) {
       .value("EVICT", CacheEventKind::kEvict)
       .value("REJECT", CacheEventKind::kReject)
       .value("PUBLISH", CacheEventKind::kPublish);
-  PYBIND11_NUMPY_DTYPE(TokenLayerEvent, step, request, position, layer, num_routed, num_hits, num_cpu,
-                       num_fetched, experts, placement, weights, layer_us, cpu_us, gpu_us, predicted_us);
-  PYBIND11_NUMPY_DTYPE(UploadEvent, step, request, layer, expert, slot, bytes, queued_us, begin_us, end_us,
-                       reason, lane);
-  PYBIND11_NUMPY_DTYPE(CacheEvent, step, request, layer, kind, expert, victim, slot, value, victim_value,
-                       price, at_us);
+  m.def("event_formats", [formats = event_formats()] { return formats; });
   bind_store(m);
   bind_layer_plan(m);
   bind_routing_counts(m);

@@ -219,7 +219,7 @@ void SlottedAccelerator::report_landed(const Publication& landed) {
   }
   if (landed.upload.failed) {
     --events_->counts.uploads;
-    events_->counts.h2d_bytes -= upload.bytes;
+    events_->counts.h2d_bytes -= upload.size_bytes;
     return;
   }
   if (upload.end_us < 0) {

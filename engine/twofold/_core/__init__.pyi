@@ -625,6 +625,9 @@ class CacheEventKind(_NativeEnum):
     name: Final[str]
     value: Final[int]
 
+def event_formats() -> dict[str, tuple[np.dtype[Any], dict[str, str]]]:
+    """By kind of event, the dtype of its arrays and the meaning of each field."""
+
 @final
 class ExpertStore:
     def __init__(

@@ -1,13 +1,14 @@
 """Values that cross module borders: requests, results and step records.
 
-Plain frozen dataclasses and named tuples without behaviour. Imports only `api` modules.
+Plain frozen dataclasses and named tuples without behaviour. Imports only `api` modules. Telemetry stores the fields of
+records that are numbers, texts or flags as columns; the text of `Annotated` is the column's meaning in its reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -257,37 +258,30 @@ class StepParts(NamedTuple):
     router) and `head_us` is the time before the first and after the last experts.
     """
 
-    schedule_us: float = 0.0
-    """Taking in requests and choosing the step's tokens."""
-    batch_us: float = 0.0
-    """Building the batch."""
+    schedule_us: Annotated[float, "taking in requests and choosing the step's tokens"] = 0.0
+    batch_us: Annotated[float, "building the batch"] = 0.0
     embed_us: float = 0.0
     attention_us: float = 0.0
     router_us: float = 0.0
-    dense_ffn_us: float = 0.0
-    """Feed-forward layers without experts."""
-    experts_cpu_us: float = 0.0
-    """Time beyond the GPU's, where the GPU computes too."""
+    dense_ffn_us: Annotated[float, "feed-forward layers without experts"] = 0.0
+    experts_cpu_us: Annotated[float, "time beyond the GPU's, where the GPU computes too"] = 0.0
     experts_gpu_us: float = 0.0
     head_us: float = 0.0
     sampling_us: float = 0.0
-    emit_us: float = 0.0
-    """Detokenising and delivering tokens."""
-    telemetry_us: float = 0.0
-    """Recording the previous step."""
+    emit_us: Annotated[float, "detokenising and delivering tokens"] = 0.0
+    telemetry_us: Annotated[float, "recording the previous step"] = 0.0
 
 
 class EmulatedParts(NamedTuple):
     """Virtual-clock time of a step by part, in microseconds; the parts sum to `StepRecord.step_us`."""
 
-    dense_us: float
-    """Embedding, attention and routers, on the GPU."""
-    experts_gpu_us: float
-    experts_cpu_us: float
-    """Time layers waited for the CPU beyond the GPU's computation."""
-    link_us: float
-    """Time layers waited for uploads."""
-    head_us: float
+    dense_us: Annotated[float, "virtual clock: embedding, attention and routers, on the GPU"]
+    experts_gpu_us: Annotated[float, "virtual clock"]
+    experts_cpu_us: Annotated[
+        float, "virtual clock: time layers waited for the CPU beyond the GPU's computation"
+    ]
+    link_us: Annotated[float, "virtual clock: time layers waited for uploads"]
+    head_us: Annotated[float, "virtual clock"]
 
 
 @dataclass(frozen=True)
@@ -295,51 +289,55 @@ class StepRecord:
     """One engine iteration, for telemetry. Times are on the run's clock; `wall_us` is always wall time."""
 
     step: int
-    started_s: float
-    """Unix time."""
+    started_s: Annotated[float, "Unix time"]
     num_prefill_tokens: int
     num_decode_tokens: int
     num_running: int
     num_waiting: int
-    step_us: float
-    wall_us: float
-    """From taking in requests until the step's answers were delivered, plus recording the previous step."""
+    step_us: Annotated[float, "run clock"]
+    wall_us: Annotated[
+        float,
+        "wall time from taking in requests until the answers were delivered, plus recording the previous step",
+    ]
     parts: StepParts = field(default_factory=StepParts)
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
 
 
 @dataclass(frozen=True)
-class RequestRecord:
-    """One request as telemetry stores it. Native events refer to `number`."""
+class RequestFacts:
+    """One request as telemetry stores and shows it. Native events refer to `number`."""
 
-    number: int
+    number: Annotated[int, "`request` in events"]
     request_id: str
     endpoint: str
-    submitted_s: float
-    """Unix time."""
+    submitted_s: Annotated[float, "Unix time"]
     first_token_s: float | None
     finished_s: float | None
     prompt_tokens: int
     completion_tokens: int
-    finish_reason: FinishReason | None
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
+    finish_reason: Annotated[FinishReason | None, "NULL while it runs"]
+    queue_s: Annotated[float, "run clock"] = 0.0
+    prefill_s: Annotated[float, "run clock"] = 0.0
+    decode_s: Annotated[float, "run clock"] = 0.0
+    cached_tokens: Annotated[int, "prompt tokens that hit the prefix cache"] = 0
+
+
+@dataclass(frozen=True)
+class RequestRecord(RequestFacts):
+    """One request as the engine reports it."""
+
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    cached_tokens: int = 0
-    """Prefix-cache hits among the prompt tokens."""
 
 
 @dataclass(frozen=True)
 class ControlRecord:
     """A change to a running engine and the sizes in effect from then on."""
 
-    at_s: float
-    """Unix time."""
-    kind: Literal["resize", "sleep", "wake"]
-    num_slots: int
-    num_pages: int
+    at_s: Annotated[float, "Unix time"]
+    kind: Annotated[Literal["resize", "sleep", "wake"], "resize, sleep or wake"]
+    num_slots: Annotated[int, "from then on"]
+    num_pages: Annotated[int, "of the KV cache, from then on"]
 
 
 class TraceSizes(NamedTuple):
@@ -362,10 +360,9 @@ class RunInfo:
 
     model: str
     architecture: str
-    accelerator: str
-    """"none", "cuda:0" or "emulated:<profile>"."""
+    accelerator: Annotated[str, "none, cuda:0 or emulated:PROFILE"]
     accelerator_reason: str
-    clock: Clock
+    clock: Annotated[Clock, "wall or virtual"]
     policy: str
     num_layers: int
     num_experts: int

@@ -30,10 +30,11 @@ _NOT_EMULATED = (None,) * len(EmulatedParts._fields)
 
 
 _RUN: Final = schema.column_names(schema.run)[1:]
+_STEP_FIELDS: Final = [column.name for column in schema.columns_of(StepRecord)]
 _CONTROL: Final = schema.column_names(schema.control)
 _REQUEST: Final = schema.column_names(schema.request)
 _LOAD_SAMPLE: Final = schema.column_names(schema.load_sample)
-_step_fields: Final = attrgetter(*(field.name for field in schema.STEP_FIELDS))
+_step_fields: Final = attrgetter(*_STEP_FIELDS)
 
 
 def _row(columns: list[str], record: object, **others: Any) -> Row:
@@ -128,7 +129,7 @@ def _rows_of_second(
     num_uploads = upload_bytes = np.zeros(num_layers, np.int64)
     if uploads is not None:
         num_uploads = np.bincount(uploads["layer"], minlength=num_layers)
-        upload_bytes = np.bincount(uploads["layer"], weights=uploads["bytes"], minlength=num_layers)
+        upload_bytes = np.bincount(uploads["layer"], weights=uploads["size_bytes"], minlength=num_layers)
     for layer in range(num_layers):
         if not num_uploads[layer] and (uses is None or not uses.num_rows[layer]):
             continue

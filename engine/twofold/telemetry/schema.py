@@ -1,5 +1,8 @@
 """The tables of the telemetry database (SQLAlchemy Core), and the path of its file.
 
+A column is declared where it is measured: as a field of a record (`api.types`, `LoadSample`) or of a native event
+(`engine/runtime/moe/events.h`). Type, comment and row follow from it.
+
 Column names carry units: `_s` seconds, `_us` microseconds, `_ms` milliseconds, `_bytes`. `…_s` columns of moments are
 Unix times. Columns `*_us` of steps, layers, uploads and cache events are on the run's clock. Where `run.clock` is
 "virtual" they are emulated and must be displayed as such; `step.wall_us` and its parts are always wall time,
@@ -15,10 +18,9 @@ layer, so that live charts and the heatmap cost the same after an hour as after 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     Column,
@@ -36,20 +38,59 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
-from twofold.api.types import EmulatedParts, StepParts, StepRecord
-from twofold.telemetry.sink import EVENT_DTYPES, column_name
+from twofold.api.types import ControlRecord, EmulatedParts, RequestFacts, RunInfo, StepParts, StepRecord
+from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample
+from twofold.telemetry.totals import LAYER_TOTALS
 
 SCHEMA_VERSION: Final = 4
 
 metadata = MetaData()
 
 
-def _required(kind: type[TypeEngine[Any]], *names: str) -> list[Column[Any]]:
-    return [Column(name, kind, nullable=False) for name in names]
+_KINDS: Final[dict[type, type[TypeEngine[Any]]]] = {int: Integer, bool: Integer, float: Float, str: Text}
+
+
+def columns_of(
+    record: type, *, key: str | None = None, prefix: str = "", optional: bool = False
+) -> list[Column[Any]]:
+    """A column per field of a record that is a number, a text or a flag, in the same order.
+
+    `X | None` may be NULL, as are all columns if `optional`. The text of `Annotated` is the column's comment. `key`
+    names the field that belongs to the primary key. Fields of other types get no column.
+    """
+    columns: list[Column[Any]] = []
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        annotated = get_origin(hint) is Annotated
+        bare, comment = (get_args(hint)[0], hint.__metadata__[0]) if annotated else (hint, None)
+        kinds = {type(kind) if isinstance(kind, str | NoneType) else kind for kind in _alternatives(bare)}
+        nullable = optional or NoneType in kinds
+        (kind, *others) = kinds - {NoneType}
+        if kind in _KINDS and not others:
+            columns.append(
+                Column(
+                    f"{prefix}{name}",
+                    _KINDS[kind],
+                    primary_key=name == key,
+                    nullable=nullable,
+                    comment=comment,
+                )
+            )
+    return columns
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """Types of a union, values of a Literal, or the type itself."""
+    if get_origin(hint) not in (Union, UnionType, Literal):
+        return [hint]
+    return [each for part in get_args(hint) for each in _alternatives(part)]
 
 
 def _primary_run_id() -> Column[int]:
     return Column("run_id", Integer, ForeignKey("run.run_id"), primary_key=True)
+
+
+def _run_id() -> Column[int]:
+    return Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False)
 
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
@@ -59,128 +100,63 @@ run = Table(
     "run",
     metadata,
     Column("run_id", Integer, primary_key=True),
-    Column("started_s", Float, nullable=False),
+    Column("started_s", Float, nullable=False, comment="Unix time"),
     Column(
         "last_seen_s", Float, nullable=False, comment="refreshed every second or so while the process lives"
     ),
     Column("finished_s", Float, comment="NULL while running, and after a crash"),
-    *_required(Text, "model", "architecture", "accelerator", "accelerator_reason"),
     Column("emulated", Integer, nullable=False, comment="1: *_us are a cost model's, not a GPU's"),
-    Column("clock", Text, nullable=False, comment="wall or virtual"),
-    Column("policy", Text, nullable=False),
-    *_required(Integer, "num_layers", "num_experts", "top_k", "num_slots", "expert_bytes"),
-    Column("cpu_isa", Text, nullable=False),
-    Column("cpu_threads", Integer, nullable=False),
-    *_required(Text, "version", "config_json"),
+    *columns_of(RunInfo),
 )
-
-
-def _run_id() -> Column[int]:
-    return Column("run_id", Integer, ForeignKey("run.run_id"), nullable=False)
-
 
 request = Table(
     "request",
     metadata,
     _primary_run_id(),
-    Column("number", Integer, primary_key=True, comment="`request` in events"),
-    *_required(Text, "request_id", "endpoint"),
-    Column("submitted_s", Float, nullable=False),
-    Column("first_token_s", Float),
-    Column("finished_s", Float),
-    *_required(Integer, "prompt_tokens", "completion_tokens"),
-    Column("finish_reason", Text, comment="NULL while it runs"),
-    *_required(Float, "queue_s", "prefill_s", "decode_s"),
+    *columns_of(RequestFacts, key="number"),
     Column("sampling_json", Text, nullable=False),
-    Column("cached_tokens", Integer, nullable=False, comment="prompt tokens that hit the prefix cache"),
 )
-
-STEP_FIELDS: Final = [each for each in fields(StepRecord) if each.name not in ("parts", "emulated")]
-"""Fields of StepRecord that are columns: int or float, always set, with metadata["comment"] as comment."""
 
 step = Table(
     "step",
     metadata,
     _primary_run_id(),
-    *(
-        Column(
-            field.name,
-            {"int": Integer, "float": Float}[str(field.type)],
-            primary_key=field.name == "step",
-            nullable=False,
-            comment=field.metadata.get("comment"),
-        )
-        for field in STEP_FIELDS
-    ),
-    *(Column(part, Float, nullable=False) for part in StepParts._fields),
-    *(Column(f"emulated_{part}", Float, comment="virtual clock") for part in EmulatedParts._fields),
+    *columns_of(StepRecord, key="step"),
+    *columns_of(StepParts),
+    *columns_of(EmulatedParts, prefix="emulated_", optional=True),
     Index("step_by_time", "run_id", "started_s"),
 )
 
 
 control = Table(
-    "control",
-    metadata,
-    _run_id(),
-    Column("at_s", Float, nullable=False, comment="Unix time"),
-    Column("kind", Text, nullable=False, comment="resize, sleep or wake"),
-    Column("num_slots", Integer, nullable=False, comment="from then on"),
-    Column("num_pages", Integer, nullable=False, comment="of the KV cache, from then on"),
-    Index("control_by_time", "run_id", "at_s"),
+    "control", metadata, _run_id(), *columns_of(ControlRecord), Index("control_by_time", "run_id", "at_s")
 )
 """Changes made to a running engine."""
 
 
-def _event_table(kind: str, comments: Mapping[str, str], *, index: str) -> Table:
+def _event_table(kind: str, *, index: str) -> Table:
     """A table with a column per event field, in the same order; arrays are blobs."""
     columns: list[Column[Any]] = []
-    for field in EVENT_DTYPES[kind].names or ():
-        dtype, name = EVENT_DTYPES[kind][field], column_name(field)
+    for name in EVENT_DTYPES[kind].names or ():
+        dtype = EVENT_DTYPES[kind][name]
         scalar = Integer if dtype.kind in "iu" else Float
         column_type = LargeBinary if dtype.subdtype else scalar
-        columns.append(Column(name, column_type, nullable=False, comment=comments.get(name)))
+        comment = EVENT_MEANINGS[kind][name] or None
+        columns.append(Column(name, column_type, nullable=False, comment=comment))
     return Table(kind, metadata, _run_id(), *columns, Index(f"{kind}_by_{index}", "run_id", index))
 
 
 # Pages query a request's rows; everything by time comes from layer_second.
-token_layer = _event_table(
-    "token_layer",
-    {
-        "request": "-1: none",
-        "experts": "uint16[num_routed], descending weight",
-        "placement": "uint8[num_routed]: 0 hit, 1 cpu, 2 fetched",
-        "weights": "float32[num_routed]",
-    },
-    index="request",
-)
-upload = _event_table(
-    "upload",
-    {
-        "request": "-1: none",
-        "queued_us": "run clock since its start",
-        "reason": "0 demand, 1 admission, 2 prefetch",
-    },
-    index="step",
-)
-cache_event = _event_table(
-    "cache_event",
-    {
-        "request": "-1: none",
-        "kind": "0 admit, 1 evict, 2 reject, 3 publish",
-        "victim": "-1: none",
-        "at_us": "run clock since its start",
-    },
-    index="step",
-)
+token_layer = _event_table("token_layer", index="request")
+upload = _event_table("upload", index="step")
+cache_event = _event_table("cache_event", index="step")
 
 layer_second = Table(
     "layer_second",
     metadata,
     _run_id(),
     Column("at_s", Integer, nullable=False, comment="Unix second of the step; may have several rows"),
-    *_required(
-        Integer, "layer", "num_rows", "num_hits", "num_cpu", "num_fetched", "num_uploads", "upload_bytes"
-    ),
+    *(Column(name, Integer, nullable=False) for name in ("layer", "num_rows", *LAYER_TOTALS)),
     Column(
         "uses",
         LargeBinary,
@@ -202,16 +178,7 @@ load_sample = Table(
     "load_sample",
     metadata,
     Column("run_id", Integer, ForeignKey("run.run_id")),
-    Column("loadtest_id", Text, nullable=False),
-    Column("finished_s", Float, nullable=False),
-    *_required(Integer, "user", "num_users"),
-    Column("e2e_ms", Float, nullable=False, comment="wall clock of the client"),
-    Column("ok", Integer, nullable=False),
-    Column("ttft_ms", Float),
-    Column("tpot_ms", Float),
-    Column("completion_tokens", Integer, nullable=False),
-    Column("error", Text),
-    Column("request_id", Text, comment="that of table request; NULL where no answer began"),
+    *columns_of(LoadSample),
     Index("load_sample_by_test", "loadtest_id", "finished_s"),
 )
 

@@ -1,7 +1,7 @@
 """`TelemetrySink`, to which the engine pushes events, and the event formats.
 
-Needs only numpy, so that the engine can use a sink without SQLAlchemy installed. A sink never blocks its caller, raises
-no errors from handling an event, and counts what it drops.
+Needs only numpy and the native module, so that the engine can use a sink without SQLAlchemy installed. A sink never
+blocks its caller, raises no errors from handling an event, and counts what it drops.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 
+from twofold import _core
 from twofold.api.errors import RequestError
 from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
 
@@ -22,86 +23,29 @@ LossPlace = Literal["ring", "queue", "database"]
 LOSS_PLACES: Final[tuple[LossPlace, ...]] = ("ring", "queue", "database")
 """Where events are lost: a full native ring, a full queue before the database, the database itself."""
 
-MAX_ROUTED: Final = 16
-"""Most experts per token and layer that an event can hold."""
+EVENT_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    kind: dtype for kind, (dtype, _) in _core.event_formats().items()
+}
+"""Event formats that `native_events` accepts, from the structs in `engine/runtime/moe/events.h`. The named fields are
+required; padding and order are ignored. The database tables and their rows have a column per field, in this order.
 
-TOKEN_LAYER_DTYPE: Final = np.dtype(
-    [
-        ("step", "<i8"),
-        ("request", "<i8"),
-        ("position", "<i4"),
-        ("layer", "<i2"),
-        ("num_routed", "u1"),
-        ("num_hits", "u1"),
-        ("num_cpu", "u1"),
-        ("num_fetched", "u1"),
-        ("experts", "<u2", (MAX_ROUTED,)),
-        ("placement", "u1", (MAX_ROUTED,)),
-        ("weights", "<f4", (MAX_ROUTED,)),
-        ("layer_us", "<f4"),
-        ("cpu_us", "<f4"),
-        ("gpu_us", "<f4"),
-        ("predicted_us", "<f4"),
-    ]
-)
-"""One token in one MoE layer. The first `num_routed` entries of the arrays are valid, by descending weight.
-
-`layer` counts MoE layers only. The `*_us` are times of the whole layer in that step, the same for every token of the
-batch, on the run's clock. `request` is -1 where none applies.
+Only the first `num_routed` entries of a token_layer event's arrays are valid.
 """
 
-UPLOAD_DTYPE: Final = np.dtype(
-    [
-        ("step", "<i8"),
-        ("request", "<i8"),
-        ("layer", "<i2"),
-        ("expert", "<u2"),
-        ("slot", "<i4"),
-        ("bytes", "<i8"),
-        ("queued_us", "<f8"),
-        ("begin_us", "<f8"),
-        ("end_us", "<f8"),
-        ("reason", "u1"),
-        ("lane", "u1"),
-    ]
-)
-"""One host-to-device copy of an expert; `*_us` are on the run's clock since its start."""
-
-CACHE_EVENT_DTYPE: Final = np.dtype(
-    [
-        ("step", "<i8"),
-        ("request", "<i8"),
-        ("layer", "<i2"),
-        ("kind", "u1"),
-        ("expert", "<u2"),
-        ("victim", "<i4"),
-        ("slot", "<i4"),
-        ("value", "<f4"),
-        ("victim_value", "<f4"),
-        ("price", "<f4"),
-        ("at_us", "<f8"),
-    ]
-)
-"""One decision of the expert cache; `victim` is -1 where no expert was evicted."""
-
-EVENT_DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    "token_layer": TOKEN_LAYER_DTYPE,
-    "upload": UPLOAD_DTYPE,
-    "cache_event": CACHE_EVENT_DTYPE,
+EVENT_MEANINGS: Final[dict[str, dict[str, str]]] = {
+    kind: meanings for kind, (_, meanings) in _core.event_formats().items()
 }
-"""Event formats that `native_events` accepts. The named fields are required; padding and order are ignored. The
-database tables and their rows have a column per field, in this order."""
+"""By kind, what each field means; may be empty."""
 
-
-def column_name(field: str) -> str:
-    """Database column of an event field: column names carry units."""
-    return "size_bytes" if field == "bytes" else field
+TOKEN_LAYER_DTYPE: Final = EVENT_DTYPES["token_layer"]
+UPLOAD_DTYPE: Final = EVENT_DTYPES["upload"]
+CACHE_EVENT_DTYPE: Final = EVENT_DTYPES["cache_event"]
 
 
 class Placement(IntEnum):
     """Where one routed expert ran: values of `placement` in token_layer events.
 
-    These enumerations repeat the native module's, which this package does not import: `engine.recording` checks them.
+    These enumerations repeat the native module's, as integers: `engine.recording` checks them.
     """
 
     HIT = 0
@@ -133,23 +77,17 @@ class LoadSample:
     TTFT is first content token − send; TPOT is (E2E − TTFT) / (completion tokens − 1).
     """
 
-    loadtest_id: str
-    """Identifies one load test; the same for all its samples."""
-    finished_s: float
-    """Unix time at which the answer finished or failed."""
+    loadtest_id: Annotated[str, "the same for all samples of one load test"]
+    finished_s: Annotated[float, "Unix time at which the answer finished or failed"]
     user: int
-    num_users: int
-    """Users running at that moment."""
-    e2e_ms: float
+    num_users: Annotated[int, "users running at that moment"]
+    e2e_ms: Annotated[float, "wall clock of the client"]
     ok: bool
-    ttft_ms: float | None = None
-    """None when no token came."""
-    tpot_ms: float | None = None
-    """None with fewer than two tokens."""
+    ttft_ms: Annotated[float | None, "NULL when no token came"] = None
+    tpot_ms: Annotated[float | None, "NULL with fewer than two tokens"] = None
     completion_tokens: int = 0
     error: str | None = None
-    request_id: str | None = None
-    """The answer's `id`, as in table `request`; None when there was none."""
+    request_id: Annotated[str | None, "that of table request; NULL where no answer began"] = None
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def totals_of(steps: Iterable[StepRecord], events: Mapping[str, Events]) -> Coun
             totals[name] += int(events["token_layer"][name].sum(dtype=np.int64))
     if "upload" in events:
         totals["num_uploads"] += len(events["upload"])
-        totals["upload_bytes"] += int(events["upload"]["bytes"].sum())
+        totals["upload_bytes"] += int(events["upload"]["size_bytes"].sum())
         _count(totals, events["upload"]["reason"], UploadReason)
     if "cache_event" in events:
         _count(totals, events["cache_event"]["kind"], CacheEventKind)

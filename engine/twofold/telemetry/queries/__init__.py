@@ -4,6 +4,7 @@ The dashboard and the summary read through this package only. Every connection i
 and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
+from twofold.api.types import ControlRecord as ControlRecord
 from twofold.telemetry.queries.history import RunHistory as RunHistory
 from twofold.telemetry.queries.loadtests import LoadSamples as LoadSamples
 from twofold.telemetry.queries.loadtests import LoadTest as LoadTest
@@ -34,7 +35,6 @@ from twofold.telemetry.queries.requests import request_counts as request_counts
 from twofold.telemetry.queries.requests import request_tokens as request_tokens
 from twofold.telemetry.queries.requests import requests as requests
 from twofold.telemetry.queries.runs import LIVE_AFTER_S as LIVE_AFTER_S
-from twofold.telemetry.queries.runs import ControlEvent as ControlEvent
 from twofold.telemetry.queries.runs import Database as Database
 from twofold.telemetry.queries.runs import Dropped as Dropped
 from twofold.telemetry.queries.runs import Run as Run

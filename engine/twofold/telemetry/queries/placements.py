@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -71,7 +71,7 @@ def uploads(
     """Copies queued in steps first_step to last_step, in the order they were recorded."""
     table = schema.upload
     query = (
-        select(*[column for column in table.columns if column.name != "run_id"])
+        select(*(table.c[field.name] for field in fields(Upload)))
         .where(table.c.run_id == run.run_id, table.c.step >= first_step)
         .order_by(table.c.step)
         .limit(limit)

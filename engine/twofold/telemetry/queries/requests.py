@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, func, or_, select
 
+from twofold.api.types import RequestFacts
 from twofold.telemetry import schema
 from twofold.telemetry.queries.runs import Database, Run
 
@@ -16,26 +17,12 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Request:
-    """One request as recorded by the engine. `queue_s`, `prefill_s` and `decode_s` are on the run's clock."""
+@dataclass(frozen=True, kw_only=True)
+class Request(RequestFacts):
+    """One request of a run as the engine recorded it."""
 
     run_id: int
-    number: int
-    request_id: str
-    endpoint: str
-    submitted_s: float
-    first_token_s: float | None
-    finished_s: float | None
-    prompt_tokens: int
-    completion_tokens: int
-    finish_reason: str | None
-    queue_s: float
-    prefill_s: float
-    decode_s: float
     sampling_json: str
-    cached_tokens: int
-    """Prefix-cache hits among the prompt tokens."""
 
 
 RUNNING: Final = "running"

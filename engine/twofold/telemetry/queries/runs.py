@@ -14,6 +14,7 @@ from sqlalchemy import Engine, Executable, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from twofold.api.errors import ConfigError
+from twofold.api.types import ControlRecord, RunInfo
 from twofold.telemetry import database, schema
 
 LIVE_AFTER_S: Final = 5.0
@@ -49,30 +50,15 @@ def open_database(url: str) -> Database:
     return Database(str(path), database.open_for_reading(path))
 
 
-@dataclass(frozen=True)
-class Run:
-    """One process lifetime; see `twofold.api.types.RunInfo` for the fields they share."""
+@dataclass(frozen=True, kw_only=True)
+class Run(RunInfo):
+    """One process lifetime as the engine recorded it."""
 
     run_id: int
     started_s: float
     last_seen_s: float
     finished_s: float | None
-    model: str
-    architecture: str
-    accelerator: str
-    accelerator_reason: str
     emulated: bool
-    clock: str
-    policy: str
-    num_layers: int
-    num_experts: int
-    top_k: int
-    num_slots: int
-    expert_bytes: int
-    cpu_isa: str
-    cpu_threads: int
-    version: str
-    config_json: str
     is_written: bool | None = None
     """Whether a process has locked the database to write this run; None if unknown."""
 
@@ -157,24 +143,13 @@ def dropped(db: Database, run: Run) -> list[Dropped]:
     return [Dropped(kind, place, int(count)) for kind, place, count in db.rows(query)]
 
 
-@dataclass(frozen=True)
-class ControlEvent:
-    """A change to the running engine and the sizes in effect from then on."""
-
-    at_s: float
-    kind: str
-    """resize, sleep or wake"""
-    num_slots: int
-    num_pages: int
-
-
-def control_events(db: Database, run: Run, *, limit: int = 20) -> list[ControlEvent]:
+def control_events(db: Database, run: Run, *, limit: int = 20) -> list[ControlRecord]:
     """Changes, newest first."""
     table = schema.control.c
     query = (
-        select(table.at_s, table.kind, table.num_slots, table.num_pages)
+        select(*(column for column in table if column is not table.run_id))
         .where(table.run_id == run.run_id)
         .order_by(table.at_s.desc())
         .limit(limit)
     )
-    return [ControlEvent(*row) for row in db.rows(query)]
+    return [ControlRecord(**row._mapping) for row in db.rows(query)]
