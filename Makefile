@@ -30,7 +30,7 @@ GENERIC_TESTS ?= $(MODEL_TESTS)
 TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 TORCH_generic := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: help run test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint fmt bench loadtest doctor clean ready-run ready-dev
+.PHONY: help run test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint docs fmt bench loadtest doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -73,7 +73,13 @@ lint: ready-dev  ## check style and types of every language in the repository
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	@PATH=$(BIN):$$PATH shellcheck -x $(SHELL_FILES)
 	@$(BIN)/hadolint .devcontainer/Dockerfile
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
 	@$(BIN)/python scripts/check_words.py
+
+docs: ready-dev  ## build the documentation as a site in build/site; fails on a broken link
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 fmt: ready-dev  ## format Python and C++
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system packages that Twofold needs on Debian 12, Ubuntu 24.04 and newer; in the container image and on a bare
 # machine alike, as root or with sudo. Safe to run again: what is there is left alone. Python packages, CMake and ninja come
-# later, into a virtual environment (scripts/initial_build.sh).
+# later, into a virtual environment (scripts/initial_build.sh). Usage: install.sh [MORE_PACKAGES…]
 set -euo pipefail
 
 packages=(
@@ -14,6 +14,7 @@ packages=(
   python3
   python3-dev  # Python.h for the native module
   python3-venv # .venv
+  "$@"         # for instance sudo
 )
 
 if ! command -v apt-get >/dev/null; then

@@ -7,6 +7,7 @@ biases), and what `TensorMaker` makes Q8_0. The tokenizer is 256 byte tokens and
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,25 +29,6 @@ _FREE_BYTES: Final = 2 * 1024**3
 """Bytes that must stay free on the disk."""
 _WEIGHTS_VERSION: Final = 2
 """Grows when other weights are written for the same seed, so that no older file of a cache is taken for them."""
-
-# The file type that llama.cpp shows; it computes by each tensor's own type. Names in gguf.LlamaFileType.
-_FILE_TYPES: Final = {
-    "f32": "ALL_F32",
-    "f16": "MOSTLY_F16",
-    "bf16": "MOSTLY_BF16",
-    "q8_0": "MOSTLY_Q8_0",
-    "q4_0": "MOSTLY_Q4_0",
-    "q4_k": "MOSTLY_Q4_K_S",
-    "q5_k": "MOSTLY_Q5_K_S",
-    "q6_k": "MOSTLY_Q6_K",
-    "q4_1": "MOSTLY_Q4_1",
-    "q5_0": "MOSTLY_Q5_0",
-    "q5_1": "MOSTLY_Q5_1",
-    "q2_k": "MOSTLY_Q2_K",
-    "q3_k": "MOSTLY_Q3_K_S",
-    "iq4_xs": "MOSTLY_IQ4_XS",
-    "mxfp4": "MOSTLY_MXFP4_MOE",
-}
 
 
 def tensors_of(shape: FullShape, format_name: str) -> list[Tensor]:
@@ -161,7 +143,9 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: FullShape, format_name: str) -
     import gguf
 
     writer.add_name(f"random {shape.name}, {shape.layers} layers")
-    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[format_name]])
+    # llama.cpp shows the file type and computes by each tensor's own.
+    name = re.compile(rf"(ALL|MOSTLY)_{GGUF_FORMATS[format_name].gguf_type}(_S|_MOE)?")
+    writer.add_file_type(next(kind for kind in gguf.LlamaFileType if name.fullmatch(kind.name)))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)

@@ -59,6 +59,7 @@ FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("q5_1", "Q5_1", 32, 24, 9.23, scale_at=0, min_at=2),
         BlockFormat("q2_k", "Q2_K", 256, 84, 13.9, scale_at=80, min_at=82),
         BlockFormat("q3_k", "Q3_K", 256, 110, 43.4, scale_at=108),
+        BlockFormat("iq3_xxs", "IQ3_XXS", 256, 98, 142.0, scale_at=0),
         BlockFormat("iq4_xs", "IQ4_XS", 256, 136, 1250.0, scale_at=0),
         BlockFormat("mxfp4", "MXFP4", 32, 17, 2.93, exponent=True),
         # Ours; GGUF has no type for them.

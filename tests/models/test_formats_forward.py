@@ -53,7 +53,7 @@ def encode(values: Any, kind: str) -> Any:
         return ENCODERS[kind](rows).reshape(*values.shape[:-1], -1)
     if kind in ("Q4_1", "Q5_0", "Q5_1"):
         return gguf.quantize(values, gguf.GGMLQuantizationType[kind])
-    if kind in ("Q2_K", "Q3_K"):
+    if kind in ("Q2_K", "Q3_K", "IQ3_XXS"):
         drawn = random_rows(np.random.default_rng(rows.size), BLOCKS[kind.lower()], *rows.shape)
         return drawn.reshape(*values.shape[:-1], -1)
     packed = ops.quantise_rows(ops.ThreadPool(1), rows, kind.lower())
@@ -80,6 +80,7 @@ def mixed(name: str) -> str:
         "Q6_K",
         "Q2_K",
         "Q3_K",
+        "IQ3_XXS",
         "mixed",
         "IQ4_XS",
         "NVFP4",

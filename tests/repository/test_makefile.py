@@ -39,6 +39,7 @@ def test_ci_runs_the_tests_at_every_level_and_the_linters() -> None:
         "test",
         "test-levels",
         "lint",
+        "docs",
     ]
 
 
