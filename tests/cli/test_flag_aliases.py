@@ -24,6 +24,7 @@ CONFIGS = (EngineConfig, ServerConfig, TelemetryConfig)
 GIVEN = {
     "--schedule-policy": "fcfs", "-ctk": "q8_0", "-fa": "on", "--kt-expert-placement-strategy": "uniform",
     "--kt-gpu-prefill-token-threshold": "512", "--backend-type": "balance_serve", "--sched-strategy": "FCFS",
+    "--speculative-algorithm": "NGRAM", "--spec-type": "ngram-simple",
 }  # fmt: skip
 """Values given to them here, where not 1."""
 

@@ -55,6 +55,12 @@ def check_request(
     worst = max(prompt) if min(prompt) >= 0 else min(prompt)
     if not 0 <= worst < vocab_size:
         raise RequestError(f"token id {worst} is outside the vocabulary of {vocab_size}", param="prompt")
+    if request.prediction:
+        worst = max(request.prediction) if min(request.prediction) >= 0 else min(request.prediction)
+        if not 0 <= worst < vocab_size:
+            raise RequestError(
+                f"prediction holds token {worst}; ids are from 0 to {vocab_size - 1}", param="prediction"
+            )
     check_sampling(request.sampling, vocab_size)
 
 

@@ -28,6 +28,7 @@ from twofold.server.openai.prompts import (
     chat_prompts,
     completion_prompts,
     continuing,
+    with_prediction,
 )
 from twofold.server.openai.schemas import ChatRequest, SamplingFields
 from twofold.server.openai.thinking_budget import bounded_thinking
@@ -77,6 +78,7 @@ async def answer_chat(
         with_turn_ends = state.engine.stats().num_records > 0
         cache = state.token_cache
         prompts = chat_prompts(body, tokenizer, marks, with_turn_ends=with_turn_ends, cache=cache)
+        prompts = with_prediction(prompts, body, tokenizer, state.engine.max_context)
         return [continuing(context, prompt, tokenizer) for prompt in prompts] if context else prompts
 
     plan = _plan(state, body, tokenise, endpoint="chat.completions")
