@@ -84,8 +84,11 @@ class ExpertTimes(Protocol):
         """Take the present residency into account."""
 
     def step_s(self, num_tokens: int) -> float: ...
-    def observe(self, num_tokens: int, is_drafted: bool) -> None:
-        """A step of this many tokens has ended; `is_drafted`: all decoded, and some of them were drafts."""
+    def begin(self) -> None:
+        """A step with drafts begins."""
+
+    def observe(self, num_tokens: int) -> None:
+        """That step has ended; it had this many tokens, all of them decoded."""
 
 
 class MoeTimes:
@@ -98,7 +101,7 @@ class MoeTimes:
     def __init__(self, moe: MoeRuntime) -> None:
         self._moe = moe
         self._overlap = 1.0
-        self._num_runs = moe.num_expert_runs
+        self._num_runs = 0
         self._hits = self._routed = 0
         self._resident = 0.0
         self._known: dict[int, float] = {}
@@ -111,12 +114,12 @@ class MoeTimes:
             self._resident = (counts.hits - self._hits) / (routed - self._routed)
         self._hits, self._routed = counts.hits, routed
 
-    def observe(self, num_tokens: int, is_drafted: bool) -> None:
-        before, self._num_runs = self._num_runs, self._moe.num_expert_runs
-        if is_drafted:
-            shape = self._moe.shape
-            measured = (self._num_runs - before) / max(shape.num_layers, 1)
-            self._overlap += 0.1 * (measured / self._independent(num_tokens) - self._overlap)
+    def begin(self) -> None:
+        self._num_runs = self._moe.num_expert_runs
+
+    def observe(self, num_tokens: int) -> None:
+        measured = (self._moe.num_expert_runs - self._num_runs) / max(self._moe.shape.num_layers, 1)
+        self._overlap += 0.1 * (measured / self._independent(num_tokens) - self._overlap)
 
     def step_s(self, num_tokens: int) -> float:
         if num_tokens not in self._known:
@@ -157,9 +160,9 @@ class StepTimes:
         """Measured added time over the predicted one."""
         self._num_observed = 0
 
-    def skip(self, num_tokens: int) -> None:
-        """A step with prompt tokens has ended."""
-        self._experts.observe(num_tokens, is_drafted=False)
+    def begin(self) -> None:
+        """A step with drafts begins."""
+        self._experts.begin()
 
     def observe(self, num_sequences: int, num_tokens: int, step_s: float) -> None:
         """Record a step without prompt tokens, of `num_tokens` tokens, drafts included."""
@@ -168,7 +171,8 @@ class StepTimes:
             self._experts.refresh()
             self._tables.clear()
         num_drafts = num_tokens - num_sequences
-        self._experts.observe(num_tokens, num_drafts > 0)
+        if num_drafts > 0:
+            self._experts.observe(num_tokens)
         if step_s <= 0:
             return
         if num_drafts == 0:

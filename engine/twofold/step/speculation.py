@@ -15,10 +15,12 @@ from twofold.api.speculative_config import SpeculativeConfig
 from twofold.step.draft_price import Acceptance, ExpertTimes, StepTimes, choose_depths
 from twofold.step.drafters import open_drafter
 from twofold.step.drafters.drafter import Drafter
-from twofold.step.drafts import DraftState
+from twofold.step.drafts import Draft, DraftState
 from twofold.step.sequences import ScheduledSequence, Sequence
 
 _FIRST_PROBE: Final = 16
+_PLAIN_STEPS: Final = 8
+"""Steps without drafts of which one is measured: to measure each takes a small model one percent of its time."""
 _LAST_PROBE: Final = 1024
 """Most drafts passed over between two probes."""
 
@@ -61,6 +63,9 @@ class Speculator:
         self._times = StepTimes(experts, config.num_speculative_tokens)
         self._num_passed = 0
         self._probe_after = _FIRST_PROBE
+        self._num_plain = 0
+        self._wants_plain = True
+        """Whether the next step without drafts is measured; otherwise one in several is."""
         self._is_used = config.method != "prediction"
 
     def draft(self, decoding: list[ScheduledSequence], room: int) -> list[ScheduledSequence]:
@@ -75,6 +80,7 @@ class Speculator:
         depths = self._depths(proposals, len(decoding))
         if not any(depths):
             return decoding
+        self._times.begin()
         drafted = list(decoding)
         for proposal, depth in zip(proposals, depths, strict=True):
             depth = self._affordable(decoding[proposal.at].sequence, min(depth, room))
@@ -106,43 +112,50 @@ class Speculator:
         """Learn a step's time on the run's clock. is_decode: it had no prompt tokens."""
         if not self._is_used:
             return
+        if num_tokens == num_sequences:
+            self._num_plain += 1
+            if not self._wants_plain and self._num_plain % _PLAIN_STEPS:
+                return
         if is_decode:
+            self._wants_plain = False
             self._times.observe(num_sequences, num_tokens, step_s)
-        else:
-            self._times.skip(num_tokens)
 
     # ---- proposals --------------------------------------------------------------------------------------------------
 
     def _propose(self, at: int, sequence: Sequence) -> _Proposal | None:
-        request = sequence.request
-        depth = min(self._config.num_speculative_tokens, sequence.max_tokens - sequence.num_generated - 1)
-        # Recorded routing has one row per token that the answer really has.
-        if depth < 1 or request.return_routed_experts:
-            return None
+        # Most steps end here or at the proposal: this is written for them.
         state = sequence.drafting
         if state is None:
+            request = sequence.request
             name = "prediction" if request.prediction else self._config.method
-            if name == "prediction" and not request.prediction:
+            # Recorded routing has one row per token that the answer really has.
+            if request.return_routed_experts or (name == "prediction" and not request.prediction):
                 return None
             state = sequence.drafting = DraftState(name)
         elif state.num_skipped > 0:
             state.num_skipped -= 1
             return None
-        state.draft = self._drafter(state.drafter).propose(sequence, depth)
-        if not state.draft.tokens:
+        drafter = self._drafters.get(state.drafter) or self._drafter(state.drafter)
+        draft = drafter.propose(sequence, self._config.num_speculative_tokens)
+        if not draft.tokens:
+            state.num_skipped = 1
             return None
+        depth = sequence.max_tokens - sequence.num_generated - 1
+        if depth < 1:
+            return None
+        state.draft = Draft(draft.tokens[:depth], draft.chances[:depth])
         return _Proposal(at, state, self._acceptance.chances(state.drafter, state.cells, state.draft.chances))
 
     def _drafter(self, name: str) -> Drafter:
-        if name not in self._drafters:
-            self._drafters[name] = open_drafter(name, self._config)
-        return self._drafters[name]
+        opened = self._drafters[name] = open_drafter(name, self._config)
+        return opened
 
     def _depths(self, proposals: Seq[_Proposal], num_sequences: int) -> list[int]:
         if not self._config.adaptive:
             return [len(proposal.chances) for proposal in proposals]
         times = self._times.table(num_sequences)
         if times is None:
+            self._wants_plain = True
             return [0] * len(proposals)
         depths = choose_depths([proposal.chances for proposal in proposals], times, num_sequences)
         for proposal, depth in zip(proposals, depths, strict=True):

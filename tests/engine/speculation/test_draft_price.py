@@ -75,7 +75,8 @@ class LinearExperts:
     def step_s(self, num_tokens: int) -> float:
         return 1e-3 * num_tokens
 
-    def observe(self, num_tokens: int, is_drafted: bool) -> None: ...
+    def begin(self) -> None: ...
+    def observe(self, num_tokens: int) -> None: ...
 
 
 def test_times_are_predicted_measured_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from twofold.step.sequences import Sequence
 
 _TOKENS_AT_ONCE: Final = 4096
 """Tokens of a prompt indexed in one step, in about 2 ms. Nothing is proposed until all are."""
+_TOKENS_BEHIND: Final = 16
+"""Tokens after which the index is extended even if the newest ones are new to it."""
 
 
 class NgramDrafter(Drafter):
@@ -26,6 +28,12 @@ class NgramDrafter(Drafter):
         if state.memory is None:
             state.memory = TokenIndex(config.prompt_lookup_min, config.prompt_lookup_max)
         index: TokenIndex = state.memory
+        if (
+            not index.knows_end_of(tokens)
+            and 0 < index.num_indexed >= sequence.num_prompt_tokens - 1
+            and len(tokens) - index.num_indexed < _TOKENS_BEHIND
+        ):
+            return NOTHING
         # Up to the token before the newest, so that each occurrence has a token after it.
         end = min(len(tokens) - 1, index.num_indexed + _TOKENS_AT_ONCE)
         index.extend(tokens, end)

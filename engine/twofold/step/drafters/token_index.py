@@ -49,6 +49,10 @@ class TokenIndex:
             earlier.append(newest.get(gram, 0))
             newest[gram] = last
 
+    def knows_end_of(self, text: Sequence[int]) -> bool:
+        """Whether the shortest match with the end of `text` exists; takes a microsecond."""
+        return tuple(text[-self._n :]) in self._newest
+
     def longest(self, text: Sequence[int], newest: Sequence[int]) -> TokenMatch | None:
         """The longest indexed occurrence in `text` of the end of `newest`; of equally long ones the newest."""
         if len(newest) < self._n:

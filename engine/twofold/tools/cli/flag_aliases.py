@@ -115,12 +115,12 @@ SPECULATION: Final = "speculative_config"
 
 
 def _drafting(key: str, *names: str) -> Alias:
-    """An alias for one key of --speculative-config."""
+    """An alias for one key of --speculative-config, which it switches on: its only method there is ngram."""
 
     def value(given: str) -> Values:
         if not given.isdigit():
             raise ValueError("it takes a whole number")
-        return {SPECULATION: json.dumps({key: int(given)})}
+        return {SPECULATION: json.dumps({"method": "ngram", key: int(given)})}
 
     return Alias(names, f"is {key} of --speculative-config here", (SPECULATION,), values=value)
 
