@@ -7,6 +7,7 @@ as multiples of the newest time of a step without drafts, because other load on 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence as Seq
 from statistics import median
@@ -27,14 +28,16 @@ _LEAST_GAIN: Final = 1.02
 """How much better than no draft a draft must be, because times and chances are estimates."""
 _REFRESH_AFTER: Final = 64
 """Steps after which residency and times without drafts are read again."""
-_PLAIN_AFTER: Final = 128
-"""Steps after which one without drafts is measured again."""
-_FORGET_AFTER: Final = 512
-"""Steps after which a measured time gives way to the model's."""
+_PLAIN_AFTER: Final = 64
+"""Measured steps after which one without drafts is measured again."""
+_FORGET_AFTER: Final = 128
+"""Measured steps after which a time gives way to the model's."""
+_LEAST_ADDED: Final = 0.01
+"""Time that each drafted token adds beside the experts', as a share of a plain step's."""
+_GROWING_SHARE: Final = 0.5
+"""Share of the deepest measured draft's added time that is taken to grow with depth; the rest is taken as fixed."""
 _MOST_DRAFTS: Final = 64
 """Most drafted tokens per step, of all sequences, where depths are chosen by price."""
-_MOST_OFF: Final = 4.0
-"""Most that one measurement may differ from the model, as a factor."""
 
 Cells = dict[tuple[int, int], list[float]]
 """(accepted, tried) by position and by the drafter's own estimate, in `_BINS` bins."""
@@ -156,8 +159,6 @@ class StepTimes:
         self._measured: dict[tuple[int, int], deque[tuple[int, float]]] = {}
         """(step, time as a multiple of the above) of the newest steps with drafts, by sequences and drafts."""
         self._tables: dict[int, list[float]] = {}
-        self._scale = 1.0
-        """Measured added time over the predicted one."""
         self._num_observed = 0
 
     def begin(self) -> None:
@@ -188,10 +189,6 @@ class StepTimes:
         newest = self._measured.setdefault((num_sequences, num_drafts), deque(maxlen=5))
         newest.append((self._num_observed, step_s / plain_s))
         self._tables.pop(num_sequences, None)
-        added = self._added_s(num_sequences, num_tokens)
-        if added > 0:
-            measured = min(max((step_s - plain_s) / added, 1 / _MOST_OFF), _MOST_OFF)
-            self._scale += 0.1 * (measured - self._scale)
 
     def table(self, num_sequences: int) -> list[float] | None:
         """Times of steps with 0, 1, … drafts as multiples of the first; None where a step without must be measured."""
@@ -206,19 +203,26 @@ class StepTimes:
         return found
 
     def _made_table(self, num_sequences: int, plain_s: float) -> list[float]:
-        """Measured times, with the model's increments between and after them."""
-        table = [1.0]
+        """Measured times, and between and after them the model's."""
         most = min(num_sequences * self._depth, _MOST_DRAFTS)
-        for num_drafts in range(1, most + 1):
-            at = num_sequences + num_drafts
-            step = self._scale * (self._added_s(num_sequences, at) - self._added_s(num_sequences, at - 1))
-            predicted = table[-1] + max(step, 0.0) / plain_s
-            times = self._fresh(num_sequences, num_drafts)
-            if times:
-                predicted = (predicted + len(times) * median(times)) / (1 + len(times))
-            table.append(max(predicted, 1.0))
-        for at in range(most - 1, 0, -1):  # a step never takes longer than one of more tokens
-            table[at] = min(table[at], table[at + 1])
+        added = [
+            self._added_s(num_sequences, num_sequences + drafts) / plain_s + _LEAST_ADDED * drafts
+            for drafts in range(most + 1)
+        ]
+        known = [(0, 1.0)] + [
+            (drafts, max(median(times), 1.0))
+            for drafts in range(1, most + 1)
+            if (times := self._fresh(num_sequences, drafts))
+        ]
+        for at in range(len(known) - 2, 0, -1):  # a step never takes longer than one of more tokens
+            known[at] = known[at][0], min(known[at][1], known[at + 1][1])
+        table = [1.0]
+        for (first, begin), (last, end) in itertools.pairwise(known):
+            slope = (end - begin) / (added[last] - added[first])
+            table += [begin + slope * (added[at] - added[first]) for at in range(first + 1, last + 1)]
+        first, begin = known[-1]
+        slope = 1.0 if first == 0 else max(1.0, _GROWING_SHARE * (begin - 1.0) / added[first])
+        table += [begin + slope * (added[at] - added[first]) for at in range(first + 1, most + 1)]
         return table
 
     def _fresh(self, num_sequences: int, num_drafts: int) -> list[float]:

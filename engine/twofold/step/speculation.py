@@ -63,6 +63,9 @@ class Speculator:
         self._times = StepTimes(experts, config.num_speculative_tokens)
         self._num_passed = 0
         self._probe_after = _FIRST_PROBE
+        self._probe_depth = 1
+        self._probe: DraftState | None = None
+        """The sequence whose draft in this step is a probe."""
         self._num_plain = 0
         self._wants_plain = True
         """Whether the next step without drafts is measured; otherwise one in several is."""
@@ -97,10 +100,21 @@ class Speculator:
         assert state is not None, "a draft without a drafter"
         num_judged = num_accepted if has_ended else depth
         self._acceptance.observe(state.drafter, state.cells, state.draft.chances[:num_judged], num_accepted)
+        if state is self._probe:
+            self._judge_probe(depth, num_accepted)
         sequence.num_rejected += depth - num_accepted
         self.counts.update(drafts=1, drafted=depth, accepted=num_accepted)
         self.counts.update(f"accepted_{position}" for position in range(num_accepted))
         self._memory.drop_drafts(sequence, item.records, num_accepted)
+
+    def _judge_probe(self, depth: int, num_accepted: int) -> None:
+        """After a probe that was accepted, the next one comes soon and is deeper: its time may have been wrong."""
+        self._probe = None
+        if num_accepted == depth:
+            self._probe_after = _FIRST_PROBE
+            self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
+        else:
+            self._probe_depth = 1
 
     def drop(self, scheduled: Seq[ScheduledSequence]) -> None:
         """Free what the drafts of a failed step held; its sequences are as before it."""
@@ -166,7 +180,8 @@ class Speculator:
         self._num_passed += 1
         if self._num_passed >= self._probe_after:  # acceptance and times may have changed
             self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
-            depths[0] = 1
+            self._probe = proposals[0].state
+            depths[0] = min(self._probe_depth, len(proposals[0].chances))
         return depths
 
     def _affordable(self, sequence: Sequence, depth: int) -> int:
