@@ -216,9 +216,14 @@ class _Figures:
         return 1
 
 
+_DRAFTED: Final = {"drafts": 1, "drafted": 1, "accepted": 1, "accepted_0": 1}
+
+
 def metrics() -> str:
     """Page of all metrics: those of a server whose engine and database report everything."""
-    stats = _Figures(placement=_Figures(), dynamic_update={"updated": 1}, step_tokens={1: 1})
+    stats = _Figures(
+        placement=_Figures(), dynamic_update={"updated": 1}, step_tokens={1: 1}, speculation=_DRAFTED
+    )
     info = _Figures(
         model="model",
         architecture="",
@@ -245,8 +250,8 @@ def metrics() -> str:
     return "\n\n".join(
         (
             "`GET /metrics` returns these in Prometheus' text format. `vllm:` metrics have vLLM's names, units and "
-            "buckets. Metrics of expert slots, records, deferral, dynamic update and telemetry appear only where they "
-            "are in use.",
+            "buckets. Metrics of expert slots, records, deferral, dynamic update, speculation and telemetry appear "
+            "only where they are in use.",
             table(("metric", "type", "labels", "meaning"), rows),
         )
     )

@@ -231,6 +231,9 @@ class EngineStats:
     """Preemptions since the start."""
     step_tokens: Mapping[int, int] = field(default_factory=dict)
     """Steps since the start by the number of tokens they computed."""
+    speculation: Mapping[str, int] = field(default_factory=dict)
+    """Since the start: `drafts`, their tokens `drafted` and `accepted`, and `accepted_N` at position N of a draft.
+    Empty before the first draft."""
 
 
 class RequestProgress(NamedTuple):
@@ -302,6 +305,11 @@ class StepRecord:
     parts: StepParts = field(default_factory=StepParts)
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
+    num_drafted_tokens: Annotated[int, "of num_decode_tokens: drafted tokens, computed to be verified"] = 0
+    num_accepted_tokens: Annotated[int, "drafted tokens that became part of an answer"] = 0
+    predicted_us: Annotated[
+        float, "run clock: a step with drafts as their price predicted it; 0: no drafts, or no price"
+    ] = 0.0
 
 
 @dataclass(frozen=True)
@@ -321,6 +329,8 @@ class RequestFacts:
     prefill_s: Annotated[float, "run clock"] = 0.0
     decode_s: Annotated[float, "run clock"] = 0.0
     cached_tokens: Annotated[int, "prompt tokens that hit the prefix cache"] = 0
+    accepted_tokens: Annotated[int, "drafted tokens that became part of the answer"] = 0
+    rejected_tokens: Annotated[int, "drafted tokens that did not"] = 0
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Engine:
             by_priority=config.scheduling_policy == "priority",
             draft=None if self._speculator is None else self._speculator.draft,
         )
-        self._recorder = Recorder(telemetry, runner.moe, info)
+        self._recorder = Recorder(telemetry, runner.moe, info, self._speculator)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
         self._run_clock = RunClock(runner.moe, info.clock)
         self._inbox = Inbox()
@@ -281,6 +281,7 @@ class Engine:
                 dynamic_update=self._moe.dynamic_update.counts,
                 num_preemptions=self._scheduler.num_preemptions,
                 step_tokens=dict(self._recorder.step_tokens),
+                speculation=dict(self._speculator.counts) if self._speculator else {},
             )
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------

@@ -268,6 +268,8 @@ class RequestState:
             decode_s=decode_s,
             sampling=request.sampling,
             cached_tokens=self.sequence.num_cached,
+            accepted_tokens=self.sequence.num_accepted,
+            rejected_tokens=self.sequence.num_rejected,
         )
 
     def _wall_durations(self) -> tuple[float, float, float]:

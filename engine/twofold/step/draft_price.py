@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from statistics import median
 from typing import Final, Protocol
 
 from twofold.experts.moe import MoeRuntime
@@ -145,6 +145,12 @@ class MoeTimes:
         return experts * (1.0 - (1.0 - top_k / experts) ** num_tokens)
 
 
+def _typical(times: Iterable[float]) -> float:
+    """Lower quartile: other load on the machine only ever adds time."""
+    ordered = sorted(times)
+    return ordered[len(ordered) // 4]
+
+
 class StepTimes:
     """Times of decode steps by their number of sequences and drafts, as multiples of a step without drafts."""
 
@@ -202,6 +208,11 @@ class StepTimes:
             found = self._tables[num_sequences] = self._made_table(num_sequences, plain_s)
         return found
 
+    def predicted_s(self, num_sequences: int, num_drafts: int) -> float:
+        """Time of a step; 0: unknown."""
+        table, plain_s = self._tables.get(num_sequences), self._plain(num_sequences)
+        return table[num_drafts] * plain_s if table and plain_s and num_drafts < len(table) else 0.0
+
     def _made_table(self, num_sequences: int, plain_s: float) -> list[float]:
         """Measured times, and between and after them the model's."""
         most = min(num_sequences * self._depth, _MOST_DRAFTS)
@@ -210,7 +221,7 @@ class StepTimes:
             for drafts in range(most + 1)
         ]
         known = [(0, 1.0)] + [
-            (drafts, max(median(times), 1.0))
+            (drafts, max(_typical(times), 1.0))
             for drafts in range(1, most + 1)
             if (times := self._fresh(num_sequences, drafts))
         ]
@@ -231,7 +242,7 @@ class StepTimes:
 
     def _plain(self, num_sequences: int) -> float | None:
         times = self._plain_s.get(num_sequences)
-        return median(times) if times else None
+        return _typical(times) if times else None
 
     def _added_s(self, num_sequences: int, num_tokens: int) -> float:
         return self._experts.step_s(num_tokens) - self._experts.step_s(num_sequences)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from twofold.api.speculative_config import SpeculativeConfig
@@ -21,6 +22,8 @@ from twofold.step.sequences import ScheduledSequence, Sequence
 _FIRST_PROBE: Final = 16
 _PLAIN_STEPS: Final = 8
 """Steps without drafts of which one is measured: to measure each takes a small model one percent of its time."""
+_SKIPPED_AFTER_NOTHING: Final = 2
+"""Steps without a proposal after one that proposed nothing."""
 _LAST_PROBE: Final = 1024
 """Most drafts passed over between two probes."""
 
@@ -42,6 +45,19 @@ class DraftMemory(Protocol):
         """Free pages that hold only rejected tokens, and all of `records` but the one at index `kept`."""
 
 
+@dataclass(slots=True)
+class StepDrafts:
+    """Drafted tokens of one step."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+    predicted_s: float = 0.0
+    """Time of the step as its price predicted it, on the run's clock; 0: unknown."""
+
+
+_NO_DRAFTS: Final = StepDrafts()
+
+
 class _Proposal(NamedTuple):
     at: int
     """Index in the schedule."""
@@ -54,8 +70,9 @@ class Speculator:
 
     def __init__(self, config: SpeculativeConfig, memory: DraftMemory, experts: ExpertTimes) -> None:
         self.counts: Counter[str] = Counter()
-        """Since the start: `drafts`, `drafted` and `accepted` tokens, and accepted ones by position as
-        `accepted_0` …"""
+        """See `EngineStats.speculation`."""
+        self.newest = StepDrafts()
+        """Drafts of the newest step."""
         self._config = config
         self._memory = memory
         self._drafters: dict[str, Drafter] = {}
@@ -74,6 +91,7 @@ class Speculator:
     def draft(self, decoding: list[ScheduledSequence], room: int) -> list[ScheduledSequence]:
         """Add drafts to decoding sequences, at most `room` tokens, and allocate their pages and records. The same list
         if there are none."""
+        self.newest = _NO_DRAFTS
         if not self._is_used and not any(item.sequence.request.prediction for item in decoding):
             return decoding
         self._is_used = True
@@ -84,12 +102,15 @@ class Speculator:
         if not any(depths):
             return decoding
         self._times.begin()
+        self.newest = StepDrafts()
         drafted = list(decoding)
         for proposal, depth in zip(proposals, depths, strict=True):
             depth = self._affordable(decoding[proposal.at].sequence, min(depth, room))
             if depth > 0:
                 drafted[proposal.at] = self._with_drafts(decoding[proposal.at], proposal.state, depth)
                 room -= depth
+                self.newest.num_drafted += depth
+        self.newest.predicted_s = self._times.predicted_s(len(decoding), self.newest.num_drafted)
         return drafted
 
     def verified(self, item: ScheduledSequence, num_accepted: int, *, has_ended: bool) -> None:
@@ -103,6 +124,7 @@ class Speculator:
         if state is self._probe:
             self._judge_probe(depth, num_accepted)
         sequence.num_rejected += depth - num_accepted
+        self.newest.num_accepted += num_accepted
         self.counts.update(drafts=1, drafted=depth, accepted=num_accepted)
         self.counts.update(f"accepted_{position}" for position in range(num_accepted))
         self._memory.drop_drafts(sequence, item.records, num_accepted)
@@ -152,7 +174,7 @@ class Speculator:
         drafter = self._drafters.get(state.drafter) or self._drafter(state.drafter)
         draft = drafter.propose(sequence, self._config.num_speculative_tokens)
         if not draft.tokens:
-            state.num_skipped = 1
+            state.num_skipped = _SKIPPED_AFTER_NOTHING
             return None
         depth = sequence.max_tokens - sequence.num_generated - 1
         if depth < 1:

@@ -42,7 +42,7 @@ from twofold.api.types import ControlRecord, EmulatedParts, RequestFacts, RunInf
 from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample
 from twofold.telemetry.totals import LAYER_TOTALS
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 
 metadata = MetaData()
 

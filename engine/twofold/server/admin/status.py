@@ -14,6 +14,7 @@ from twofold import __version__
 from twofold.api.addresses import is_loopback
 from twofold.api.types import EngineStats, RunInfo
 from twofold.server.admin.answer_schemas import Health, ModelList
+from twofold.server.admin.speculation_metrics import speculation_gauges
 from twofold.server.bridge.metrics import Gauge, Histogram, label_text, step_tokens
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.request_body import read_body
@@ -178,7 +179,7 @@ def _engine_gauges(state: ServerState) -> list[Gauge]:
     if stats.num_records:
         used = 1 - stats.num_free_records / stats.num_records
         rows.append(("twofold:records_usage_perc", "Share of the sequences' records in use, 0 to 1.", used))
-    return rows + _expert_gauges(engine.info, stats)
+    return rows + speculation_gauges(stats) + _expert_gauges(engine.info, stats)
 
 
 def _expert_gauges(info: RunInfo, stats: EngineStats) -> list[Gauge]:
