@@ -27,6 +27,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams, Usage
 from twofold.engine import Engine
+from twofold.step.draft_price import Acceptance
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import Sequence as EngineSequence
 
@@ -120,6 +121,7 @@ def compare(
     speculator = on._speculator
     assert speculator is not None, "an engine that cannot verify drafts"
     speculator._config = config
+    speculator._acceptance = Acceptance()  # nothing is known from another task
     speculator.counts.clear()
     by_clock, by_cpu = [], []
     for _ in range(rounds):
