@@ -208,7 +208,7 @@ build_native() {
       -DCMAKE_BUILD_TYPE="${TWOFOLD_BUILD_TYPE:-Release}" -DTWOFOLD_INPLACE=ON -DTWOFOLD_TESTS="$tests" \
       -DTWOFOLD_CUDA="${TWOFOLD_CUDA:-AUTO}" -DPython_EXECUTABLE="$VENV_DIR/bin/python" &&
     { PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -- -n | sed 's/^/plan: /'; } &&
-    PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -j "$(nproc)"
+    PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -j "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 }
 
 smoke_test() {

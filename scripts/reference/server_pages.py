@@ -19,7 +19,10 @@ from scripts.reference.tables import anchor, cell, table
 ROUTES: Final = {
     "DELETE /admin/requests/{request_id}": "Cancels a request.",
     "DELETE /v1/responses/{response_id}": "404: nothing is stored.",
-    "GET /": "Says that Ollama is running, which is how Ollama's clients detect a server.",
+    "GET /": "The chat page for a browser; other programs read that Ollama is running, and so detect a server.",
+    "GET /chat.css": "The chat page's style.",
+    "GET /chat.js": "The chat page's program.",
+    "GET /chat/placement/{request_id}": "Where each answer token's experts ran; with `--telemetry-url`.",
     "GET /admin/cache": "Slots in use by layer, hits, uploads; pages, bytes and hits of the prefix cache.",
     "GET /admin/experts": "State of the recording of routed experts.",
     "GET /admin/placement": "Most valuable experts of each layer; query `layer`, `top`.",

@@ -132,7 +132,7 @@ KT_ARGS = """--host 127.0.0.1 --port 10002 --api_key K --web False --model_name 
     --use_cuda_graph --no-use_cuda_graph --web_cross_domain True --file_upload_dir d --assistant_store_dir d
     --prompt_file f --sched_strategy FCFS --page_size 256 --memory_gpu_only true --utilization_percentage 1.0
     --cpu_memory_size_GB 500"""
-KT_REFUSED = """--ssl_keyfile f --ssl_certfile f --q4_gguf_path f --draft_model_path f --draft_gguf_path f
+KT_REFUSED = """--q4_gguf_path f --draft_model_path f --draft_gguf_path f
     --gpu_split auto --rope_scale 1 --rope_alpha 1 --experts_per_token 8 --draft_model_dir d --user_secret_key k
     --user_algorithm HS256"""
 

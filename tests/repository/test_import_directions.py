@@ -77,6 +77,7 @@ ROOMS_USED: dict[str, set[str]] = {
         "text.chat",
         "weights",
     },
+    "server.web": {"api", "server.bridge", "server.http", "telemetry"},
     "server.responses": {"api", "server.bridge", "server.http", "server.openai", "text.chat"},
     "server": {
         "__init__",
@@ -88,6 +89,7 @@ ROOMS_USED: dict[str, set[str]] = {
         "server.ollama",
         "server.openai",
         "server.responses",
+        "server.web",
         "telemetry",
     },
     "text": set(),

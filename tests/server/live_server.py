@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 
@@ -20,15 +21,17 @@ WAIT_S = 60
 
 
 @contextlib.contextmanager
-def serving(app: ASGIApp, limits: ConnectionLimits | None = None) -> Iterator[str]:
+def serving(
+    app: ASGIApp, limits: ConnectionLimits | None = None, certificate: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """The base URL of `app`, e.g. "http://127.0.0.1:40123"; it stops at the end."""
     listener = bind(ServerConfig(port=0))
-    server = HttpServer(app, limits or ConnectionLimits())
+    server = HttpServer(app, limits or ConnectionLimits(), certificate)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     # The socket listens already: a client that comes before the server does waits in its backlog.
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(WAIT_S)

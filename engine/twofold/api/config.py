@@ -183,6 +183,15 @@ class ServerConfig(Checked):
         (),
         "further Host header that is accepted without --api-key; local names and --host are always accepted",
     )
+    allowed_origins: tuple[str, ...] = setting(
+        (),
+        "further origin whose web pages may call this server from a browser (CORS), such as https://chat.example; "
+        "'*' = any (default: pages of this machine only)",
+    )
+    ssl_certfile: str | None = setting(
+        None, "PEM file with the server's certificate chain; turns HTTPS on, needs --ssl-keyfile"
+    )
+    ssl_keyfile: str | None = setting(None, "PEM file with the private key of --ssl-certfile, not encrypted")
     admin_key: str | None = setting(
         None,
         "key of the /admin routes, which `twofold ctl` uses; must differ from --api-key (default: no admin routes)",
@@ -222,6 +231,14 @@ class ServerConfig(Checked):
                 raise ConfigError(
                     "--admin-key and --api-key were given the same key; give them different ones"
                 )
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            given = "--ssl-certfile" if self.ssl_certfile else "--ssl-keyfile"
+            raise ConfigError(f"{given} was given alone; HTTPS needs --ssl-certfile and --ssl-keyfile")
+        if "*" in self.allowed_origins and not self.api_key:
+            raise ConfigError(
+                "--allowed-origins '*' was given without --api-key, so that any web page could use this server; "
+                "name the origins, or require a key"
+            )
         names = ",".join(self.served_model_name).split(",") if self.served_model_name else []
         are_names = isinstance(self.served_model_name, tuple) and all(name.strip() for name in names)
         check(

@@ -6,6 +6,8 @@ import functools
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from twofold import __version__
 from twofold.api.config import ServerConfig
@@ -24,6 +26,7 @@ from twofold.server.ollama import routes as ollama
 from twofold.server.openai import routes as completions
 from twofold.server.openai import tokenization
 from twofold.server.responses import routes as responses
+from twofold.server.web import routes as web
 from twofold.telemetry.sink import TelemetrySink
 
 
@@ -33,7 +36,7 @@ def create_app(
     sink: TelemetrySink | None = None,
     *,
     sampling_defaults: SamplingParams | None = None,
-) -> RequestFrame:
+) -> ASGIApp:
     """The application, ready to be served.
 
     Args:
@@ -47,7 +50,7 @@ def create_app(
     return app_of(state)
 
 
-def app_of(state: ServerState) -> RequestFrame:
+def app_of(state: ServerState) -> ASGIApp:
     """The application over an existing `ServerState`; the caller moves it through its phases."""
     app = FastAPI(
         title="Twofold",
@@ -59,6 +62,7 @@ def app_of(state: ServerState) -> RequestFrame:
     )
     app.openapi = functools.partial(openapi.document, app)  # type: ignore[method-assign]
     app.include_router(status.router(state))
+    app.include_router(web.router(state))
     app.include_router(completions.router(state))
     app.include_router(responses.router(state))
     app.include_router(tokenization.router(state))
@@ -72,4 +76,14 @@ def app_of(state: ServerState) -> RequestFrame:
     app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
     app.add_exception_handler(Exception, api_errors.answer_bug)
     app.add_exception_handler(HTTPException, api_errors.answer_http_exception)
-    return RequestFrame(app, state)
+    frame = RequestFrame(app, state)
+    if not state.config.allowed_origins:
+        return frame
+    # Outermost, so that refusals are readable by those pages too.
+    return CORSMiddleware(
+        frame,
+        allow_origins=state.config.allowed_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "x-twofold-accelerator", "x-twofold-clock", "retry-after"),
+    )

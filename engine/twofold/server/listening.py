@@ -9,6 +9,7 @@ import functools
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -70,11 +71,34 @@ def connection_bound(config: ServerConfig) -> int:
     return config.max_connections
 
 
+def certificate_of(config: ServerConfig) -> ssl.SSLContext | None:
+    """TLS with the configured certificate; None for plain HTTP.
+
+    Raises:
+        ConfigError: a file is unreadable or not PEM, the key is encrypted or not the certificate's.
+    """
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = f"--ssl-certfile {config.ssl_certfile} --ssl-keyfile {config.ssl_keyfile}"
+    try:
+        # The empty password keeps OpenSSL from asking on the terminal.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot use {files}: {reason}; give a PEM certificate chain and its unencrypted private key"
+        ) from None
+    return context
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn over one bound socket, without its signal handling, which would end the process by the signal instead of
     with exit code 0. `should_exit = True` ends `serve`."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: ConnectionLimits, certificate: ssl.SSLContext | None = None
+    ) -> None:
         connection: Any = functools.partial(Connection, shared=SharedByConnections(limits))
         super().__init__(
             uvicorn.Config(
@@ -89,6 +113,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 # A forwarded address can be forged; /internal trusts only the real one.
                 proxy_headers=False,
+                ssl_context_factory=None if certificate is None else lambda config, default: certificate,
             )
         )
         self._logged_s = -_LOG_EVERY_S

@@ -25,7 +25,7 @@ from twofold.server.app import app_of
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.connections import ConnectionLimits
-from twofold.server.listening import HttpServer, connection_bound
+from twofold.server.listening import HttpServer, certificate_of, connection_bound
 from twofold.telemetry.sink import TelemetrySink
 
 _logger = logging.getLogger("twofold.server")
@@ -53,7 +53,7 @@ class ServerProcess:
         pipe) or never return (a pipe without a reader). Neither stops the server or keeps it from ending.
 
         Raises:
-            ConfigError: --max-connections exceeds the limit of open files.
+            ConfigError: --max-connections exceeds the limit of open files, or the certificate cannot be used.
         """
         self.state = ServerState(config, sink)
         self._config = config
@@ -67,7 +67,7 @@ class ServerProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         limits = ConnectionLimits(max_connections=connection_bound(config))
-        self._server = HttpServer(app_of(self.state), limits)
+        self._server = HttpServer(app_of(self.state), limits, certificate_of(config))
 
     def run(self, listener: socket.socket) -> None:
         """Serve on `listener` until a signal has been handled."""

@@ -111,6 +111,9 @@ class SinkStats:
 class TelemetrySink:
     """Takes events from any thread; every method returns at once. This base class discards them."""
 
+    url = ""
+    """The database that the events go to; empty if they are discarded."""
+
     def begin_run(self, run: RunInfo) -> None:
         """First call: everything that follows belongs to this run."""
 
@@ -146,6 +149,7 @@ class TeeSink(TelemetrySink):
 
     def __init__(self, *sinks: TelemetrySink) -> None:
         self._sinks = sinks
+        self.url = next((sink.url for sink in sinks if sink.url), "")
 
     def begin_run(self, run: RunInfo) -> None:
         for sink in self._sinks:

@@ -69,6 +69,7 @@ class DatabaseSink(TelemetrySink):
         max_bytes: int = MAX_DATABASE_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
+        self.url = f"sqlite:///{opened.path}"
         self._path = opened.path
         self._max_queued_rows = max_queued_rows
         self._budget = retention.Budget(max_bytes)

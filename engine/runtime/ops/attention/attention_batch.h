@@ -78,7 +78,9 @@ class AttentionBatch {
   // Draft verification: numbers [T] i32, the record that receives the layers' state after each token; -1: none.
   // The state after a run's last token is in its sequence's own record in any case.
   void keep_records(const TensorView& numbers);
-  int kept_record(int token) const { return kept_records_.empty() ? -1 : kept_records_[static_cast<size_t>(token)]; }
+  int kept_record(int token) const {
+    return kept_records_.empty() ? -1 : kept_records_[static_cast<size_t>(token)];
+  }
   bool keeps_records() const { return !kept_records_.empty(); }
 
   // Throws KernelFailure without records, for a record that the cache does not have, and if two runs would

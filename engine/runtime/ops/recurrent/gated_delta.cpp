@@ -252,7 +252,8 @@ void GatedDeltaNet::recur(const Buffers& at, const AttentionTile& run, float* st
                                     .beta = at.beta + gates,
                                     .kq = at.kq + gates,
                                     .gate_stride = 1};
-  if (!at.batch.keeps_records()) return table_.delta->delta_rule(tokens, run.num_tokens, state, shape_.key_dim);
+  if (!at.batch.keeps_records())
+    return table_.delta->delta_rule(tokens, run.num_tokens, state, shape_.key_dim);
   for (int i = 0; i < run.num_tokens; ++i) {
     kernels::DeltaTokens one = tokens;
     one.q += int64_t{i} * shape_.key_dim, one.k += int64_t{i} * shape_.key_dim;

@@ -38,12 +38,6 @@ def router(state: ServerState) -> APIRouter:
     async def health() -> Response:
         return JSONResponse(_health(state), status_code=200 if state.phase == "ready" else 503)
 
-    @routes.get("/", response_class=PlainTextResponse, responses=text_answer("text/plain"))
-    @routes.head("/", response_class=PlainTextResponse, include_in_schema=False)
-    async def root() -> str:
-        # Ollama's clients detect a server by this text.
-        return "Ollama is running"
-
     @routes.get("/metrics", response_class=PlainTextResponse, responses=text_answer("text/plain"))
     async def metrics() -> Response:
         text = state.metrics.text(

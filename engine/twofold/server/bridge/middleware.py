@@ -22,7 +22,9 @@ from twofold.server.http.errors import ApiError
 from twofold.server.http.web_pages import foreign_caller
 
 _logger = logging.getLogger("twofold.server")
-_OPEN: Final = frozenset(("/", "/health", "/ready", "/metrics", "/version", "/openapi.json"))
+_OPEN: Final = frozenset(
+    ("/", "/chat.js", "/chat.css", "/health", "/ready", "/metrics", "/version", "/openapi.json")
+)
 """Paths that never need a key."""
 _ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
 """Admin routes under SGLang's names."""

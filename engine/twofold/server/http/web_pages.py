@@ -27,11 +27,11 @@ def foreign_caller(headers: Headers, config: ServerConfig) -> ApiError | None:
             code="host_not_allowed",
         )
     origin = headers.get("origin")
-    if origin is not None and not _is_local_origin(origin, host):
+    if origin is not None and not _is_local_origin(origin, host) and origin not in config.allowed_origins:
         return ApiError(
             403,
             f"the Origin header is {origin[:200]!r}; without --api-key no web page of another site may call this "
-            "server",
+            "server; start it with --allowed-origins ORIGIN to let that page in",
             code="origin_not_allowed",
         )
     return None

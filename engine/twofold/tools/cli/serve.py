@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
             return engine, defaults
 
         def announce(engine: ServingEngine) -> None:
-            url = f"http://{_in_url(server_config.host)}:{port}/v1"
+            scheme = "https" if server_config.ssl_certfile else "http"
+            url = f"{scheme}://{_in_url(server_config.host)}:{port}/v1"
             name = process.state.model_name
             _write_line(
                 greeting(engine.info, name, url, telemetry_url=telemetry_url, server_config=server_config)
@@ -100,6 +101,7 @@ def greeting(
         *(("answers", text) for text in info.output_changes),
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
         ("API", url),
+        ("chat", f"{url.removesuffix('/v1')}/ in a browser"),
         ("telemetry", _without_password(telemetry_url or "off (--telemetry-url records every decision)")),
         ("stop", "Ctrl-C: running answers finish first; Ctrl-C again: stop at once"),
     ]

@@ -1,0 +1,66 @@
+"""Routes of the chat page: its three files, and the placement of each token of an answer from telemetry."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from starlette.responses import FileResponse, PlainTextResponse
+
+from twofold.api.errors import ConfigError
+from twofold.server.bridge.state import ServerState
+from twofold.server.http.errors import ApiError
+from twofold.server.http.openapi import text_answer
+from twofold.server.web.placement import answer_placement
+
+FILES: Final = {"/chat.js": "text/javascript", "/chat.css": "text/css"}
+_HERE: Final = Path(__file__).parent
+_HEADERS: Final = {
+    # The page runs its own script only and talks to this server only; an answer's text is never HTML.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/", response_class=PlainTextResponse, responses=text_answer("text/plain"))
+    @routes.head("/", response_class=PlainTextResponse, include_in_schema=False)
+    async def root(request: Request) -> Response:
+        """The chat page for a browser. Ollama's clients detect a server by the text that other programs get."""
+        if "text/html" in request.headers.get("accept", ""):
+            return FileResponse(_HERE / "chat.html", media_type="text/html", headers=_HEADERS)
+        return PlainTextResponse("Ollama is running", headers={"vary": "accept"})
+
+    for path, media_type in FILES.items():
+        routes.add_api_route(path, _file_route(path, media_type), include_in_schema=False)
+
+    @routes.get("/chat/placement/{request_id}", response_model=None)
+    async def placement(request_id: str) -> dict[str, Any]:
+        url = "" if state.sink is None else state.sink.url
+        if not url:
+            raise ApiError(404, "placements are recorded with --telemetry-url only", code="no_telemetry")
+        try:
+            found = await asyncio.to_thread(answer_placement, url, request_id)
+        except ConfigError as error:
+            raise ApiError(503, str(error), code="telemetry_unreadable") from None
+        if found is None:
+            raise ApiError(404, f"no request {request_id[:200]!r} is recorded yet", code="request_not_found")
+        return found
+
+    return routes
+
+
+def _file_route(path: str, media_type: str) -> Any:
+    async def file() -> Response:
+        return FileResponse(_HERE / path[1:], media_type=media_type, headers=_HEADERS)
+
+    return file
