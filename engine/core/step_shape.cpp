@@ -5,7 +5,8 @@
 
 namespace twofold {
 
-StepShape step_shape_of(std::span<const int64_t> requests, std::span<const int32_t> positions) {
+StepShape step_shape_of(std::span<const int64_t> requests, std::span<const int32_t> positions,
+                        std::span<const uint8_t> verified) {
   if (requests.size() != positions.size()) {
     throw std::invalid_argument("step_shape_of: one position per row expected");
   }
@@ -17,7 +18,8 @@ StepShape step_shape_of(std::span<const int64_t> requests, std::span<const int32
   }
   shape.num_running = rows_of.empty() ? 1 : static_cast<int>(rows_of.size());
   shape.prefill_rows.reserve(requests.size());
-  for (int64_t request : requests) shape.prefill_rows.push_back(rows_of[request] > 1);
+  for (size_t row = 0; row < requests.size(); ++row)
+    shape.prefill_rows.push_back(rows_of[requests[row]] > 1 && (verified.empty() || !verified[row]));
   return shape;
 }
 

@@ -219,6 +219,8 @@ class _Figures:
         return 1
 
 
+
+
 def metrics() -> str:
     """Page of all metrics: those of a server whose engine and database report everything."""
     stats = _Figures(

@@ -14,6 +14,7 @@ import pytest
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.settings import from_namespace
+from twofold.api.speculative_config import SpeculativeConfig
 from twofold.tools.cli.flag_aliases import ENGINE, SERVER, Alias, cpu_moe_ratio, gguf_model
 from twofold.tools.cli.main import build_parser, main
 from twofold.tools.cli.model_options import engine_config
@@ -25,6 +26,8 @@ GIVEN = {
     "--schedule-policy": "fcfs", "-ctk": "q8_0", "-fa": "on", "--kt-expert-placement-strategy": "uniform",
     "--kt-gpu-prefill-token-threshold": "512", "--backend-type": "balance_serve", "--sched-strategy": "FCFS",
     "--otlp-traces-endpoint": "http://127.0.0.1:4318",
+    "--speculative-algorithm": "NGRAM", "--spec-type": "ngram-simple",
+    "--speculative-ngram-max-match-window-size": "8",
 }  # fmt: skip
 """Values given to them here, where not 1."""
 
@@ -83,6 +86,10 @@ def test_every_alias_sets_what_it_says_or_tells_why_not(
         ("--max_batch_size 4 --cache_lens 32768 --backend_type balance_serve --page_size 256",
          {"max_num_seqs": 4, "max_total_tokens": 32768, "backend": "balance", "page_size": 256}),
         ("--backend_type ktransformers", {"backend": "single", "max_num_seqs": 1}),
+        ("--spec-type ngram-simple --draft-max 5 --spec-ngram-size-n 2",
+         {"speculation": SpeculativeConfig("ngram", num_speculative_tokens=5, prompt_lookup_min=2)}),
+        ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 6",
+         {"speculation": SpeculativeConfig("ngram", num_speculative_tokens=6)}),
         ("--kt_num_gpu_experts 3 --max_model_len=99", {"num_gpu_experts": 3, "max_model_len": 99}),
     ],
 )  # fmt: skip
@@ -93,7 +100,16 @@ def test_values_become_what_the_setting_takes(words: str, expected: dict[str, An
 
 @pytest.mark.parametrize(
     "words",
-    ["--tp 2", "-ctk q4_0", "--kt-threadpool-count x", "-ncmoe x", "-fa maybe", "--schedule-policy lpm"],
+    [
+        "--tp 2",
+        "-ctk q4_0",
+        "--kt-threadpool-count x",
+        "-ncmoe x",
+        "-fa maybe",
+        "--schedule-policy lpm",
+        "--speculative-algorithm EAGLE",
+        "--draft-max x",
+    ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

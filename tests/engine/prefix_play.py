@@ -110,7 +110,7 @@ class Play:
         if not scheduled and self.scheduler.has_work:
             assert self.pool.wait_for_files(10), "work was left but nothing was scheduled"
         self.check()
-        for sequence, num_tokens, samples in scheduled:
+        for sequence, num_tokens, samples, *_ in scheduled:
             self.compute(sequence, num_tokens)
             if samples:
                 sequence.token_ids.append(sum(sequence.token_ids) % 3)

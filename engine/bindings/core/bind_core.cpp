@@ -38,7 +38,13 @@ void bind_cost_model(py::module_& m) {
             return cost.layer_us(hits, fetched, cpu, 0.0);
           },
           py::arg("num_hits"), py::arg("num_fetched"), py::arg("num_cpu"),
-          "Layer time with one token per expert and an idle link.");
+          "Layer time with one token per expert and an idle link.")
+      .def(
+          "layer_us",
+          [](const CostModel& cost, const std::vector<int>& hits, const std::vector<int>& cpu) {
+            return cost.layer_us(hits, {}, cpu, 0.0);
+          },
+          py::arg("hits"), py::arg("cpu"), "A layer without uploads, from the tokens of each expert.");
 }
 
 void bind_cache_policies(py::module_& m) {

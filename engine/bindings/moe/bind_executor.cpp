@@ -195,14 +195,20 @@ void bind_executor(py::module_& m) {
       .def(
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,
-             std::vector<int32_t> positions, std::vector<uint8_t> generated) {
+             std::vector<int32_t> positions, std::vector<uint8_t> generated, std::vector<uint8_t> verified) {
             if (requests.size() != positions.size()) {
               throw std::invalid_argument("begin_step needs one position per request row");
             }
-            executor.begin_step({step, std::move(requests), std::move(positions), std::move(generated)});
+            if (!verified.empty() && verified.size() != requests.size()) {
+              throw std::invalid_argument(std::to_string(verified.size()) +
+                                          " rows are said to be verified or not, " +
+                                          std::to_string(requests.size()) + " rows were expected");
+            }
+            executor.begin_step(
+                {step, std::move(requests), std::move(positions), std::move(generated), std::move(verified)});
           },
           py::arg("step"), py::arg("requests"), py::arg("positions"),
-          py::arg("generated") = std::vector<uint8_t>{})
+          py::arg("generated") = std::vector<uint8_t>{}, py::arg("verified") = std::vector<uint8_t>{})
       .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
            py::arg("weights").noconvert(), py::arg("hidden").noconvert())
       .def("begin_layer", &begin_layer, py::arg("layer"), py::arg("ids").noconvert(),
@@ -250,6 +256,7 @@ void bind_executor(py::module_& m) {
              const ClockParts p = e.clock_parts();
              return py::make_tuple(p.dense_us, p.experts_gpu_us, p.experts_cpu_us, p.link_us, p.head_us);
            })
+      .def_property_readonly("num_expert_runs", [](MoeExecutor& e) { return e.events().num_expert_runs; })
       .def_property_readonly("num_slots", [](const MoeExecutor& e) { return e.accelerator().num_slots(); })
       .def_property_readonly("device_bytes",
                              [](const MoeExecutor& e) { return e.accelerator().device_bytes(); })

@@ -284,6 +284,10 @@ void bind_ops(py::module_& m) {
             batch.add_rotation(view_of(rope_cos), view_of(rope_sin));
           },
           py::arg("rope_cos"), py::arg("rope_sin"))
+      .def(
+          "keep_records",
+          [](AttentionBatch& batch, const py::array& numbers) { batch.keep_records(view_of(numbers)); },
+          py::arg("numbers"), "Records that receive the layers' state after each token, [T] i32; -1: none.")
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
   bind_panels(m);

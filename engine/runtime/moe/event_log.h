@@ -14,6 +14,7 @@ struct StepRows {
   std::vector<int64_t> requests;
   std::vector<int32_t> positions;
   std::vector<uint8_t> generated = {};  // per row: generated, not prompt; empty: unknown
+  std::vector<uint8_t> verified = {};   // per row: a next token or draft that is verified; empty: none
 };
 
 struct PlacementCounts {
@@ -27,6 +28,7 @@ struct PlacementCounts {
 };
 
 struct EventLog {
+  int64_t num_expert_runs = 0;  // distinct experts of each layer and step, summed
   EventRing<TokenLayerEvent> token_layers{1 << 16};
   EventRing<UploadEvent> uploads{1 << 15};
   EventRing<CacheEvent> cache_events{1 << 16};

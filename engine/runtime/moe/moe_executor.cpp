@@ -225,6 +225,7 @@ void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTime
                                                 : events_.counts.fetched;
     count += groups_.load(g);
   }
+  events_.num_expert_runs += groups_.size();
   for (const uint8_t waits : accelerator_->deferred()) events_.counts.deferred += waits;
   routing_counts_.add(layer, routing, groups_, where_of_expert_);
   const bool real_time = accelerator_->virtual_now_us() < 0;

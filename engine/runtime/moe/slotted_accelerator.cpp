@@ -104,7 +104,7 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
 
 void SlottedAccelerator::begin_step(const StepRows& rows) {
   rows_ = rows;
-  StepShape shape = step_shape_of(rows.requests, rows.positions);
+  StepShape shape = step_shape_of(rows.requests, rows.positions, rows.verified);
   decodes_only_ = std::count(shape.prefill_rows.begin(), shape.prefill_rows.end(), 0) ==
                   std::ptrdiff_t(shape.prefill_rows.size());
   shape.generated_rows = rows.generated;

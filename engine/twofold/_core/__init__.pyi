@@ -49,6 +49,8 @@ class CostModel:
     def cpu_us(self, loads: Sequence[int], dma_busy: float = 0.0) -> float: ...
     def decode_layer_us(self, num_hits: int, num_fetched: int, num_cpu: int) -> float:
         """Layer time with one token per expert and an idle link."""
+    def layer_us(self, hits: Sequence[int], cpu: Sequence[int]) -> float:
+        """A layer without uploads, from the tokens of each expert."""
 
 class Timeline:
     """Virtual clock with a serial link: demand uploads overtake background uploads."""
@@ -358,6 +360,9 @@ class AttentionBatch:
     ) -> AttentionBatch: ...
     def add_rotation(self, rope_cos: _F32, rope_sin: _F32) -> None:
         """Add a rotation for layers with a different one; rope_cos, rope_sin [T, its rotated pairs]."""
+
+    def keep_records(self, numbers: _I32) -> None:
+        """Records that receive the layers' state after each token, [T]; -1: none. For the verification of drafts."""
 
     num_tokens: Final[int]
 
@@ -770,8 +775,15 @@ class MoeExecutor:
         pool: ThreadPool, store: ExpertStore, accelerator: SlottedAccelerator, preload: bool = False
     ) -> MoeExecutor: ...
     def begin_step(
-        self, step: int, requests: Sequence[int], positions: Sequence[int], generated: Sequence[bool] = ()
-    ) -> None: ...
+        self,
+        step: int,
+        requests: Sequence[int],
+        positions: Sequence[int],
+        generated: Sequence[bool] = (),
+        verified: Sequence[bool] = (),
+    ) -> None:
+        """verified: rows of a next token and its drafts, which are decode tokens; empty: none."""
+
     def forward(self, layer: int, normed: _F32, ids: _I32, weights: _F32, hidden: _F32) -> None: ...
     def begin_layer(self, layer: int, ids: _I32, weights: _F32) -> LayerPlan: ...
     def compute_cpu(self, normed: _F32, rows: _F32) -> None: ...
@@ -791,6 +803,8 @@ class MoeExecutor:
     def clock_parts(self) -> tuple[float, float, float, float, float]: ...
     virtual_now_us: Final[float | None]
     num_slots: Final[int]
+    num_expert_runs: Final[int]
+    """Distinct experts of each layer and step, summed since the start."""
     device_bytes: Final[int]
     def placement(self) -> tuple[_U8, _F64] | None:
         """[layers, experts] state (0 absent, 1 in flight, 2 resident) and policy score; None without slots."""

@@ -13,6 +13,7 @@ from typing import Final
 from twofold.api.errors import ConfigError
 from twofold.api.placement_config import PlacementConfig
 from twofold.api.settings import Checked, check, setting
+from twofold.api.speculative_config import SpeculativeConfig, parse_speculative_config
 
 SINGLE_BATCHED_TOKENS: Final = 2048
 """Default of max_num_batched_tokens with `backend` "single"."""
@@ -106,6 +107,12 @@ class EngineConfig(PlacementConfig):
         "(default: off)",
     )
     prefix_cache_bytes: int = setting(8 * 1024**3, "largest size of --prefix-cache-dir in bytes", low=2**20)
+    speculative_config: str | None = setting(
+        None,
+        'speculative decoding as a JSON object with vLLM\'s keys, such as {"method": "ngram", '
+        '"num_speculative_tokens": 4}; never changes outputs (docs/explanation/speculation.md; default: only the '
+        "`prediction` of requests)",
+    )
     seed: int | None = setting(
         None, "seed of requests without one (default: a new seed per request)", low=0, high=2**63 - 1
     )
@@ -116,10 +123,34 @@ class EngineConfig(PlacementConfig):
         check(nodes is not None, "numa", self.numa, "auto, off, or nodes such as 0,1")
         if self.backend == "single":
             self._run_one_at_a_time()
+        if self.speculative_config is not None:
+            self._check_speculation()
         if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
             raise ConfigError(
                 "--prefix-cache-dir and --no-enable-prefix-caching were both given; give one of them"
             )
+
+    @property
+    def speculation(self) -> SpeculativeConfig:
+        """`speculative_config`, or what holds without it."""
+        return (
+            parse_speculative_config(self.speculative_config)
+            if self.speculative_config
+            else SpeculativeConfig()
+        )
+
+    def _check_speculation(self) -> None:
+        parse_speculative_config(self.speculative_config or "")
+        changing = {
+            "--num-deferred-experts": self.num_deferred_experts != "0",
+            "--cache-prior": self.cache_prior > 0,
+        }
+        for flag, is_on in changing.items():
+            if is_on:
+                raise ConfigError(
+                    f"--speculative-config and {flag} were both given; {flag} would make outputs depend on drafts, so "
+                    "give one of them"
+                )
 
     def _run_one_at_a_time(self) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

@@ -113,6 +113,10 @@ class Usage:
     """Queue, prefill and decode time in wall-clock seconds, whatever `clock` is."""
     max_tokens: int = 0
     """Most tokens the answer was allowed to have."""
+    accepted_prediction_tokens: int = 0
+    """Tokens of `GenerationRequest.prediction` that were drafted and accepted."""
+    rejected_prediction_tokens: int = 0
+    """The prediction's other tokens."""
 
 
 def _drop(chunk: Chunk) -> None:
@@ -145,6 +149,8 @@ class GenerationRequest:
     turn_ends: tuple[int, ...] = ()
     """Ascending prompt lengths after which other prompts may diverge: start of the last message, start of the answer.
     Empty: unknown."""
+    prediction: tuple[int, ...] = ()
+    """Tokens that the answer is expected to resemble; a draft, which never changes the answer."""
     priority: int = 0
     """Lower is earlier, where the engine schedules by priority; must be 0 elsewhere."""
     after_step: Callable[[], None] | None = None
@@ -320,6 +326,11 @@ class StepRecord:
     begin_us: Annotated[
         float | None, "run clock since its start, when the step's tokens were chosen; NULL before version 5"
     ] = None
+    num_drafted_tokens: Annotated[int, "of num_decode_tokens: drafted tokens, computed to be verified"] = 0
+    num_accepted_tokens: Annotated[int, "drafted tokens that became part of an answer"] = 0
+    predicted_us: Annotated[
+        float, "run clock: a step with drafts as their price predicted it; 0: no drafts, or no price"
+    ] = 0.0
 
 
 @dataclass(frozen=True)
@@ -356,6 +367,8 @@ class RequestFacts:
         float | None, "Unix time at which the first token was handed to the connection; NULL without HTTP"
     ] = None
     answer_json: Annotated[str | None, "with --telemetry-text: text of each answer token, a JSON list"] = None
+    accepted_tokens: Annotated[int, "drafted tokens that became part of the answer"] = 0
+    rejected_tokens: Annotated[int, "drafted tokens that did not"] = 0
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from twofold.api.config import EngineConfig
+from twofold.api.errors import TwofoldError
 from twofold.api.types import FinishReason
 from twofold.engine.delivery import Delivery
 from twofold.engine.inbox import Inbox
+from twofold.engine.kv_cache import PagePool
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.step_clock import RunClock
-from twofold.step.sequences import Sequence
+from twofold.step.draft_price import MoeTimes
+from twofold.step.runner import LoadedRunner, Verifier
+from twofold.step.sequences import ScheduledSequence, Sequence
+from twofold.step.speculation import Speculator
+
+
+class Speculation(NamedTuple):
+    """What proposes drafts, and what picks the tokens after accepted ones."""
+
+    speculator: Speculator
+    verifier: Verifier
+
+    @classmethod
+    def of(cls, config: EngineConfig, loaded: LoadedRunner, pool: PagePool) -> Speculation | None:
+        """Speculation of an engine; None where steps with drafts cannot be computed."""
+        if loaded.verifier is None:
+            return None
+        return cls(Speculator(config.speculation, pool, MoeTimes(loaded.runner.moe)), loaded.verifier)
+
+
+@dataclass(slots=True)
+class _Verification:
+    """A sequence's newest picked token and how many of its drafts were accepted before."""
+
+    item: ScheduledSequence
+    state: RequestState
+    row: int
+    """Its first row of logits."""
+    token: int
+    num_accepted: int = 0
+    has_ended: bool = False
+
+    def take_row(self) -> None:
+        """Count the token before the picked one as computed; the record after it becomes the sequence's."""
+        sequence = self.item.sequence
+        sequence.num_computed += 1
+        sequence.num_accepted += self.num_accepted > 0
+        if self.item.records:
+            sequence.record = self.item.records[self.num_accepted]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the picked token is the next draft, so that the one after it can be picked."""
+        drafts, at = self.item.drafts, self.num_accepted
+        return not self.has_ended and at < len(drafts) and self.token == drafts[at]
 
 
 class ActiveRequests:
@@ -19,8 +68,15 @@ class ActiveRequests:
     engine's thread."""
 
     def __init__(
-        self, scheduler: Scheduler, inbox: Inbox, recorder: Recorder, delivery: Delivery, clock: RunClock
+        self,
+        scheduler: Scheduler,
+        inbox: Inbox,
+        recorder: Recorder,
+        delivery: Delivery,
+        clock: RunClock,
+        speculation: Speculation | None = None,
     ) -> None:
+        self._speculation = speculation
         self._scheduler, self._inbox = scheduler, inbox
         self._recorder, self._delivery, self._clock = recorder, delivery, clock
         self._requests: dict[int, RequestState] = {}
@@ -59,25 +115,78 @@ class ActiveRequests:
                 if state.sequence.request.request_id in cancelled:
                     self._finish(state, "cancelled")
 
-    def append_token(self, state: RequestState, token: int, now_s: float) -> None:
-        """Append a sampled token, deliver its text, and finish the request if the token was its last."""
+    def append_picked(
+        self,
+        scheduled: Seq[ScheduledSequence],
+        requests: Seq[RequestState],
+        picked: Seq[int],
+        now_s: float,
+    ) -> None:
+        """Append a step's picked tokens; where they equal drafts, pick and append the tokens after them."""
+        tokens = iter(picked)
+        drafted: list[_Verification] = []
+        row = 0
+        for item, state in zip(scheduled, requests, strict=True):
+            if item.drafts:
+                drafted.append(_Verification(item, state, row, next(tokens)))
+                row += item.num_tokens
+                continue
+            item.sequence.num_computed += item.num_tokens
+            if item.samples:
+                self.append_token(state, next(tokens), now_s)
+                row += 1
+        if drafted:
+            self._verify(drafted, now_s)
+
+    def _verify(self, drafted: Seq[_Verification], now_s: float) -> None:
+        """Append tokens as single steps would: each answer goes on while it picks its drafts and has not ended."""
+        assert self._speculation is not None, "drafts without a speculator"
+        speculator, verifier = self._speculation
+        ongoing = list(drafted)
+        while ongoing:
+            for each in ongoing:
+                each.take_row()
+                each.has_ended = not self.append_token(each.state, each.token, now_s)
+            ongoing = [each for each in ongoing if each.goes_on]
+            if not ongoing:
+                break
+            for each in ongoing:
+                each.num_accepted += 1
+            try:
+                rows = [each.row + each.num_accepted for each in ongoing]
+                picked = verifier.pick_verified(rows, [each.state.sampler for each in ongoing])
+            except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
+                for each in ongoing:
+                    each.num_accepted, each.has_ended = each.num_accepted - 1, True
+                self.fail([each.state for each in ongoing], error)
+                break
+            for each, token in zip(ongoing, picked, strict=True):
+                each.token = token
+        for each in drafted:
+            speculator.verified(each.item, each.num_accepted, has_ended=each.has_ended)
+
+    def append_token(self, state: RequestState, token: int, now_s: float) -> bool:
+        """Append a sampled token and deliver its text. Finish the request and return False if it was the last."""
         sequence = state.sequence
         if sequence.max_tokens == 0:  # only prompt log probabilities were requested
             self._finish(state, "length")
-            return
+            return False
         if state.failure is not None:
             self._finish(state, "error", error=state.failure)
-            return
+            return False
         num_generated = sequence.num_generated + 1
         text = state.push(token, now_s)
         if num_generated == 1:
             self._recorder.request(state)
         if state.stopped:
             self._finish(state, "stop", text)
-        elif num_generated >= sequence.max_tokens:
+            return False
+        if num_generated >= sequence.max_tokens:
             self._finish(state, "length", text)
-        elif text:
+            return False
+        if text:
             self._delivery.deliver(sequence.request, state.chunk(text))
+        return True
 
     def fail(self, requests: Seq[RequestState], error: Exception) -> None:
         """Finish these requests with an error."""

@@ -28,7 +28,7 @@ from twofold.api.types import (
     SamplingParams,
     Usage,
 )
-from twofold.engine.active_requests import ActiveRequests
+from twofold.engine.active_requests import ActiveRequests, Speculation
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
@@ -68,20 +68,23 @@ class Engine:
         self._prefill_budget = PrefillBudget(
             config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
         )
+        speculation = Speculation.of(config, parts.loaded, pool)
+        self._speculator = speculation and speculation.speculator
         self._scheduler = Scheduler(
             pool,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             None if config.backend == "single" else self._prefill_budget,
             by_priority=config.scheduling_policy == "priority",
+            draft=None if self._speculator is None else self._speculator.draft,
         )
-        self._recorder = Recorder(telemetry, runner.moe, info)
+        self._recorder = Recorder(telemetry, runner.moe, info, self._speculator)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
         self._run_clock = RunClock(runner.moe, info.clock)
         self._inbox = Inbox()
         self._delivery = Delivery(self.cancel)
         self._requests = ActiveRequests(
-            self._scheduler, self._inbox, self._recorder, self._delivery, clock=self._run_clock
+            self._scheduler, self._inbox, self._recorder, self._delivery, self._run_clock, speculation
         )
         self._scheduled: Seq[ScheduledSequence] = ()
         self._step_requests: list[RequestState] = []
@@ -282,6 +285,7 @@ class Engine:
                 dynamic_update=self._moe.dynamic_update.counts,
                 num_preemptions=self._scheduler.num_preemptions,
                 step_tokens=dict(self._recorder.step_tokens),
+                speculation=self._speculator.counts if self._speculator else None,
             )
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
@@ -302,24 +306,25 @@ class Engine:
         if scheduled is not self._scheduled:
             self._prepare_step(scheduled, begin_s)
         requests = self._step_requests
-        num_decoding = self._scheduler.num_decoding
-        num_prefill = self._num_step_tokens - num_decoding
+        num_decoding, num_drafted = self._scheduler.num_decoding, self._scheduler.num_decode_tokens
+        num_prefill = self._num_step_tokens - num_drafted
         try:
-            picked = iter(self._runner.forward(self._num_steps, scheduled, self._step_samplers))
+            picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             _log.exception("step %d failed; its requests end with an error", self._num_steps)
+            if self._speculator is not None:
+                self._speculator.drop(scheduled)
             self._fail(requests, error)
             return True
         self._step_clock.computed()
         now_s = self._run_clock.read()
-        for (sequence, num_tokens, samples), state in zip(scheduled, requests, strict=True):
-            sequence.num_computed += num_tokens
-            if samples:
-                self._requests.append_token(state, next(picked), now_s)
+        self._requests.append_picked(scheduled, requests, picked, now_s)
         self._delivery.wake()
         wall_s = self._step_clock.end()
         clock_s = now_s - begin_s if self._run_clock.is_virtual else wall_s
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
+        if self._speculator is not None:
+            self._speculator.step_done(num_decoding, num_drafted, clock_s, is_decode=num_prefill == 0)
         if num_prefill:
             self._moe.prompt_step_done()
         self._recorder.step(

@@ -8,6 +8,7 @@ keeps the pages of finished sequences.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 
 from twofold.step.sequences import Sequence
 
@@ -15,13 +16,21 @@ from twofold.step.sequences import Sequence
 class PagePool:
     """Free lists of page numbers 0 … num_pages-1 and record numbers 0 … num_records-1."""
 
-    def __init__(self, num_pages: int, page_size: int, num_records: int | None = None) -> None:
-        """num_records: None for a model whose layers keep none; every sequence then has record 0."""
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_records: int | None = None,
+        draft_records: Iterable[int] = (),
+    ) -> None:
+        """num_records: None for a model whose layers keep none; every sequence then has record 0. draft_records:
+        numbers of further records, for the state after each draft of a step."""
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))
         self.num_records = num_records or 0
         self._free_records = None if num_records is None else list(range(num_records - 1, -1, -1))
+        self._free_draft_records = list(draft_records)
         self.num_queries = 0
         """Prompt tokens looked up in the prefix cache."""
         self.num_hits = 0
@@ -45,13 +54,13 @@ class PagePool:
         """Pages that `num_tokens` tokens of one sequence occupy."""
         return -(-num_tokens // self.page_size)
 
-    def can_grow(self, sequence: Sequence) -> bool:
-        """Whether there are enough pages for all its tokens."""
-        return self.pages_for(len(sequence.token_ids)) - len(sequence.pages) <= self.num_free
+    def can_grow(self, sequence: Sequence, num_drafts: int = 0) -> bool:
+        """Whether there are enough pages for all its tokens and `num_drafts` more."""
+        return self.pages_for(len(sequence.token_ids) + num_drafts) - len(sequence.pages) <= self.num_free
 
-    def grow(self, sequence: Sequence) -> None:
-        """Allocate pages for all its tokens."""
-        self._append(sequence.pages, len(sequence.token_ids))
+    def grow(self, sequence: Sequence, num_drafts: int = 0) -> None:
+        """Allocate pages for all its tokens and `num_drafts` more."""
+        self._append(sequence.pages, len(sequence.token_ids) + num_drafts)
 
     def can_admit(self, sequence: Sequence) -> bool:
         """Whether a record and pages for all tokens are available to a waiting sequence."""
@@ -72,6 +81,30 @@ class PagePool:
         if sequence.record is not None and self._free_records is not None:
             self._free_records.append(sequence.record)
         sequence.record = None
+
+    # ---- drafts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_draft_records(self) -> int | None:
+        """Records available to drafts; None: layers keep none."""
+        return None if self._free_records is None else len(self._free_draft_records)
+
+    def take_draft_records(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Records for the state after each of `count` tokens, then the sequence's own; empty where layers keep none."""
+        if self._free_records is None:
+            return ()
+        assert sequence.record is not None, "a running sequence without a record"
+        taken = self._free_draft_records[-count:]
+        del self._free_draft_records[-count:]
+        return (*taken, sequence.record)
+
+    def drop_drafts(self, sequence: Sequence, records: Seq[int], kept: int) -> None:
+        """After a step with drafts, free pages beyond the sequence's tokens, and all of `records` but the one at index
+        `kept`, which it has, or had when it ended."""
+        num_kept = self.pages_for(len(sequence.token_ids))
+        self._free.extend(reversed(sequence.pages[num_kept:]))
+        del sequence.pages[num_kept:]
+        self._free_draft_records += [record for at, record in enumerate(records) if at != kept]
 
     # ---- resizing ---------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from twofold import __version__, _core
 from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
@@ -73,6 +74,11 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     check_policy(config)
     check_placement(config)
     choice, device = choose_accelerator(config.accelerator)
+    if device is not None and config.speculative_config is not None:
+        raise ConfigError(
+            f"--speculative-config was given, and accelerator {choice.label} cannot verify drafts: leave it out, or "
+            "give --accelerator none"
+        )
     path = Path(config.model) if config.model else bundled_model_path()
     files = open_model_files(path)  # cheap checks come before gigabytes are read
     if files.mapped is not None:
@@ -176,10 +182,11 @@ def _load_on_cpu(
         capacity.num_pages,
         config.page_size,
         model.record_bytes,
-        (capacity.num_records or 0) + capacity.num_snapshots,
+        (num_others := (capacity.num_records or 0) + capacity.num_snapshots) + capacity.num_draft_records,
     )
+    runner = ModelRunner(loaded, moe, kv_cache)
     return LoadedRunner(
-        ModelRunner(loaded, moe, kv_cache),
+        runner,
         capacity.num_pages,
         capacity.max_context,
         kv_cache,
@@ -188,6 +195,9 @@ def _load_on_cpu(
         plan=host_planner(files, moe, kv_cache, page_bytes),
         page_bytes=page_bytes,
         record_bytes=model.bytes_per_sequence,
+        draft_records=range(num_others, num_others + capacity.num_draft_records),
+        # Their results depend on when experts are resident, so a step of several tokens would change them.
+        verifier=None if moe.changes_outputs else runner,
     )
 
 

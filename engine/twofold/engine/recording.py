@@ -18,6 +18,7 @@ from twofold.engine.requests import RequestState
 from twofold.engine.step_clock import StepClock
 from twofold.experts.moe import MoeRuntime
 from twofold.step.sequences import ScheduledSequence
+from twofold.step.speculation import Speculator, StepDrafts
 from twofold.telemetry.routing import RoutingRows
 from twofold.telemetry.sink import CacheEventKind, Placement, TelemetrySink, UploadReason
 
@@ -39,7 +40,14 @@ _RATE_SMOOTHING = 0.1
 class Recorder:
     """Telemetry front end of one engine. Only its thread calls it, except `request` at submission."""
 
-    def __init__(self, sink: TelemetrySink | None, moe: MoeRuntime, info: RunInfo) -> None:
+    def __init__(
+        self,
+        sink: TelemetrySink | None,
+        moe: MoeRuntime,
+        info: RunInfo,
+        speculator: Speculator | None = None,
+    ) -> None:
+        self._speculator = speculator
         self._sink = sink
         self._records_events = sink is not None and sink.takes_events
         self._moe = moe
@@ -97,12 +105,14 @@ class Recorder:
         num_waiting: int,
     ) -> None:
         """Record a finished step. `begin_s` and `clock_s` are its begin and duration on the run's clock."""
-        num_decode = sum(item.num_tokens == 1 and item.samples for item in scheduled)
         num_tokens = sum(item.num_tokens for item in scheduled)
+        num_sequences = sum(item.num_tokens == 1 + len(item.drafts) and item.samples for item in scheduled)
+        drafts = StepDrafts() if self._speculator is None else self._speculator.newest
+        num_decode = num_sequences + drafts.num_drafted
         num_prefill = num_tokens - num_decode
         self.step_tokens[num_tokens] += 1
         if num_prefill == 0 and clock_s > 0:
-            rate, previous = num_decode / clock_s, self.decode_tokens_per_s
+            rate, previous = (num_sequences + drafts.num_accepted) / clock_s, self.decode_tokens_per_s
             self.decode_tokens_per_s = previous + _RATE_SMOOTHING * (rate - previous) if previous else rate
         if self._sink is not None:
             parts, emulated = clock.parts()
@@ -123,6 +133,9 @@ class Recorder:
                     major_faults=usage.major_faults,
                     cpu_us=usage.cpu_us,
                     begin_us=begin_s * 1e6,
+                    num_drafted_tokens=drafts.num_drafted,
+                    num_accepted_tokens=drafts.num_accepted,
+                    predicted_us=drafts.predicted_s * 1e6,
                 )
             )
         # A single prefill step can fill a large part of the rings.

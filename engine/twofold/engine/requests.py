@@ -68,6 +68,12 @@ def check_request(
     worst = max(prompt) if min(prompt) >= 0 else min(prompt)
     if not 0 <= worst < vocab_size:
         raise RequestError(f"token id {worst} is outside the vocabulary of {vocab_size}", param="prompt")
+    if request.prediction:
+        worst = max(request.prediction) if min(request.prediction) >= 0 else min(request.prediction)
+        if not 0 <= worst < vocab_size:
+            raise RequestError(
+                f"prediction holds token {worst}; ids are from 0 to {vocab_size - 1}", param="prediction"
+            )
     check_sampling(request.sampling, vocab_size)
 
 
@@ -251,6 +257,7 @@ class RequestState:
         self._finished, self._finish_reason, self._finished_unix_s = now, reason, time.time()
         self._wall_end = time.perf_counter()
         queue_s, prefill_s, decode_s = self._durations()
+        predicted = self.sequence.request.prediction
         return Usage(
             prompt_tokens=self.sequence.num_prompt_tokens,
             completion_tokens=self.sequence.num_generated,
@@ -261,6 +268,8 @@ class RequestState:
             cached_tokens=self.sequence.num_cached,
             wall_s=self._wall_durations(),
             max_tokens=self.sequence.max_tokens,
+            accepted_prediction_tokens=(accepted := self.sequence.num_accepted if predicted else 0),
+            rejected_prediction_tokens=max(len(predicted) - accepted, 0),
         )
 
     def record(self) -> RequestRecord:
@@ -288,6 +297,8 @@ class RequestState:
             decode_wall_s=decode_wall_s,
             **self._before_submission(),
             answer_json=json.dumps(self._pieces) if self._pieces and self._finish_reason else None,
+            accepted_tokens=self.sequence.num_accepted,
+            rejected_tokens=self.sequence.num_rejected,
         )
 
     def _before_submission(self) -> dict[str, Any]:

@@ -32,13 +32,16 @@ class Scheduler:
         prefill_budget: PrefillBudget | None = None,
         *,
         by_priority: bool = False,
+        draft: Callable[[list[ScheduledSequence], int], list[ScheduledSequence]] | None = None,
     ) -> None:
         """
         Args:
+            draft: `Speculator.draft`; None: nothing is drafted.
             prefill_budget: bounds a step's prompt tokens by time; None: only `max_num_batched_tokens` bounds them.
             by_priority: order requests by priority before arrival; otherwise priorities are ignored.
         """
         self._by_priority = by_priority
+        self._draft = draft
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -48,7 +51,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_decoding = 0
-        """Decoding sequences in the last scheduled step, one token each."""
+        """Decoding sequences in the last scheduled step."""
+        self.num_decode_tokens = 0
+        """Their tokens in it: one each, and drafts."""
         self._decoding: list[ScheduledSequence] = []
 
     @property
@@ -70,9 +75,14 @@ class Scheduler:
         if not self._reuse_last_schedule():
             self._decoding = self._schedule_decodes()
         decoding = self._decoding
-        self.num_decoding = len(decoding)
+        self.num_decoding = num_tokens = len(decoding)
+        if self._draft is not None and decoding:
+            decoding = self._draft(decoding, self._max_num_batched_tokens - num_tokens)
+            if decoding is not self._decoding:
+                num_tokens = sum(item.num_tokens for item in decoding)
+        self.num_decode_tokens = num_tokens
         has_prompts = bool(self.waiting) or len(decoding) < len(self.running)
-        prompts = self._schedule_prefills(len(decoding)) if has_prompts else []
+        prompts = self._schedule_prefills(num_tokens) if has_prompts else []
         self._num_scheduled += sum(item.num_tokens for item in prompts) + len(decoding)
         return decoding + prompts if prompts else decoding
 
@@ -104,7 +114,7 @@ class Scheduler:
         if len(self._decoding) != len(self.running):
             return False
         page_size = self._pool.page_size
-        for sequence, _, _ in self._decoding:
+        for sequence, *_ in self._decoding:
             length = len(sequence.token_ids)
             if length - sequence.num_computed != 1:
                 return False
@@ -124,7 +134,7 @@ class Scheduler:
         return scheduled
 
     def _schedule_prefills(self, num_decoding: int) -> list[ScheduledSequence]:
-        """Schedule prompt chunks in a step with `num_decoding` decoding sequences."""
+        """Schedule prompt chunks in a step with `num_decoding` decode tokens."""
         budget = self._prefill_budget_tokens(num_decoding)
         chunks: Counter[Sequence] = Counter()
         prefixes_in_step: set[bytes | None] = set()
@@ -146,7 +156,7 @@ class Scheduler:
         return [ScheduledSequence.of(sequence, count) for sequence, count in chunks.items()]
 
     def _prefill_budget_tokens(self, num_decoding: int) -> int:
-        """Prompt-token budget of a step with `num_decoding` decoding sequences."""
+        """Prompt-token budget of a step with `num_decoding` decode tokens."""
         room = self._max_num_batched_tokens - num_decoding
         return min(room, self._prefill_budget.num_tokens(num_decoding)) if self._prefill_budget else room
 

@@ -45,12 +45,14 @@ class _Counts:
     placements: Mapping[str, int] = field(default_factory=dict)
     prefetches: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[float, ...] = (0.0,) * 5
+    expert_runs: int = 0
 
     def plus(self, executor: _core.MoeExecutor) -> _Counts:
         return _Counts(
             _added(self.placements, executor.counts()),
             _added(self.prefetches, executor.prefetch_counts()),
             tuple(map(sum, zip(self.parts, executor.clock_parts(), strict=True))),
+            self.expert_runs + int(executor.num_expert_runs),
         )
 
 
@@ -269,13 +271,14 @@ class MoeRuntime:
         requests: Sequence[int],
         positions: Sequence[int],
         generated: Sequence[bool] = (),
+        verified: Sequence[bool] = (),
     ) -> None:
-        """Describe the rows of the step's batch: each token's request, position, and whether it was generated. Only
-        settings that change outputs depend on the latter."""
-        if self.changes_outputs:
-            self._executor.begin_step(step, requests, positions, generated)
-        else:
-            self._executor.begin_step(step, requests, positions)
+        """Describe the rows of the step's batch: each token's request, position, whether it was generated, and whether
+        it is a newest token or draft to be verified (empty: none is). Only settings that change outputs depend on
+        `generated`."""
+        self._executor.begin_step(
+            step, requests, positions, generated if self.changes_outputs else (), verified
+        )
 
     @property
     def changes_outputs(self) -> bool:
@@ -325,6 +328,16 @@ class MoeRuntime:
     @property
     def num_slots(self) -> int:
         return int(self._executor.num_slots)
+
+    @property
+    def num_expert_runs(self) -> int:
+        """Distinct experts of each layer and step, summed."""
+        return self._earlier_counts.expert_runs + int(self._executor.num_expert_runs)
+
+    @property
+    def cost(self) -> _core.CostModel:
+        """Cost model of a layer: of the chosen accelerator, or of this machine's or a shipped profile."""
+        return self._cost
 
     @property
     def device_bytes(self) -> int:

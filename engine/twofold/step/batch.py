@@ -30,7 +30,11 @@ class StepBatch:
         self.generated: list[bool] = []
         """[T] whether the token belongs to an answer rather than a prompt."""
         self.last_rows: list[int] = []
-        """Rows to sample from."""
+        """Rows to sample from; of a sequence with drafts, its last `1 + drafts` rows."""
+        self.first_rows: list[int] | None = None
+        """Indices in `last_rows` of each sequence's first row to sample from; None: all, nothing is drafted."""
+        self.verified: list[bool] = []
+        """[T] whether the token is a sequence's newest or one of its drafts, both to be verified; empty: none is."""
         self.continues_decode = False
         """Whether the previous step had the same sequences, one token each; all rows are sampled from then."""
         self.meta = BatchMeta(self.token_ids, self.token_ids, np.empty((0, 0), np.int32), self.token_ids)
@@ -54,25 +58,32 @@ class StepBatch:
         requests: list[int] = []
         generated: list[bool] = []
         last_rows: list[int] = []
-        for index, (sequence, num_tokens, samples) in enumerate(scheduled):
+        first_rows: list[int] = []
+        for index, (sequence, num_tokens, samples, drafts, _) in enumerate(scheduled):
             begin = sequence.num_computed
             end = begin + num_tokens
             tokens += sequence.token_ids[begin:end]
+            tokens += drafts
             positions += range(begin, end)
             sequence_index += [index] * num_tokens
             requests += [sequence.number] * num_tokens
             generated += (position >= sequence.num_prompt_tokens for position in range(begin, end))
             if samples:
-                last_rows.append(len(tokens) - 1)
+                first_rows.append(len(last_rows))
+                last_rows += range(len(tokens) - 1 - len(drafts), len(tokens))
         self.token_ids = np.array(tokens, np.int32)
         self.requests, self.positions, self.last_rows = requests, positions, last_rows
         self.generated = generated
+        has_drafts = len(first_rows) < len(last_rows)
+        self.first_rows = first_rows if has_drafts else None
+        self.verified = _verified(scheduled) if has_drafts else []
         self.meta = BatchMeta(
             positions=np.array(positions, np.int32),
             sequence_index=np.array(sequence_index, np.int32),
             page_tables=_page_tables(scheduled),
             prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
             records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
+            kept_records=_kept_records(scheduled) if has_drafts else None,
         )
         decodes = len(tokens) == len(scheduled) == len(last_rows)
         self._scheduled = scheduled if decodes else None
@@ -82,7 +93,7 @@ class StepBatch:
         tokens: list[int] = []
         positions: list[int] = []
         num_pages: list[int] = []
-        for sequence, _, _ in scheduled:
+        for sequence, *_ in scheduled:
             tokens.append(sequence.token_ids[-1])
             positions.append(sequence.num_computed)
             num_pages.append(len(sequence.pages))
@@ -102,6 +113,18 @@ class StepBatch:
             last_position=max(positions),
             records=meta.records,
         )
+
+
+def _verified(scheduled: Seq[ScheduledSequence]) -> list[bool]:
+    return [bool(item.drafts) for item in scheduled for _ in range(item.num_tokens)]
+
+
+def _kept_records(scheduled: Seq[ScheduledSequence]) -> I32 | None:
+    """[T] record that receives the state after each token, -1 for none; None where no draft needs one."""
+    if not any(item.records for item in scheduled):
+        return None
+    kept = [(*item.records[:-1], -1) if item.records else (-1,) * item.num_tokens for item in scheduled]
+    return np.array([number for own in kept for number in own], np.int32)
 
 
 def _page_tables(scheduled: Seq[ScheduledSequence]) -> I32:

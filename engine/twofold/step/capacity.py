@@ -19,6 +19,8 @@ _RECORDS_SHARE = 0.5
 
 _SNAPSHOTS_SHARE = 0.125
 _MAX_SNAPSHOTS = 64
+_DRAFTED_SEQUENCES = 4
+"""Sequences whose drafts of full depth have records at the same time."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class CacheCapacity:
     """Maximum number of running sequences where each needs a record; None where none does."""
     num_snapshots: int = 0
     """Records that the prefix cache can keep in addition."""
+    num_draft_records: int = 0
+    """Further records, for the state after each draft of a step."""
 
 
 def longest_request(config: EngineConfig, model: ModelConfig) -> int:
@@ -50,7 +54,8 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
 
     `mapped_bytes` of files must stay in memory, although the system counts their pages as free.
 
-    Where layers keep records, there is one per sequence of --max-num-seqs, or as many as fit.
+    Where layers keep records, there is one per sequence of --max-num-seqs, or as many as fit; --speculative-config
+    adds those of drafts.
 
     Raises:
         ConfigError: --max-model-len exceeds the model's context, or nothing fits.
@@ -58,7 +63,8 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
     max_context = longest_request(config, model)
     free_bytes = max(0, available_memory_bytes() - mapped_bytes)
     token_bytes = model.cache_bytes_per_token(model.cache_dtype(config.kv_cache_dtype))
-    num_records, record_bytes = _records(config, model, int(free_bytes * _MEMORY_SHARE * _RECORDS_SHARE))
+    num_records, num_drafts = _records(config, model, int(free_bytes * _MEMORY_SHARE * _RECORDS_SHARE))
+    record_bytes = ((num_records or 0) + num_drafts) * model.bytes_per_sequence
     affordable = (int(free_bytes * _MEMORY_SHARE) - record_bytes) // token_bytes
     if config.max_total_tokens is not None:
         tokens, reason = config.max_total_tokens, "set by --max-total-tokens"
@@ -78,6 +84,7 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
         reason,
         num_records,
         num_snapshots=plan_snapshots(config, model.bytes_per_sequence, free_bytes),
+        num_draft_records=num_drafts,
     )
 
 
@@ -91,14 +98,15 @@ def plan_snapshots(config: EngineConfig, record_bytes: int, free_bytes: int) -> 
 
 
 def _records(config: EngineConfig, model: ModelConfig, room: int) -> tuple[int | None, int]:
-    """Number of records and their bytes. ConfigError: not even one fits."""
+    """Records of sequences and of drafts. ConfigError: not even one sequence fits."""
     one = model.bytes_per_sequence
     if one == 0:
         return None, 0
-    count = min(config.max_num_seqs, room // one)
+    depth = 0 if config.speculative_config is None else config.speculation.num_speculative_tokens
+    count = min(config.max_num_seqs, room // one - depth)
     if count < 1:
         raise ConfigError(
             f"a sequence's record takes {one / 1e6:.1f} MB, but only {room / 1e6:.1f} MB of memory is available for "
             "records; free memory"
         )
-    return count, count * one
+    return count, min(depth * min(count, _DRAFTED_SEQUENCES), room // one - count)

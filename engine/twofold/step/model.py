@@ -40,6 +40,8 @@ class BatchMeta:
     """Maximum of `positions`, if known."""
     records: I32 | None = None
     """[S] record number of each sequence, used only by layers that keep records."""
+    kept_records: I32 | None = None
+    """[T] further record that receives the state after each token, -1 for none; None: no draft is verified."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ class LoadedModel:
             made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
         for further in self._further_ropes:
             made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
+        if batch.kept_records is not None:
+            made.keep_records(batch.kept_records)
         return made
 
 

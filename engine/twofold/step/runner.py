@@ -57,7 +57,7 @@ class Runner(Protocol):
             samplers: one per item that samples, in order; the same list object as before means the same samplers.
 
         Returns:
-            the picked tokens, in the samplers' order.
+            the picked tokens, in the samplers' order: of a sequence with drafts, the token after its newest one.
 
         Raises:
             TwofoldError, ValueError, RuntimeError, MemoryError: the step's requests cannot continue.
@@ -81,6 +81,21 @@ class Runner(Protocol):
 
     def place_experts(self, mask: Mask) -> int:
         """See `MoeRuntime.place_experts`."""
+
+
+class Verifier(Protocol):
+    """What a runner can do besides `Runner` if it computes steps with drafts."""
+
+    def pick_verified(self, rows: Seq[int], samplers: Seq[Sampler]) -> list[int]:
+        """Pick the tokens after accepted drafts of the last `forward`.
+
+        Args:
+            rows: rows of logits, counted over the samplers of `forward`, each with one row and one more per draft.
+            samplers: one per row.
+
+        Raises:
+            KernelError: the native code failed.
+        """
 
 
 Planner = Callable[[EngineConfig, int], MemorySplit]
@@ -110,10 +125,14 @@ class LoadedRunner:
     """Bytes per page, all layers."""
     record_bytes: int = 0
     """Bytes per sequence record, all layers."""
+    draft_records: range = range(0)
+    """Numbers of further records, for the state after each draft of a step."""
+    verifier: Verifier | None = None
+    """None: steps with drafts cannot be computed."""
 
 
 class ModelRunner:
-    """Runs a model, its KV cache and its experts' runtime on the CPU. See `Runner`."""
+    """Runs a model, its KV cache and its experts' runtime on the CPU. See `Runner` and `Verifier`."""
 
     def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.StateCache) -> None:
         self.moe = moe
@@ -125,12 +144,13 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._batch = StepBatch()
         self._samplers = SamplerBatch(())
+        self._logits: F32 = np.empty((0, 0), np.float32)
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         began = time.perf_counter()
         batch = self._batch.of(scheduled)
         prepared = self._model.attention_batch(batch.meta)
-        self.moe.begin_step(step, batch.requests, batch.positions, batch.generated)
+        self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
         self.batch_s += time.perf_counter() - began
         hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
         if batch.continues_decode:  # decode only: no prompt log probabilities to report
@@ -142,7 +162,15 @@ class ModelRunner:
         began = time.perf_counter()
         if samplers is not self._samplers.samplers:
             self._samplers = SamplerBatch(samplers)
-        picked = self._samplers.pick(self.pool, logits)
+        self._logits = logits
+        first = logits if batch.first_rows is None else logits[batch.first_rows]
+        picked = self._samplers.pick(self.pool, first)
+        self.sampling_s += time.perf_counter() - began
+        return picked
+
+    def pick_verified(self, rows: Seq[int], samplers: Seq[Sampler]) -> list[int]:
+        began = time.perf_counter()
+        picked = SamplerBatch(samplers).pick(self.pool, self._logits[list(rows)])
         self.sampling_s += time.perf_counter() - began
         return picked
 

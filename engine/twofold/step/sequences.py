@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twofold.api.types import GenerationRequest, TokenLogprob
+from twofold.step.drafts import DraftState
 from twofold.step.page_tree import CachedPage
 
 
@@ -44,6 +45,12 @@ class Sequence:
     """Tokens the engine had computed when this request arrived."""
     submitted_s: float = field(default_factory=time.time)
     """Unix time."""
+    drafting: DraftState | None = None
+    """State of its drafter, once it has one."""
+    num_accepted: int = 0
+    """Drafted tokens that became part of the answer."""
+    num_rejected: int = 0
+    """Drafted tokens that were computed in vain."""
     num_prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,12 +77,17 @@ class Sequence:
 
 
 class ScheduledSequence(NamedTuple):
-    """`num_tokens` tokens of `sequence`, starting at `sequence.num_computed`, in the step."""
+    """`num_tokens` tokens of `sequence`, starting at `sequence.num_computed`, in the step; the last of them are
+    drafts."""
 
     sequence: Sequence
     num_tokens: int
     samples: bool
     """Whether the step computes the sequence's last token, so that the next one can be picked."""
+    drafts: tuple[int, ...] = ()
+    """Proposed tokens after the sequence's last one, which the step verifies."""
+    records: tuple[int, ...] = ()
+    """Records that receive the state after each of `num_tokens` tokens, its own last; empty where layers keep none."""
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:

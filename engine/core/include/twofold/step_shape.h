@@ -15,8 +15,10 @@ struct StepShape {
   std::vector<uint8_t> generated_rows = {};  // per token: generated, not prompt; empty: none is generated
 };
 
-// From one request number and position per row: a request with several rows is in prefill, one with position
-// 0 is new.
-StepShape step_shape_of(std::span<const int64_t> requests, std::span<const int32_t> positions);
+// From one request number and position per row: a request with position 0 is new, one with several rows is in
+// prefill. Rows marked in `verified` (per row; empty: none) are a request's next token and its drafts, which are
+// decode tokens.
+StepShape step_shape_of(std::span<const int64_t> requests, std::span<const int32_t> positions,
+                        std::span<const uint8_t> verified = {});
 
 }  // namespace twofold

@@ -44,6 +44,12 @@ void AttentionBatch::add_rotation(const TensorView& cos, const TensorView& sin) 
   rotations_.push_back({{cosine, cosine + T * pairs}, {sine, sine + T * pairs}, static_cast<int>(pairs)});
 }
 
+void AttentionBatch::keep_records(const TensorView& numbers) {
+  const int32_t* kept = expect_i32(numbers, "AttentionBatch.keep_records: numbers", {num_tokens()});
+  kept_records_.assign(kept, kept + num_tokens());
+  checked_records_ = -1;
+}
+
 void AttentionBatch::check_pages(const StateCache& cache) {
   if (checked_pages_ == cache.num_pages() && checked_page_size_ == cache.page_size()) return;
   std::vector<int32_t> needed(static_cast<size_t>(num_sequences_), 0);
@@ -77,17 +83,21 @@ void AttentionBatch::check_records(const StateCache& cache) {
         "AttentionBatch: records were not given; the model's layers keep one of each sequence");
   }
   std::vector<bool> used(static_cast<size_t>(cache.num_records()));
-  for (const AttentionTile& run : runs()) {
-    const int number = record(run.first_token);
+  const auto use = [&](int number) {
     if (number < 0 || number >= cache.num_records()) {
       throw KernelFailure("AttentionBatch: a record is " + std::to_string(number) +
                           "; the cache has records 0 to " + std::to_string(cache.num_records() - 1));
     }
     if (used[static_cast<size_t>(number)]) {
       throw KernelFailure("AttentionBatch: record " + std::to_string(number) +
-                          " is that of two runs of tokens; expected consecutive tokens of one sequence");
+                          " is used twice; expected consecutive tokens of each sequence, and kept "
+                          "records of their own");
     }
     used[static_cast<size_t>(number)] = true;
+  };
+  for (const AttentionTile& run : runs()) use(record(run.first_token));
+  for (const int32_t number : kept_records_) {
+    if (number != -1) use(number);
   }
   checked_records_ = cache.num_records();
 }

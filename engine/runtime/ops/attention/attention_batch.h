@@ -75,8 +75,16 @@ class AttentionBatch {
     return records_[static_cast<size_t>(sequence_index_[static_cast<size_t>(token)])];
   }
 
+  // Draft verification: numbers [T] i32, the record that receives the layers' state after each token; -1: none.
+  // The state after a run's last token is in its sequence's own record in any case.
+  void keep_records(const TensorView& numbers);
+  int kept_record(int token) const {
+    return kept_records_.empty() ? -1 : kept_records_[static_cast<size_t>(token)];
+  }
+  bool keeps_records() const { return !kept_records_.empty(); }
+
   // Throws KernelFailure without records, for a record that the cache does not have, and if two runs would
-  // continue the same one. Remembers the answer.
+  // continue the same one or a kept record is used twice. Remembers the answer.
   void check_records(const StateCache& cache);
 
   // The batch cut into tiles of at most `tile_tokens`. Remembers the last cut.
@@ -92,7 +100,7 @@ class AttentionBatch {
 
   std::vector<AttentionTile> cut(int tile_tokens) const;
 
-  std::vector<int32_t> positions_, sequence_index_, page_tables_, records_;
+  std::vector<int32_t> positions_, sequence_index_, page_tables_, records_, kept_records_;
   std::vector<Rotation> rotations_;
   int num_sequences_ = 0, max_pages_ = 0;
   int checked_pages_ = -1, checked_page_size_ = -1;

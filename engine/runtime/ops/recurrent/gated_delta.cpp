@@ -35,6 +35,8 @@ int64_t GatedDeltaShape::record_bytes() const {
 // were 8 KiB apart for Qwen3-Next, and the recurrence waited for them).
 struct GatedDeltaNet::Buffers {
   const AttentionBatch& batch;
+  const StateCache& cache;
+  int layer;
   int64_t T;
   float* projected;          // [T, inputs]
   float *q, *k;              // [k heads, T, key_dim]
@@ -43,6 +45,7 @@ struct GatedDeltaNet::Buffers {
   float* attended;           // [T, v heads, value_dim]
 
   float* row(int token, int inputs) const { return projected + int64_t{token} * inputs; }
+  float* record(int number) const { return reinterpret_cast<float*>(cache.record(layer, number).data()); }
 };
 
 GatedDeltaNet::GatedDeltaNet(const kernels::KernelTable& table, ThreadPool& pool,
@@ -114,6 +117,8 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
     return room - T * floats;
   };
   Buffers at{.batch = batch,
+             .cache = cache,
+             .layer = layer,
              .T = T,
              .projected = pool_.scratch_floats(kProjectedSlot, int64_t{T} * shape_.inputs()),
              .q = take(shape_.keys()),
@@ -135,7 +140,7 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
   };
   std::vector<Piece> runs, pieces;
   for (const AttentionTile& run : batch.runs()) {
-    float* record = reinterpret_cast<float*>(cache.record(layer, batch.record(run.first_token)).data());
+    float* record = at.record(batch.record(run.first_token));
     runs.push_back({&run, record, 0, run.num_tokens});
     for (int first = 0; first < run.num_tokens; first += kTokens)
       pieces.push_back({&run, record, first, std::min(kTokens, run.num_tokens - first)});
@@ -169,7 +174,7 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
     recurred.wait(pool_);
     if (chunk < static_cast<int64_t>(runs.size())) {
       const Piece& of = runs[static_cast<size_t>(chunk)];
-      return keep_tail(at, *of.run, of.record);
+      return keep_tails(at, *of.run, of.record);
     }
     const Piece& piece = pieces[static_cast<size_t>(chunk) - runs.size()];
     std::vector<float> normed(static_cast<size_t>(shape_.value_dim));
@@ -247,7 +252,17 @@ void GatedDeltaNet::recur(const Buffers& at, const AttentionTile& run, float* st
                                     .beta = at.beta + gates,
                                     .kq = at.kq + gates,
                                     .gate_stride = 1};
-  table_.delta->delta_rule(tokens, run.num_tokens, state, shape_.key_dim);
+  if (!at.batch.keeps_records())
+    return table_.delta->delta_rule(tokens, run.num_tokens, state, shape_.key_dim);
+  for (int i = 0; i < run.num_tokens; ++i) {
+    kernels::DeltaTokens one = tokens;
+    one.q += int64_t{i} * shape_.key_dim, one.k += int64_t{i} * shape_.key_dim;
+    one.v += int64_t{i} * kColumns, one.out += int64_t{i} * kColumns;
+    one.decay += i, one.beta += i, one.kq += i;
+    table_.delta->delta_rule(one, 1, state, shape_.key_dim);
+    const int kept = at.batch.kept_record(run.first_token + i);
+    if (kept >= 0) std::copy_n(state, size, at.record(kept) + shape_.tail_floats() + (state - states));
+  }
 }
 
 void GatedDeltaNet::gate(const Buffers& at, int t, float* normed) const {
@@ -264,9 +279,19 @@ void GatedDeltaNet::gate(const Buffers& at, int t, float* normed) const {
   }
 }
 
-void GatedDeltaNet::keep_tail(const Buffers& at, const AttentionTile& run, float* tail) const {
-  const int kept = shape_.taps - 1, end = run.first_token + run.num_tokens;
-  for (int t = std::max(run.first_token, end - kept); t < end; ++t) {
+void GatedDeltaNet::keep_tails(const Buffers& at, const AttentionTile& run, float* tail) const {
+  for (int t = run.first_token; t < run.first_token + run.num_tokens; ++t) {
+    const int kept = at.batch.kept_record(t);
+    if (kept < 0) continue;
+    std::copy_n(tail, shape_.tail_floats(), at.record(kept));
+    write_tail(at, run.first_token, t + 1, at.record(kept));
+  }
+  write_tail(at, run.first_token, run.first_token + run.num_tokens, tail);
+}
+
+void GatedDeltaNet::write_tail(const Buffers& at, int first, int end, float* tail) const {
+  const int kept = shape_.taps - 1;
+  for (int t = std::max(first, end - kept); t < end; ++t) {
     const float* from = at.row(t, shape_.inputs());
     float* to = tail + int64_t{at.batch.position(t) % kept} * shape_.channels();
     for (int g = 0; g < shape_.num_k_heads; ++g) {

@@ -66,7 +66,9 @@ class GatedDeltaNet {
                 int k_head) const;
   void recur(const Buffers& at, const AttentionTile& run, float* states, int v_head, int block) const;
   void gate(const Buffers& at, int token, float* normed) const;
-  void keep_tail(const Buffers& at, const AttentionTile& run, float* tail) const;
+  void keep_tails(const Buffers& at, const AttentionTile& run, float* tail) const;
+  // Copies the convolution's inputs of tokens [first, end), the last ones, to a record's tail.
+  void write_tail(const Buffers& at, int first, int end, float* tail) const;
 
   // Offset of a head's part in a row of projections.
   int query_at(int k_head) const;

@@ -78,11 +78,20 @@ void ShortConvolution::forward(const float* hidden, float* sum, AttentionBatch& 
                    y[i] = c[i] * (weights_.conv_bias == nullptr ? y[i] : y[i] + weights_.conv_bias[i]);
                }
              });
+  const auto write_tail = [&](int first, int end, float* tail) {
+    for (int t = std::max(first, end - kept); t < end; ++t)
+      std::copy_n(row(t), H, tail + int64_t{batch.position(t) % kept} * H);
+  };
   for (const AttentionTile& run : batch.runs()) {
     const int end = run.first_token + run.num_tokens;
     float* tail = of_token[static_cast<size_t>(run.first_token)].tail;
-    for (int t = std::max(run.first_token, end - kept); t < end; ++t)
-      std::copy_n(row(t), H, tail + int64_t{batch.position(t) % kept} * H);
+    for (int t = run.first_token; t < end; ++t) {
+      if (batch.kept_record(t) < 0) continue;
+      float* to = reinterpret_cast<float*>(cache.record(layer, batch.kept_record(t)).data());
+      std::copy_n(tail, int64_t{kept} * H, to);
+      write_tail(run.first_token, t + 1, to);
+    }
+    write_tail(run.first_token, end, tail);
   }
 
   timer.next(Work::kOutput);

@@ -51,6 +51,7 @@ class CachingPool(PagePool):
         num_pages: int,
         page_size: int,
         num_records: int | None = None,
+        draft_records: Iterable[int] = (),
         *,
         memory: StateMemory,
         cost: Callable[[int, int], float],
@@ -67,7 +68,7 @@ class CachingPool(PagePool):
             depends_on_length: whether page contents also depend on the prompt's length.
             store: on-disk store for evicted pages, and for all pages at shutdown.
         """
-        super().__init__(num_pages, page_size, num_records)
+        super().__init__(num_pages, page_size, num_records, draft_records)
         self._memory = memory
         self._depends_on_length = depends_on_length
         self._key = key
@@ -79,10 +80,10 @@ class CachingPool(PagePool):
     def num_free(self) -> int:
         return len(self._free) + self._tree.num_unused
 
-    def grow(self, sequence: Sequence) -> None:
-        """Allocate pages for all its tokens; pages it has filled become shared."""
+    def grow(self, sequence: Sequence, num_drafts: int = 0) -> None:
+        """Allocate pages for all its tokens and `num_drafts` more; pages it has filled become shared."""
         self._publish(sequence)
-        super().grow(sequence)
+        super().grow(sequence, num_drafts)
 
     def can_admit(self, sequence: Sequence) -> bool:
         return self._plan(sequence) is not None

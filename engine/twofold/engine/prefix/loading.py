@@ -29,17 +29,18 @@ def make_pool(
 ) -> PagePool:
     """Page pool with the sizes of `loaded`. levels: CPU kernel levels by module; empty: the process's level."""
     if not config.enable_prefix_caching:
-        return PagePool(loaded.num_pages, config.page_size, loaded.num_records)
+        return PagePool(loaded.num_pages, config.page_size, loaded.num_records, loaded.draft_records)
     if loaded.num_records is not None and loaded.num_snapshots == 0:
         _log.warning(
             "prefix caching is off: not even one record snapshot (%.1f MB) fits; raise --snapshot-bytes",
             files.config.bytes_per_sequence / 1e6,
         )
-        return PagePool(loaded.num_pages, config.page_size, loaded.num_records)
+        return PagePool(loaded.num_pages, config.page_size, loaded.num_records, loaded.draft_records)
     return CachingPool(
         loaded.num_pages,
         config.page_size,
         loaded.num_records,
+        loaded.draft_records,
         memory=loaded.memory,
         cost=recompute_cost(files),
         num_snapshots=loaded.num_snapshots,

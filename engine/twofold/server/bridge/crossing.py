@@ -230,6 +230,7 @@ def _submit_all(
                     request_id=engine_id,
                     constraint=plan.bounded(prompt, constraint, sampling.max_tokens),
                     turn_ends=prompt.turn_ends,
+                    prediction=prompt.prediction,
                     after_step=answer.crossing.wake,
                     times=plan.times,
                 )

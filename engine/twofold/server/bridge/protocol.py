@@ -183,3 +183,5 @@ class Prompt:
     """Whether thinking is off, or over where the answer begins: a constrained answer has none."""
     turn_ends: tuple[int, ...] = ()
     """See `GenerationRequest.turn_ends`."""
+    prediction: tuple[int, ...] = ()
+    """See `GenerationRequest.prediction`."""

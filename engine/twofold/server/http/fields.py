@@ -158,6 +158,13 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_done(
         "verbosity", "the template's verbosity; ignored with a line in the log if it has none", only="chat"
     ),
+    *_done(
+        "prediction",
+        "text that the answer is expected to resemble, which speeds it up and never changes it; usage counts its "
+        "tokens that were drafted and accepted, and the others",
+        only="chat",
+    ),
+    *_harmless("prediction", "about speed, not about the answer", only="completions"),
     *_done("stream", "server-sent events"),
     *_done("cache_salt", "only prompts with the same salt share the prefix cache; 256 characters at most"),
     *_done("priority", "lower is earlier; other than 0 only with --scheduling-policy priority"),
@@ -309,7 +316,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_harmless("user metadata store safety_identifier service_tier", "for the operator's records"),
     *_harmless("request_id rid", "the server makes its own ids; the header x-request-id is echoed"),
     *_harmless(
-        "prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt prediction "
+        "prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt "
         "keep_alive id_slot timings_per_token session_id stream_interval",
         "about speed, order or caches, not about the answer",
     ),

@@ -113,6 +113,8 @@ class AnswerFormat(ABC):
                 for index, usage in usages.items()
                 if index % self._asked.num_candidates == 0
             ),
+            accepted_prediction_tokens=sum(usage.accepted_prediction_tokens for usage in of_all),
+            rejected_prediction_tokens=sum(usage.rejected_prediction_tokens for usage in of_all),
         )
 
     def _best(self, answers: Sequence[Chunk]) -> list[Chunk]:
@@ -213,6 +215,12 @@ class AnswerFormat(ABC):
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
+        accepted, rejected = usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
+        if accepted or rejected:
+            body["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
+            }
         if self._asked.return_speed:
             computed = usage.prompt_tokens - usage.cached_tokens
             body |= {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from twofold.api.errors import RequestError
 from twofold.server.bridge.protocol import Prompt, ServingTokenizer
@@ -15,6 +16,8 @@ from twofold.server.openai.messages import KNOWN_ROLES, Message, messages_for_te
 from twofold.server.openai.schemas import ChatRequest, SamplingFields
 from twofold.server.openai.template_variables import template_variables, thinking_is_off
 from twofold.text.chat.marks import ChatMarks
+
+_PREDICTED_CHARS_PER_TOKEN: Final = 4
 
 
 def chat_prompts(
@@ -59,6 +62,17 @@ def chat_prompts(
     without = [partial(render, count, False) for count in counts]
     ends = turn_ends(text, truncated, without, tokenizer)
     return [Prompt(truncated, opens_reasoning=opened, closes_reasoning=closed, turn_ends=ends)]
+
+
+def with_prediction(
+    prompts: list[Prompt], body: ChatRequest, tokenizer: ServingTokenizer, max_context: int
+) -> list[Prompt]:
+    """The prompts with the request's predicted answer, as much of it as the context can hold."""
+    if body.prediction is None:
+        return prompts
+    text = body.prediction.text[: _PREDICTED_CHARS_PER_TOKEN * max_context]
+    prediction = tuple(tokenizer.encode(text))[:max_context]
+    return [replace(prompt, prediction=prediction) for prompt in prompts]
 
 
 def continuing(context: Sequence[int], prompt: Prompt, tokenizer: ServingTokenizer) -> Prompt:

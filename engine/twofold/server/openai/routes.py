@@ -32,6 +32,7 @@ from twofold.server.openai.prompts import (
     chat_prompts,
     completion_prompts,
     continuing,
+    with_prediction,
 )
 from twofold.server.openai.schemas import ChatRequest, SamplingFields
 from twofold.server.openai.thinking_budget import bounded_thinking
@@ -91,6 +92,7 @@ async def answer_chat(
             cache=cache,
             on_rendered=partial(times.mark, "template"),
         )
+        prompts = with_prediction(prompts, body, tokenizer, state.engine.max_context)
         return [continuing(context, prompt, tokenizer) for prompt in prompts] if context else prompts
 
     plan = _plan(state, body, tokenise, times, endpoint="chat.completions")

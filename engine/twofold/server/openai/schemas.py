@@ -103,6 +103,22 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
+class PredictedPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(BaseModel):
+    """OpenAI's predicted output: text that the answer is expected to resemble."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class SamplingFields(Body, StructuredFields):
     """Fields of both endpoints: model, sampling, answer format."""
 
@@ -237,6 +253,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     thinking_token_budget: Annotated[Count, Field(ge=-1, le=MAX_INT64)] | None = None
+    prediction: Prediction | None = None
 
     @field_validator("tool_choice")
     @classmethod

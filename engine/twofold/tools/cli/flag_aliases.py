@@ -7,6 +7,7 @@ An alias acts as our flag, does nothing, or is refused; each prints one line tha
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,31 @@ def _n_cpu_moe(given: str) -> Values:
     if not given.isdigit():
         raise ValueError("it takes a whole number, of layers")
     return {N_CPU_MOE: int(given)}
+
+
+SPECULATION: Final = "speculative_config"
+
+
+def _drafting(key: str, *names: str) -> Alias:
+    """An alias for one key of --speculative-config, which it switches on: its only method there is ngram."""
+
+    def value(given: str) -> Values:
+        if not given.isdigit():
+            raise ValueError("it takes a whole number")
+        return {SPECULATION: json.dumps({"method": "ngram", key: int(given)})}
+
+    return Alias(names, f"is {key} of --speculative-config here", (SPECULATION,), values=value)
+
+
+def _drafter(accepted: Sequence[str], *names: str) -> Alias:
+    def value(given: str) -> Values:
+        if given == "none":
+            return {}
+        if given not in accepted:
+            raise ValueError(f"it takes {', '.join(accepted)} here; draft models and heads are not supported")
+        return {SPECULATION: json.dumps({"method": "ngram"})}
+
+    return Alias(names, "is method ngram of --speculative-config here", (SPECULATION,), values=value)
 
 
 _KT_BACKENDS: Final = {"balance_serve": "balance", "ktransformers": "single", "transformers": "single"}
@@ -233,7 +259,11 @@ SGLANG: Final = (
     _ignored("it is always on", "--enable-mixed-chunk", "--enable-metrics", "--enable-cache-report", nargs=0),
     _ignored("a watchdog always runs", "--watchdog-timeout"),
     _ignored("use --debug", "--log-level", "--log-level-http"),
-    _refused("draft models are not supported", "--speculative-algorithm", "--speculative-draft-model-path"),
+    _drafter(("NGRAM", "ngram"), "--speculative-algorithm"),
+    _drafting("num_speculative_tokens", "--speculative-num-draft-tokens", "--speculative-num-steps"),
+    _drafting("prompt_lookup_min", "--speculative-ngram-min-match-window-size"),
+    _drafting("prompt_lookup_max", "--speculative-ngram-max-match-window-size"),
+    _refused("draft models are not supported", "--speculative-draft-model-path"),
     _refused("there are no LoRA adapters; merge them into the weights", "--lora-paths", nargs="+"),
 )  # fmt: skip
 
@@ -265,6 +295,10 @@ LLAMA_CPP: Final = (
     _refused("rules place tensors here, see --optimize-config", "-ot", "--override-tensor"),
     _refused("nothing is downloaded; give the path of a file or directory", "-hf", "--hf-repo", "-mu", "--model-url"),
     _refused("there are no LoRA adapters; merge them into the weights", "--lora"),
+    _drafter(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "--spec-type"),
+    _drafting("num_speculative_tokens", "--draft", "--draft-n", "--draft-max", "--spec-ngram-size-m"),
+    _drafting("prompt_lookup_min", "--spec-ngram-size-n"),
+    _ignored("each step's price decides how many tokens are drafted", "--draft-min", "--draft-n-min", "--draft-p-min"),
     _refused("draft models are not supported", "-md", "--model-draft"),
     # ik_llama.cpp
     _ignored("weights are always packed for the CPU when they are loaded", "-rtr", "--run-time-repack", nargs=0),
@@ -332,6 +366,8 @@ class _AliasAction(argparse.Action):
         flag = known.get(name)
         if flag is not None and callable(flag.type):
             value = flag.type(value)
+        if name == SPECULATION and getattr(namespace, name, None):
+            value = json.dumps(json.loads(getattr(namespace, name)) | json.loads(value))
         if isinstance(flag, argparse._AppendAction):
             value = [*(getattr(namespace, name, None) or []), value]
         setattr(namespace, name, value)

@@ -54,6 +54,7 @@ def upgrade() -> None:
     op.add_column("run", sa.Column("machine_json", sa.Text, nullable=False, server_default="{}"))
     op.add_column("request", sa.Column("answer_json", sa.Text))
     op.add_column("step", sa.Column("begin_us", sa.Float))
+    _add_drafts()
     _add_request_times()
     for name, column in (("itl_p95_ms", sa.Float), ("stage", sa.Text), ("name", sa.Text)):
         op.add_column("load_sample", sa.Column(name, column))
@@ -63,6 +64,17 @@ def upgrade() -> None:
         _create_blocks(kind)
         _fill_blocks(op.get_bind(), kind)
         op.drop_table(kind)
+
+
+def _add_drafts() -> None:
+    """Drafted tokens of steps and requests."""
+    for table, columns in (
+        ("step", ("num_drafted_tokens", "num_accepted_tokens")),
+        ("request", ("accepted_tokens", "rejected_tokens")),
+    ):
+        for name in columns:
+            op.add_column(table, sa.Column(name, sa.Integer, nullable=False, server_default="0"))
+    op.add_column("step", sa.Column("predicted_us", sa.Float, nullable=False, server_default="0"))
 
 
 def _add_request_times() -> None:

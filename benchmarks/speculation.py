@@ -1,0 +1,230 @@
+"""Speculative decoding against none, on one model: edits, prose, an oracle and a drafter that is always wrong.
+
+    python -m benchmarks.speculation [MODEL] [--accelerator emulated:rtx4090-pcie4] [--cpu-threads 1]
+
+Two engines answer in turn, one with --speculative-config, and their answers are compared bit for bit. On a wall clock
+the ratios are medians of wall time and of this process's CPU time, which other load disturbs less. On an emulated
+accelerator they are of its virtual clock. The tokens of an edit's answer are forced, because the bundled model cannot
+edit: they are the given text with one word of twenty replaced. The model computes them as any others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from twofold.api.config import EngineConfig
+from twofold.api.speculative_config import SpeculativeConfig
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams, Usage
+from twofold.engine import Engine
+from twofold.step.draft_price import Acceptance
+from twofold.step.drafts import NOTHING, Draft
+from twofold.step.sequences import Sequence as EngineSequence
+
+_TALE: Final = Path(__file__).parents[1] / "engine/twofold/quantise/tale.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One request and the drafter that proposes for it; None: n-gram lookup."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    forced: tuple[int, ...] = ()
+    """The answer, whatever the model would pick; empty: the model picks."""
+    wrong: float | None = None
+    """Share of wrong tokens of a drafter that knows the answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    tokens: tuple[int, ...]
+    usage: Usage
+    cpu_s: float
+
+
+class KnownAnswer:
+    """A drafter that proposes the answer itself, with a share of its tokens wrong."""
+
+    def __init__(self, answer: Sequence[int], wrong: float) -> None:
+        self._answer, self._wrong, self._random = answer, wrong, random.Random(1)  # noqa: S311
+
+    def propose(self, sequence: EngineSequence, depth: int) -> Draft:
+        right = self._answer[sequence.num_generated :][:depth]
+        tokens = tuple(token ^ (self._random.random() < self._wrong) for token in right)
+        return Draft(tokens, (0.9,) * len(tokens)) if tokens else NOTHING
+
+
+class Forced:
+    """A constraint, and its matcher, that admit one answer only."""
+
+    error = None
+    masks_first = False
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens, self._at = tokens, 0
+
+    def start(self, masks_first: bool = True) -> Forced:
+        return Forced(self._tokens)
+
+    @property
+    def ended(self) -> bool:
+        return self._at == len(self._tokens)
+
+    @property
+    def forced(self) -> int | None:
+        return None if self.ended else self._tokens[self._at]
+
+    def take(self, token: int) -> None:
+        self._at += 1
+
+    def mask(self) -> npt.NDArray[np.uint32]:
+        return np.empty(0, np.uint32)  # never read: forced tokens need no mask
+
+    def admits(self, token: int) -> bool:
+        return True
+
+    def prepare(self) -> None: ...
+    def fail(self, reason: str) -> None:
+        raise ValueError(reason)
+
+
+def answer(engine: Engine, task: Task) -> Measured:
+    chunks: list[Chunk] = []
+    constraint = Forced(task.forced) if task.forced else None
+    began = time.process_time()
+    engine.submit(
+        GenerationRequest(task.prompt, task.sampling, chunks.append, "benchmark", constraint=constraint)
+    )
+    while engine.step():
+        pass
+    cpu_s = time.process_time() - began
+    usage = chunks[-1].usage
+    assert usage is not None, chunks[-1].error
+    return Measured(tuple(token for chunk in chunks for token in chunk.token_ids), usage, cpu_s)
+
+
+def compare(
+    off: Engine, on: Engine, tasks: Sequence[Task], config: SpeculativeConfig, rounds: int
+) -> dict[str, Any]:
+    """Speed of all tasks with drafts over without, by wall or virtual time and by CPU time: medians of the rounds."""
+    speculator = on._speculator
+    assert speculator is not None, "an engine that cannot verify drafts"
+    speculator._config = config
+    speculator._acceptance = Acceptance()  # nothing is known from another task
+    speculator.counts.clear()
+    by_clock, by_cpu = [], []
+    for _ in range(rounds):
+        clock_s, cpu_s = [0.0, 0.0], [0.0, 0.0]
+        for task in tasks:
+            plain = answer(off, task)
+            speculator._drafters = (
+                {} if task.wrong is None else {"ngram": KnownAnswer(plain.tokens, task.wrong)}
+            )
+            drafted = answer(on, task)
+            assert drafted.tokens == plain.tokens, "an answer depends on its drafts"
+            for at, measured in enumerate((plain, drafted)):
+                clock_s[at] += measured.usage.decode_s
+                cpu_s[at] += measured.cpu_s
+        by_clock.append(clock_s[0] / clock_s[1])
+        by_cpu.append(cpu_s[0] / cpu_s[1])
+    counts = speculator.counts
+    return {
+        "speed": statistics.median(by_clock),
+        "range": [min(by_clock), max(by_clock)],
+        "speed_by_cpu_time": statistics.median(by_cpu),
+        "accepted": counts["accepted"] / max(counts["drafted"], 1),
+        "drafted_per_answer": counts["drafted"] / (rounds * len(tasks)),
+    }
+
+
+def edits(engine: Engine, text: str, count: int) -> list[Task]:
+    """A text, then the same text with every twentieth word replaced."""
+    tasks = []
+    words = text.split()
+    for number in range(count):
+        given = words[40 * number :][:120]
+        edited = ["river" if at % 20 == 7 else word for at, word in enumerate(given)]
+        prompt = tuple(engine.tokenizer.encode(" ".join(given) + "\n"))
+        forced = tuple(engine.tokenizer.encode(" ".join(edited)))
+        tasks.append(Task(prompt, SamplingParams(max_tokens=len(forced)), forced))
+    return tasks
+
+
+def prose(engine: Engine, text: str, count: int, max_tokens: int) -> list[Task]:
+    """Answers sampled after the beginnings of sentences."""
+    words = text.split()
+    begins = [" ".join(words[at : at + 12]) for at in range(0, len(words) - 12, max(len(words) // count, 1))][
+        :count
+    ]
+    return [
+        Task(
+            tuple(engine.tokenizer.encode(begin)),
+            SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=seed, ignore_eos=True),
+        )
+        for seed, begin in enumerate(begins)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="")
+    parser.add_argument("--accelerator", default="none")
+    parser.add_argument("--cpu-threads", type=int, default=0)
+    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=50, help="of prose")
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    plain = EngineConfig(
+        model=args.model,
+        accelerator=args.accelerator,
+        cpu_threads=args.cpu_threads,
+        enable_prefix_caching=False,
+    )
+    price = SpeculativeConfig("ngram", num_speculative_tokens=args.depth)
+    off = Engine.load(plain)
+    on = Engine.load(dataclasses.replace(plain, speculative_config=json.dumps(dataclasses.asdict(price))))
+    text = _TALE.read_text(encoding="utf-8")
+    free = prose(off, text, args.prompts, args.new_tokens)
+    fixed = dataclasses.replace(price, adaptive=False)
+    known = [dataclasses.replace(task, wrong=0.0) for task in free[:8]]
+    lies = [dataclasses.replace(task, wrong=1.0) for task in free]
+    cases = [
+        ("edit, n-gram", edits(off, text, 6), price),
+        ("prose, n-gram", free, price),
+        ("prose, n-gram, fixed depth", free, fixed),
+        ("oracle", known, price),
+        *((f"oracle, fixed depth {depth}", known, dataclasses.replace(fixed, num_speculative_tokens=depth))
+          for depth in (1, 2, 4, 8)),
+        ("always wrong", lies, price),
+        ("always wrong, fixed depth 4", lies[:8], dataclasses.replace(fixed, num_speculative_tokens=4)),
+    ]  # fmt: skip
+    clock = "virtual clock of an emulated accelerator" if off.info.clock == "virtual" else "wall clock"
+    print(f"{args.accelerator}, {clock}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+    for name, tasks, config in cases:
+        found = compare(off, on, tasks, config, args.rounds)
+        low, high = found["range"]
+        print(
+            f"{name:28} x {found['speed']:.3f} ({low:.2f}-{high:.2f}), by CPU time x {found['speed_by_cpu_time']:.3f}; "
+            f"accepted {found['accepted']:.0%} of {found['drafted_per_answer']:.1f} an answer",
+            flush=True,
+        )
+    on.close()
+    off.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Speculative decoding: adds drafts to scheduled decode tokens and learns from their verification.
+
+A step computes a sequence's newest token and its drafts together. The sampler then draws token by token from their
+logits, with the request's own random numbers, as it would in single steps. A draft is accepted where it equals the
+token drawn. So outputs are the same bits with any drafter and any depth, greedy or sampled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from twofold.api.speculative_config import SpeculativeConfig
+from twofold.api.types import SpeculationCounts
+from twofold.step.draft_price import Acceptance, ExpertTimes, StepTimes, choose_depths
+from twofold.step.drafters import open_drafter
+from twofold.step.drafters.drafter import Drafter
+from twofold.step.drafts import Draft, DraftState
+from twofold.step.sequences import ScheduledSequence, Sequence
+
+_FIRST_PROBE: Final = 16
+_PLAIN_STEPS: Final = 8
+"""Steps without drafts of which one is measured: to measure each takes a small model one percent of its time."""
+_SKIPPED_AFTER_NOTHING: Final = 2
+"""Steps without a proposal after one that proposed nothing."""
+_LAST_PROBE: Final = 1024
+"""Most drafts passed over between two probes."""
+
+
+class DraftMemory(Protocol):
+    """Pages and records for drafts, without preempting any sequence."""
+
+    def can_grow(self, sequence: Sequence, num_drafts: int = 0) -> bool: ...
+    def grow(self, sequence: Sequence, num_drafts: int = 0) -> None: ...
+    @property
+    def num_draft_records(self) -> int | None:
+        """Records available to drafts; None: layers keep none."""
+
+    def take_draft_records(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Records for the state after each of `count` drafted steps, then the sequence's own; empty where layers keep
+        none."""
+
+    def drop_drafts(self, sequence: Sequence, records: Seq[int], kept: int) -> None:
+        """Free pages that hold only rejected tokens, and all of `records` but the one at index `kept`."""
+
+
+@dataclass(slots=True)
+class StepDrafts:
+    """Drafted tokens of one step."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+    predicted_s: float = 0.0
+    """Time of the step as its price predicted it, on the run's clock; 0: unknown."""
+
+
+_NO_DRAFTS: Final = StepDrafts()
+
+
+class _Proposal(NamedTuple):
+    at: int
+    """Index in the schedule."""
+    state: DraftState
+    chances: list[float]
+
+
+class Speculator:
+    """Drafts of one engine. Owned by its thread."""
+
+    def __init__(self, config: SpeculativeConfig, memory: DraftMemory, experts: ExpertTimes) -> None:
+        self._counts: Counter[str] = Counter()
+        self._accepted_at: Counter[int] = Counter()
+        self.newest = StepDrafts()
+        """Drafts of the newest step."""
+        self._config = config
+        self._memory = memory
+        self._drafters: dict[str, Drafter] = {}
+        self._acceptance = Acceptance()
+        self._times = StepTimes(experts, config.num_speculative_tokens)
+        self._num_passed = 0
+        self._probe_after = _FIRST_PROBE
+        self._probe_depth = 1
+        self._probe: DraftState | None = None
+        """The sequence whose draft in this step is a probe."""
+        self._num_plain = 0
+        self._wants_plain = True
+        """Whether the next step without drafts is measured; otherwise one in several is."""
+        self._is_used = config.method != "prediction"
+
+    def draft(self, decoding: list[ScheduledSequence], room: int) -> list[ScheduledSequence]:
+        """Add drafts to decoding sequences, at most `room` tokens, and allocate their pages and records. The same list
+        if there are none."""
+        self.newest = _NO_DRAFTS
+        if not self._is_used and not any(item.sequence.request.prediction for item in decoding):
+            return decoding
+        self._is_used = True
+        proposals = [found for at, item in enumerate(decoding) if (found := self._propose(at, item.sequence))]
+        if not proposals:
+            return decoding
+        depths = self._depths(proposals, len(decoding))
+        if not any(depths):
+            return decoding
+        self._times.begin()
+        self.newest = StepDrafts()
+        drafted = list(decoding)
+        for proposal, depth in zip(proposals, depths, strict=True):
+            depth = self._affordable(decoding[proposal.at].sequence, min(depth, room))
+            if depth > 0:
+                drafted[proposal.at] = self._with_drafts(decoding[proposal.at], proposal.state, depth)
+                room -= depth
+                self.newest.num_drafted += depth
+        self.newest.predicted_s = self._times.predicted_s(len(decoding), self.newest.num_drafted)
+        return drafted
+
+    def verified(self, item: ScheduledSequence, num_accepted: int, *, has_ended: bool) -> None:
+        """Learn from a verified draft and free what it held. The sequence has the record at index `num_accepted`.
+        has_ended: the answer ended within the draft, which is no rejection."""
+        sequence, depth = item.sequence, len(item.drafts)
+        state = sequence.drafting
+        assert state is not None, "a draft without a drafter"
+        num_judged = num_accepted if has_ended else depth
+        self._acceptance.observe(state.drafter, state.cells, state.draft.chances[:num_judged], num_accepted)
+        if state is self._probe:
+            self._judge_probe(depth, num_accepted)
+        sequence.num_rejected += depth - num_accepted
+        self.newest.num_accepted += num_accepted
+        self._counts.update(drafts=1, drafted=depth, accepted=num_accepted)
+        self._accepted_at.update(range(num_accepted))
+        self._memory.drop_drafts(sequence, item.records, num_accepted)
+
+    @property
+    def counts(self) -> SpeculationCounts | None:
+        """Drafts since the start; None before the first one."""
+        if not self._counts["drafts"]:
+            return None
+        deepest = max(self._accepted_at, default=-1)
+        return SpeculationCounts(
+            self._counts["drafts"],
+            self._counts["drafted"],
+            self._counts["accepted"],
+            tuple(self._accepted_at[position] for position in range(deepest + 1)),
+        )
+
+    def _judge_probe(self, depth: int, num_accepted: int) -> None:
+        """After a probe that was accepted, the next one comes soon and is deeper: its time may have been wrong."""
+        self._probe = None
+        if num_accepted == depth:
+            self._probe_after = _FIRST_PROBE
+            self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
+        else:
+            self._probe_depth = 1
+
+    def drop(self, scheduled: Seq[ScheduledSequence]) -> None:
+        """Free what the drafts of a failed step held; its sequences are as before it."""
+        for item in scheduled:
+            if item.drafts:
+                self._memory.drop_drafts(item.sequence, item.records, len(item.drafts))
+
+    def step_done(self, num_sequences: int, num_tokens: int, step_s: float, *, is_decode: bool) -> None:
+        """Learn a step's time on the run's clock. is_decode: it had no prompt tokens."""
+        if not self._is_used:
+            return
+        if num_tokens == num_sequences:
+            self._num_plain += 1
+            if not self._wants_plain and self._num_plain % _PLAIN_STEPS:
+                return
+        if is_decode:
+            self._wants_plain = False
+            self._times.observe(num_sequences, num_tokens, step_s)
+
+    # ---- proposals --------------------------------------------------------------------------------------------------
+
+    def _propose(self, at: int, sequence: Sequence) -> _Proposal | None:
+        # Most steps end here or at the proposal: this is written for them.
+        state = sequence.drafting
+        if state is None:
+            request = sequence.request
+            name = "prediction" if request.prediction else self._config.method
+            # Recorded routing has one row per token that the answer really has.
+            if request.return_routed_experts or (name == "prediction" and not request.prediction):
+                return None
+            state = sequence.drafting = DraftState(name)
+        elif state.num_skipped > 0:
+            state.num_skipped -= 1
+            return None
+        drafter = self._drafters.get(state.drafter) or self._drafter(state.drafter)
+        draft = drafter.propose(sequence, self._config.num_speculative_tokens)
+        if not draft.tokens:
+            state.num_skipped = _SKIPPED_AFTER_NOTHING
+            return None
+        depth = sequence.max_tokens - sequence.num_generated - 1
+        if depth < 1:
+            return None
+        state.draft = Draft(draft.tokens[:depth], draft.chances[:depth])
+        return _Proposal(at, state, self._acceptance.chances(state.drafter, state.cells, state.draft.chances))
+
+    def _drafter(self, name: str) -> Drafter:
+        opened = self._drafters[name] = open_drafter(name, self._config)
+        return opened
+
+    def _depths(self, proposals: Seq[_Proposal], num_sequences: int) -> list[int]:
+        if not self._config.adaptive:
+            return [len(proposal.chances) for proposal in proposals]
+        times = self._times.table(num_sequences)
+        if times is None:
+            self._wants_plain = True
+            return [0] * len(proposals)
+        depths = choose_depths([proposal.chances for proposal in proposals], times, num_sequences)
+        for proposal, depth in zip(proposals, depths, strict=True):
+            proposal.state.passed(depth == 0)
+        if any(depths):
+            self._num_passed, self._probe_after = 0, _FIRST_PROBE
+            return depths
+        self._num_passed += 1
+        if self._num_passed >= self._probe_after:  # acceptance and times may have changed
+            self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
+            self._probe = proposals[0].state
+            depths[0] = min(self._probe_depth, len(proposals[0].chances))
+        return depths
+
+    def _affordable(self, sequence: Sequence, depth: int) -> int:
+        """The depth for which pages and records are free."""
+        num_records = self._memory.num_draft_records
+        if num_records is not None:
+            depth = min(depth, num_records)
+        while depth > 0 and not self._memory.can_grow(sequence, depth):
+            depth -= 1
+        return depth
+
+    def _with_drafts(self, item: ScheduledSequence, state: DraftState, depth: int) -> ScheduledSequence:
+        sequence = item.sequence
+        self._memory.grow(sequence, depth)
+        return ScheduledSequence(
+            sequence,
+            1 + depth,
+            samples=True,
+            drafts=state.draft.tokens[:depth],
+            records=self._memory.take_draft_records(sequence, depth),
+        )
