@@ -219,8 +219,6 @@ class _Figures:
         return 1
 
 
-
-
 def metrics() -> str:
     """Page of all metrics: those of a server whose engine and database report everything."""
     stats = _Figures(

@@ -136,7 +136,7 @@ def test_requests_are_sorted_by_what_their_clients_felt(
 
 
 def test_the_parts_of_a_request_follow_one_another() -> None:
-    stamps = {"submitted_s": 10.0, "first_token_s": 10.5, "finished_s": 12.0}
+    stamps = {"received_s": 10.0, "submitted_s": 10.0, "first_token_s": 10.5, "finished_s": 12.0}
     request = _request(**stamps)
     assert [(part.name, part.begin_s, part.duration_s) for part in queries.waterfall(request)] == [
         ("queue and prefill", 0.0, 0.5),

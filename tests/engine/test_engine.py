@@ -11,6 +11,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
+from twofold.telemetry.sink import TelemetrySink
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
@@ -334,7 +335,7 @@ def test_settings_that_cannot_be_met_are_refused_at_load(model_dir, config, erro
     assert "\n" not in str(caught.value)
 
 
-class Sink:
+class Sink(TelemetrySink):
     """Keeps the events that telemetry receives."""
 
     def __init__(self):

@@ -34,30 +34,20 @@ PARTS_BEFORE: Final = (
 """Columns of table request that follow one another in time, where they are recorded, and their names on a page."""
 
 
-def _first_known(column: ColumnElement[float] | None, other: ColumnElement[float]) -> ColumnElement[float]:
-    return other if column is None else func.coalesce(column, other)
-
-
-def begin_s() -> ColumnElement[float]:
-    """Unix time at which a request began for its client: its first byte, where recorded, else its submission."""
-    columns = schema.request.c
-    return _first_known(columns.get("received_s"), columns.submitted_s)
-
-
 def first_token_s() -> ColumnElement[float]:
     """Unix time at which the first token was sent, where recorded, else computed; NULL before that."""
     columns = schema.request.c
-    return _first_known(columns.get("first_sent_s"), columns.first_token_s)
+    return func.coalesce(columns.first_sent_s, columns.first_token_s)
 
 
 def ttft_s() -> ColumnElement[float]:
     """Time to first token of a request; NULL before it."""
-    return first_token_s() - begin_s()
+    return first_token_s() - schema.request.c.received_s
 
 
 def e2e_s() -> ColumnElement[float]:
     """Time from a request's begin to its end; NULL before that."""
-    return schema.request.c.finished_s - begin_s()
+    return schema.request.c.finished_s - schema.request.c.received_s
 
 
 def itl_s() -> ColumnElement[Any]:
@@ -108,8 +98,9 @@ class Part:
 
 def waterfall(request: Request) -> list[Part]:
     """The parts of a request's wall time one after another; where the server recorded none, what the stamps tell."""
-    stored = [(name, getattr(request, column, None)) for column, name in PARTS_BEFORE]
-    known = [(name, float(value)) for name, value in stored if value is not None]
+    known = [(name, getattr(request, column)) for column, name in PARTS_BEFORE]
+    if not any(duration_s for _, duration_s in known):  # recorded before version 5
+        known = []
     if not known and request.first_token_s is not None:
         known = [("queue and prefill", request.first_token_s - request.submitted_s)]
         if request.finished_s is not None:
@@ -149,17 +140,11 @@ def sorted_requests(
 
 def felt_times(request: Request) -> tuple[float | None, float | None, float | None]:
     """TTFT, mean ITL and end-to-end seconds of one request by the wall clock; None where not yet known."""
-    begin = _stored(request, "received_s", request.submitted_s)
-    first = _stored(request, "first_sent_s", request.first_token_s)
-    ttft = None if first is None or begin is None else first - begin
-    if request.finished_s is None or begin is None:
+    first = request.first_token_s if request.first_sent_s is None else request.first_sent_s
+    ttft = None if first is None else first - request.received_s
+    if request.finished_s is None:
         return ttft, None, None
     itl = None
     if request.first_token_s is not None and request.completion_tokens > 1:
         itl = (request.finished_s - request.first_token_s) / (request.completion_tokens - 1)
-    return ttft, itl, request.finished_s - begin
-
-
-def _stored(request: Request, name: str, other: float | None) -> float | None:
-    value: float | None = getattr(request, name, None)
-    return other if value is None else value
+    return ttft, itl, request.finished_s - request.received_s

@@ -67,11 +67,9 @@ def step_counters(db: Database, run: Run, steps: tuple[int, ...]) -> dict[int, S
 
 
 def speculation(db: Database, run: Run) -> tuple[int, int]:
-    """Draft tokens of the run, and those accepted; 0 where speculation was off or is not recorded."""
+    """Draft tokens of the run, and those accepted; 0 where speculation was off."""
     table = schema.step.c
-    if "num_drafted" not in table or "num_accepted" not in table:
-        return 0, 0
-    query = select(func.sum(table.num_drafted), func.sum(table.num_accepted)).where(
+    query = select(func.sum(table.num_drafted_tokens), func.sum(table.num_accepted_tokens)).where(
         table.run_id == run.run_id
     )
     ((drafted, accepted),) = db.rows(query)

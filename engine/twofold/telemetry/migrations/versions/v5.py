@@ -51,6 +51,7 @@ def upgrade() -> None:
     op.add_column("step", sa.Column("major_faults", sa.Integer))
     op.add_column("step", sa.Column("cpu_us", sa.Float))
     op.add_column("run", sa.Column("telemetry_level", sa.Text, nullable=False, server_default="expert"))
+    op.add_column("run", sa.Column("context_limit_reason", sa.Text, nullable=False, server_default=""))
     op.add_column("run", sa.Column("machine_json", sa.Text, nullable=False, server_default="{}"))
     op.add_column("request", sa.Column("answer_json", sa.Text))
     op.add_column("step", sa.Column("begin_us", sa.Float))
