@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from twofold.api.config import EngineConfig
 from twofold.api.speculative_config import SpeculativeConfig
-from twofold.api.types import Chunk, GenerationRequest, SamplingParams, Usage
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams, SpeculationCounts, Usage
 from twofold.engine import Engine
 from twofold.step.draft_price import Acceptance
 from twofold.step.drafts import NOTHING, Draft
@@ -122,7 +122,7 @@ def compare(
     assert speculator is not None, "an engine that cannot verify drafts"
     speculator._config = config
     speculator._acceptance = Acceptance()  # nothing is known from another task
-    speculator.counts.clear()
+    before = speculator.counts or SpeculationCounts()
     by_clock, by_cpu = [], []
     for _ in range(rounds):
         clock_s, cpu_s = [0.0, 0.0], [0.0, 0.0]
@@ -138,13 +138,15 @@ def compare(
                 cpu_s[at] += measured.cpu_s
         by_clock.append(clock_s[0] / clock_s[1])
         by_cpu.append(cpu_s[0] / cpu_s[1])
-    counts = speculator.counts
+    after = speculator.counts or SpeculationCounts()
+    num_drafted = after.num_draft_tokens - before.num_draft_tokens
+    num_accepted = after.num_accepted_tokens - before.num_accepted_tokens
     return {
         "speed": statistics.median(by_clock),
         "range": [min(by_clock), max(by_clock)],
         "speed_by_cpu_time": statistics.median(by_cpu),
-        "accepted": counts["accepted"] / max(counts["drafted"], 1),
-        "drafted_per_answer": counts["drafted"] / (rounds * len(tasks)),
+        "accepted": num_accepted / max(num_drafted, 1),
+        "drafted_per_answer": num_drafted / (rounds * len(tasks)),
     }
 
 

@@ -216,8 +216,8 @@ def test_a_record_that_does_not_fit_is_refused() -> None:
     for records, places, index, message in (
         (None, [0, 1], [0, 0], "records were not given"),
         ([3], [0, 1], [0, 0], "a record is 3; the cache has records 0 to 2"),
-        ([1, 1], [0, 0], [0, 1], "record 1 is that of two runs"),
-        ([1], [0, 2], [0, 0], "record 1 is that of two runs"),
+        ([1, 1], [0, 0], [0, 1], "record 1 is used twice"),
+        ([1], [0, 2], [0, 0], "record 1 is used twice"),
     ):
         with pytest.raises(KernelError, match=message):
             net.forward(hidden, places, index, records, net.cache())
