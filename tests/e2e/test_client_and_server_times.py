@@ -6,7 +6,6 @@ Prints both, by stage of the ramp: `python -m pytest -m slow -s tests/e2e/test_c
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from twofold.telemetry import schema
 from twofold.tools.loadgen.generator import Load, LoadPlan
 from twofold.tools.loadgen.http_client import HttpClient
 from twofold.tools.loadgen.server_process import serving
-from twofold.tools.loadgen.workload import CHAT, PromptShape, Workload, prepare
+from twofold.tools.loadgen.workload import CHAT, PromptShape, prepare
 
 RAMP = (10, 20, 30, 40, 50)
 PROMPTS_PER_USER = 6
@@ -32,29 +31,9 @@ TRIES = 2
 Times = npt.NDArray[np.float64]
 
 
-class SendTimes:
-    """When each request's head went to the kernel. With 50 users in one process a request waits for its client's event
-    loop before that, for longer than the server takes to read it."""
-
-    def __init__(self, client: HttpClient) -> None:
-        self._sent_s: dict[bytes, float] = {}
-        client._client.event_hooks = {"request": [self._watch]}
-
-    async def _watch(self, request: httpx.Request) -> None:
-        async def trace(event: str, info: object) -> None:
-            if event == "http11.send_request_headers.complete":
-                self._sent_s[request.content] = asyncio.get_running_loop().time()
-
-        request.extensions["trace"] = trace
-
-    def of(self, workload: Workload, number: int, turn: int) -> float:
-        return self._sent_s[json.dumps(workload.conversation(number, SHAPE).body(turn, "")).encode()]
-
-
 async def ramp(url: str) -> dict[int, dict[str, float]]:
     """Client's TTFT in ms by request id, by number of users."""
     client = HttpClient(url)
-    sent = SendTimes(client)
     body = {
         "temperature": 0.0,
         "ignore_eos": True,
@@ -75,9 +54,9 @@ async def ramp(url: str) -> dict[int, dict[str, float]]:
         run = await Load(client, workload, SHAPE, plan).run()
         assert [sample.error for sample in run.samples if not sample.ok] == []
         found[users] = {
-            str(sample.answer.request_id): 1e3
-            * (sample.answer.piece_s[0] - sent.of(workload, sample.number, sample.turn))
+            str(sample.answer.request_id): sample.answer.ttft_ms
             for sample in run.samples
+            if sample.answer.ttft_ms is not None
         }
     return found
 
