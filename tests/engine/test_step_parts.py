@@ -73,15 +73,15 @@ def test_a_step_has_the_kernels_counters(tmp_path: Path) -> None:
     run = queries.runs(db)[0]
     found = queries.step_counters(db, run, tuple(range(80)))
     assert sorted(found) == list(range(80))
-    wall_us = {step: queries.step_times(db, run, step) for step in found}
-    busy = []
-    for step, counters in found.items():
-        assert counters.involuntary_switches is not None
-        assert counters.involuntary_switches >= 0
-        assert counters.major_faults is not None
-        assert counters.cpu_us is not None
-        times = wall_us[step]
-        assert times is not None
-        busy.append(counters.cpu_us / times.wall_us)
-    # Other threads of this process may compute too, but a step that computes uses some CPU time.
-    assert np.median(busy) > 0.05
+    counted = [counters for counters in found.values() if counters.cpu_us is not None]
+    assert len(counted) >= 80 // 16, "short steps are counted together"
+    assert all(counters.involuntary_switches is not None for counters in counted)
+    assert all(counters.major_faults is not None for counters in counted)
+    times = {step: queries.step_times(db, run, step) for step in found}
+    for step, each in times.items():
+        assert each is not None
+        # A long step has counts of its own; what recording the step before took is not part of it.
+        assert each.wall_us - each.parts_us["telemetry"] < 1000 or found[step].cpu_us is not None
+    wall_us = sum(each.wall_us for each in times.values() if each is not None)
+    # Other threads of this process may compute too, but steps that compute use some CPU time.
+    assert sum(counters.cpu_us or 0.0 for counters in counted) > 0.05 * wall_us

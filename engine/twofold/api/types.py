@@ -319,10 +319,11 @@ class StepRecord:
     emulated: EmulatedParts | None = None
     """On a virtual clock only."""
     involuntary_switches: Annotated[
-        int | None, "times in the step that the kernel took a core from the process; NULL: not recorded"
+        int | None,
+        "times that the kernel took a core from the process, since the last step with a count; NULL: counted later",
     ] = None
-    major_faults: Annotated[int | None, "pages of the process read from disk in the step"] = None
-    cpu_us: Annotated[float | None, "CPU time of all threads of the process in the step"] = None
+    major_faults: Annotated[int | None, "pages of the process read from disk, since then"] = None
+    cpu_us: Annotated[float | None, "CPU time of all threads of the process, since then"] = None
     begin_us: Annotated[
         float | None, "run clock since its start, when the step's tokens were chosen; NULL before version 5"
     ] = None
