@@ -185,9 +185,9 @@ def _discrete_scale() -> list[list[object]]:
     return [[edge / len(colors), color] for code, color in enumerate(colors) for edge in (code, code + 1)]
 
 
-def _hover_counts(uses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[layers, experts, 4]: hits, on CPU, fetched, total."""
-    return np.concatenate([uses, uses.sum(axis=2, keepdims=True)], axis=2)
+def _hover_counts(uses: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """[layers, experts, 3]: hits, on CPU, fetched, in the narrowest type that holds them: half of a refresh's bytes."""
+    return uses.astype(np.min_scalar_type(int(uses.max(initial=0))))
 
 
 def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
@@ -215,7 +215,7 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
         xgap=1,
         ygap=1,
         hovertemplate=(
-            "layer %{y}, expert %{x}<br>used %{customdata[3]:,} times: %{customdata[0]:,} hits, "
+            "layer %{y}, expert %{x}: %{customdata[0]:,} hits, "
             "%{customdata[2]:,} fetched, %{customdata[1]:,} on CPU<extra></extra>"
         ),
         row=1,
