@@ -14,7 +14,7 @@ import streamlit as st
 from twofold.telemetry import queries
 from twofold.tools.lab import recorded_run
 
-from dashboard import formats
+from dashboard import formats, parts
 from dashboard.view import View
 
 RENEWED_S: Final = 20
@@ -140,3 +140,16 @@ def _kept(
     _span: queries.Window,
 ) -> WindowRows:
     return WindowRows(_db, _run, _span)
+
+
+def computed_rows(view: View) -> WindowRows | None:
+    """The window's rows for a page about tokens; None, with the reason on the page, if there are none."""
+    if not parts.has_level(view, "expert"):
+        return None
+    found = window_rows(view)
+    if len(found.rows):
+        return found
+    parts.note(
+        "No token was computed in this window. Send a request, or choose a longer window in the sidebar."
+    )
+    return None

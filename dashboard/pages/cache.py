@@ -11,17 +11,12 @@ from dashboard import cpu_only, formats, frame, parts
 from dashboard.figures import base, cache
 from dashboard.parts import Shown
 from dashboard.view import View
-from dashboard.window_rows import WindowRows, window_rows
+from dashboard.window_rows import WindowRows, computed_rows
 
 
 def body(view: View) -> None:
-    if not parts.has_level(view, "expert"):
-        return
-    found = window_rows(view)
-    if not len(found.rows):
-        parts.note(
-            "No token was computed in this window. Send a request, or choose a longer window in the sidebar."
-        )
+    found = computed_rows(view)
+    if found is None:
         return
     if not view.run.has_slots:
         cpu_only.explain(
