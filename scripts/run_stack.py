@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import ctypes
 import os
-import re
 import shutil
 import signal
 import socket
@@ -23,6 +22,8 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from twofold.api.addresses import without_password
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -188,11 +189,10 @@ def wait_until_up(children: dict[str, subprocess.Popen[bytes]], name: str, url: 
 
 def greet(args: argparse.Namespace, telemetry_url: str) -> None:
     base = f"http://{HOST}:{args.port}"
-    telemetry_url = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", telemetry_url)  # without a password
     print(
         f"\n  OpenAI API   {base}/v1\n"
         f"  Dashboard    http://{HOST}:{args.dashboard_port}\n"
-        f"  Telemetry    {telemetry_url}\n\n"
+        f"  Telemetry    {without_password(telemetry_url)}\n\n"
         f"  Try:  curl -N {base}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         '          -d \'{"model": "twofold-tales", "stream": true, "messages": [{"role": "user", '
         '"content": "Tell me the story of a clever fox."}]}\'\n\n'

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold import __version__
-from twofold.api.addresses import is_loopback
+from twofold.api.addresses import is_loopback, without_password
 from twofold.api.config import ServerConfig, TelemetryConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
@@ -103,7 +102,7 @@ def greeting(
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
         ("API", url),
         ("chat", f"{url.removesuffix('/v1')}/ in a browser"),
-        ("telemetry", _without_password(telemetry_url or "off (--telemetry-url records every decision)")),
+        ("telemetry", without_password(telemetry_url or "off (--telemetry-url records every decision)")),
         ("stop", "Ctrl-C: running answers finish first; Ctrl-C again: stop at once"),
     ]
     lines = [f"Twofold {__version__} is ready", *(f"  {label:<12} {text}" for label, text in rows)]
@@ -128,10 +127,6 @@ def _write_line(text: str) -> None:
     data = (text + "\n").encode(errors="replace")
     while data:
         data = data[os.write(1, data) :]
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
 
 def _in_url(host: str) -> str:
