@@ -85,8 +85,8 @@ def test_a_range_holds_its_seconds_alone(db: queries.Database, tmp_path: Path) -
     ]
     assert len(steps) == counts["step"] == 20
     assert run.started_s + 2 <= min(steps) <= max(steps) < run.started_s + 4
-    first, last = sql(db, f"SELECT min(step), max(step) FROM step WHERE started_s >= {run.started_s + 2} "
-                          f"AND started_s < {run.started_s + 4}")[0]  # fmt: skip
+    within = f"started_s >= {run.started_s + 2} AND started_s < {run.started_s + 4}"
+    first, last = sql(db, f"SELECT min(step), max(step) FROM step WHERE {within}")[0]
     inside = sql(db, f"SELECT count(*) FROM upload WHERE step BETWEEN {first} AND {last}")[0][0]
     assert counts["upload"] == inside > 0
 

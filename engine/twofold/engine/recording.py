@@ -18,7 +18,7 @@ from twofold.engine.requests import RequestState
 from twofold.engine.step_clock import StepClock
 from twofold.experts.moe import MoeRuntime
 from twofold.step.sequences import ScheduledSequence
-from twofold.step.speculation import Speculator, StepDrafts
+from twofold.step.speculation import NO_DRAFTS, Speculator
 from twofold.telemetry.routing import RoutingRows
 from twofold.telemetry.sink import CacheEventKind, Placement, TelemetrySink, UploadReason
 
@@ -107,7 +107,7 @@ class Recorder:
         """Record a finished step. `begin_s` and `clock_s` are its begin and duration on the run's clock."""
         num_tokens = sum(item.num_tokens for item in scheduled)
         num_sequences = sum(item.num_tokens == 1 + len(item.drafts) and item.samples for item in scheduled)
-        drafts = StepDrafts() if self._speculator is None else self._speculator.newest
+        drafts = NO_DRAFTS if self._speculator is None else self._speculator.newest
         num_decode = num_sequences + drafts.num_drafted
         num_prefill = num_tokens - num_decode
         self.step_tokens[num_tokens] += 1

@@ -56,7 +56,8 @@ class StepDrafts:
     """Time of the step as its price predicted it, on the run's clock; 0: unknown."""
 
 
-_NO_DRAFTS: Final = StepDrafts()
+NO_DRAFTS: Final = StepDrafts()
+"""Drafts of a step that has none; never changed."""
 
 
 class _Proposal(NamedTuple):
@@ -92,7 +93,7 @@ class Speculator:
     def draft(self, decoding: list[ScheduledSequence], room: int) -> list[ScheduledSequence]:
         """Add drafts to decoding sequences, at most `room` tokens, and allocate their pages and records. The same list
         if there are none."""
-        self.newest = _NO_DRAFTS
+        self.newest = NO_DRAFTS
         if not self._is_used and not any(item.sequence.request.prediction for item in decoding):
             return decoding
         self._is_used = True
