@@ -108,7 +108,7 @@ def _linked(view: View) -> queries.Request | None:
 def _table(listed: list[queries.Request]) -> pd.DataFrame:
     felt = [queries.felt_times(request) for request in listed]
     milliseconds = [[None if value is None else value * 1e3 for value in row] for row in felt]
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "number": [request.number for request in listed],
             "submitted": [formats.moment(request.submitted_s) for request in listed],
@@ -122,6 +122,10 @@ def _table(listed: list[queries.Request]) -> pd.DataFrame:
             "id": [request.request_id for request in listed],
         }
     )
+    if any(request.accepted_tokens + request.rejected_tokens for request in listed):
+        table["accepted"] = [request.accepted_tokens for request in listed]
+        table["rejected"] = [request.rejected_tokens for request in listed]
+    return table
 
 
 def _columns() -> dict[str, object]:
@@ -134,6 +138,8 @@ def _columns() -> dict[str, object]:
         "prompt": number("prompt tokens"),
         "cached": number("cached", help="Prompt tokens that hit the prefix cache."),
         "answer": number("answer tokens"),
+        "accepted": number("accepted drafts", help="Drafted tokens that became part of the answer."),
+        "rejected": number("rejected drafts", help="Drafted tokens that were computed in vain."),
     }
 
 
@@ -147,6 +153,10 @@ def _figures(view: View, request: queries.Request) -> None:
             f"{formats.seconds(request.queue_s + request.prefill_s)} emulated",
             f"{formats.seconds(per_token)} emulated",
         )
+    drafted = request.accepted_tokens + request.rejected_tokens
+    drafts = (
+        [Shown("Drafts accepted", f"{request.accepted_tokens:,}", None, f"of {drafted:,}")] if drafted else []
+    )
     st.markdown(f"**Request {request.number}** `{request.request_id}`")
     parts.metrics(
         Shown("TTFT", formats.seconds(ttft), "Time to first token, wall clock.", clock[0]),
@@ -154,6 +164,7 @@ def _figures(view: View, request: queries.Request) -> None:
         Shown("E2E", formats.seconds(e2e), "From the request's begin to its end, wall clock."),
         Shown("Prompt tokens", f"{request.prompt_tokens:,}", None, f"{request.cached_tokens:,} cached"),
         Shown("Answer tokens", f"{request.completion_tokens:,}"),
+        *drafts,
         Shown("Ended by", request.finish_reason or "still running"),
     )
 

@@ -6,7 +6,7 @@ import streamlit as st
 from twofold.telemetry import queries
 from twofold.tools.lab import recorded_run
 
-from dashboard import cpu_only, formats, frame, parts, slow_layers
+from dashboard import cpu_only, draft_cards, formats, frame, parts, slow_layers
 from dashboard.figures import scheduler
 from dashboard.parts import Shown
 from dashboard.view import View
@@ -26,6 +26,7 @@ def body(view: View) -> None:
         )
         cpu_only.bandwidth(view, found)
     _predictions(view, found)
+    draft_cards.cards(view)
     slow_layers.card(view, found)
     st.caption(f"Computed from {found.extent}.")
 

@@ -23,7 +23,7 @@ void check(const RoutingTrace& trace, const LayerScheduler& scheduler, const std
   }
 }
 
-// Plays steps until there are none: next_step(rows, shape) returns the composition of each.
+// Plays steps until there are none: next_step(rows, shape, sums so far) returns the composition of each.
 template <typename NextStep>
 SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
                       const std::vector<double>& dense_us, const std::vector<double>& token_us,
@@ -38,7 +38,7 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
   std::vector<int64_t> rows;
   const double start_us = scheduler.now_us();
   const double link_before_us = scheduler.link_us();
-  for (StepShape shape; next_step(rows, shape); shape = {}) {
+  for (StepShape shape; next_step(rows, shape, result); shape = {}) {
     const bool prompt = !shape.prefill_rows.empty();
     const double step_us = scheduler.now_us();
     scheduler.begin_step(std::move(shape));
@@ -64,12 +64,12 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
     scheduler.advance(dense(dense_us.size() - 1, rows.size()));
     ++result.num_steps;
     result.num_tokens += static_cast<int64_t>(rows.size());
+    result.total_us = scheduler.now_us() - start_us;
     if (prompt) {
       result.num_prompt_tokens += static_cast<int64_t>(rows.size());
       result.prompt_us += scheduler.now_us() - step_us;
     }
   }
-  result.total_us = scheduler.now_us() - start_us;
   result.link_us = scheduler.link_us() - link_before_us;
   return result;
 }
@@ -82,7 +82,7 @@ SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& 
   if (scheduler.cache().policy().offline) scheduler.cache().set_future(future_of(trace, batch));
   BatchSchedule schedule(trace, batch);
   return play(trace, scheduler, dense_us, {}, keep_layer_us,
-              [&](std::vector<int64_t>& rows, StepShape& shape) {
+              [&](std::vector<int64_t>& rows, StepShape& shape, const SimulationResult&) {
                 const bool more = schedule.next(rows, shape.num_new);
                 shape.num_running = static_cast<int>(rows.size());
                 shape.generated_rows.assign(rows.size(), 1);
@@ -117,7 +117,7 @@ SimulationResult play_sequences(const RoutingTrace& trace, LayerScheduler& sched
   size_t sequence = 0;
   int64_t row = 0;
   return play(trace, scheduler, dense_us, token_us, keep_layer_us,
-              [&](std::vector<int64_t>& rows, StepShape& shape) {
+              [&](std::vector<int64_t>& rows, StepShape& shape, const SimulationResult&) {
                 while (sequence + 1 < trace.offsets.size() && row == trace.offsets[sequence + 1]) ++sequence;
                 if (sequence + 1 >= trace.offsets.size()) return false;
                 const int64_t begin = trace.offsets[sequence], end = trace.offsets[sequence + 1];
@@ -154,6 +154,30 @@ SimulationResult simulate_requests(const RoutingTrace& trace, int prompt_tokens,
                            : std::max(int64_t{1}, std::min(int64_t{prompt_tokens}, end - begin - 1));
       },
       [](int64_t row, int64_t begin) { return row == begin; });
+}
+
+SimulationResult simulate_steps(const RoutingTrace& trace, LayerScheduler& scheduler,
+                                const std::vector<double>& dense_us, const NextRows& next_rows) {
+  check(trace, scheduler, dense_us);
+  if (scheduler.cache().policy().offline) {
+    throw std::invalid_argument("simulate: policy " + scheduler.cache().config().policy +
+                                " given, one that needs no future expected for drafts");
+  }
+  const auto& offsets = trace.offsets;
+  return play(trace, scheduler, dense_us, {}, false,
+              [&](std::vector<int64_t>& rows, StepShape& shape, const SimulationResult& so_far) {
+                rows = next_rows(so_far);
+                if (rows.empty()) return false;
+                for (int64_t row : rows) {
+                  if (row < 0 || row >= offsets.back()) {
+                    throw std::invalid_argument("simulate: row " + std::to_string(row) + " given, 0 to " +
+                                                std::to_string(offsets.back() - 1) + " expected");
+                  }
+                }
+                shape.num_new = std::binary_search(offsets.begin(), offsets.end(), rows.front());
+                shape.generated_rows.assign(rows.size(), 1);
+                return true;
+              });
 }
 
 }  // namespace twofold

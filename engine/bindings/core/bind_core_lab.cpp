@@ -1,4 +1,5 @@
 // Replay of recorded routing, for the lab. Exports only.
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "core/trace_holder.h"
@@ -53,6 +54,19 @@ void bind_simulation(py::module_& m) {
       "Plays a trace on the virtual clock; with prior_usage the slots are filled before the start. "
       "prompt_chunk: sequences are prompts, so many tokens a step. prompt_tokens: each sequence is a request "
       "of so many prompt tokens, the others are decoded.");
+  m.def(
+      "simulate_steps",
+      [](const TraceHolder& trace, const CostModel& cost, const LayerSchedulerConfig& config,
+         const std::vector<double>& dense_us, const NextRows& next_rows) {
+        Timeline link(cost.upload_us());
+        LayerScheduler scheduler(cost, config, link);
+        if (!config.prior_usage.empty()) scheduler.cache().preload_by_usage();
+        return simulate_steps(trace.trace(), scheduler, dense_us, next_rows);
+      },
+      py::arg("trace"), py::arg("cost"), py::arg("config"), py::arg("dense_us"), py::arg("next_rows"),
+      "Plays decode steps that next_rows composes: given the sums so far, it returns the trace rows of the "
+      "next "
+      "step, the newest token's first, then those of drafts; an empty list ends the simulation.");
   m.def("default_upload_price", &default_upload_price, py::arg("cost"));
 }
 

@@ -1,7 +1,7 @@
 """Types of the native module `twofold._core`, in the order of the bindings' files (engine/bindings/bind_*.cpp)."""
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, Self, final
 
 import numpy as np
@@ -122,6 +122,13 @@ def simulate(
     prompt_chunk: int = 0,
     token_us: Sequence[float] = (),
     prompt_tokens: int = 0,
+) -> SimulationResult: ...
+def simulate_steps(
+    trace: RoutingTrace,
+    cost: CostModel,
+    config: SchedulerConfig,
+    dense_us: Sequence[float],
+    next_rows: Callable[[SimulationResult], Sequence[int]],
 ) -> SimulationResult: ...
 
 # ---- bind_core_scheduler.cpp: a scheduler's configuration and decisions

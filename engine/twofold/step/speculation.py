@@ -197,6 +197,10 @@ class Speculator:
         state.draft = Draft(draft.tokens[:depth], draft.chances[:depth])
         return _Proposal(at, state, self._acceptance.chances(state.drafter, state.cells, state.draft.chances))
 
+    def use_drafter(self, name: str, drafter: Drafter) -> None:
+        """Let `drafter` propose where the drafter `name` would."""
+        self._drafters[name] = drafter
+
     def _drafter(self, name: str) -> Drafter:
         opened = self._drafters[name] = open_drafter(name, self._config)
         return opened

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "twofold/layer_scheduler.h"
@@ -44,5 +45,12 @@ SimulationResult simulate_prompts(const RoutingTrace& trace, int chunk, LayerSch
 SimulationResult simulate_requests(const RoutingTrace& trace, int prompt_tokens, LayerScheduler& scheduler,
                                    const std::vector<double>& dense_us, const std::vector<double>& token_us,
                                    bool keep_layer_us = false);
+
+// Token rows of the next step, given the sums so far; empty at the end.
+using NextRows = std::function<std::vector<int64_t>(const SimulationResult&)>;
+// One decoding sequence at a time, whose steps the caller composes: a step's first row is its newest token, the
+// others are drafted. std::invalid_argument for a row that the trace does not have.
+SimulationResult simulate_steps(const RoutingTrace& trace, LayerScheduler& scheduler,
+                                const std::vector<double>& dense_us, const NextRows& next_rows);
 
 }  // namespace twofold

@@ -21,6 +21,9 @@ from twofold.telemetry.queries.copies import ReasonTotals as ReasonTotals
 from twofold.telemetry.queries.copies import copies_by_reason as copies_by_reason
 from twofold.telemetry.queries.copies import copy_rows as copy_rows
 from twofold.telemetry.queries.copies import link_series as link_series
+from twofold.telemetry.queries.drafts import DraftSteps as DraftSteps
+from twofold.telemetry.queries.drafts import draft_acceptance as draft_acceptance
+from twofold.telemetry.queries.drafts import draft_steps as draft_steps
 from twofold.telemetry.queries.history import RunHistory as RunHistory
 from twofold.telemetry.queries.layer_rows import F64 as F64
 from twofold.telemetry.queries.layer_rows import LayerRows as LayerRows

@@ -15,6 +15,7 @@ from twofold import _core
 from twofold.api.errors import ConfigError
 from twofold.experts.policies import POLICIES, check_names
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.tools.lab.drafting import drafting_rows, read_acceptance
 from twofold.tools.lab.explain import where_peers_win
 from twofold.tools.lab.replay import (
     Row,
@@ -199,6 +200,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help="VRAM for KV cache and buffers, with --vram (default: 1)",
     )
+    parser.add_argument(
+        "--acceptance",
+        metavar="P[,P…]|DB",
+        help="decode with speculation, at this acceptance by position in the draft, or at that of the newest run with "
+        "drafts in a telemetry database; compares off, fixed depths and the engine's own choice",
+    )
+    parser.add_argument(
+        "--draft-depths",
+        type=counts_list(16),
+        default=[1, 2, 3, 4],
+        metavar="N,…",
+        help="fixed depths to compare, with --acceptance; the engine chooses up to the deepest (default: 1,2,3,4)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -206,6 +220,9 @@ def run(args: argparse.Namespace) -> int:
     systems = [
         _system(name, args.policy, args.no_stream_ahead, args.num_deferred_experts) for name in args.systems
     ]
+    acceptance = None if args.acceptance is None else read_acceptance(args.acceptance)
+    if acceptance is not None and (args.prompts or args.batch != [1]):
+        raise ConfigError("--acceptance decodes one sequence; leave out --prompts and --batch")
     rows: list[Row] = []
     for path in args.traces:
         trace = load_trace(path, args.num_experts)
@@ -214,18 +231,37 @@ def run(args: argparse.Namespace) -> int:
         if args.vram:
             cards = {slots_for_vram(shape, trace, gb, args.kv_gb): gb for gb in args.vram}
         for name in args.profile:
-            found = simulate_rows(
-                trace,
-                systems,
-                shape,
-                load_profile(name),
-                list(cards),
-                args.prompts or args.batch,
-                part=args.part,
-                upload_price=args.price,
-                prompts=bool(args.prompts),
-            )
+            profile = load_profile(name)
+            if acceptance is not None:
+                found = drafting_rows(
+                    trace.part(args.part),
+                    systems,
+                    shape,
+                    profile,
+                    list(cards),
+                    acceptance=acceptance,
+                    depths=args.draft_depths,
+                    prior_usage=trace.part("first").usage(),
+                )
+            else:
+                found = simulate_rows(
+                    trace,
+                    systems,
+                    shape,
+                    profile,
+                    list(cards),
+                    args.prompts or args.batch,
+                    part=args.part,
+                    upload_price=args.price,
+                    prompts=bool(args.prompts),
+                )
             rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
+    if acceptance is not None:
+        table = _drafting_table(rows)
+        print_rows(
+            rows, args, table, title="Predicted speed with drafts (virtual clock)", value="tokens_per_s"
+        )
+        return 0
     print_rows(
         rows,
         args,
@@ -274,5 +310,23 @@ def _table(rows: Sequence[Row]) -> Table:
         "hit rate": "{hit_rate:.1%}",
         "uploads/token": "{uploads_per_token:.2f}",
         "link busy": "{link_busy:.0%}",
+    }
+    return Table.of(shown, columns)
+
+
+def _drafting_table(rows: Sequence[Row]) -> Table:
+    shown = [{**row, "vram": f"{row['vram_gb']:g} GB" if "vram_gb" in row else "-"} for row in rows]
+    columns = {
+        "trace": "{trace}",
+        "machine": "{profile}",
+        "slots": "{slots:.0%}",
+        "VRAM": "{vram}",
+        "system": "{system}",
+        "drafts": "{drafts}",
+        "tokens/s": "{tokens_per_s:.1f}",
+        "x off": "{speed:.2f}",
+        "drafted/step": "{drafted_per_step:.2f}",
+        "accepted": "{accepted:.0%}",
+        "tokens/step": "{tokens_per_step:.2f}",
     }
     return Table.of(shown, columns)
