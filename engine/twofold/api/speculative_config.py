@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from twofold.api.errors import ConfigError
 
-METHODS: Final = ("ngram", "prediction")
+METHODS: Final = ("ngram", "prediction", "mtp")
 """Drafters that `method` takes."""
+_MTP: Final = (
+    "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "ernie_mtp", "nextn", "NEXTN",
+    "draft-mtp",
+)  # fmt: skip
+"""Names of the method mtp in vLLM, SGLang and llama.cpp."""
 MAX_DEPTH: Final = 16
 _FLAG: Final = "--speculative-config"
 _RANGES: Final = {
@@ -29,8 +34,8 @@ class SpeculativeConfig:
     """
 
     method: str = "prediction"
-    """ngram: text that follows earlier occurrences of a request's newest tokens. prediction: only what a request's own
-    `prediction` foretells; the default without the flag."""
+    """ngram: text that follows earlier occurrences of a request's newest tokens. mtp: the model's own prediction layer.
+    prediction: only what a request's own `prediction` foretells; the default without the flag."""
     num_speculative_tokens: int = 8
     """Most drafted tokens per request and step."""
     prompt_lookup_min: int = 3
@@ -40,9 +45,14 @@ class SpeculativeConfig:
     adaptive: bool = True
     """Choose each step's depth by its price; False: always draft as many tokens as allowed."""
 
+    @property
+    def predictions(self) -> Literal["skip", "need"]:
+        """Whether the model's prediction layer is opened (`models.open_model_files`)."""
+        return "need" if self.method == "mtp" else "skip"
+
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ConfigError(f"{_FLAG}: method was given {self.method!r}; it takes {' or '.join(METHODS)}")
+            raise ConfigError(f"{_FLAG}: method was given {self.method!r}; it takes {', '.join(METHODS)}")
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
@@ -72,12 +82,14 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise ConfigError(f"{_FLAG} was given {text[:200]!r}; it takes a JSON object such as {_EXAMPLE}")
     if given.get("model") in ("ngram", "[ngram]") and "method" not in given:
         given["method"] = given.pop("model").strip("[]")
+    if given.get("method") in _MTP:
+        given["method"] = "mtp"
     known = [field.name for field in dataclasses.fields(SpeculativeConfig)]
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(f"{_FLAG}: {unknown[0]!r} is no key; it takes {', '.join(known)}")
     if "method" not in given:
-        raise ConfigError(f"{_FLAG}: method is missing; it takes {' or '.join(METHODS)}")
+        raise ConfigError(f"{_FLAG}: method is missing; it takes {', '.join(METHODS)}")
     return SpeculativeConfig(**given)
 
 

@@ -29,11 +29,20 @@ class Speculation(NamedTuple):
     verifier: Verifier
 
     @classmethod
-    def of(cls, config: EngineConfig, loaded: LoadedRunner, pool: PagePool) -> Speculation | None:
+    def of(
+        cls, config: EngineConfig, loaded: LoadedRunner, pool: PagePool, clock: RunClock
+    ) -> Speculation | None:
         """Speculation of an engine; None where steps with drafts cannot be computed."""
         if loaded.verifier is None:
             return None
-        return cls(Speculator(config.speculation, pool, MoeTimes(loaded.runner.moe)), loaded.verifier)
+        speculator = Speculator(
+            config.speculation,
+            pool,
+            MoeTimes(loaded.runner.moe, loaded.num_moe_layers),
+            ahead=loaded.batch_drafter,
+            clock=clock.read,
+        )
+        return cls(speculator, loaded.verifier)
 
 
 @dataclass(slots=True)
@@ -197,6 +206,8 @@ class ActiveRequests:
         self, state: RequestState, reason: FinishReason, text: str = "", error: str | None = None
     ) -> None:
         sequence = state.sequence
+        if self._speculation is not None and error is None and sequence.pages:
+            self._speculation.speculator.ended(sequence)
         self._scheduler.finish(sequence, keep=error is None)
         del self._requests[sequence.number]
         usage = state.finish(reason, self._clock.now_s(), "virtual" if self._clock.is_virtual else "wall")

@@ -68,7 +68,8 @@ class Engine:
         self._prefill_budget = PrefillBudget(
             config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
         )
-        speculation = Speculation.of(config, parts.loaded, pool)
+        self._run_clock = RunClock(runner.moe, info.clock)
+        speculation = Speculation.of(config, parts.loaded, pool, self._run_clock)
         self._speculator = speculation and speculation.speculator
         self._scheduler = Scheduler(
             pool,
@@ -80,7 +81,6 @@ class Engine:
         )
         self._recorder = Recorder(telemetry, runner.moe, info, self._speculator)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
-        self._run_clock = RunClock(runner.moe, info.clock)
         self._inbox = Inbox()
         self._delivery = Delivery(self.cancel)
         self._requests = ActiveRequests(
@@ -295,6 +295,7 @@ class Engine:
         self._step_clock.begin()
         self._inbox.run_tasks()
         self._requests.update_from_inbox(self.max_context)
+        begin_s = self._run_clock.read()  # drafting takes time, too
         scheduled = () if self.control.asleep else self._scheduler.schedule()
         if not scheduled:
             self._delivery.wake()
@@ -302,7 +303,7 @@ class Engine:
             # While prefix-cache files are being read, check for new requests every few milliseconds.
             return self._scheduler.has_work and self._pool.wait_for_files(0.005)
         self._step_clock.scheduled()
-        started_s, begin_s = time.time(), self._run_clock.read()
+        started_s = time.time()
         if scheduled is not self._scheduled:
             self._prepare_step(scheduled, begin_s)
         requests = self._step_requests

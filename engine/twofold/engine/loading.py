@@ -37,6 +37,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.models.config import ModelConfig
 from twofold.models.sizing import trace_sizes
 from twofold.step.capacity import plan_capacity
+from twofold.step.drafters.mtp import MtpDrafter
 from twofold.step.expert_loading import load_experts, slot_plan
 from twofold.step.model import LoadedModel
 from twofold.step.runner import LoadedRunner, ModelRunner
@@ -80,7 +81,8 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             "give --accelerator none"
         )
     path = Path(config.model) if config.model else bundled_model_path()
-    files = open_model_files(path)  # cheap checks come before gigabytes are read
+    # Cheap checks come before gigabytes are read.
+    files = open_model_files(path, config.speculation.predictions)
     if files.mapped is not None:
         check_if_changed(files.mapped.path, files.mapped.contents)
     if files.config.context_limit_reason:
@@ -198,6 +200,8 @@ def _load_on_cpu(
         draft_records=range(num_others, num_others + capacity.num_draft_records),
         # Their results depend on when experts are resident, so a step of several tokens would change them.
         verifier=None if moe.changes_outputs else runner,
+        num_moe_layers=model.num_target_moe_layers,
+        batch_drafter=None if runner.predictions is None else MtpDrafter(runner.predictions),
     )
 
 

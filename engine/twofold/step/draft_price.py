@@ -24,7 +24,7 @@ _ALL_WEIGHT: Final = 4.0
 """Trials that the acceptance of all requests counts for in one request's."""
 _KEPT: Final = 0.97
 """What a trial keeps of its weight when the next one is counted."""
-_LEAST_GAIN: Final = 1.02
+LEAST_GAIN: Final = 1.02
 """How much better than no draft a draft must be, because times and chances are estimates."""
 _REFRESH_AFTER: Final = 64
 """Steps after which residency and times without drafts are read again."""
@@ -101,8 +101,10 @@ class MoeTimes:
     tokens share experts, so it is less; the measured ratio is applied.
     """
 
-    def __init__(self, moe: MoeRuntime) -> None:
+    def __init__(self, moe: MoeRuntime, num_layers: int | None = None) -> None:
+        """num_layers: MoE layers of a step; None: all."""
         self._moe = moe
+        self._num_layers = moe.shape.num_layers if num_layers is None else num_layers
         self._overlap = 1.0
         self._num_runs = 0
         self._hits = self._routed = 0
@@ -121,7 +123,7 @@ class MoeTimes:
         self._num_runs = self._moe.num_expert_runs
 
     def observe(self, num_tokens: int) -> None:
-        measured = (self._moe.num_expert_runs - self._num_runs) / max(self._moe.shape.num_layers, 1)
+        measured = (self._moe.num_expert_runs - self._num_runs) / max(self._num_layers, 1)
         self._overlap += 0.1 * (measured / self._independent(num_tokens) - self._overlap)
 
     def step_s(self, num_tokens: int) -> float:
@@ -131,21 +133,21 @@ class MoeTimes:
 
     def _step_s(self, num_tokens: int) -> float:
         shape = self._moe.shape
-        if shape.num_layers == 0:
+        if self._num_layers == 0:
             return 0.0
         union = max(round(self._independent(num_tokens) * self._overlap), shape.top_k)
         share, rest = divmod(num_tokens * shape.top_k, union)
         loads = [share + 1] * rest + [max(share, 1)] * (union - rest)
         # Heavily used experts are resident first.
         num_hits = round(self._resident * union)
-        return 1e-6 * shape.num_layers * self._moe.cost.layer_us(loads[:num_hits], loads[num_hits:])
+        return 1e-6 * self._num_layers * self._moe.cost.layer_us(loads[:num_hits], loads[num_hits:])
 
     def _independent(self, num_tokens: int) -> float:
         experts, top_k = self._moe.shape.num_experts, self._moe.shape.top_k
         return experts * (1.0 - (1.0 - top_k / experts) ** num_tokens)
 
 
-def _typical(times: Iterable[float]) -> float:
+def typical(times: Iterable[float]) -> float:
     """Lower quartile: other load on the machine only ever adds time."""
     ordered = sorted(times)
     return ordered[len(ordered) // 4]
@@ -208,6 +210,11 @@ class StepTimes:
             found = self._tables[num_sequences] = self._made_table(num_sequences, plain_s)
         return found
 
+    def verify_s(self, num_sequences: int, num_drafts: int) -> float | None:
+        """As `predicted_s`, also before `table` has been called; None: unknown, or more drafts than have a price."""
+        table, plain_s = self.table(num_sequences), self._plain(num_sequences)
+        return table[num_drafts] * plain_s if table and plain_s and num_drafts < len(table) else None
+
     def predicted_s(self, num_sequences: int, num_drafts: int) -> float:
         """Time of a step; 0: unknown."""
         table, plain_s = self._tables.get(num_sequences), self._plain(num_sequences)
@@ -221,7 +228,7 @@ class StepTimes:
             for drafts in range(most + 1)
         ]
         known = [(0, 1.0)] + [
-            (drafts, max(_typical(times), 1.0))
+            (drafts, max(typical(times), 1.0))
             for drafts in range(1, most + 1)
             if (times := self._fresh(num_sequences, drafts))
         ]
@@ -242,7 +249,7 @@ class StepTimes:
 
     def _plain(self, num_sequences: int) -> float | None:
         times = self._plain_s.get(num_sequences)
-        return _typical(times) if times else None
+        return typical(times) if times else None
 
     def _added_s(self, num_sequences: int, num_tokens: int) -> float:
         return self._experts.step_s(num_tokens) - self._experts.step_s(num_sequences)
@@ -265,7 +272,7 @@ def choose_depths(chances: Seq[Seq[float]], times: Seq[float], num_sequences: in
     if len(chances) > 1:
         gains.sort()  # a token's gain is at most that of the one before it
     expected, best = float(num_sequences), 0
-    best_rate = _LEAST_GAIN * num_sequences / times[0]
+    best_rate = LEAST_GAIN * num_sequences / times[0]
     for count, ((gain, _, _), time) in enumerate(zip(gains, times[1:], strict=False), 1):
         expected -= gain
         if expected > best_rate * time:

@@ -7,7 +7,9 @@ token drawn. So outputs are the same bits with any drafter and any depth, greedy
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
@@ -16,7 +18,8 @@ from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import SpeculationCounts
 from twofold.step.draft_price import Acceptance, ExpertTimes, StepTimes, choose_depths
 from twofold.step.drafters import open_drafter
-from twofold.step.drafters.drafter import Drafter
+from twofold.step.drafters.drafter import BatchDrafter, Drafter
+from twofold.step.drafting_price import DraftingPrice
 from twofold.step.drafts import Draft, DraftState
 from twofold.step.sequences import ScheduledSequence, Sequence
 
@@ -70,14 +73,27 @@ class _Proposal(NamedTuple):
 class Speculator:
     """Drafts of one engine. Owned by its thread."""
 
-    def __init__(self, config: SpeculativeConfig, memory: DraftMemory, experts: ExpertTimes) -> None:
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        memory: DraftMemory,
+        experts: ExpertTimes,
+        *,
+        ahead: BatchDrafter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """ahead: the drafter of the configured method, if it drafts with a model. clock: the run's, seconds."""
         self._counts: Counter[str] = Counter()
         self._accepted_at: Counter[int] = Counter()
         self.newest = StepDrafts()
         """Drafts of the newest step."""
         self._config = config
         self._memory = memory
-        self._drafters: dict[str, Drafter] = {}
+        self._drafters: dict[str, Drafter] = {} if ahead is None else {config.method: ahead}
+        self._ahead, self._clock = ahead, clock
+        self._drafting = DraftingPrice(config.num_speculative_tokens)
+        self._drafting_s = 0.0
+        """Time that drafting took in this step."""
         self._acceptance = Acceptance()
         self._times = StepTimes(experts, config.num_speculative_tokens)
         self._num_passed = 0
@@ -97,10 +113,14 @@ class Speculator:
         if not self._is_used and not any(item.sequence.request.prediction for item in decoding):
             return decoding
         self._is_used = True
+        probes = self._draft_ahead(decoding)
         proposals = [found for at, item in enumerate(decoding) if (found := self._propose(at, item.sequence))]
         if not proposals:
             return decoding
-        depths = self._depths(proposals, len(decoding))
+        depths = self._depths(proposals, len(decoding), probes=probes)
+        for proposal, depth in zip(proposals, depths, strict=True):
+            if depth == 0 and proposal.state.is_ahead:
+                self._memory.drop_drafts(decoding[proposal.at].sequence, (), 0)
         if not any(depths):
             return decoding
         self._times.begin()
@@ -163,6 +183,7 @@ class Speculator:
         """Learn a step's time on the run's clock. is_decode: it had no prompt tokens."""
         if not self._is_used:
             return
+        step_s, self._drafting_s = max(step_s - self._drafting_s, 0.0), 0.0
         if num_tokens == num_sequences:
             self._num_plain += 1
             if not self._wants_plain and self._num_plain % _PLAIN_STEPS:
@@ -182,20 +203,23 @@ class Speculator:
             # Recorded routing has one row per token that the answer really has.
             if request.return_routed_experts or (name == "prediction" and not request.prediction):
                 return None
-            state = sequence.drafting = DraftState(name)
+            state = sequence.drafting = DraftState(name, is_ahead=self._is_ahead(name))
         elif state.num_skipped > 0:
             state.num_skipped -= 1
             return None
         drafter = self._drafters.get(state.drafter) or self._drafter(state.drafter)
         draft = drafter.propose(sequence, self._config.num_speculative_tokens)
         if not draft.tokens:
-            state.num_skipped = _SKIPPED_AFTER_NOTHING
+            state.num_skipped = 0 if state.is_ahead else _SKIPPED_AFTER_NOTHING
             return None
         depth = sequence.max_tokens - sequence.num_generated - 1
         if depth < 1:
             return None
         state.draft = Draft(draft.tokens[:depth], draft.chances[:depth])
-        return _Proposal(at, state, self._acceptance.chances(state.drafter, state.cells, state.draft.chances))
+        chances = self._acceptance.chances(state.drafter, state.cells, state.draft.chances)
+        if state.is_ahead:
+            self._drafting.observe_draft(chances)
+        return _Proposal(at, state, chances)
 
     def use_drafter(self, name: str, drafter: Drafter) -> None:
         """Let `drafter` propose where the drafter `name` would."""
@@ -205,7 +229,73 @@ class Speculator:
         opened = self._drafters[name] = open_drafter(name, self._config)
         return opened
 
-    def _depths(self, proposals: Seq[_Proposal], num_sequences: int) -> list[int]:
+    def _is_ahead(self, name: str) -> bool:
+        return self._ahead is not None and name == self._config.method
+
+    def _draft_ahead(self, decoding: Seq[ScheduledSequence]) -> bool:
+        """Compute drafts with a model, as deep as their price allows. True: as a probe."""
+        self._drafting_s = 0.0
+        if self._ahead is None:
+            return False
+        sequences = [
+            sequence
+            for sequence, *_ in decoding
+            if not (sequence.request.prediction or sequence.request.return_routed_experts)
+            and sequence.max_tokens - sequence.num_generated > 1
+        ]
+        if not sequences:
+            return False
+        most = min(
+            self._config.num_speculative_tokens,
+            max(sequence.max_tokens - sequence.num_generated - 1 for sequence in sequences),
+        )
+        depth, probes = most, False
+        if self._config.adaptive:
+            depth = self._depth_ahead(len(decoding), len(sequences), most)
+            probes = depth == 0 and self._is_probe_due()
+            depth = min(self._probe_depth, most) if probes else depth
+        sequences = [each for each in sequences if self._has_pages(each, depth - 2)] if depth else []
+        if not sequences:
+            return False
+        began = self._clock()
+        self._ahead.prepare(sequences, depth)
+        self._drafting_s = self._clock() - began
+        if self._ahead.num_caught_up <= (depth + 1) * len(sequences):
+            self._drafting.observe_time(len(sequences), depth, self._drafting_s)
+        return probes
+
+    def _depth_ahead(self, num_sequences: int, num_drafted: int, most: int) -> int:
+        if self._times.table(num_sequences) is None:
+            self._wants_plain = True
+            return 0
+        return self._drafting.depth(
+            num_sequences, num_drafted, lambda drafts: self._times.verify_s(num_sequences, drafts), most
+        )
+
+    def _has_pages(self, sequence: Sequence, num_drafts: int) -> bool:
+        """Allocate pages for positions that drafting computes beside the sequence's own, if there are enough."""
+        if num_drafts <= 0:
+            return True
+        if not self._memory.can_grow(sequence, num_drafts):
+            return False
+        self._memory.grow(sequence, num_drafts)
+        return True
+
+    def ended(self, sequence: Sequence) -> None:
+        """A sequence ends; others may use its pages."""
+        if self._ahead is not None:
+            self._ahead.settle(sequence)
+
+    def _is_probe_due(self) -> bool:
+        """Count a draft that was passed over. True: the next one is verified nevertheless, because acceptance and times
+        may have changed."""
+        self._num_passed += 1
+        if self._num_passed < self._probe_after:
+            return False
+        self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
+        return True
+
+    def _depths(self, proposals: Seq[_Proposal], num_sequences: int, *, probes: bool) -> list[int]:
         if not self._config.adaptive:
             return [len(proposal.chances) for proposal in proposals]
         times = self._times.table(num_sequences)
@@ -218,9 +308,7 @@ class Speculator:
         if any(depths):
             self._num_passed, self._probe_after = 0, _FIRST_PROBE
             return depths
-        self._num_passed += 1
-        if self._num_passed >= self._probe_after:  # acceptance and times may have changed
-            self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
+        if probes or self._is_probe_due():
             self._probe = proposals[0].state
             depths[0] = min(self._probe_depth, len(proposals[0].chances))
         return depths

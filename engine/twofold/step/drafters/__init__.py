@@ -16,6 +16,8 @@ _DRAFTERS: Final = {
     "prediction": "PredictionDrafter",
 }
 """Class of each drafter in the module of its name."""
+WITH_MODEL: Final = ("mtp",)
+"""Drafters that compute with a model: loading makes them (`LoadedRunner.batch_drafter`)."""
 
 
 def open_drafter(name: str, config: SpeculativeConfig) -> Drafter:
