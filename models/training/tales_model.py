@@ -35,6 +35,13 @@ class Shape:
     rms_norm_eps: float = 1e-6
 
 
+def working_type() -> torch.dtype:
+    """bf16 where a product in bf16 is fast: on a GPU and on CPUs with AVX-512. float32 elsewhere."""
+    fast = torch.cuda.is_available() or torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return torch.bfloat16 if fast else torch.float32
+
+
+WORKING_TYPE = working_type()
 DROPOUT = 0.1
 CAPACITY = 1.75  # places per expert in training, as a multiple of the mean load
 
@@ -62,7 +69,7 @@ class Gather(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(torch.bfloat16)
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(WORKING_TYPE)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -81,7 +88,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         end = min(start + block, length)
         scores = (q[:, :, start:end] @ k[:, :, :end].transpose(-1, -2)).float() * q.shape[-1] ** -0.5
         visible = torch.arange(end, device=q.device) <= torch.arange(start, end, device=q.device).unsqueeze(1)
-        chances = scores.masked_fill(~visible, -math.inf).softmax(-1).to(torch.bfloat16)
+        chances = scores.masked_fill(~visible, -math.inf).softmax(-1).to(WORKING_TYPE)
         mixed.append(chances @ v[:, :, :end])
     return torch.cat(mixed, 2)
 
@@ -107,20 +114,27 @@ class Layer(nn.Module):
         self.input_norm, self.post_norm = nn.Parameter(torch.ones(hidden)), nn.Parameter(torch.ones(hidden))
         self.q_norm, self.k_norm = nn.Parameter(torch.ones(s.head_dim)), nn.Parameter(torch.ones(s.head_dim))
 
-    def attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def queries_keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of normalised x, each [rows, heads, length, head size], keys and values repeated for their queries."""
         s, (rows, length, _) = self.shape, x.shape
         h = rms_norm(x, self.input_norm, s.rms_norm_eps)
-        weight = torch.cat((self.q, self.k, self.v)).to(torch.bfloat16)
+        weight = torch.cat((self.q, self.k, self.v)).to(WORKING_TYPE)
         q_size, kv_size = self.q.shape[0], self.k.shape[0]
         q, k, v = F.linear(h, weight).split((q_size, kv_size, kv_size), -1)
         q = rms_norm(q.view(rows, length, -1, s.head_dim), self.q_norm, s.rms_norm_eps)
         k = rms_norm(k.view(rows, length, -1, s.head_dim), self.k_norm, s.rms_norm_eps)
         q, k = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2)
         groups = s.num_attention_heads // s.num_key_value_heads
-        k = k.repeat_interleave(groups, 1)
-        v = v.view(rows, length, -1, s.head_dim).transpose(1, 2).repeat_interleave(groups, 1)
-        mixed = causal_attention(q, k, v)
-        return F.linear(mixed.transpose(1, 2).reshape(rows, length, -1), self.o.to(torch.bfloat16))
+        v = v.view(rows, length, -1, s.head_dim).transpose(1, 2)
+        return q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """The attention's output of the heads' mixed values."""
+        rows, _, length, _ = mixed.shape
+        return F.linear(mixed.transpose(1, 2).reshape(rows, length, -1), self.o.to(WORKING_TYPE))
+
+    def attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.output(causal_attention(*self.queries_keys_values(x, cos, sin)))
 
     def mixture(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The routed experts' output, the load-balancing loss, and each expert's share of the tokens."""
@@ -134,7 +148,7 @@ class Layer(nn.Module):
         counts = (flat.unsqueeze(1) == torch.arange(experts, device=x.device)).sum(0)
         # Each expert has the same number of places, so that one batched product serves all. In training,
         # choices beyond the places of an expert are left out; a balanced router leaves out next to none.
-        places = int(CAPACITY * flat.numel() / experts) if self.training else h.shape[0]
+        places = int(CAPACITY * flat.numel() / experts) if self.training else int(counts.max())
         order = flat.argsort(stable=True)
         owner = flat.index_select(0, order)
         before = counts.cumsum(0) - counts
@@ -144,11 +158,11 @@ class Layer(nn.Module):
         choice_of_slot = torch.full((experts * places + 1,), flat.numel(), device=x.device)
         choice_of_slot = choice_of_slot.scatter_(0, slot, order)[:-1]
         rows = Gather.apply(h, choice_of_slot // choices, slot_of_choice, choices).view(experts, places, -1)
-        first = torch.cat((self.gate, self.up), 1).to(torch.bfloat16).transpose(1, 2)
+        first = torch.cat((self.gate, self.up), 1).to(WORKING_TYPE).transpose(1, 2)
         gate, up = torch.bmm(rows, first).chunk(2, -1)
-        out = torch.bmm(F.silu(gate) * up, self.down.to(torch.bfloat16).transpose(1, 2))
+        out = torch.bmm(F.silu(gate) * up, self.down.to(WORKING_TYPE).transpose(1, 2))
         out = Gather.apply(out.flatten(0, 1), slot_of_choice, choice_of_slot, 1)
-        mixed = (out.view(-1, choices, s.hidden_size) * weights.unsqueeze(-1).to(torch.bfloat16)).sum(1)
+        mixed = (out.view(-1, choices, s.hidden_size) * weights.unsqueeze(-1).to(WORKING_TYPE)).sum(1)
         share = counts / flat.numel()
         balance = experts * (share * chances.mean(0)).sum()
         return mixed.view(x.shape), balance, share
@@ -177,6 +191,13 @@ class Model(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss of every token (nats), the summed balance loss, and the experts' shares per layer."""
+        h, balance, shares = self.hidden(inputs)
+        logits = self.logits(h)
+        losses = F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.flatten(), reduction="none")
+        return losses.view(targets.shape), balance, shares
+
+    def hidden(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the head reads for every token, the summed balance loss, and the experts' shares per layer."""
         length = inputs.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         x = F.dropout(F.embedding(inputs, self.embedding), DROPOUT, self.training)
@@ -186,14 +207,22 @@ class Model(nn.Module):
             balances.append(balance)
             shares.append(share)
         h = rms_norm(x, self.final_norm, self.shape.rms_norm_eps)
-        logits = F.linear(h, self.embedding.to(torch.bfloat16)).float()
-        losses = F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.flatten(), reduction="none")
-        return losses.view(targets.shape), torch.stack(balances).sum(), torch.stack(shares)
+        return h, torch.stack(balances).sum(), torch.stack(shares)
+
+    def before_last_layer(self, inputs: Tensor) -> Tensor:
+        """The residual stream that the last layer reads."""
+        x = F.embedding(inputs, self.embedding)
+        for layer in self.layers[:-1]:
+            x, _, _ = layer(x, self.cos[: inputs.shape[1]], self.sin[: inputs.shape[1]])
+        return x
+
+    def logits(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.embedding.to(WORKING_TYPE)).float()
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
     """The nearest semi-orthogonal matrices, by quintic Newton-Schulz iteration, for a whole stack at once."""
-    x = matrices.to(torch.bfloat16)
+    x = matrices.to(WORKING_TYPE)
     tall = x.shape[-2] > x.shape[-1]
     x = x.transpose(-1, -2) if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

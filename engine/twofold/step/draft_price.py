@@ -22,7 +22,7 @@ _STATED_WEIGHT: Final = 2.0
 """Trials that a drafter's own estimate counts for."""
 _ALL_WEIGHT: Final = 4.0
 """Trials that the acceptance of all requests counts for in one request's."""
-_KEPT: Final = 0.97
+_KEPT: Final = 0.99
 """What a trial keeps of its weight when the next one is counted."""
 LEAST_GAIN: Final = 1.02
 """How much better than no draft a draft must be, because times and chances are estimates."""
@@ -36,6 +36,10 @@ _LEAST_ADDED: Final = 0.01
 """Time that each drafted token adds beside the experts', as a share of a plain step's."""
 _GROWING_SHARE: Final = 0.5
 """Share of the deepest measured draft's added time that is taken to grow with depth; the rest is taken as fixed."""
+_PREDICTED_WEIGHT: Final = 4.0
+"""Measured steps that the model's time counts for."""
+_COMMON_WEIGHT: Final = 8.0
+"""Measured steps of a depth that those of all depths count for: a step's time varies with its experts."""
 _MOST_DRAFTS: Final = 64
 """Most drafted tokens per step, of all sequences, where depths are chosen by price."""
 
@@ -148,9 +152,10 @@ class MoeTimes:
 
 
 def typical(times: Iterable[float]) -> float:
-    """Lower quartile: other load on the machine only ever adds time."""
+    """Mean of the lower three quarters. Other load on the machine only ever adds time, and experts vary both ways."""
     ordered = sorted(times)
-    return ordered[len(ordered) // 4]
+    kept = ordered[: max(1, len(ordered) * 3 // 4)]
+    return sum(kept) / len(kept)
 
 
 class StepTimes:
@@ -187,14 +192,14 @@ class StepTimes:
         if num_drafts == 0:
             times = self._plain_s.get(num_sequences)
             if times is None:
-                times = self._plain_s[num_sequences] = deque(maxlen=9)
+                times = self._plain_s[num_sequences] = deque(maxlen=16)
             times.append(step_s)
             self._plain_at[num_sequences] = self._num_observed
             return
         plain_s = self._plain(num_sequences)
         if plain_s is None:
             return
-        newest = self._measured.setdefault((num_sequences, num_drafts), deque(maxlen=5))
+        newest = self._measured.setdefault((num_sequences, num_drafts), deque(maxlen=24))
         newest.append((self._num_observed, step_s / plain_s))
         self._tables.pop(num_sequences, None)
 
@@ -227,11 +232,7 @@ class StepTimes:
             self._added_s(num_sequences, num_sequences + drafts) / plain_s + _LEAST_ADDED * drafts
             for drafts in range(most + 1)
         ]
-        known = [(0, 1.0)] + [
-            (drafts, max(typical(times), 1.0))
-            for drafts in range(1, most + 1)
-            if (times := self._fresh(num_sequences, drafts))
-        ]
+        known = [(0, 1.0), *self._known(num_sequences, added)]
         for at in range(len(known) - 2, 0, -1):  # a step never takes longer than one of more tokens
             known[at] = known[at][0], min(known[at][1], known[at + 1][1])
         table = [1.0]
@@ -242,6 +243,31 @@ class StepTimes:
         slope = 1.0 if first == 0 else max(1.0, _GROWING_SHARE * (begin - 1.0) / added[first])
         table += [begin + slope * (added[at] - added[first]) for at in range(first + 1, most + 1)]
         return table
+
+    def _known(self, num_sequences: int, added: Seq[float]) -> list[tuple[int, float]]:
+        """(drafts, time) for which steps were measured. added: the model's times without the first."""
+        fresh = [
+            (drafts, typical(times), len(times))
+            for drafts in range(1, len(added))
+            if (times := self._fresh(num_sequences, drafts))
+        ]
+        if not fresh:
+            return []
+        first = added[fresh[0][0]]
+        measured = _PREDICTED_WEIGHT * first + sum(count * (time - 1.0) for _, time, count in fresh)
+        predicted = _PREDICTED_WEIGHT * first + sum(count * added[drafts] for drafts, _, count in fresh)
+        ratio = max(measured / predicted, 0.0)
+        return [
+            (
+                drafts,
+                max(
+                    (count * time + _COMMON_WEIGHT * (1.0 + ratio * added[drafts]))
+                    / (count + _COMMON_WEIGHT),
+                    1.0,
+                ),
+            )
+            for drafts, time, count in fresh
+        ]
 
     def _fresh(self, num_sequences: int, num_drafts: int) -> list[float]:
         oldest = self._num_observed - _FORGET_AFTER

@@ -221,10 +221,6 @@ class Speculator:
             self._drafting.observe_draft(chances)
         return _Proposal(at, state, chances)
 
-    def use_drafter(self, name: str, drafter: Drafter) -> None:
-        """Let `drafter` propose where the drafter `name` would."""
-        self._drafters[name] = drafter
-
     def _drafter(self, name: str) -> Drafter:
         opened = self._drafters[name] = open_drafter(name, self._config)
         return opened

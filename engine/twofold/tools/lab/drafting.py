@@ -20,6 +20,7 @@ from twofold.api.types import GenerationRequest, PlacementCounts, SamplingParams
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.profiles import MachineProfile
 from twofold.step.draft_price import MoeTimes
+from twofold.step.drafters.drafter import BatchDrafter
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.sequences import Sequence as DecodedSequence
@@ -81,10 +82,25 @@ class _Unlimited:
     def drop_drafts(self, sequence: DecodedSequence, records: Sequence[int], kept: int) -> None: ...
 
 
-class _Guesses:
+class _Guesses(BatchDrafter):
     """A drafter whose tokens have no meaning: a die decides which are right."""
 
+    num_caught_up = 0
+
+    def __init__(self, token_us: float) -> None:
+        self._token_us = token_us
+        self.used_us = 0.0
+        """Time that it has drafted."""
+        self._depth = 0
+
+    def prepare(self, sequences: Sequence[DecodedSequence], depth: int) -> None:
+        self.used_us += depth * self._token_us
+        self._depth = depth
+
+    def settle(self, sequence: DecodedSequence) -> None: ...
+
     def propose(self, sequence: DecodedSequence, depth: int) -> Draft:
+        depth, self._depth = min(depth, self._depth), 0
         return Draft((0,) * depth, (_STATED,) * depth) if depth else NOTHING
 
 
@@ -122,21 +138,26 @@ class _Play:
         self._drafting, self._offsets = drafting, trace.offsets
         self._experts = _PlayedExperts(trace, cost)
         self._random = random.Random(1)  # noqa: S311
+        self._drafter = _Guesses(drafting.draft_us)
         self._speculator = None if drafting.depth == 0 else self._opened()
         self._sequence: DecodedSequence | None = None
         self._number = -1
         self._row = self._begin = self._end = 0
         self._item: ScheduledSequence | None = None
         self._accepted = 0
-        self._draft_us = self._before_us = 0.0
+        self._before_us = 0.0
 
     def _opened(self) -> Speculator:
         config = SpeculativeConfig(
-            "ngram", num_speculative_tokens=self._drafting.depth, adaptive=self._drafting.adaptive
+            "mtp", num_speculative_tokens=self._drafting.depth, adaptive=self._drafting.adaptive
         )
-        speculator = Speculator(config, _Unlimited(), MoeTimes(cast(MoeRuntime, self._experts)))
-        speculator.use_drafter("ngram", _Guesses())
-        return speculator
+        return Speculator(
+            config,
+            _Unlimited(),
+            MoeTimes(cast(MoeRuntime, self._experts)),
+            ahead=self._drafter,
+            clock=lambda: 1e-6 * self._drafter.used_us,
+        )
 
     def next_rows(self, so_far: _core.SimulationResult) -> list[int]:
         """Rows of the next step; see `_core.simulate_steps`."""
@@ -173,8 +194,7 @@ class _Play:
         if self._item is None or self._sequence is None:
             return
         depth = len(self._item.drafts)
-        self._draft_us += depth * self._drafting.draft_us
-        now_us = so_far.total_us + self._draft_us
+        now_us = so_far.total_us + self._drafter.used_us
         self._experts.update(so_far)
         if self._speculator is not None:
             if depth:
