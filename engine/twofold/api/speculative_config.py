@@ -9,14 +9,22 @@ from typing import Any, Final
 
 from twofold.api.errors import ConfigError
 
-METHODS: Final = ("ngram", "prediction")
+METHODS: Final = ("ngram", "suffix", "draft_model", "eagle3", "prediction")
 """Drafters that `method` takes."""
+MODEL_METHODS: Final = ("draft_model", "eagle3")
+"""Those with a model of their own, which `model` names."""
 MAX_DEPTH: Final = 16
 _FLAG: Final = "--speculative-config"
 _RANGES: Final = {
     "num_speculative_tokens": (1, MAX_DEPTH),
     "prompt_lookup_min": (1, 64),
     "prompt_lookup_max": (1, 64),
+    "suffix_decoding_max_tree_depth": (2, 64),
+    "suffix_decoding_max_cached_requests": (0, 100_000),
+}
+_SHARES: Final = {
+    "suffix_decoding_max_spec_factor": (0.0, 16.0),
+    "suffix_decoding_min_token_prob": (0.0, 1.0),
 }
 
 
@@ -29,14 +37,26 @@ class SpeculativeConfig:
     """
 
     method: str = "prediction"
-    """ngram: text that follows earlier occurrences of a request's newest tokens. prediction: only what a request's own
+    """ngram: text that follows earlier occurrences of a request's newest tokens. suffix: the same with a suffix
+    automaton, by frequency. draft_model, eagle3: a model of their own. prediction: only what a request's own
     `prediction` foretells; the default without the flag."""
+    model: str | None = None
+    """Directory or GGUF file of the draft model, or directory of the EAGLE-3 head."""
     num_speculative_tokens: int = 8
     """Most drafted tokens per request and step."""
     prompt_lookup_min: int = 3
     """Shortest match of the newest tokens with earlier text, in tokens."""
     prompt_lookup_max: int = 32
     """Longest match that is compared, in tokens."""
+    suffix_decoding_max_tree_depth: int = 24
+    """Longest context whose continuations are counted, in tokens."""
+    suffix_decoding_max_cached_requests: int = 0
+    """Finished requests whose answers are kept in memory and proposed to later requests; 0: none. A request can then
+    be timed to learn whether its answer was given before."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """Most drafted tokens as a multiple of the length of the match."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """A draft ends where its tokens occurred together in less than this share of the matches."""
     adaptive: bool = True
     """Choose each step's depth by its price; False: always draft as many tokens as allowed."""
 
@@ -49,6 +69,13 @@ class SpeculativeConfig:
                 raise ConfigError(
                     f"{_FLAG}: {name} was given {value!r}; it takes a whole number from {low} to {high}"
                 )
+        for name, (least, most) in _SHARES.items():
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not least <= value <= most:
+                raise ConfigError(
+                    f"{_FLAG}: {name} was given {value!r}; it takes a number from {least} to {most}"
+                )
+        self._check_model()
         if type(self.adaptive) is not bool:
             raise ConfigError(f"{_FLAG}: adaptive was given {self.adaptive!r}; it takes true or false")
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -57,9 +84,22 @@ class SpeculativeConfig:
                 f"{self.prompt_lookup_max}; lower it"
             )
 
+    def _check_model(self) -> None:
+        if self.method not in MODEL_METHODS:
+            if self.model is not None:
+                raise ConfigError(
+                    f"{_FLAG}: model was given {self.model!r}, and method {self.method} has none; leave it out, or "
+                    f"give method {' or '.join(MODEL_METHODS)}"
+                )
+        elif not isinstance(self.model, str) or not self.model:
+            raise ConfigError(
+                f"{_FLAG}: model was given {self.model!r}; method {self.method} takes the path of its model"
+            )
+
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """Read the flag's JSON object. vLLM's `"model": "ngram"` without a method is the method ngram.
+    """Read the flag's JSON object. As with vLLM, `"model": "ngram"` without a method is the method
+    ngram, and another model without one is a draft model.
 
     Raises:
         ConfigError: it is no JSON object, has an unknown key, or a value is out of range.
@@ -76,6 +116,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(f"{_FLAG}: {unknown[0]!r} is no key; it takes {', '.join(known)}")
+    if "method" not in given and "model" in given:
+        given["method"] = "draft_model"  # as vLLM reads it
     if "method" not in given:
         raise ConfigError(f"{_FLAG}: method is missing; it takes {' or '.join(METHODS)}")
     return SpeculativeConfig(**given)

@@ -22,9 +22,11 @@ _STATED_WEIGHT: Final = 2.0
 """Trials that a drafter's own estimate counts for."""
 _ALL_WEIGHT: Final = 4.0
 """Trials that the acceptance of all requests counts for in one request's."""
+_UNTRIED: Final = 0.7
+"""Acceptance that is expected of a model's drafts before any was verified."""
 _KEPT: Final = 0.97
 """What a trial keeps of its weight when the next one is counted."""
-_LEAST_GAIN: Final = 1.02
+LEAST_GAIN: Final = 1.02
 """How much better than no draft a draft must be, because times and chances are estimates."""
 _REFRESH_AFTER: Final = 64
 """Steps after which residency and times without drafts are read again."""
@@ -63,6 +65,16 @@ class Acceptance:
             accepted, tried = own.get(cell, _NONE)
             found.append((accepted + _ALL_WEIGHT * chance) / (tried + _ALL_WEIGHT))
         return found
+
+    def typical(self, drafter: str, depth: int) -> list[float]:
+        """Probability of each token of a draft that is not made yet, from all earlier drafts."""
+        sums = [[_UNTRIED * _STATED_WEIGHT, _STATED_WEIGHT] for _ in range(_POSITIONS)]
+        for (position, _), (accepted, tried) in self._of_drafter.get(drafter, {}).items():
+            sums[position][0] += accepted
+            sums[position][1] += tried
+        return [
+            accepted / tried for accepted, tried in (sums[min(at, _POSITIONS - 1)] for at in range(depth))
+        ]
 
     def observe(self, drafter: str, own: Cells, stated: Seq[float], num_accepted: int) -> None:
         """Count a verified draft. Tokens after the first rejected one say nothing."""
@@ -189,7 +201,7 @@ class StepTimes:
             times.append(step_s)
             self._plain_at[num_sequences] = self._num_observed
             return
-        plain_s = self._plain(num_sequences)
+        plain_s = self.plain_s(num_sequences)
         if plain_s is None:
             return
         newest = self._measured.setdefault((num_sequences, num_drafts), deque(maxlen=5))
@@ -202,7 +214,7 @@ class StepTimes:
             return None
         found = self._tables.get(num_sequences)
         if found is None:
-            plain_s = self._plain(num_sequences)
+            plain_s = self.plain_s(num_sequences)
             if plain_s is None:
                 return None
             found = self._tables[num_sequences] = self._made_table(num_sequences, plain_s)
@@ -210,7 +222,7 @@ class StepTimes:
 
     def predicted_s(self, num_sequences: int, num_drafts: int) -> float:
         """Time of a step; 0: unknown."""
-        table, plain_s = self._tables.get(num_sequences), self._plain(num_sequences)
+        table, plain_s = self._tables.get(num_sequences), self.plain_s(num_sequences)
         return table[num_drafts] * plain_s if table and plain_s and num_drafts < len(table) else 0.0
 
     def _made_table(self, num_sequences: int, plain_s: float) -> list[float]:
@@ -240,7 +252,8 @@ class StepTimes:
         oldest = self._num_observed - _FORGET_AFTER
         return [time for step, time in self._measured.get((num_sequences, num_drafts), ()) if step > oldest]
 
-    def _plain(self, num_sequences: int) -> float | None:
+    def plain_s(self, num_sequences: int) -> float | None:
+        """Time of a step without drafts; None: unknown."""
         times = self._plain_s.get(num_sequences)
         return _typical(times) if times else None
 
@@ -265,7 +278,7 @@ def choose_depths(chances: Seq[Seq[float]], times: Seq[float], num_sequences: in
     if len(chances) > 1:
         gains.sort()  # a token's gain is at most that of the one before it
     expected, best = float(num_sequences), 0
-    best_rate = _LEAST_GAIN * num_sequences / times[0]
+    best_rate = LEAST_GAIN * num_sequences / times[0]
     for count, ((gain, _, _), time) in enumerate(zip(gains, times[1:], strict=False), 1):
         expected -= gain
         if expected > best_rate * time:

@@ -16,8 +16,9 @@ from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import SpeculationCounts
 from twofold.step.draft_price import Acceptance, ExpertTimes, StepTimes, choose_depths
 from twofold.step.drafters import open_drafter
-from twofold.step.drafters.drafter import Drafter
+from twofold.step.drafters.drafter import Drafter, ModelDrafter
 from twofold.step.drafts import Draft, DraftState
+from twofold.step.model_drafting import ModelDrafting
 from twofold.step.sequences import ScheduledSequence, Sequence
 
 _FIRST_PROBE: Final = 16
@@ -54,6 +55,8 @@ class StepDrafts:
     num_accepted: int = 0
     predicted_s: float = 0.0
     """Time of the step as its price predicted it, on the run's clock; 0: unknown."""
+    drafting_s: float = 0.0
+    """Time that a drafter's own model took, on the run's clock."""
 
 
 NO_DRAFTS: Final = StepDrafts()
@@ -70,7 +73,14 @@ class _Proposal(NamedTuple):
 class Speculator:
     """Drafts of one engine. Owned by its thread."""
 
-    def __init__(self, config: SpeculativeConfig, memory: DraftMemory, experts: ExpertTimes) -> None:
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        memory: DraftMemory,
+        experts: ExpertTimes,
+        drafter: ModelDrafter | None = None,
+    ) -> None:
+        """drafter: that of the configured method, if it has a model of its own."""
         self._counts: Counter[str] = Counter()
         self._accepted_at: Counter[int] = Counter()
         self.newest = StepDrafts()
@@ -80,6 +90,9 @@ class Speculator:
         self._drafters: dict[str, Drafter] = {}
         self._acceptance = Acceptance()
         self._times = StepTimes(experts, config.num_speculative_tokens)
+        self._model = (
+            None if drafter is None else ModelDrafting(drafter, config, self._acceptance, self._times)
+        )
         self._num_passed = 0
         self._probe_after = _FIRST_PROBE
         self._probe_depth = 1
@@ -98,13 +111,15 @@ class Speculator:
             return decoding
         self._is_used = True
         proposals = [found for at, item in enumerate(decoding) if (found := self._propose(at, item.sequence))]
+        if self._model is not None:
+            proposals += self._modelled(self._model, decoding)
         if not proposals:
             return decoding
         depths = self._depths(proposals, len(decoding))
         if not any(depths):
             return decoding
         self._times.begin()
-        self.newest = StepDrafts()
+        self.newest = StepDrafts(drafting_s=self.newest.drafting_s)
         drafted = list(decoding)
         for proposal, depth in zip(proposals, depths, strict=True):
             depth = self._affordable(decoding[proposal.at].sequence, min(depth, room))
@@ -112,7 +127,8 @@ class Speculator:
                 drafted[proposal.at] = self._with_drafts(decoding[proposal.at], proposal.state, depth)
                 room -= depth
                 self.newest.num_drafted += depth
-        self.newest.predicted_s = self._times.predicted_s(len(decoding), self.newest.num_drafted)
+        predicted_s = self._times.predicted_s(len(decoding), self.newest.num_drafted)
+        self.newest.predicted_s = predicted_s and predicted_s + self.newest.drafting_s
         return drafted
 
     def verified(self, item: ScheduledSequence, num_accepted: int, *, has_ended: bool) -> None:
@@ -147,11 +163,22 @@ class Speculator:
     def _judge_probe(self, depth: int, num_accepted: int) -> None:
         """After a probe that was accepted, the next one comes soon and is deeper: its time may have been wrong."""
         self._probe = None
-        if num_accepted == depth:
+        if self._model is not None and self._model.is_probe:
+            self._model.judge_probe(depth, num_accepted)
+        elif num_accepted == depth:
             self._probe_after = _FIRST_PROBE
             self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
         else:
             self._probe_depth = 1
+
+    def finished(self, sequence: Sequence) -> None:
+        """Free what the drafter of an ended sequence holds of it."""
+        assert sequence.drafting is not None, "a sequence without a drafter"
+        name = sequence.drafting.drafter
+        if self._model is not None and name == self._config.method:
+            self._model.drafter.release(sequence)
+        elif name in self._drafters:
+            self._drafters[name].release(sequence)
 
     def drop(self, scheduled: Seq[ScheduledSequence]) -> None:
         """Free what the drafts of a failed step held; its sequences are as before it."""
@@ -159,10 +186,16 @@ class Speculator:
             if item.drafts:
                 self._memory.drop_drafts(item.sequence, item.records, len(item.drafts))
 
-    def step_done(self, num_sequences: int, num_tokens: int, step_s: float, *, is_decode: bool) -> None:
-        """Learn a step's time on the run's clock. is_decode: it had no prompt tokens."""
+    def step_done(
+        self, scheduled: Seq[ScheduledSequence], num_sequences: int, num_tokens: int, step_s: float
+    ) -> None:
+        """Learn a step's time on the run's clock. num_sequences: decoding ones; num_tokens: theirs, with drafts."""
         if not self._is_used:
             return
+        if self._model is not None:
+            self._model.drafter.computed(scheduled)
+            step_s -= self.newest.drafting_s
+        is_decode = len(scheduled) == num_sequences
         if num_tokens == num_sequences:
             self._num_plain += 1
             if not self._wants_plain and self._num_plain % _PLAIN_STEPS:
@@ -186,6 +219,8 @@ class Speculator:
         elif state.num_skipped > 0:
             state.num_skipped -= 1
             return None
+        if self._model is not None and state.drafter == self._config.method:
+            return None
         drafter = self._drafters.get(state.drafter) or self._drafter(state.drafter)
         draft = drafter.propose(sequence, self._config.num_speculative_tokens)
         if not draft.tokens:
@@ -196,6 +231,30 @@ class Speculator:
             return None
         state.draft = Draft(draft.tokens[:depth], draft.chances[:depth])
         return _Proposal(at, state, self._acceptance.chances(state.drafter, state.cells, state.draft.chances))
+
+    def _modelled(self, model: ModelDrafting, decoding: list[ScheduledSequence]) -> list[_Proposal]:
+        """Drafts of the configured method's own model."""
+        places, wanted = [], []
+        for at, item in enumerate(decoding):
+            sequence, state = item.sequence, item.sequence.drafting
+            most = sequence.max_tokens - sequence.num_generated - 1
+            if state is not None and state.drafter == self._config.method and most > 0:
+                places.append(at)
+                wanted.append((sequence, state, most))
+        if not wanted:
+            return []
+        drafts = model.draft(wanted, len(decoding))
+        if not drafts:
+            self._wants_plain = True
+            return []
+        self.newest = StepDrafts(drafting_s=model.spent_s)
+        proposals = []
+        for at, (_, state, _), draft in zip(places, wanted, drafts, strict=True):
+            state.draft = draft
+            if draft.tokens:
+                chances = self._acceptance.chances(state.drafter, state.cells, draft.chances)
+                proposals.append(_Proposal(at, state, chances))
+        return proposals
 
     def _drafter(self, name: str) -> Drafter:
         opened = self._drafters[name] = open_drafter(name, self._config)
@@ -208,7 +267,14 @@ class Speculator:
         if times is None:
             self._wants_plain = True
             return [0] * len(proposals)
+        if self.newest.drafting_s > 0 and (plain_s := self._times.plain_s(num_sequences)):
+            times = [
+                time + self.newest.drafting_s / plain_s for time in times
+            ]  # spent already, whatever the depth
         depths = choose_depths([proposal.chances for proposal in proposals], times, num_sequences)
+        if self._model is not None and self._model.is_probe:
+            self._probe = proposals[0].state
+            depths[0] = len(proposals[0].chances)
         for proposal, depth in zip(proposals, depths, strict=True):
             proposal.state.passed(depth == 0)
         if any(depths):

@@ -38,7 +38,7 @@ def test_the_depths_are_the_best_ones(data: st.DataObject) -> None:
 
     best = max(map(rate, itertools.product(*(range(len(own) + 1) for own in chances))))
     chosen = choose_depths(chances, times, num_sequences)
-    threshold = draft_price._LEAST_GAIN * rate((0,) * len(chances))
+    threshold = draft_price.LEAST_GAIN * rate((0,) * len(chances))
     if best > threshold:
         assert rate(tuple(chosen)) == pytest.approx(best)
     else:

@@ -14,6 +14,7 @@ from twofold.step.drafters.drafter import Drafter
 _DRAFTERS: Final = {
     "ngram": "NgramDrafter",
     "prediction": "PredictionDrafter",
+    "suffix": "SuffixDrafter",
 }
 """Class of each drafter in the module of its name."""
 
