@@ -60,7 +60,7 @@ def test_a_draft_model_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureF
     empty = tmp_path / "empty"
     empty.mkdir()
     for model, expected in (
-        (other, "whose tokenizer is another one than the model's: token 64 is 'b', not 'a'"),
+        (other, "whose tokenizer is another one than the model's: token 67 is 'b', not 'a'"),
         (recurrent, "keeps a recurrent state"),
         (empty, "config.json"),
     ):
@@ -70,14 +70,12 @@ def test_a_draft_model_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_doctor_counts_the_draft_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = write_tiny_model(tmp_path / "model", TinyModel())
     draft = write_tiny_model(tmp_path / "draft", EXAMPLES["qwen3"])
-    for model, expected in (
-        (draft, "ok   drafter"),
-        (other_tokenizer(target.parent / "draft"), "BAD  drafter"),
-    ):
-        config = json.dumps({"method": "draft_model", "model": str(model)})
+    config = json.dumps({"method": "draft_model", "model": str(draft)})
+    for expected in ("ok", "bad"):
         main(["doctor", str(target), "--accelerator", "none", "--speculative-config", config])
         found = next(line for line in capsys.readouterr().out.splitlines() if " drafter " in line)
-        assert found.split()[0].strip("[]").lower() == expected.split()[0].lower(), found
+        assert found.split()[0].strip("[]").lower() == expected, found
+        other_tokenizer(draft)
 
 
 def test_tokenizers_are_compared_by_text_and_role(tmp_path: Path) -> None:

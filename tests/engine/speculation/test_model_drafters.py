@@ -137,7 +137,7 @@ def expect_no_draft_pages(engine: Engine) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate],
+@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate],
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 def test_no_bit_of_an_answer_depends_on_the_drafter(engines: Engines, data: st.DataObject) -> None:
     expect_same_bits(engines, data)
@@ -153,7 +153,8 @@ def test_no_bit_depends_on_it_in_many_cases(engines: Engines, data: st.DataObjec
 
 def proposals(engine: Engine) -> list[tuple[tuple[int, ...], Draft]]:
     """Texts and their drafts, filled as the engine runs."""
-    assert engine._speculator is not None and engine._speculator._model is not None
+    assert engine._speculator is not None
+    assert engine._speculator._model is not None
     drafter = engine._speculator._model.drafter
     real, seen = drafter.propose_all, list[tuple[tuple[int, ...], Draft]]()
 
@@ -194,7 +195,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(engines: Engines) -> Non
     answers(engine, [asked])
     assert engine.stats().num_steps - before == 1 + 4  # 1 token, then 5 a step
     counts = engine.stats().speculation
-    assert counts is not None and counts.num_accepted_tokens == counts.num_draft_tokens == 16
+    assert counts is not None
+    assert counts.num_accepted_tokens == counts.num_draft_tokens == 16
 
 
 def test_a_long_prompt_is_computed_in_parts_beside_other_answers(
@@ -204,7 +206,8 @@ def test_a_long_prompt_is_computed_in_parts_beside_other_answers(
     monkeypatch.setattr(draft_model, "_FEWEST_CAUGHT_UP", 32)
     config = replace(engines.config("mixture"), max_total_tokens=512, seed=3)
     engine = engines.engine("mixture", "draft model", config, depth=2)
-    assert engine._speculator is not None and engine._speculator._model is not None
+    assert engine._speculator is not None
+    assert engine._speculator._model is not None
     model = engine._speculator._model.drafter._model  # type: ignore[attr-defined]
     real, passes = model.forward, list[list[int]]()
 
@@ -227,7 +230,8 @@ def test_nothing_leaks(engines: Engines, drafter: str, num_steps: int) -> None:
     config = replace(engines.config("mixture"), max_total_tokens=96, max_num_seqs=4, seed=num_steps)
     engine = engines.engine("mixture", drafter, config, depth=4)
     if drafter.startswith("draft model"):  # too few pages for all: sequences lose theirs to others
-        assert engine._speculator is not None and engine._speculator._model is not None
+        assert engine._speculator is not None
+        assert engine._speculator._model is not None
         own = engine._speculator._model.drafter
         assert isinstance(own, DraftModelDrafter)
         own.pages = DraftPagePool(16, 4)
@@ -260,7 +264,8 @@ def test_nothing_leaks(engines: Engines, drafter: str, num_steps: int) -> None:
     assert num_done > num_steps / 20
     assert engine.stats().num_preemptions > num_steps / 200
     counts = engine.stats().speculation
-    assert counts is not None and 0 < counts.num_accepted_tokens < counts.num_draft_tokens
+    assert counts is not None
+    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
     expect_nothing_held(engine, records)
     expect_no_draft_pages(engine)
 
