@@ -28,6 +28,7 @@ from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams, SpeculationCounts, Usage
 from twofold.engine import Engine
 from twofold.step.draft_price import Acceptance
+from twofold.step.drafters.drafter import Drafter
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import Sequence as EngineSequence
 
@@ -53,7 +54,7 @@ class Measured:
     cpu_s: float
 
 
-class KnownAnswer:
+class KnownAnswer(Drafter):
     """A drafter that proposes the answer itself, with a share of its tokens wrong."""
 
     def __init__(self, answer: Sequence[int], wrong: float) -> None:

@@ -90,6 +90,10 @@ def test_every_alias_sets_what_it_says_or_tells_why_not(
          {"speculation": SpeculativeConfig("ngram", num_speculative_tokens=5, prompt_lookup_min=2)}),
         ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 6",
          {"speculation": SpeculativeConfig("ngram", num_speculative_tokens=6)}),
+        ("--draft-max 5 -md /small", {"speculation": SpeculativeConfig("draft_model", "/small", 5)}),
+        ("-md /small --draft-max 5", {"speculation": SpeculativeConfig("draft_model", "/small", 5)}),
+        ("--speculative-algorithm EAGLE3 --speculative-draft-model-path /head",
+         {"speculation": SpeculativeConfig("eagle3", "/head")}),
         ("--kt_num_gpu_experts 3 --max_model_len=99", {"num_gpu_experts": 3, "max_model_len": 99}),
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ ROOMS_USED: dict[str, set[str]] = {
     "text.chat": {"api"},
     "text.tokenizer": {"api", "weights"},
     "models": {"api", "blocks", "text.chat", "text.tokenizer", "weights"},
-    "step": {"_core", "api", "blocks", "experts", "models", "weights"},
+    "step": {"_core", "api", "blocks", "experts", "models", "text.tokenizer", "weights"},
     "device": {"_core", "_cuda", "api", "blocks", "experts", "models", "step", "weights"},
     "rules": {"api", "blocks", "models", "weights"},
     "telemetry": {"_core", "api"},

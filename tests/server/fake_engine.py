@@ -146,6 +146,7 @@ class FakeEngine:
         self.recording = FakeControl()
         self.max_running = max_running
         self.speculation: SpeculationCounts | None = None
+        self.speculates = False
         self.caches_prefixes = True
         self.fail_on_submit: Exception | None = None
         self.is_full = False

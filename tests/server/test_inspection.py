@@ -253,3 +253,12 @@ def test_the_schema_is_whole(url):
     validator = jsonschema.Draft202012Validator(chat | {"components": document["components"]})
     assert validator.is_valid({"messages": [{"role": "user", "content": "a"}], "temperature": 0.5})
     assert not validator.is_valid({"messages": [{"role": 7}]})
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_slots_say_whether_they_are_drafted_for(speculates):
+    engine = FakeEngine()
+    engine.speculates = speculates
+    with serving(create_app(engine, ServerConfig())) as url:
+        assert [slot["speculative"] for slot in HTTP.get(f"{url}/slots").json()] == [speculates] * 4
+    engine.close()

@@ -9,9 +9,11 @@ from typing import Any, Final, Literal
 
 from twofold.api.errors import ConfigError
 
-METHODS: Final = ("ngram", "prediction", "mtp")
+METHODS: Final = ("ngram", "suffix", "mtp", "draft_model", "eagle3", "prediction")
 """Drafters that `method` takes."""
-_MTP: Final = (
+MODEL_METHODS: Final = ("draft_model", "eagle3")
+"""Those with a model of their own, which `model` names."""
+MTP_NAMES: Final = (
     "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "ernie_mtp", "nextn", "NEXTN",
     "draft-mtp",
 )  # fmt: skip
@@ -22,6 +24,12 @@ _RANGES: Final = {
     "num_speculative_tokens": (1, MAX_DEPTH),
     "prompt_lookup_min": (1, 64),
     "prompt_lookup_max": (1, 64),
+    "suffix_decoding_max_tree_depth": (2, 64),
+    "suffix_decoding_max_cached_requests": (0, 100_000),
+}
+_SHARES: Final = {
+    "suffix_decoding_max_spec_factor": (0.0, 16.0),
+    "suffix_decoding_min_token_prob": (0.0, 1.0),
 }
 
 
@@ -34,14 +42,26 @@ class SpeculativeConfig:
     """
 
     method: str = "prediction"
-    """ngram: text that follows earlier occurrences of a request's newest tokens. mtp: the model's own prediction layer.
+    """ngram: text that follows earlier occurrences of a request's newest tokens. suffix: the same with a suffix
+    automaton, by frequency. mtp: the model's own prediction layer. draft_model, eagle3: a model of their own.
     prediction: only what a request's own `prediction` foretells; the default without the flag."""
+    model: str | None = None
+    """Directory or GGUF file of the draft model, or directory of the EAGLE-3 head."""
     num_speculative_tokens: int = 8
     """Most drafted tokens per request and step."""
     prompt_lookup_min: int = 3
     """Shortest match of the newest tokens with earlier text, in tokens."""
     prompt_lookup_max: int = 32
     """Longest match that is compared, in tokens."""
+    suffix_decoding_max_tree_depth: int = 24
+    """Longest context whose continuations are counted, in tokens."""
+    suffix_decoding_max_cached_requests: int = 0
+    """Finished requests whose answers are kept in memory and proposed to later requests; 0: none. A request can then
+    be timed to learn whether its answer was given before."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """Most drafted tokens as a multiple of the length of the match."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """A draft ends where its tokens occurred together in less than this share of the matches."""
     adaptive: bool = True
     """Choose each step's depth by its price; False: always draft as many tokens as allowed."""
 
@@ -52,13 +72,20 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ConfigError(f"{_FLAG}: method was given {self.method!r}; it takes {', '.join(METHODS)}")
+            raise ConfigError(f"{_FLAG}: method was given {self.method!r}; it takes {' or '.join(METHODS)}")
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
                 raise ConfigError(
                     f"{_FLAG}: {name} was given {value!r}; it takes a whole number from {low} to {high}"
                 )
+        for name, (least, most) in _SHARES.items():
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not least <= value <= most:
+                raise ConfigError(
+                    f"{_FLAG}: {name} was given {value!r}; it takes a number from {least} to {most}"
+                )
+        self._check_model()
         if type(self.adaptive) is not bool:
             raise ConfigError(f"{_FLAG}: adaptive was given {self.adaptive!r}; it takes true or false")
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -67,9 +94,22 @@ class SpeculativeConfig:
                 f"{self.prompt_lookup_max}; lower it"
             )
 
+    def _check_model(self) -> None:
+        if self.method not in MODEL_METHODS:
+            if self.model is not None:
+                raise ConfigError(
+                    f"{_FLAG}: model was given {self.model!r}, and method {self.method} has none; leave it out, or "
+                    f"give method {' or '.join(MODEL_METHODS)}"
+                )
+        elif not isinstance(self.model, str) or not self.model:
+            raise ConfigError(
+                f"{_FLAG}: model was given {self.model!r}; method {self.method} takes the path of its model"
+            )
+
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """Read the flag's JSON object. vLLM's `"model": "ngram"` without a method is the method ngram.
+    """Read the flag's JSON object. As with vLLM, `"model": "ngram"` without a method is the method
+    ngram, and another model without one is a draft model.
 
     Raises:
         ConfigError: it is no JSON object, has an unknown key, or a value is out of range.
@@ -82,14 +122,16 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise ConfigError(f"{_FLAG} was given {text[:200]!r}; it takes a JSON object such as {_EXAMPLE}")
     if given.get("model") in ("ngram", "[ngram]") and "method" not in given:
         given["method"] = given.pop("model").strip("[]")
-    if given.get("method") in _MTP:
+    if given.get("method") in MTP_NAMES:
         given["method"] = "mtp"
     known = [field.name for field in dataclasses.fields(SpeculativeConfig)]
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(f"{_FLAG}: {unknown[0]!r} is no key; it takes {', '.join(known)}")
+    if "method" not in given and "model" in given:
+        given["method"] = "draft_model"  # as vLLM reads it
     if "method" not in given:
-        raise ConfigError(f"{_FLAG}: method is missing; it takes {', '.join(METHODS)}")
+        raise ConfigError(f"{_FLAG}: method is missing; it takes {' or '.join(METHODS)}")
     return SpeculativeConfig(**given)
 
 

@@ -12,12 +12,13 @@ from twofold.api.types import FinishReason
 from twofold.engine.delivery import Delivery
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
+from twofold.engine.loading import EngineParts
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.step_clock import RunClock
 from twofold.step.draft_price import MoeTimes
-from twofold.step.runner import LoadedRunner, Verifier
+from twofold.step.runner import Verifier
 from twofold.step.sequences import ScheduledSequence, Sequence
 from twofold.step.speculation import Speculator
 
@@ -29,20 +30,13 @@ class Speculation(NamedTuple):
     verifier: Verifier
 
     @classmethod
-    def of(
-        cls, config: EngineConfig, loaded: LoadedRunner, pool: PagePool, clock: RunClock
-    ) -> Speculation | None:
+    def of(cls, config: EngineConfig, parts: EngineParts, pool: PagePool) -> Speculation | None:
         """Speculation of an engine; None where steps with drafts cannot be computed."""
+        loaded = parts.loaded
         if loaded.verifier is None:
             return None
-        speculator = Speculator(
-            config.speculation,
-            pool,
-            MoeTimes(loaded.runner.moe, loaded.num_moe_layers),
-            ahead=loaded.batch_drafter,
-            clock=clock.read,
-        )
-        return cls(speculator, loaded.verifier)
+        times = MoeTimes(loaded.runner.moe, loaded.num_moe_layers)
+        return cls(Speculator(config.speculation, pool, times, parts.drafter), loaded.verifier)
 
 
 @dataclass(slots=True)
@@ -207,8 +201,10 @@ class ActiveRequests:
     ) -> None:
         sequence = state.sequence
         if self._speculation is not None and error is None and sequence.pages:
-            self._speculation.speculator.ended(sequence)
+            self._speculation.speculator.ending(sequence)
         self._scheduler.finish(sequence, keep=error is None)
+        if self._speculation is not None and sequence.drafting is not None:
+            self._speculation.speculator.finished(sequence)
         del self._requests[sequence.number]
         usage = state.finish(reason, self._clock.now_s(), "virtual" if self._clock.is_virtual else "wall")
         self._recorder.request(state)

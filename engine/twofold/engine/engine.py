@@ -68,8 +68,7 @@ class Engine:
         self._prefill_budget = PrefillBudget(
             config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
         )
-        self._run_clock = RunClock(runner.moe, info.clock)
-        speculation = Speculation.of(config, parts.loaded, pool, self._run_clock)
+        speculation = Speculation.of(config, parts, pool)
         self._speculator = speculation and speculation.speculator
         self._scheduler = Scheduler(
             pool,
@@ -81,6 +80,7 @@ class Engine:
         )
         self._recorder = Recorder(telemetry, runner.moe, info, self._speculator)
         self._step_clock = StepClock(runner, enabled=telemetry is not None)
+        self._run_clock = RunClock(runner.moe, info.clock, parts.drafter)
         self._inbox = Inbox()
         self._delivery = Delivery(self.cancel)
         self._requests = ActiveRequests(
@@ -248,6 +248,11 @@ class Engine:
         return self._runner.sampling_s
 
     @property
+    def speculates(self) -> bool:
+        """Whether all requests are drafted for, not only those with a prediction."""
+        return self._speculator is not None and self.config.speculative_config is not None
+
+    @property
     def caches_prefixes(self) -> bool:
         return self.config.enable_prefix_caching
 
@@ -295,7 +300,6 @@ class Engine:
         self._step_clock.begin()
         self._inbox.run_tasks()
         self._requests.update_from_inbox(self.max_context)
-        begin_s = self._run_clock.read()  # drafting takes time, too
         scheduled = () if self.control.asleep else self._scheduler.schedule()
         if not scheduled:
             self._delivery.wake()
@@ -303,7 +307,7 @@ class Engine:
             # While prefix-cache files are being read, check for new requests every few milliseconds.
             return self._scheduler.has_work and self._pool.wait_for_files(0.005)
         self._step_clock.scheduled()
-        started_s = time.time()
+        started_s, begin_s = time.time(), self._run_clock.read()
         if scheduled is not self._scheduled:
             self._prepare_step(scheduled, begin_s)
         requests = self._step_requests
@@ -322,10 +326,12 @@ class Engine:
         self._requests.append_picked(scheduled, requests, picked, now_s)
         self._delivery.wake()
         wall_s = self._step_clock.end()
-        clock_s = now_s - begin_s if self._run_clock.is_virtual else wall_s
+        clock_s = wall_s
+        if self._run_clock.is_virtual:
+            clock_s = now_s - begin_s + (self._speculator.newest.drafting_s if self._speculator else 0.0)
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
         if self._speculator is not None:
-            self._speculator.step_done(num_decoding, num_drafted, clock_s, is_decode=num_prefill == 0)
+            self._speculator.step_done(scheduled, num_decoding, num_drafted, clock_s)
         if num_prefill:
             self._moe.prompt_step_done()
         self._recorder.step(

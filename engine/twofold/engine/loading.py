@@ -37,7 +37,9 @@ from twofold.models.bundled import bundled_model_path
 from twofold.models.config import ModelConfig
 from twofold.models.sizing import trace_sizes
 from twofold.step.capacity import plan_capacity
+from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafters.mtp import MtpDrafter
+from twofold.step.drafters.opening import NO_DRAFT_MEMORY, DraftMemory, open_drafter_model
 from twofold.step.expert_loading import load_experts, slot_plan
 from twofold.step.model import LoadedModel
 from twofold.step.runner import LoadedRunner, ModelRunner
@@ -62,6 +64,8 @@ class EngineParts:
     """Set for memory-mapped weights."""
     recorded: RecordedModel
     """Model description for recordings of routed experts."""
+    drafter: ModelDrafter | None
+    """Drafter that computes with a model, if one is configured."""
 
 
 def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
@@ -93,6 +97,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     residency = _residency(files, pool)
     try:
         tokenizer = _open_tokenizer(config.tokenizer, path, files)
+        drafter = open_drafter_model(config, files, tokenizer)
         _report_threads(pool)
         if config.packed_cache is not None:
             # Imported here: it pulls in the model-writing code, which nothing else here needs.
@@ -110,18 +115,28 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             )
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
         else:
-            loaded = _load_on_cpu(config, files, pool=pool, choice=choice, progress=progress, rules=rules)
+            memory = NO_DRAFT_MEMORY if drafter is None else drafter.memory
+            loaded = _load_on_cpu(
+                config, files, pool=pool, choice=choice, progress=progress, rules=rules, drafter=memory
+            )
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
         rules.set_kernels(moe.store)
+        kv_pages = make_pool(config, files, loaded=loaded, accelerator=choice.label, levels=rules.levels)
+        model_drafter: ModelDrafter | None = None
+        if loaded.predictions is not None:
+            model_drafter = MtpDrafter(loaded.predictions, kv_pages)
+        elif drafter is not None:
+            model_drafter = drafter.load(pool, loaded.num_pages, choice.profile, progress)
         return EngineParts(
             tokenizer=tokenizer,
             info=run_info(config, path, files=files, choice=choice, moe=moe, pool=pool),
-            kv_pages=make_pool(config, files, loaded=loaded, accelerator=choice.label, levels=rules.levels),
+            kv_pages=kv_pages,
             loaded=loaded,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
             recorded=_recorded_model(path, files.config),
+            drafter=model_drafter,
         )
     except BaseException:
         if residency is not None:
@@ -162,6 +177,7 @@ def _load_on_cpu(
     choice: AcceleratorChoice,
     progress: ProgressFn | None,
     rules: ModuleRules,
+    drafter: DraftMemory,
 ) -> LoadedRunner:
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     model = files.config
@@ -176,7 +192,7 @@ def _load_on_cpu(
         files, pool, choice=choice, config=config, slots=plan, progress=progress, on_cpu=rules.on_cpu
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
-    capacity = plan_capacity(config, model, mapped_bytes)
+    capacity = plan_capacity(config, model, mapped_bytes + drafter.weights_bytes, drafter.bytes_per_token)
     cache_dtype = model.cache_dtype(config.kv_cache_dtype)
     page_bytes = config.page_size * model.cache_bytes_per_token(cache_dtype)
     kv_cache = ops.StateCache(
@@ -201,7 +217,7 @@ def _load_on_cpu(
         # Their results depend on when experts are resident, so a step of several tokens would change them.
         verifier=None if moe.changes_outputs else runner,
         num_moe_layers=model.num_target_moe_layers,
-        batch_drafter=None if runner.predictions is None else MtpDrafter(runner.predictions),
+        predictions=runner.predictions,
     )
 
 

@@ -13,14 +13,17 @@ from typing import Final, NamedTuple
 from twofold.api.types import Clock, EmulatedParts, StepParts
 from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
+from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.runner import Runner
 
 
 class RunClock:
     """Seconds since the engine was made. Any thread may call `now_s`, only the engine's thread `read`."""
 
-    def __init__(self, moe: MoeRuntime, clock: Clock) -> None:
+    def __init__(self, moe: MoeRuntime, clock: Clock, drafter: ModelDrafter | None = None) -> None:
+        """drafter: its time is part of a virtual clock."""
         self.is_virtual = clock == "virtual"
+        self._drafter = drafter
         self._moe = moe
         self._started_s = time.perf_counter()
         self._virtual_s = 0.0
@@ -28,7 +31,8 @@ class RunClock:
     def read(self) -> float:
         """Read the clock now."""
         if self.is_virtual:
-            self._virtual_s = (self._moe.virtual_now_us or 0.0) * 1e-6
+            drafting_s = 0.0 if self._drafter is None else self._drafter.unclocked_s
+            self._virtual_s = (self._moe.virtual_now_us or 0.0) * 1e-6 + drafting_s
         return self.now_s()
 
     def now_s(self) -> float:

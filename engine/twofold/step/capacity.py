@@ -49,10 +49,13 @@ def longest_request(config: EngineConfig, model: ModelConfig) -> int:
     return requested
 
 
-def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 0) -> CacheCapacity:
+def plan_capacity(
+    config: EngineConfig, model: ModelConfig, reserved_bytes: int = 0, draft_token_bytes: int = 0
+) -> CacheCapacity:
     """Size the cache: as configured, else eight full contexts within a quarter of the free memory.
 
-    `mapped_bytes` of files must stay in memory, although the system counts their pages as free.
+    `reserved_bytes` count as used: those of mapped files, whose pages the system counts as free, and of a draft model
+    that is loaded later. Its cache gets as many tokens, of `draft_token_bytes` each.
 
     Where layers keep records, there is one per sequence of --max-num-seqs, or as many as fit; --speculative-config
     adds those of drafts.
@@ -61,8 +64,8 @@ def plan_capacity(config: EngineConfig, model: ModelConfig, mapped_bytes: int = 
         ConfigError: --max-model-len exceeds the model's context, or nothing fits.
     """
     max_context = longest_request(config, model)
-    free_bytes = max(0, available_memory_bytes() - mapped_bytes)
-    token_bytes = model.cache_bytes_per_token(model.cache_dtype(config.kv_cache_dtype))
+    free_bytes = max(0, available_memory_bytes() - reserved_bytes)
+    token_bytes = model.cache_bytes_per_token(model.cache_dtype(config.kv_cache_dtype)) + draft_token_bytes
     num_records, num_drafts = _records(config, model, int(free_bytes * _MEMORY_SHARE * _RECORDS_SHARE))
     record_bytes = ((num_records or 0) + num_drafts) * model.bytes_per_sequence
     affordable = (int(free_bytes * _MEMORY_SHARE) - record_bytes) // token_bytes

@@ -196,7 +196,7 @@ class StepTimes:
             times.append(step_s)
             self._plain_at[num_sequences] = self._num_observed
             return
-        plain_s = self._plain(num_sequences)
+        plain_s = self.plain_s(num_sequences)
         if plain_s is None:
             return
         newest = self._measured.setdefault((num_sequences, num_drafts), deque(maxlen=24))
@@ -209,20 +209,15 @@ class StepTimes:
             return None
         found = self._tables.get(num_sequences)
         if found is None:
-            plain_s = self._plain(num_sequences)
+            plain_s = self.plain_s(num_sequences)
             if plain_s is None:
                 return None
             found = self._tables[num_sequences] = self._made_table(num_sequences, plain_s)
         return found
 
-    def verify_s(self, num_sequences: int, num_drafts: int) -> float | None:
-        """As `predicted_s`, also before `table` has been called; None: unknown, or more drafts than have a price."""
-        table, plain_s = self.table(num_sequences), self._plain(num_sequences)
-        return table[num_drafts] * plain_s if table and plain_s and num_drafts < len(table) else None
-
     def predicted_s(self, num_sequences: int, num_drafts: int) -> float:
         """Time of a step; 0: unknown."""
-        table, plain_s = self._tables.get(num_sequences), self._plain(num_sequences)
+        table, plain_s = self._tables.get(num_sequences), self.plain_s(num_sequences)
         return table[num_drafts] * plain_s if table and plain_s and num_drafts < len(table) else 0.0
 
     def _made_table(self, num_sequences: int, plain_s: float) -> list[float]:
@@ -273,7 +268,8 @@ class StepTimes:
         oldest = self._num_observed - _FORGET_AFTER
         return [time for step, time in self._measured.get((num_sequences, num_drafts), ()) if step > oldest]
 
-    def _plain(self, num_sequences: int) -> float | None:
+    def plain_s(self, num_sequences: int) -> float | None:
+        """Time of a step without drafts; None: unknown."""
         times = self._plain_s.get(num_sequences)
         return typical(times) if times else None
 

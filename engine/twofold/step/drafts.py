@@ -32,14 +32,10 @@ class DraftState:
     """See `Acceptance`."""
     num_skipped: int = 0
     """Steps from now on without a proposal."""
-    is_ahead: bool = False
-    """Whether its drafter computes all drafts of a step together: it is not the sequence that skips steps."""
     num_passed: int = 0
     """Latest proposals in a row that were not worth a draft."""
 
     def passed(self, is_passed: bool) -> None:
         """Skip more steps the more proposals in a row were not worth a draft: to make one takes time, too."""
-        if self.is_ahead:
-            return
         self.num_passed = min(self.num_passed + 1, _MOST_SKIPPED) if is_passed else 0
         self.num_skipped = self.num_passed - 1 if is_passed else 0

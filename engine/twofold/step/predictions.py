@@ -9,6 +9,7 @@ sequence that is not drafted costs one pass per `MOST_KEPT` tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,6 +37,21 @@ class _Part(NamedTuple):
     previous: F32
 
 
+@dataclass(slots=True)
+class _Drafting:
+    """A sequence's draft so far, and the positions computed before its first token."""
+
+    part: _Part
+    depth: int
+    tokens: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+
+    def next_part(self, previous: F32) -> _Part:
+        """The position of the newest drafted token's predecessor."""
+        sequence = self.part.sequence
+        return _Part(sequence, sequence.num_computed + len(self.tokens) - 1, previous)
+
+
 def _is_drafted(sequence: Sequence) -> bool:
     return not (sequence.request.prediction or sequence.request.return_routed_experts)
 
@@ -50,7 +66,7 @@ class Predictions:
         self._moe, self._kv_cache = moe, kv_cache
         self._step = 0
         self.num_rows = 0
-        """Positions that the newest draft's first pass computed."""
+        """Positions computed since the start."""
 
     def follow(self, step: int, scheduled: Seq[ScheduledSequence], hidden: F32) -> None:
         """Take over the hidden states of a step that has been computed: compute positions whose next token is known
@@ -97,38 +113,37 @@ class Predictions:
             self._forward([part])
             self._moe.end_step(with_head=False)
 
-    def draft(self, sequences: Seq[Sequence], depth: int) -> list[Draft]:
-        """The likeliest `depth` tokens after each sequence's newest one. Their positions but the last have pages."""
-        drafted = [part for sequence in sequences if (part := self._kept(sequence)) is not None]
-        if not drafted:
-            return [NOTHING] * len(sequences)
-        hidden = self._forward(drafted)
-        self.num_rows = len(hidden)
-        ends = np.cumsum([len(part.previous) for part in drafted])
-        hidden = hidden[ends - 1]
-        tokens: list[list[int]] = []
-        chances: list[list[float]] = []
-        while True:
-            picked, probable = self._pick(hidden)
+    @property
+    def virtual_now_us(self) -> float | None:
+        """Time of an emulated accelerator's virtual clock; None in real time."""
+        return self._moe.virtual_now_us
+
+    def draft(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Draft]:
+        """The likeliest tokens after each sequence's newest one, one pass per token. All their positions but the last
+        have pages."""
+        going = [
+            _Drafting(part, depth)
+            for sequence, depth in zip(sequences, depths, strict=True)
+            if (part := self._kept(sequence)) is not None
+        ]
+        found = {each.part.sequence.number: each for each in going}
+        if going:
+            hidden = self._forward([each.part for each in going])
+            hidden = hidden[np.cumsum([len(each.part.previous) for each in going]) - 1]
+        while going:
+            for each, token, chance in zip(going, *self._pick(hidden), strict=True):
+                each.tokens.append(token)
+                each.chances.append(chance)
             self._moe.end_step()
-            tokens.append(picked)
-            chances.append(probable)
-            if len(tokens) == depth:
-                break
-            self._layer.head.norm(hidden, hidden)
-            parts = [
-                _Part(part.sequence, part.sequence.num_computed + len(tokens) - 1, hidden[row : row + 1])
-                for row, part in enumerate(drafted)
-            ]
-            hidden = self._forward(parts, picked)
-        found = dict(
-            zip(
-                (part.sequence.number for part in drafted),
-                map(Draft, zip(*tokens, strict=True), zip(*chances, strict=True)),
-                strict=True,
-            )
-        )
-        return [found.get(sequence.number, NOTHING) for sequence in sequences]
+            rows = [row for row, each in enumerate(going) if len(each.tokens) < each.depth]
+            going = [going[row] for row in rows]
+            if going:
+                hidden = hidden[rows]
+                self._layer.head.norm(hidden, hidden)
+                parts = [each.next_part(hidden[row : row + 1]) for row, each in enumerate(going)]
+                hidden = self._forward(parts, [each.tokens[-1] for each in going])
+        made = (found.get(sequence.number) for sequence in sequences)
+        return [NOTHING if each is None else Draft(tuple(each.tokens), tuple(each.chances)) for each in made]
 
     def _kept(self, sequence: Sequence) -> _Part | None:
         """All kept positions of the sequence, which are no longer kept; None if there are none."""
@@ -163,6 +178,7 @@ class Predictions:
             prompt_lengths=np.array([part.sequence.num_prompt_tokens for part in parts], np.int32),
             records=np.array([part.sequence.record or 0 for part in parts], np.int32),
         )
+        self.num_rows += len(positions)
         requests = np.repeat([part.sequence.number for part in parts], counts).tolist()
         self._moe.begin_step(self._step, requests, positions, is_recorded=False)
         previous = np.concatenate([part.previous for part in parts]) if len(parts) > 1 else parts[0].previous

@@ -21,7 +21,6 @@ from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.placement import Mask
 from twofold.step.batch import StepBatch
-from twofold.step.drafters.drafter import BatchDrafter
 from twofold.step.model import LoadedModel
 from twofold.step.predictions import Predictions
 from twofold.step.sampler import Sampler, SamplerBatch, logprobs
@@ -131,8 +130,8 @@ class LoadedRunner:
     """Numbers of further records, for the state after each draft of a step."""
     verifier: Verifier | None = None
     """None: steps with drafts cannot be computed."""
-    batch_drafter: BatchDrafter | None = None
-    """Drafts with a model, if the method of --speculative-config does."""
+    predictions: Predictions | None = None
+    """Drafts with the model's prediction layer; None: it is not run."""
     num_moe_layers: int | None = None
     """MoE layers of a step, without a prediction layer's; None: all."""
 

@@ -7,9 +7,7 @@ token drawn. So outputs are the same bits with any drafter and any depth, greedy
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
@@ -18,9 +16,9 @@ from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import SpeculationCounts
 from twofold.step.draft_price import Acceptance, ExpertTimes, StepTimes, choose_depths
 from twofold.step.drafters import open_drafter
-from twofold.step.drafters.drafter import BatchDrafter, Drafter
-from twofold.step.drafting_price import DraftingPrice
+from twofold.step.drafters.drafter import Drafter, ModelDrafter
 from twofold.step.drafts import Draft, DraftState
+from twofold.step.model_drafting import ModelDrafting
 from twofold.step.sequences import ScheduledSequence, Sequence
 
 _FIRST_PROBE: Final = 16
@@ -57,6 +55,8 @@ class StepDrafts:
     num_accepted: int = 0
     predicted_s: float = 0.0
     """Time of the step as its price predicted it, on the run's clock; 0: unknown."""
+    drafting_s: float = 0.0
+    """Time that a drafter's own model took, on the run's clock."""
 
 
 NO_DRAFTS: Final = StepDrafts()
@@ -78,24 +78,19 @@ class Speculator:
         config: SpeculativeConfig,
         memory: DraftMemory,
         experts: ExpertTimes,
-        *,
-        ahead: BatchDrafter | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        drafter: ModelDrafter | None = None,
     ) -> None:
-        """ahead: the drafter of the configured method, if it drafts with a model. clock: the run's, seconds."""
+        """drafter: that of the configured method, if it has a model of its own."""
         self._counts: Counter[str] = Counter()
         self._accepted_at: Counter[int] = Counter()
         self.newest = StepDrafts()
         """Drafts of the newest step."""
         self._config = config
         self._memory = memory
-        self._drafters: dict[str, Drafter] = {} if ahead is None else {config.method: ahead}
-        self._ahead, self._clock = ahead, clock
-        self._drafting = DraftingPrice(config.num_speculative_tokens)
-        self._drafting_s = 0.0
-        """Time that drafting took in this step."""
+        self._drafters: dict[str, Drafter] = {}
         self._acceptance = Acceptance()
         self._times = StepTimes(experts, config.num_speculative_tokens)
+        self._model = None if drafter is None else ModelDrafting(drafter, config, self._times)
         self._num_passed = 0
         self._probe_after = _FIRST_PROBE
         self._probe_depth = 1
@@ -113,18 +108,20 @@ class Speculator:
         if not self._is_used and not any(item.sequence.request.prediction for item in decoding):
             return decoding
         self._is_used = True
-        probes = self._draft_ahead(decoding)
         proposals = [found for at, item in enumerate(decoding) if (found := self._propose(at, item.sequence))]
+        if self._model is not None:
+            proposals += self._modelled(self._model, decoding)
         if not proposals:
             return decoding
-        depths = self._depths(proposals, len(decoding), probes=probes)
-        for proposal, depth in zip(proposals, depths, strict=True):
-            if depth == 0 and proposal.state.is_ahead:
-                self._memory.drop_drafts(decoding[proposal.at].sequence, (), 0)
+        depths = self._depths(proposals, len(decoding))
+        if self._model is not None:
+            for proposal, depth in zip(proposals, depths, strict=True):
+                if depth == 0:  # drafting itself may have taken pages
+                    self._memory.drop_drafts(decoding[proposal.at].sequence, (), 0)
         if not any(depths):
             return decoding
         self._times.begin()
-        self.newest = StepDrafts()
+        self.newest = StepDrafts(drafting_s=self.newest.drafting_s)
         drafted = list(decoding)
         for proposal, depth in zip(proposals, depths, strict=True):
             depth = self._affordable(decoding[proposal.at].sequence, min(depth, room))
@@ -132,7 +129,8 @@ class Speculator:
                 drafted[proposal.at] = self._with_drafts(decoding[proposal.at], proposal.state, depth)
                 room -= depth
                 self.newest.num_drafted += depth
-        self.newest.predicted_s = self._times.predicted_s(len(decoding), self.newest.num_drafted)
+        predicted_s = self._times.predicted_s(len(decoding), self.newest.num_drafted)
+        self.newest.predicted_s = predicted_s and predicted_s + self.newest.drafting_s
         return drafted
 
     def verified(self, item: ScheduledSequence, num_accepted: int, *, has_ended: bool) -> None:
@@ -167,11 +165,27 @@ class Speculator:
     def _judge_probe(self, depth: int, num_accepted: int) -> None:
         """After a probe that was accepted, the next one comes soon and is deeper: its time may have been wrong."""
         self._probe = None
-        if num_accepted == depth:
+        if self._model is not None and self._model.is_probe:
+            self._model.judge_probe(depth, num_accepted)
+        elif num_accepted == depth:
             self._probe_after = _FIRST_PROBE
             self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
         else:
             self._probe_depth = 1
+
+    def ending(self, sequence: Sequence) -> None:
+        """A sequence ends; it still has its pages."""
+        if self._model is not None:
+            self._model.drafter.ending(sequence)
+
+    def finished(self, sequence: Sequence) -> None:
+        """Free what the drafter of an ended sequence holds of it."""
+        assert sequence.drafting is not None, "a sequence without a drafter"
+        name = sequence.drafting.drafter
+        if self._model is not None and name == self._config.method:
+            self._model.drafter.release(sequence)
+        elif name in self._drafters:
+            self._drafters[name].release(sequence)
 
     def drop(self, scheduled: Seq[ScheduledSequence]) -> None:
         """Free what the drafts of a failed step held; its sequences are as before it."""
@@ -179,11 +193,16 @@ class Speculator:
             if item.drafts:
                 self._memory.drop_drafts(item.sequence, item.records, len(item.drafts))
 
-    def step_done(self, num_sequences: int, num_tokens: int, step_s: float, *, is_decode: bool) -> None:
-        """Learn a step's time on the run's clock. is_decode: it had no prompt tokens."""
+    def step_done(
+        self, scheduled: Seq[ScheduledSequence], num_sequences: int, num_tokens: int, step_s: float
+    ) -> None:
+        """Learn a step's time on the run's clock. num_sequences: decoding ones; num_tokens: theirs, with drafts."""
         if not self._is_used:
             return
-        step_s, self._drafting_s = max(step_s - self._drafting_s, 0.0), 0.0
+        if self._model is not None:
+            self._model.drafter.computed(scheduled)
+            step_s -= self.newest.drafting_s
+        is_decode = len(scheduled) == num_sequences
         if num_tokens == num_sequences:
             self._num_plain += 1
             if not self._wants_plain and self._num_plain % _PLAIN_STEPS:
@@ -203,108 +222,75 @@ class Speculator:
             # Recorded routing has one row per token that the answer really has.
             if request.return_routed_experts or (name == "prediction" and not request.prediction):
                 return None
-            state = sequence.drafting = DraftState(name, is_ahead=self._is_ahead(name))
+            state = sequence.drafting = DraftState(name)
         elif state.num_skipped > 0:
             state.num_skipped -= 1
+            return None
+        if self._model is not None and state.drafter == self._config.method:
             return None
         drafter = self._drafters.get(state.drafter) or self._drafter(state.drafter)
         draft = drafter.propose(sequence, self._config.num_speculative_tokens)
         if not draft.tokens:
-            state.num_skipped = 0 if state.is_ahead else _SKIPPED_AFTER_NOTHING
+            state.num_skipped = _SKIPPED_AFTER_NOTHING
             return None
         depth = sequence.max_tokens - sequence.num_generated - 1
         if depth < 1:
             return None
         state.draft = Draft(draft.tokens[:depth], draft.chances[:depth])
-        chances = self._acceptance.chances(state.drafter, state.cells, state.draft.chances)
-        if state.is_ahead:
-            self._drafting.observe_draft(chances)
-        return _Proposal(at, state, chances)
+        return _Proposal(at, state, self._acceptance.chances(state.drafter, state.cells, state.draft.chances))
+
+    def _modelled(self, model: ModelDrafting, decoding: list[ScheduledSequence]) -> list[_Proposal]:
+        """Drafts of the configured method's own model."""
+        places, wanted = [], []
+        for at, item in enumerate(decoding):
+            sequence, state = item.sequence, item.sequence.drafting
+            most = sequence.max_tokens - sequence.num_generated - 1
+            if state is not None and state.drafter == self._config.method and most > 0:
+                places.append(at)
+                wanted.append((sequence, state, most))
+        if not wanted:
+            return []
+        drafts = model.draft(wanted, len(decoding))
+        if not drafts:
+            self._wants_plain = True
+            return []
+        self.newest = StepDrafts(drafting_s=model.spent_s)
+        proposals = []
+        for at, (_, state, _), draft in zip(places, wanted, drafts, strict=True):
+            state.draft = draft
+            if draft.tokens:
+                chances = self._acceptance.chances(state.drafter, state.cells, draft.chances)
+                model.expect(chances)
+                proposals.append(_Proposal(at, state, chances))
+        return proposals
 
     def _drafter(self, name: str) -> Drafter:
         opened = self._drafters[name] = open_drafter(name, self._config)
         return opened
 
-    def _is_ahead(self, name: str) -> bool:
-        return self._ahead is not None and name == self._config.method
-
-    def _draft_ahead(self, decoding: Seq[ScheduledSequence]) -> bool:
-        """Compute drafts with a model, as deep as their price allows. True: as a probe."""
-        self._drafting_s = 0.0
-        if self._ahead is None:
-            return False
-        sequences = [
-            sequence
-            for sequence, *_ in decoding
-            if not (sequence.request.prediction or sequence.request.return_routed_experts)
-            and sequence.max_tokens - sequence.num_generated > 1
-        ]
-        if not sequences:
-            return False
-        most = min(
-            self._config.num_speculative_tokens,
-            max(sequence.max_tokens - sequence.num_generated - 1 for sequence in sequences),
-        )
-        depth, probes = most, False
-        if self._config.adaptive:
-            depth = self._depth_ahead(len(decoding), len(sequences), most)
-            probes = depth == 0 and self._is_probe_due()
-            depth = min(self._probe_depth, most) if probes else depth
-        sequences = [each for each in sequences if self._has_pages(each, depth - 2)] if depth else []
-        if not sequences:
-            return False
-        began = self._clock()
-        self._ahead.prepare(sequences, depth)
-        self._drafting_s = self._clock() - began
-        if self._ahead.num_caught_up <= (depth + 1) * len(sequences):
-            self._drafting.observe_time(len(sequences), depth, self._drafting_s)
-        return probes
-
-    def _depth_ahead(self, num_sequences: int, num_drafted: int, most: int) -> int:
-        if self._times.table(num_sequences) is None:
-            self._wants_plain = True
-            return 0
-        return self._drafting.depth(
-            num_sequences, num_drafted, lambda drafts: self._times.verify_s(num_sequences, drafts), most
-        )
-
-    def _has_pages(self, sequence: Sequence, num_drafts: int) -> bool:
-        """Allocate pages for positions that drafting computes beside the sequence's own, if there are enough."""
-        if num_drafts <= 0:
-            return True
-        if not self._memory.can_grow(sequence, num_drafts):
-            return False
-        self._memory.grow(sequence, num_drafts)
-        return True
-
-    def ended(self, sequence: Sequence) -> None:
-        """A sequence ends; others may use its pages."""
-        if self._ahead is not None:
-            self._ahead.settle(sequence)
-
-    def _is_probe_due(self) -> bool:
-        """Count a draft that was passed over. True: the next one is verified nevertheless, because acceptance and times
-        may have changed."""
-        self._num_passed += 1
-        if self._num_passed < self._probe_after:
-            return False
-        self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
-        return True
-
-    def _depths(self, proposals: Seq[_Proposal], num_sequences: int, *, probes: bool) -> list[int]:
+    def _depths(self, proposals: Seq[_Proposal], num_sequences: int) -> list[int]:
         if not self._config.adaptive:
             return [len(proposal.chances) for proposal in proposals]
         times = self._times.table(num_sequences)
         if times is None:
             self._wants_plain = True
             return [0] * len(proposals)
+        if self.newest.drafting_s > 0 and (plain_s := self._times.plain_s(num_sequences)):
+            times = [
+                time + self.newest.drafting_s / plain_s for time in times
+            ]  # spent already, whatever the depth
         depths = choose_depths([proposal.chances for proposal in proposals], times, num_sequences)
+        if self._model is not None and self._model.is_probe:
+            self._probe = proposals[0].state
+            depths[0] = len(proposals[0].chances)
         for proposal, depth in zip(proposals, depths, strict=True):
             proposal.state.passed(depth == 0)
         if any(depths):
             self._num_passed, self._probe_after = 0, _FIRST_PROBE
             return depths
-        if probes or self._is_probe_due():
+        self._num_passed += 1
+        if self._num_passed >= self._probe_after:  # acceptance and times may have changed
+            self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
             self._probe = proposals[0].state
             depths[0] = min(self._probe_depth, len(proposals[0].chances))
         return depths

@@ -12,6 +12,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import Chunk, FinishReason, GenerationRequest, SamplingParams, TokenLogprob
 from twofold.engine import Engine
+from twofold.step.drafters.drafter import Drafter
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import Sequence
 
@@ -35,7 +36,7 @@ class Answered(NamedTuple):
 
 
 @dataclass
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Knows the answers and says a wrong token with a given probability; 0: a perfect oracle, 1: always wrong."""
 
     known: Mapping[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]]

@@ -116,7 +116,7 @@ def _slot(state: ServerState, number: int, progress: RequestProgress | None) -> 
         "id": number,
         "id_task": -1 if progress is None else progress.number,
         "n_ctx": state.engine_while_draining.max_context,
-        "speculative": False,
+        "speculative": state.engine_while_draining.speculates or _has_prediction(progress),
         "is_processing": progress is not None,
     }
     if progress is None:
@@ -132,6 +132,10 @@ def _slot(state: ServerState, number: int, progress: RequestProgress | None) -> 
             {"has_next_token": remain > 0, "n_remain": remain, "n_decoded": progress.num_generated}
         ],
     }
+
+
+def _has_prediction(progress: RequestProgress | None) -> bool:
+    return progress is not None and bool(progress.request.prediction)
 
 
 def _prompt_text(state: ServerState, progress: RequestProgress | None) -> str:

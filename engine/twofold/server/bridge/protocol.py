@@ -128,6 +128,11 @@ class ServingEngine(Protocol):
         ...
 
     @property
+    def speculates(self) -> bool:
+        """Whether all requests are drafted for, not only those with a prediction."""
+        ...
+
+    @property
     def max_num_seqs(self) -> int:
         """Most requests that run at the same time."""
         ...

@@ -14,10 +14,11 @@ from twofold.step.drafters.drafter import Drafter
 _DRAFTERS: Final = {
     "ngram": "NgramDrafter",
     "prediction": "PredictionDrafter",
+    "suffix": "SuffixDrafter",
 }
 """Class of each drafter in the module of its name."""
-WITH_MODEL: Final = ("mtp",)
-"""Drafters that compute with a model: loading makes them (`LoadedRunner.batch_drafter`)."""
+WITH_MODEL: Final = ("mtp", "draft_model", "eagle3")
+"""Drafters that compute with a model: loading makes them (`EngineParts.drafter`)."""
 
 
 def open_drafter(name: str, config: SpeculativeConfig) -> Drafter:

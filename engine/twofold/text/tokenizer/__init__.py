@@ -160,6 +160,14 @@ class Tokenizer:
         """Names that the chat template reads, e.g. "enable_thinking"; empty without a template."""
         return frozenset() if self._chat_template is None else self._chat_template.variables
 
+    def texts(self) -> list[str | None]:
+        """Text of every token in the tokenizer's own notation, by id; None for an unused id."""
+        ids = self._backend.get_vocab(with_added_tokens=True)
+        found: list[str | None] = [None] * (1 + max(ids.values(), default=-1))
+        for text, token in ids.items():
+            found[token] = text
+        return found
+
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes of one token inside a text, maybe half a character. Empty for an id without a token."""
         return self._pieces.bytes_of(token_id)

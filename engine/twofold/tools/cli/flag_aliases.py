@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError
 from twofold.api.settings import flag_name
+from twofold.api.speculative_config import MODEL_METHODS
 
 Values = dict[str, Any]
 N_CPU_MOE: Final = "n_cpu_moe"
@@ -115,25 +116,44 @@ SPECULATION: Final = "speculative_config"
 
 
 def _drafting(key: str, *names: str) -> Alias:
-    """An alias for one key of --speculative-config, which it switches on: its only method there is ngram."""
+    """An alias for one key of --speculative-config, which it switches on; its method is ngram if no other is given."""
 
     def value(given: str) -> Values:
         if not given.isdigit():
             raise ValueError("it takes a whole number")
-        return {SPECULATION: json.dumps({"method": "ngram", key: int(given)})}
+        return {SPECULATION: json.dumps({key: int(given)})}
 
     return Alias(names, f"is {key} of --speculative-config here", (SPECULATION,), values=value)
 
 
-def _drafter(accepted: Sequence[str], *names: str) -> Alias:
+def _drafter(methods: Mapping[str, str], *names: str) -> Alias:
+    """An alias for the method of --speculative-config. methods: its values and the method of each."""
+
     def value(given: str) -> Values:
         if given == "none":
             return {}
-        if given not in accepted:
-            raise ValueError(f"it takes {', '.join(accepted)} here; draft models and heads are not supported")
-        return {SPECULATION: json.dumps({"method": "ngram"})}
+        if given not in methods:
+            raise ValueError(f"it takes {', '.join(methods)} here")
+        return {SPECULATION: json.dumps({"method": methods[given]})}
 
-    return Alias(names, "is method ngram of --speculative-config here", (SPECULATION,), values=value)
+    return Alias(names, "is method of --speculative-config here", (SPECULATION,), values=value)
+
+
+def _draft_model(*names: str) -> Alias:
+    return Alias(
+        names,
+        "is model of --speculative-config here, with method draft_model if no other is given",
+        (SPECULATION,),
+        values=lambda given: {SPECULATION: json.dumps({"model": given})},
+    )
+
+
+def _speculation(before: str | None, given: str) -> str:
+    """--speculative-config after one more alias."""
+    merged = json.loads(before or "{}") | json.loads(given)
+    if "model" in merged and merged.get("method") not in MODEL_METHODS:
+        merged["method"] = "draft_model"
+    return json.dumps({"method": "ngram"} | merged)
 
 
 _KT_BACKENDS: Final = {"balance_serve": "balance", "ktransformers": "single", "transformers": "single"}
@@ -226,8 +246,8 @@ KTRANSFORMERS_SERVER: Final = (
     _refused("one GPU is used", "--gpu-split"),
     _refused("the model's files set it; another value would change its answers", "--rope-scale", "--rope-alpha",
              "--experts-per-token"),
-    _refused("draft models are not supported", "--draft-model-path", "--draft-gguf-path", "--draft-model-dir",
-             "--q4-gguf-path"),
+    _refused("draft models are given as --speculative-config", "--draft-model-path", "--draft-gguf-path",
+             "--draft-model-dir", "--q4-gguf-path"),
 )  # fmt: skip
 """Flags of KTransformers' server/main.py alone."""
 
@@ -259,11 +279,13 @@ SGLANG: Final = (
     _ignored("it is always on", "--enable-mixed-chunk", "--enable-metrics", "--enable-cache-report", nargs=0),
     _ignored("a watchdog always runs", "--watchdog-timeout"),
     _ignored("use --debug", "--log-level", "--log-level-http"),
-    _drafter(("NGRAM", "ngram"), "--speculative-algorithm"),
+    _drafter({"NGRAM": "ngram", "ngram": "ngram", "STANDALONE": "draft_model", "EAGLE3": "eagle3",
+              "NEXTN": "mtp"},
+             "--speculative-algorithm"),
     _drafting("num_speculative_tokens", "--speculative-num-draft-tokens", "--speculative-num-steps"),
     _drafting("prompt_lookup_min", "--speculative-ngram-min-match-window-size"),
     _drafting("prompt_lookup_max", "--speculative-ngram-max-match-window-size"),
-    _refused("draft models are not supported", "--speculative-draft-model-path"),
+    _draft_model("--speculative-draft-model-path"),
     _refused("there are no LoRA adapters; merge them into the weights", "--lora-paths", nargs="+"),
 )  # fmt: skip
 
@@ -295,11 +317,12 @@ LLAMA_CPP: Final = (
     _refused("rules place tensors here, see --optimize-config", "-ot", "--override-tensor"),
     _refused("nothing is downloaded; give the path of a file or directory", "-hf", "--hf-repo", "-mu", "--model-url"),
     _refused("there are no LoRA adapters; merge them into the weights", "--lora"),
-    _drafter(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "--spec-type"),
+    _drafter(dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "ngram"),
+             "--spec-type"),
     _drafting("num_speculative_tokens", "--draft", "--draft-n", "--draft-max", "--spec-ngram-size-m"),
     _drafting("prompt_lookup_min", "--spec-ngram-size-n"),
     _ignored("each step's price decides how many tokens are drafted", "--draft-min", "--draft-n-min", "--draft-p-min"),
-    _refused("draft models are not supported", "-md", "--model-draft"),
+    _draft_model("-md", "--model-draft"),
     # ik_llama.cpp
     _ignored("weights are always packed for the CPU when they are loaded", "-rtr", "--run-time-repack", nargs=0),
     _ignored("gate, up and activation of an expert are always fused", "-fmoe", "--fused-moe", nargs=0),
@@ -366,8 +389,8 @@ class _AliasAction(argparse.Action):
         flag = known.get(name)
         if flag is not None and callable(flag.type):
             value = flag.type(value)
-        if name == SPECULATION and getattr(namespace, name, None):
-            value = json.dumps(json.loads(getattr(namespace, name)) | json.loads(value))
+        if name == SPECULATION:
+            value = _speculation(getattr(namespace, name, None), value)
         if isinstance(flag, argparse._AppendAction):
             value = [*(getattr(namespace, name, None) or []), value]
         setattr(namespace, name, value)

@@ -12,6 +12,7 @@ from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.models.model_files import open_model_files
 from twofold.tools.cli.doctor import machine_checks, memory_table
+from twofold.tools.cli.doctor.drafter_check import check_drafter
 from twofold.tools.cli.doctor.machine_checks import Check
 from twofold.tools.cli.model_options import add_model_arguments, engine_config
 
@@ -71,6 +72,8 @@ def examine(args: argparse.Namespace) -> list[Check]:
         checks += [machine_checks.check_accelerator(engine), machine_checks.check_model(engine)]
         chat = machine_checks.check_chat(engine, server)
         checks += [chat] if chat is not None else []
+        drafter = check_drafter(engine)
+        checks += [drafter] if drafter is not None else []
         device_memory = machine_checks.check_device_memory(engine)
         checks += [device_memory] if device_memory is not None else []
     return [

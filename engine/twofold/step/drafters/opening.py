@@ -1,0 +1,163 @@
+"""Opens and loads the model of a drafter that has one: checked before the target is loaded, sized with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.blocks import ops
+from twofold.blocks.head import Embedding
+from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.moe import MoeRuntime
+from twofold.experts.profiles import MachineProfile
+from twofold.experts.slot_plan import DenseCost, SlotPlan
+from twofold.models.model_files import ModelFiles, ProgressFn, open_model_files
+from twofold.models.sizing import measure_files
+from twofold.step.drafters.draft_model import DraftModel, DraftModelDrafter
+from twofold.step.drafters.draft_pages import DraftPagePool
+from twofold.step.drafters.drafter import ModelDrafter
+from twofold.step.expert_loading import mapped_experts, moe_shape
+from twofold.step.model import LoadedModel
+from twofold.text.tokenizer import Tokenizer
+from twofold.text.tokenizer.comparison import first_difference
+
+_FLAG = "--speculative-config: model"
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """Host memory of a drafter's model."""
+
+    weights_bytes: int = 0
+    bytes_per_token: int = 0
+    """KV cache bytes. There are as many tokens as in the target's cache."""
+
+
+NO_DRAFT_MEMORY = DraftMemory()
+
+
+class OpenedDrafter(ABC):
+    """A drafter whose files were opened and checked; no weights are read yet."""
+
+    memory: DraftMemory
+
+    @abstractmethod
+    def load(
+        self,
+        pool: ops.ThreadPool,
+        num_pages: int,
+        profile: MachineProfile | None,
+        progress: ProgressFn | None = None,
+    ) -> ModelDrafter:
+        """Read the weights and allocate pages. profile: that of an emulated machine, whose clock counts drafting.
+
+        Raises:
+            ModelLoadError: the model cannot be used. KernelError: memory is short.
+        """
+
+
+def open_drafter_model(
+    config: EngineConfig, target: ModelFiles, tokenizer: Tokenizer
+) -> OpenedDrafter | None:
+    """The drafter's model of --speculative-config; None if its method has none.
+
+    Raises:
+        ConfigError: it does not fit the target.
+        ModelLoadError: it cannot be used.
+    """
+    if config.speculation.method != "draft_model":
+        return None
+    return OpenedDraftModel.of(config, target, tokenizer)
+
+
+@dataclass(frozen=True)
+class OpenedDraftModel(OpenedDrafter):
+    config: EngineConfig
+    files: ModelFiles
+    vocab_size: int
+    """The target's."""
+    memory: DraftMemory
+
+    @classmethod
+    def of(cls, config: EngineConfig, target: ModelFiles, tokenizer: Tokenizer) -> OpenedDraftModel:
+        path = draft_path(config)
+        files = open_model_files(path)
+        if files.config.bytes_per_sequence:
+            raise ConfigError(
+                f"{_FLAG} was given {path}; {files.config.architecture} keeps a recurrent state, which rejected drafts "
+                "would spoil: give a model whose layers all have attention"
+            )
+        difference = first_difference(tokenizer, Tokenizer.open(path))
+        if difference is not None:
+            raise ConfigError(
+                f"{_FLAG} was given {path}, whose tokenizer is another one than the model's: {difference}; give a "
+                "draft model with the same tokenizer"
+            )
+        size = measure_files(files, kv_cache_dtype=config.kv_cache_dtype)
+        memory = DraftMemory(size.dense_bytes + size.expert_bytes, size.kv_bytes_per_token)
+        return cls(config, files, target.config.vocab_size, memory)
+
+    def load(
+        self,
+        pool: ops.ThreadPool,
+        num_pages: int,
+        profile: MachineProfile | None,
+        progress: ProgressFn | None = None,
+    ) -> ModelDrafter:
+        files, page_size = self.files, self.config.page_size
+        model = LoadedModel(files, pool, progress=progress)
+        shape = moe_shape(files)
+        experts = files.expert_layers() if files.mapped is None else mapped_experts(files.mapped, shape, pool)
+        stretches = shape.num_layers + 1
+        moe = MoeRuntime(
+            shape,
+            experts,
+            pool,
+            AcceleratorChoice("none", "a draft model"),
+            SlotPlan(0, ""),
+            DenseCost([0.0] * stretches, [0.0] * stretches),
+        )
+        dtype = files.config.cache_dtype(self.config.kv_cache_dtype)
+        cache = ops.StateCache(
+            files.config.cache_planes(dtype), num_pages, page_size, files.config.record_bytes, 0
+        )
+        return DraftModelDrafter(
+            DraftModel(model, moe, cache, self.vocab_size),
+            DraftPagePool(num_pages, page_size),
+            stops_early=self.config.speculation.adaptive,
+            emulated_s=None if profile is None else PassTime.of(files, profile),
+        )
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Time of a pass on an emulated machine's CPU: its weights are read once, and each token is computed."""
+
+    weights_s: float
+    token_s: float
+
+    @classmethod
+    def of(cls, files: ModelFiles, profile: MachineProfile) -> PassTime:
+        """The pass of one token; an embedding's row counts nothing."""
+        costs = [part.cost(weights) for part, weights in files.parts() if not isinstance(part, Embedding)]
+        figures = profile.cost_figures
+        return cls(
+            sum(cost.num_bytes for cost in costs) / (1e9 * figures["cpu_bandwidth_gbps"]),
+            sum(cost.flops for cost in costs) / (1e9 * figures["cpu_gflops"]),
+        )
+
+    def __call__(self, num_tokens: int) -> float:
+        return max(self.weights_s, num_tokens * self.token_s)
+
+
+def draft_path(config: EngineConfig) -> Path:
+    """The path that --speculative-config names. Raises ConfigError where there is nothing."""
+    path = Path(config.speculation.model or "").expanduser()
+    if not path.exists():
+        raise ConfigError(
+            f"{_FLAG} was given {str(path)!r}, which does not exist; give a model directory or GGUF file"
+        )
+    return path

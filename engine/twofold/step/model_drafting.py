@@ -1,0 +1,113 @@
+"""The depth to which a drafter with a model of its own drafts: chosen before its time is spent.
+
+After drafting, `Speculator` chooses how many of the drafted tokens a step verifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Final
+
+from twofold.api.speculative_config import SpeculativeConfig
+from twofold.step.draft_price import LEAST_GAIN, StepTimes
+from twofold.step.drafters.drafter import ModelDrafter
+from twofold.step.drafts import Draft, DraftState
+from twofold.step.sequences import Sequence
+
+_UNTRIED: Final = 0.7
+"""Acceptance that is expected of a model's drafts before there was any."""
+_UNTRIED_WEIGHT: Final = 2.0
+"""Drafts that it counts for."""
+_KEPT: Final = 0.97
+"""What a draft keeps of its weight when the next one is counted."""
+_FIRST_PROBE: Final = 16
+_LAST_PROBE: Final = 1024
+"""Most steps passed over between two probes."""
+
+
+class ModelDrafting:
+    """One engine's model drafter, and the price of its depth."""
+
+    def __init__(self, drafter: ModelDrafter, config: SpeculativeConfig, times: StepTimes) -> None:
+        self.drafter = drafter
+        self.is_probe = False
+        """Whether the newest drafts are verified whatever their price."""
+        self.spent_s = 0.0
+        """Time of the newest drafts, on the run's clock."""
+        self._config, self._times = config, times
+        self._num_passed = 0
+        self._probe_after = _FIRST_PROBE
+        self._probe_depth = 1
+        # By position: sum of chances, number of drafts; older ones weigh less.
+        self._expected = [
+            [_UNTRIED * _UNTRIED_WEIGHT, _UNTRIED_WEIGHT] for _ in range(config.num_speculative_tokens)
+        ]
+
+    def expect(self, chances: Seq[float]) -> None:
+        """Learn what drafts promise from a new one, verified or not. chances: as measured acceptance corrects them."""
+        for expected, chance in zip(self._expected, chances, strict=False):
+            expected[0] = _KEPT * expected[0] + chance
+            expected[1] = _KEPT * expected[1] + 1.0
+
+    def draft(self, wanted: Seq[tuple[Sequence, DraftState, int]], num_sequences: int) -> list[Draft]:
+        """Drafts for (sequence, state, most tokens); none if drafting is not worth its time in this step.
+
+        num_sequences: decoding sequences in the step.
+        """
+        self.spent_s = 0.0
+        depth = self._depth(wanted, num_sequences)
+        if depth == 0:
+            return []
+        before = self.drafter.spent_s
+        depths = [min(depth, most) for _, _, most in wanted]
+        drafts = self.drafter.propose_all([sequence for sequence, _, _ in wanted], depths)
+        self.spent_s = self.drafter.spent_s - before
+        if self.is_probe and any(draft.tokens for draft in drafts):
+            self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
+        return drafts
+
+    def judge_probe(self, depth: int, num_accepted: int) -> None:
+        """After a probe that was accepted, the next one comes soon and is deeper."""
+        if num_accepted == depth:
+            self._probe_after = _FIRST_PROBE
+            self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
+        else:
+            self._probe_depth = 1
+
+    def _depth(self, wanted: Seq[tuple[Sequence, DraftState, int]], num_sequences: int) -> int:
+        most = self._config.num_speculative_tokens
+        self.is_probe = False
+        if not self._config.adaptive:
+            return most
+        depth = self._best_depth(wanted, num_sequences, most)
+        if depth is None:
+            return 0
+        if depth > 0:
+            self._num_passed, self._probe_after = 0, _FIRST_PROBE
+            return depth
+        self._num_passed += 1
+        # A probe whose text is not computed yet is continued in the next step.
+        self.is_probe = self._num_passed >= self._probe_after
+        return self._probe_depth if self.is_probe else 0
+
+    def _best_depth(
+        self, wanted: Seq[tuple[Sequence, DraftState, int]], num_sequences: int, most: int
+    ) -> int | None:
+        """The depth with the most expected tokens per time of drafting and verifying; None: times must be measured."""
+        times, plain_s = self._times.table(num_sequences), self._times.plain_s(num_sequences)
+        if times is None or not plain_s:
+            return None
+        count = len(wanted)
+        pass_s = self.drafter.pass_s(count)
+        if pass_s == 0.0:
+            return 1
+        chances = [total / weight for total, weight in self._expected]
+        best, best_rate = 0, LEAST_GAIN * num_sequences
+        expected, together = float(num_sequences), 1.0
+        for depth, chance in enumerate(chances, 1):
+            together *= chance
+            expected += count * together
+            rate = expected / (times[min(depth * count, len(times) - 1)] + depth * pass_s / plain_s)
+            if rate > best_rate:
+                best, best_rate = depth, rate
+        return best
