@@ -308,6 +308,8 @@ class Engine:
         requests = self._step_requests
         num_decoding, num_drafted = self._scheduler.num_decoding, self._scheduler.num_decode_tokens
         num_prefill = self._num_step_tokens - num_drafted
+        if self._speculator is not None:
+            self._step_clock.compute_begins()
         try:
             picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
@@ -324,7 +326,8 @@ class Engine:
         clock_s = now_s - begin_s if self._run_clock.is_virtual else wall_s
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
         if self._speculator is not None:
-            self._speculator.step_done(num_decoding, num_drafted, clock_s, is_decode=num_prefill == 0)
+            compute_s = clock_s if self._run_clock.is_virtual else self._step_clock.compute_s()
+            self._speculator.step_done(num_decoding, num_drafted, compute_s, is_decode=num_prefill == 0)
         if num_prefill:
             self._moe.prompt_step_done()
         self._recorder.step(
