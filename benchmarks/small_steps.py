@@ -4,9 +4,9 @@
 
 Without a shape it takes a model, by default the bundled one. With a shape it takes a model of random weights, which it
 writes under --cache. The tokens of a step alternate between --distinct tokens, so that they share experts as the tokens
-of a text do; `shared` is the measured share of the routed experts that a step does not read again. `over bytes` is time
-÷ (bytes read ÷ bandwidth of one token), and 1 is a step that costs no more than the bytes it reads. Step sizes take turns;
-the table shows medians.
+of a text do; `shared` is the measured share of the routed experts that a step does not read again. `÷ its bytes` is
+time ÷ (bytes read ÷ bandwidth of one token), and 1 is a step that costs no more than the bytes it reads. Step sizes
+take turns; the table shows medians.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def main() -> None:
     runs = statistics.median(one.num_runs)
     rate = (steps.dense_bytes + runs * steps.expert_bytes) / statistics.median(one.seconds) / 1e9
     print(
-        f"{model or 'bundled model'}, {ops.isa_choice()[0]}, context {args.context}, one token reads {rate:.1f} GB/s; load "
-        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs. Operators: time as a multiple of one token's."
+        f"{model or 'bundled model'}, {ops.isa_choice()[0]}, context {args.context}, one token reads {rate:.1f} GB/s; "
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs. Operators: time as a multiple of one token's."
     )
     for line in lines(steps, found):
         print(line)

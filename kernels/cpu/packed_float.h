@@ -124,23 +124,36 @@ struct PackedFloat {
     return (columns + panel_columns - 1) / panel_columns * panel_columns / step_columns;
   }
 
-  // M tokens, at most T: as many rows at a time as leave registers, the first of which prefetch.
+  // T tokens against a block: as many rows at a time as leave registers, the first of which prefetch if kAhead.
+  template <class Format, int T, bool kAhead>
+  static void direct_rows(const uint8_t* panel, int64_t block, int steps, const float* x, int64_t ldx,
+                          float* totals) {
+    constexpr int G = T <= kDirectTokens ? kVectors : 2;
+    direct_block<Format, T, G, kAhead>(panel, block, steps, 0, x, ldx, totals);
+    for (int v = G; v < kVectors; v += G)
+      direct_block<Format, T, G, false>(panel, block, steps, v, x, ldx, totals);
+  }
+
+  // M tokens, at most T, in tiles of as even a size as possible.
   template <class Format, int T>
   static void direct(const float* x, int64_t ldx, const uint8_t* panels, float* y, int64_t ldy, int M, int N,
                      int K) {
     if constexpr (T > 1) {
       if (M < T) return direct<Format, T - 1>(x, ldx, panels, y, ldy, M, N, K);
     }
-    constexpr int G = T <= kDirectTokens ? kVectors : 2;
+    constexpr int kTiles = (T + kDirectTile - 1) / kDirectTile, kFirst = (T + kTiles - 1) / kTiles;
+    static_assert(kTiles <= 2);
     const int64_t steps = steps_of(K, Format::kStepColumns, Format::kPanelColumns);
     for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(kNumberOf<Format>, K)) {
       alignas(64) float totals[T * kPanelRows] = {};
       for (int64_t first = 0, block = 0; first < steps; first += Blocks<Format>::kSteps, ++block) {
         const int here =
             static_cast<int>(steps - first < Blocks<Format>::kSteps ? steps - first : Blocks<Format>::kSteps);
-        direct_block<Format, T, G, true>(panels, block, here, 0, x, ldx, totals);
-        for (int v = G; v < kVectors; v += G)
-          direct_block<Format, T, G, false>(panels, block, here, v, x, ldx, totals);
+        direct_rows<Format, kFirst, true>(panels, block, here, x, ldx, totals);
+        if constexpr (kTiles > 1) {
+          direct_rows<Format, T - kFirst, false>(panels, block, here, x + kFirst * ldx, ldx,
+                                                 totals + kFirst * kPanelRows);
+        }
       }
       write(totals, T, y + n, ldy, N - n);
     }
@@ -269,7 +282,9 @@ struct PackedFloat {
     const float* rows = static_cast<const float*>(x);
     const int64_t ldx = row_bytes / 4;
     const uint8_t* p = static_cast<const uint8_t*>(panels);
-    constexpr int kMost = kAsTheyAre<Format> ? kDirectTokens : kDirectTile;
+    // A second tile widens the weights again.
+    constexpr bool kTwice = kDirectTile <= 4 && __is_same(Format, formats::BF16);  // by a shift
+    constexpr int kMost = kAsTheyAre<Format> ? kDirectTokens : kTwice ? 2 * kDirectTile : kDirectTile;
     if (M <= kMost) return direct<Format, kMost>(rows, ldx, p, y, ldy, M, N, K);
     int left = (M + kTokenBlock - 1) / kTokenBlock;
     for (int m = 0; m < M; --left) {

@@ -33,6 +33,7 @@ class Speculation(NamedTuple):
         """Speculation of an engine; None where steps with drafts cannot be computed."""
         if loaded.verifier is None:
             return None
+        pool.own_record_first = loaded.own_record_first
         return cls(Speculator(config.speculation, pool, MoeTimes(loaded.runner.moe)), loaded.verifier)
 
 

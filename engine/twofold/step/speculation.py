@@ -157,7 +157,9 @@ class Speculator:
         """Free what the drafts of a failed step held; its sequences are as before it."""
         for item in scheduled:
             if item.drafts:
-                self._memory.drop_drafts(item.sequence, item.records, len(item.drafts))
+                record = item.sequence.record
+                kept = item.records.index(record) if record is not None and item.records else 0
+                self._memory.drop_drafts(item.sequence, item.records, kept)
 
     def step_done(self, num_sequences: int, num_tokens: int, step_s: float, *, is_decode: bool) -> None:
         """Learn a step's time on the run's clock. is_decode: it had no prompt tokens."""
