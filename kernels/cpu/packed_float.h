@@ -2,9 +2,10 @@
 // V (simd_kernels.h lists its suppliers). Every level gives the bits of generic/packed.cpp: per output
 // element 64 columns are added up one after the other (P), then P is added to the total.
 //
-// Few tokens: a panel is one ascending stream, widened in registers, all 32 rows at once. Many tokens: 64
-// columns of the panel are widened into a buffer in the first-level cache (f32 is used where it is) and all
-// tokens pass over it, a tile of them at a time in registers.
+// Few tokens: a panel is one ascending stream, widened in registers; all 32 rows at once or, where registers are too
+// few, 16 rows of a block and then the other 16 from the first-level cache. Many tokens: 64 columns of the panel are
+// widened into a buffer in that cache (f32 is used where it is) and all tokens pass over it, a tile of them at a time
+// in registers.
 #pragma once
 #include <cstdint>
 
@@ -19,7 +20,8 @@ struct PackedFloat {
   static constexpr int kVectors = kPanelRows / kLanes;  // a panel's rows
   static constexpr int kBlock = 64;                     // columns of a partial sum
   static constexpr int kTileTokens = V::kPackedTokens;  // with two vectors of rows: as many as registers hold
-  static constexpr int kDirectTokens = V::kDirectTokens;
+  static constexpr int kDirectTokens = V::kDirectTokens;  // that leave registers for all of a panel's rows
+  static constexpr int kDirectTile = V::kDirectTile;      // with two vectors of rows
   static constexpr int kTokenBlock =
       48;  // whose totals are held on the stack and whose rows in the second-level cache
 
@@ -58,44 +60,62 @@ struct PackedFloat {
   template <class Format>
   static constexpr bool kAsTheyAre = Format::kStepColumns == 1;  // float32: nothing is widened
 
-  // T tokens against all rows over a block of `steps` steps.
-  template <class Format, int T>
-  static void direct_block(const uint8_t* panel, int64_t block, int steps, const float* x, int64_t ldx,
-                           float* totals) {
-    F acc[T][kVectors];
-#pragma GCC unroll 4
+  // T tokens against G vectors of rows from `first` on, over a block of `steps` steps. kAhead: prefetches what follows.
+  template <class Format, int T, int G, bool kAhead>
+  static void direct_block(const uint8_t* panel, int64_t block, int steps, int first, const float* x,
+                           int64_t ldx, float* totals) {
+    constexpr int kColumns = Format::kStepColumns, kVectorBytes = kStepBytes / kVectors;
+    F acc[T][G];
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) acc[t][v] = V::zero();
+      for (int v = 0; v < G; ++v) acc[t][v] = V::zero();
     }
-    const uint8_t* p = Blocks<Format>::steps(panel, block);
+    const uint8_t* p = Blocks<Format>::steps(panel, block) + first * kVectorBytes;
     const float* values = x + block * kBlock;
-    for (int s = 0; s < steps; ++s, values += Format::kStepColumns, p += kStepBytes) {
-      V::prefetch(p + kAheadBytes);
-      V::prefetch(p + kAheadBytes + 64);
-      F value[T][Format::kStepColumns];
-#pragma GCC unroll 4
-      for (int c = 0; c < Format::kStepColumns; ++c) {
-#pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) value[t][c] = V::set1(values[t * ldx + c]);
+    for (int s = 0; s < steps; ++s, values += kColumns, p += kStepBytes) {
+      if constexpr (kAhead) {
+        V::prefetch(p + kAheadBytes);
+        V::prefetch(p + kAheadBytes + 64);
       }
+      if constexpr (T <= kDirectTokens) {  // activations in registers
+        F value[T][kColumns];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        F w[Format::kStepColumns];
-        Format::template widen<V>(p + v * (kStepBytes / kVectors), w);
+        for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 4
-        for (int c = 0; c < Format::kStepColumns; ++c) {
+          for (int t = 0; t < T; ++t) value[t][c] = V::set1(values[t * ldx + c]);
+        }
 #pragma GCC unroll 4
-          for (int t = 0; t < T; ++t) acc[t][v] = V::fma(value[t][c], w[c], acc[t][v]);
+        for (int v = 0; v < G; ++v) {
+          F w[kColumns];
+          Format::template widen<V>(p + v * kVectorBytes, w);
+#pragma GCC unroll 4
+          for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 4
+            for (int t = 0; t < T; ++t) acc[t][v] = V::fma(value[t][c], w[c], acc[t][v]);
+          }
+        }
+      } else {  // weights in registers
+        F w[G][kColumns];
+#pragma GCC unroll 4
+        for (int v = 0; v < G; ++v) Format::template widen<V>(p + v * kVectorBytes, w[v]);
+#pragma GCC unroll 4
+        for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) {
+            const F value = V::set1(values[t * ldx + c]);
+#pragma GCC unroll 4
+            for (int v = 0; v < G; ++v) acc[t][v] = V::fma(value, w[v][c], acc[t][v]);
+          }
         }
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        float* total = totals + t * kPanelRows + v * kLanes;
-        V::store(total, Blocks<Format>::add(panel, block, v, acc[t][v], V::load(total)));
+      for (int v = 0; v < G; ++v) {
+        float* total = totals + t * kPanelRows + (first + v) * kLanes;
+        V::store(total, Blocks<Format>::add(panel, block, first + v, acc[t][v], V::load(total)));
       }
     }
   }
@@ -104,17 +124,37 @@ struct PackedFloat {
     return (columns + panel_columns - 1) / panel_columns * panel_columns / step_columns;
   }
 
+  // T tokens against a block: as many rows at a time as leave registers, the first of which prefetch if kAhead.
+  template <class Format, int T, bool kAhead>
+  static void direct_rows(const uint8_t* panel, int64_t block, int steps, const float* x, int64_t ldx,
+                          float* totals) {
+    constexpr int G = T <= kDirectTokens ? kVectors : 2;
+    direct_block<Format, T, G, kAhead>(panel, block, steps, 0, x, ldx, totals);
+    for (int v = G; v < kVectors; v += G)
+      direct_block<Format, T, G, false>(panel, block, steps, v, x, ldx, totals);
+  }
+
+  // M tokens, at most T, in tiles of as even a size as possible.
   template <class Format, int T>
-  static void direct(const float* x, int64_t ldx, const uint8_t* panels, float* y, int64_t ldy, int N,
+  static void direct(const float* x, int64_t ldx, const uint8_t* panels, float* y, int64_t ldy, int M, int N,
                      int K) {
+    if constexpr (T > 1) {
+      if (M < T) return direct<Format, T - 1>(x, ldx, panels, y, ldy, M, N, K);
+    }
+    constexpr int kTiles = (T + kDirectTile - 1) / kDirectTile, kFirst = (T + kTiles - 1) / kTiles;
+    static_assert(kTiles <= 2);
     const int64_t steps = steps_of(K, Format::kStepColumns, Format::kPanelColumns);
-    const int64_t whole = steps / Blocks<Format>::kSteps;
     for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(kNumberOf<Format>, K)) {
       alignas(64) float totals[T * kPanelRows] = {};
-      for (int64_t block = 0; block < whole; ++block)
-        direct_block<Format, T>(panels, block, Blocks<Format>::kSteps, x, ldx, totals);
-      const int rest = static_cast<int>(steps - whole * Blocks<Format>::kSteps);
-      if (rest > 0) direct_block<Format, T>(panels, whole, rest, x, ldx, totals);
+      for (int64_t first = 0, block = 0; first < steps; first += Blocks<Format>::kSteps, ++block) {
+        const int here =
+            static_cast<int>(steps - first < Blocks<Format>::kSteps ? steps - first : Blocks<Format>::kSteps);
+        direct_rows<Format, kFirst, true>(panels, block, here, x, ldx, totals);
+        if constexpr (kTiles > 1) {
+          direct_rows<Format, T - kFirst, false>(panels, block, here, x + kFirst * ldx, ldx,
+                                                 totals + kFirst * kPanelRows);
+        }
+      }
       write(totals, T, y + n, ldy, N - n);
     }
   }
@@ -242,12 +282,10 @@ struct PackedFloat {
     const float* rows = static_cast<const float*>(x);
     const int64_t ldx = row_bytes / 4;
     const uint8_t* p = static_cast<const uint8_t*>(panels);
-    if (M == 1) return direct<Format, 1>(rows, ldx, p, y, ldy, N, K);
-    if (M == 2) return direct<Format, 2>(rows, ldx, p, y, ldy, N, K);
-    if constexpr (kDirectTokens >= 4) {
-      if (M == 3) return direct<Format, 3>(rows, ldx, p, y, ldy, N, K);
-      if (M == 4) return direct<Format, 4>(rows, ldx, p, y, ldy, N, K);
-    }
+    // A second tile widens the weights again.
+    constexpr bool kTwice = kDirectTile <= 4 && __is_same(Format, formats::BF16);  // by a shift
+    constexpr int kMost = kAsTheyAre<Format> ? kDirectTokens : kTwice ? 2 * kDirectTile : kDirectTile;
+    if (M <= kMost) return direct<Format, kMost>(rows, ldx, p, y, ldy, M, N, K);
     int left = (M + kTokenBlock - 1) / kTokenBlock;
     for (int m = 0; m < M; --left) {
       const int tokens = (M - m + left - 1) / left;

@@ -27,6 +27,21 @@ struct Place {
   int sequence, head, block, key_head, record;
 };
 
+// A block's part of a record (delta_slab_floats).
+struct Slab {
+  float* state;
+  int key_dim;
+
+  __device__ Slab(const DeltaRecords& r, const Place& at, int record)
+      : state(r.slabs + ((int64_t(record) * r.num_v_heads + at.head) * gridDim.x + at.block) *
+                            delta_slab_floats(r.key_dim)),
+        key_dim(r.key_dim) {}
+  __device__ float* key() const { return state + int64_t(key_dim) * kDeltaBlockColumns; }
+  __device__ float* delta() const { return key() + key_dim; }
+  __device__ float* decay() const { return delta() + kDeltaBlockColumns; }
+  __device__ int32_t* position() const { return reinterpret_cast<int32_t*>(decay() + 1); }
+};
+
 __device__ inline int channels_of(const DeltaRecords& r) {
   return 2 * r.num_k_heads * r.key_dim + r.num_v_heads * r.value_dim;
 }
@@ -77,45 +92,52 @@ __device__ inline void prepare(const DeltaRows& rows, const DeltaRecords& r, con
   __syncthreads();
 }
 
-template <int kRows>
-__global__ void __launch_bounds__(kThreads) delta_kernel(DeltaRows rows, DeltaRecords r, float* out) {
-  Shared& shared = static_shared<Shared>();
+// Rows of the block's sequence; 0: its rows are another block's.
+template <bool kChained>
+__device__ inline int num_tokens_of(const DeltaRows& rows, int sequence) {
+  if constexpr (!kChained) return rows.num_tokens;
+  if (rows.chain[sequence] > 0) return 0;
+  int count = 1;
+  while (sequence + count < rows.num_sequences && rows.chain[sequence + count] == count) ++count;
+  return count;
+}
+
+// kChained: rows have a chain, and each writes its own record.
+template <int kRows, bool kChained>
+__device__ inline void carry(const DeltaRows& rows, const DeltaRecords& r, float* out, Shared& shared) {
   const int column = threadIdx.x % kDeltaBlockColumns, slice = threadIdx.x / kDeltaBlockColumns;
   const int head = blockIdx.y, of_key = r.num_v_heads / r.num_k_heads, K = r.key_dim;
   const Place at{int(blockIdx.z), head, int(blockIdx.x), head / of_key, rows.records[blockIdx.z]};
   const int of_head = at.block * kDeltaBlockColumns + column;
   const bool there = slice == 0 && of_head < r.value_dim;
   const int64_t first_row = int64_t(at.sequence) * rows.num_tokens;
+  const int num_tokens = num_tokens_of<kChained>(rows, at.sequence);
+  if (num_tokens == 0) return;
   float* to = out + (first_row * r.num_v_heads + head) * r.value_dim + of_head;
   const int64_t out_stride = int64_t(r.num_v_heads) * r.value_dim;
   if (at.record < 0) {
-    for (int t = 0; there && t < rows.num_tokens; ++t) to[t * out_stride] = 0;
+    for (int t = 0; there && t < num_tokens; ++t) to[t * out_stride] = 0;
     return;
   }
   const int64_t begin = rows.positions[first_row];
-  float* slab =
-      r.slabs + ((int64_t(at.record) * r.num_v_heads + head) * gridDim.x + at.block) * delta_slab_floats(K);
-  float* kept_key = slab + int64_t(K) * kDeltaBlockColumns;
-  float* kept_delta = kept_key + K;
-  float* kept_decay = kept_delta + kDeltaBlockColumns;
-  int32_t* kept_position = reinterpret_cast<int32_t*>(kept_decay + 1);
+  const Slab before(r, at, at.record);
 
   float state[kRows];
-  const bool follows = begin > 0 && *kept_position == int(begin) - 1;
-  const float decay_before = follows ? *kept_decay : 1.0f;
-  const float delta_before = follows ? kept_delta[column] : 0.0f;
+  const bool follows = begin > 0 && *before.position() == int(begin) - 1;
+  const float decay_before = follows ? *before.decay() : 1.0f;
+  const float delta_before = follows ? before.delta()[column] : 0.0f;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int row = slice + i * kSlices;
     state[i] = 0;
     if (row >= K || begin == 0) continue;
-    state[i] = decay_before * slab[row * kDeltaBlockColumns + column];
-    if (follows) state[i] += kept_key[row] * delta_before;
+    state[i] = decay_before * before.state[row * kDeltaBlockColumns + column];
+    if (follows) state[i] += before.key()[row] * delta_before;
   }
   const uint16_t* gates = static_cast<const uint16_t*>(rows.projected) + first_row * rows.stride +
                           channels_of(r) + r.num_v_heads * r.value_dim;
   float decay = 1, delta = 0, key_scale = 0;
-  for (int t = 0; t < rows.num_tokens; ++t, gates += rows.stride) {
+  for (int t = 0; t < num_tokens; ++t, gates += rows.stride) {
     prepare(rows, r, at, t, begin + t, shared);
     const float query_scale = rsqrtf(shared.products[0] + kNormEpsilon) * rsqrtf(float(K));
     key_scale = rsqrtf(shared.products[1] + kNormEpsilon);
@@ -142,7 +164,24 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(DeltaRows rows, DeltaRe
     delta = beta * (shared.v[column] - decay * (seen * key_scale));
     const float kq = shared.products[2] * key_scale * query_scale;
     if (there) to[t * out_stride] = decay * (asked * query_scale) + kq * delta;
-    if (t + 1 == rows.num_tokens) break;
+    if (kChained || t + 1 == num_tokens) {
+      const Slab kept(r, at, kChained ? rows.records[at.sequence + t] : at.record);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int row = slice + i * kSlices;
+        if (row >= K) continue;
+        kept.state[row * kDeltaBlockColumns + column] = state[i];
+        if (column == 0) kept.key()[row] = shared.k[row] * key_scale;
+      }
+      if (slice == 0) {
+        kept.delta()[column] = delta;
+        if (column == 0) {
+          *kept.decay() = decay;
+          *kept.position() = int(begin) + t;
+        }
+      }
+    }
+    if (t + 1 == num_tokens) break;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = slice + i * kSlices;
@@ -150,18 +189,17 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(DeltaRows rows, DeltaRe
     }
     __syncthreads();
   }
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int row = slice + i * kSlices;
-    if (row >= K) continue;
-    slab[row * kDeltaBlockColumns + column] = state[i];
-    if (column == 0) kept_key[row] = shared.k[row] * key_scale;
-  }
-  if (slice != 0) return;
-  kept_delta[column] = delta;
-  if (column != 0) return;
-  *kept_decay = decay;
-  *kept_position = int(begin) + rows.num_tokens - 1;
+}
+
+template <int kRows>
+__global__ void __launch_bounds__(kThreads) delta_kernel(DeltaRows rows, DeltaRecords r, float* out) {
+  carry<kRows, false>(rows, r, out, static_shared<Shared>());
+}
+
+// One block for each multiprocessor at least: otherwise the compiler aims at three and spills registers.
+__global__ void __launch_bounds__(kThreads, 1)
+    delta_chain_kernel(DeltaRows rows, DeltaRecords r, float* out) {
+  carry<kDeltaMaxKeys / kSlices, true>(rows, r, out, static_shared<Shared>());
 }
 
 }  // namespace
@@ -174,13 +212,14 @@ int launch_delta(const DeltaRows& rows, const DeltaRecords& records, float* out,
   if (rows.projected == nullptr || rows.conv == nullptr || rows.decay_rate == nullptr ||
       rows.decay_bias == nullptr || rows.positions == nullptr || rows.records == nullptr ||
       records.slabs == nullptr || records.tail == nullptr || out == nullptr || rows.num_sequences < 1 ||
-      rows.num_tokens < 1 || records.num_k_heads < 1 || records.num_v_heads < 1 ||
-      records.num_v_heads % records.num_k_heads != 0 || records.key_dim < 1 ||
+      rows.num_tokens < 1 || (rows.chain != nullptr && rows.num_tokens != 1) || records.num_k_heads < 1 ||
+      records.num_v_heads < 1 || records.num_v_heads % records.num_k_heads != 0 || records.key_dim < 1 ||
       records.key_dim > kDeltaMaxKeys || records.value_dim < 1 || records.taps < 2 || rows.stride < width) {
     return cudaErrorInvalidValue;
   }
   const int blocks = (records.value_dim + kDeltaBlockColumns - 1) / kDeltaBlockColumns;
   const dim3 grid(blocks, records.num_v_heads, rows.num_sequences);
+  if (rows.chain != nullptr) return launch(delta_chain_kernel, grid, kThreads, 0, stream, rows, records, out);
   if (records.key_dim <= 16 * kSlices)
     return launch(delta_kernel<16>, grid, kThreads, 0, stream, rows, records, out);
   return launch(delta_kernel<32>, grid, kThreads, 0, stream, rows, records, out);

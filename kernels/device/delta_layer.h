@@ -28,7 +28,9 @@ struct DeltaRecords {
   int taps;
 };
 
-// `num_tokens` consecutive tokens of each sequence, sequence s in rows s * num_tokens onwards.
+// `num_tokens` consecutive tokens of each sequence, sequence s in rows s * num_tokens onwards. With `chain`, num_tokens is
+// 1 and each row has a record: a row whose chain is c > 0 continues the sequence of the c rows before it, which begins
+// from its first row's record, and its state goes to its own record.
 struct DeltaRows {
   const void* projected;  // bf16, rows `stride` apart: all queries, keys, values (the channels), z, b, a
   int64_t stride;
@@ -39,6 +41,7 @@ struct DeltaRows {
   const int32_t* records;    // [sequences], negative: padding, whose output is zero
   int num_sequences;
   int num_tokens;
+  const int32_t* chain;  // [num_sequences]; null: every row begins a sequence
 };
 
 // out: f32 [rows][value heads][value_dim]. Slabs are carried on; the tail is the caller's to write, afterwards.

@@ -106,7 +106,8 @@ void check_delta(const Net& net) {
                        run.copy("positions", positions),
                        run.copy("records", numbers),
                        int(numbers.size()),
-                       int(positions.size() / numbers.size())};
+                       int(positions.size() / numbers.size()),
+                       nullptr};
     };
     const auto keep = [&](const uint16_t* row, int record, int position) {
       std::copy_n(row, net.channels(),
@@ -134,7 +135,71 @@ void check_delta(const Net& net) {
   });
 }
 
+// A sequence's newest token and two drafts, in rows of one token with records of their own, beside padding; twice, as
+// after a lost step. Then the state after the first draft is continued.
+void check_chain(const Net& net) {
+  constexpr int kBefore = 3, kRows = 3, kRecords = 3, kOwn = 2;
+  const int width = net.v_heads() * net.V;
+  const size_t row_size = size_t(net.stride()), of_tail = size_t(net.taps * net.channels());
+  const auto tokens = test::random_bf16((kBefore + kRows) * row_size, 1);
+  const auto conv = test::random_floats(size_t(net.channels() * net.taps), 3);
+  auto rate = test::random_floats(size_t(net.v_heads()), 4);
+  for (float& each : rate) each = -std::abs(each);
+  const auto bias = test::random_floats(size_t(net.v_heads()), 5);
+  const auto expected = expected_of(net, tokens, kBefore + kRows, conv, rate, bias);
+  test::under_schedules([&](WatchedRun& run) {
+    auto* slabs = run.copy("slabs", std::vector<float>(kRecords * net.slab(), NAN));
+    auto* tail = run.copy("tail", std::vector<uint16_t>(kRecords * of_tail, 0x7fc0));
+    const DeltaRecords records{slabs, tail, net.k_heads, net.v_heads(), net.K, net.V, net.taps};
+    const auto keep = [&](int token, int record) {
+      std::copy_n(&tokens[size_t(token) * row_size], net.channels(),
+                  tail + size_t(record) * of_tail + size_t(token % net.taps * net.channels()));
+    };
+    const auto launch = [&](int first, int count, int num_tokens, const std::vector<int32_t>& numbers,
+                            const std::vector<int32_t>& chain) {
+      std::vector<uint16_t> rows(tokens.begin() + std::ptrdiff_t(size_t(first) * row_size),
+                                 tokens.begin() + std::ptrdiff_t(size_t(first + count) * row_size));
+      rows.resize(numbers.size() * size_t(num_tokens) * row_size);
+      std::vector<int64_t> positions;
+      for (size_t i = 0; i < numbers.size() * size_t(num_tokens); ++i) positions.push_back(first + int(i));
+      auto* out = run.memory<float>("out", numbers.size() * size_t(num_tokens * width));
+      const DeltaRows given{run.copy("projected", rows),
+                            net.stride(),
+                            run.copy("conv", conv),
+                            run.copy("decay_rate", rate),
+                            run.copy("decay_bias", bias),
+                            run.copy("positions", positions),
+                            run.copy("records", numbers),
+                            int(numbers.size()),
+                            num_tokens,
+                            chain.empty() ? nullptr : run.copy("chain", chain)};
+      run.check(launch_delta(given, records, out, nullptr), "delta");
+      for (int i = 0; i < count * width; ++i) {
+        const double theirs = expected[size_t(first * width + i)];
+        if (!(std::abs(double(out[i]) - theirs) <= 1e-4 * (1 + std::abs(theirs))))
+          test::fail("delta", 0, std::to_string(out[i]) + " instead of " + std::to_string(theirs));
+      }
+      return out;
+    };
+    launch(0, kBefore, kBefore, {kOwn}, {});
+    for (int t = 0; t < kBefore; ++t) keep(t, kOwn);
+    for (int again = 0; again < 2; ++again) {
+      const float* out = launch(kBefore, kRows, 1, {kOwn, 0, 1, -1}, {0, 1, 2, 0});
+      for (int i = 0; i < width; ++i) CHECK(out[kRows * width + i] == 0);
+    }
+    std::copy_n(tail + kOwn * of_tail, of_tail, tail);  // of record 0: the first draft's
+    keep(kBefore, 0);
+    keep(kBefore + 1, 0);
+    launch(kBefore + 2, 1, 1, {0}, {});
+  });
+}
+
 }  // namespace
+
+CASE(delta_nets_verify_drafts) {
+  check_chain({2, 2, 5, 37, 4});
+  check_chain({1, 1, 130, 3, 2});
+}
 
 CASE(delta_nets_carry_states_as_the_scalar_one) {
   check_delta({2, 2, 5, 37, 4});

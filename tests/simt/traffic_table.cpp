@@ -225,10 +225,18 @@ void delta_net() {  // Qwen3-Next, whose keys have 128 elements
                        run.copy("positions", std::vector<int64_t>{9}),
                        run.copy("records", std::vector<int32_t>{0}),
                        1,
-                       1};
+                       1,
+                       nullptr};
   run.check(launch_delta(rows, records, run.zeros<float>("out", size_t(kValueHeads * kValue)), nullptr),
             "delta");
   tell(run, "delta", "-", kKey == 128 ? "16" : "32");
+  if constexpr (kKey == 128) {
+    DeltaRows newest = rows;
+    newest.chain = run.zeros<int32_t>("chain", 1);
+    run.check(launch_delta(newest, records, run.zeros<float>("out", size_t(kValueHeads * kValue)), nullptr),
+              "delta");
+    tell(run, "delta_chain");
+  }
 }
 
 // A layer of a table step of 32 tokens, half of its experts on the CPU.

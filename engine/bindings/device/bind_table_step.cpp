@@ -20,13 +20,16 @@ void bind_table_step(py::module_& m, DeviceClass& device) {
       .def(
           "begin",
           [](TableStep& step, int64_t number, std::vector<int64_t> requests, std::vector<int32_t> positions,
-             Address stream, std::vector<uint8_t> generated) {
+             Address stream, std::vector<uint8_t> generated, std::vector<uint8_t> verified) {
             if (requests.size() != positions.size())
               throw std::invalid_argument("a table step needs one position per request row");
-            step.begin({number, std::move(requests), std::move(positions), std::move(generated)}, {stream});
+            step.begin({number, std::move(requests), std::move(positions), std::move(generated),
+                        std::move(verified)},
+                       {stream});
           },
           py::arg("step"), py::arg("requests"), py::arg("positions"), py::arg("stream"),
-          py::arg("generated") = std::vector<uint8_t>{}, py::call_guard<py::gil_scoped_release>())
+          py::arg("generated") = std::vector<uint8_t>{}, py::arg("verified") = std::vector<uint8_t>{},
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "serve",
           [](TableStep& step, uint32_t number, double limit_s) {

@@ -68,7 +68,7 @@ void bind_delta(py::module_& m) {
              field("conv", &DeltaRows::conv), field("decay_rate", &DeltaRows::decay_rate),
              field("decay_bias", &DeltaRows::decay_bias), field("positions", &DeltaRows::positions),
              field("records", &DeltaRows::records), field("num_sequences", &DeltaRows::num_sequences),
-             field("num_tokens", &DeltaRows::num_tokens));
+             field("num_tokens", &DeltaRows::num_tokens), field("chain", &DeltaRows::chain));
 }
 
 }  // namespace

@@ -273,4 +273,5 @@ class DeltaRows:
         records: _Address,
         num_sequences: int,
         num_tokens: int,
+        chain: _Address,
     ) -> None: ...

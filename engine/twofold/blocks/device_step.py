@@ -49,6 +49,10 @@ class DeviceBatch:
     """`seq_lens` on the host, if query_lens are given."""
     records: Tensor | None = None
     """int32 [S], each sequence's record index, used only by models with records; negative: padding."""
+    chain: Tensor | None = None
+    """int32 [S] where drafts are verified and layers keep records: how many of the rows directly before belong to the
+    same sequence, one row each. Its first row begins from its own record; each row's state goes to the row's record.
+    None: no sequence has several rows of one token."""
 
     def sequences(self) -> tuple[int, list[tuple[int, slice]]]:
         """Number of leading sequences with one token each, and (index, rows) of each other sequence."""
@@ -59,6 +63,11 @@ class DeviceBatch:
             others.append((s, slice(begin, begin + counts[s])))
             begin += counts[s]
         return num_decode, others
+
+    def chain_of(self, rows: slice) -> Tensor | None:
+        """`chain` of rows that `by_record` returned; None where each of its sequences has one record."""
+        num_decode = self.sequences()[0]
+        return None if self.chain is None or rows.stop > num_decode else self.chain[rows]
 
     def by_record(self) -> list[tuple[Tensor, slice]]:
         """(records, rows): first all leading sequences with one token each, then each other sequence separately."""

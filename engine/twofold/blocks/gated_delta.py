@@ -19,6 +19,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block, Cost, Record
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
+from twofold.blocks.device_tails import keep_chained
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
 
 if TYPE_CHECKING:
@@ -265,8 +266,13 @@ class GatedDeltaOnDevice:
         )
         for records, rows in batch.by_record():
             positions = batch.positions[rows]
-            self._recur(projected[rows], positions, records, state, attended[rows], step)
-            self._keep(projected[rows], positions, records, state[1])
+            chain = batch.chain_of(rows)
+            self._recur(projected[rows], positions, records, state, attended[rows], step, chain)
+            if chain is None:
+                self._keep(projected[rows], positions, records, state[1])
+            else:
+                channels = projected[rows, : shape.channels]
+                keep_chained(channels, positions, records, chain, state[1])
         z = projected[:, shape.channels : shape.channels + shape.values].view(attended.shape)
         gated = functional.rms_norm(attended, attended.shape[2:], self.head_norm, shape.eps)
         gated = gated * functional.silu(z.float())
@@ -290,9 +296,13 @@ class GatedDeltaOnDevice:
         state: DeviceState,
         out: Tensor,
         step: DeviceStep,
+        chain: Tensor | None,
     ) -> None:
         """Compute `out` for equally many tokens of each sequence."""
         native, shape, (slabs, tail) = step.kernels.native, self.shape, state
+        if native is None and chain is not None:
+            self._recur_chained(projected, positions, records, state, out, chain.tolist())
+            return
         if native is None:
             length = len(out) // len(records)
             for s, record in enumerate(records.tolist()):
@@ -321,8 +331,33 @@ class GatedDeltaOnDevice:
             records=records,
             num_sequences=len(records),
             num_tokens=len(out) // len(records),
+            chain=chain,
         )
         native.device.delta(given, kept, out=out, stream=native.stream())
+
+    def _recur_chained(
+        self,
+        projected: Tensor,
+        positions: Tensor,
+        records: Tensor,
+        state: DeviceState,
+        out: Tensor,
+        chain: list[int],
+    ) -> None:
+        """Compute `out` for rows of one token, each from its sequence's first record (`DeviceBatch.chain`)."""
+        slabs, tail = state
+        out.zero_()
+        numbers = records.tolist()
+        for row in reversed(
+            range(len(chain))
+        ):  # a sequence's first row overwrites what the others begin from
+            first = row - chain[row]
+            if numbers[first] < 0:
+                continue
+            slab = slabs[numbers[first]].clone()
+            rows = slice(first, row + 1)
+            out[row] = self._recurred(projected[rows], int(positions[first]), slab, tail[numbers[first]])[-1]
+            slabs[numbers[row]] = slab
 
     def _recurred(self, projected: Tensor, begin: int, slab: Tensor, tail: Tensor) -> Tensor:
         """Output [tokens, value heads, value_dim] of one sequence whose first token is at `begin`; updates `slab`."""

@@ -16,6 +16,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block, Cost, Record
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
+from twofold.blocks.device_tails import first_records, keep_chained, slots_of
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class ShortConvolutionOnDevice:
         b, c, x = projected.float().chunk(3, -1)
         inputs = b * x
         convolved = [
-            self._convolved(inputs[rows], batch.positions[rows], records, tail)
+            self._convolved(inputs[rows], batch.positions[rows], records, tail, batch.chain_of(rows))
             for records, rows in batch.by_record()
         ]
         y = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
@@ -152,10 +153,14 @@ class ShortConvolutionOnDevice:
             y = y + self.conv_bias
         total += linear((c * y).bfloat16(), self.out, self.out_bias)
 
-    def _convolved(self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> Tensor:
-        """Convolve one token of each sequence, or consecutive tokens of one sequence."""
+    def _convolved(
+        self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor, chain: Tensor | None
+    ) -> Tensor:
+        """Convolve one token of each sequence, or consecutive tokens of one sequence. chain: see `DeviceBatch`."""
         import torch
 
+        if chain is not None:
+            return self._convolved_chain(inputs, positions, records, tail, chain)
         taps, slots = self.shape.taps, tail.view(-1, tail.shape[-1])
         at = torch.where(records < 0, len(tail) - 1, records.long()) * taps
         count = len(inputs) // len(records)
@@ -174,4 +179,19 @@ class ShortConvolutionOnDevice:
             y += self.conv[j] * value
         last = slice(-taps, None) if count > 1 else slice(None)
         slots[at + positions[last] % taps] = inputs[last]
+        return y
+
+    def _convolved_chain(
+        self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor, chain: Tensor
+    ) -> Tensor:
+        import torch
+
+        slots, begun = tail.view(-1, tail.shape[-1]), first_records(records, chain)
+        y = torch.zeros_like(inputs)
+        for j in range(self.shape.taps):
+            back = self.shape.taps - 1 - j
+            kept = slots[slots_of(begun, positions - back, tail)]
+            value = torch.where((chain >= back)[:, None], inputs.roll(back, 0), kept)
+            y += self.conv[j] * torch.where((positions >= back)[:, None], value, 0.0)
+        keep_chained(inputs, positions, records, chain, tail)
         return y

@@ -15,6 +15,7 @@ from twofold.api.errors import ConfigError
 from twofold.experts.accelerator import slots_of_mib
 from twofold.models.config import CacheDType
 from twofold.models.sizing import ModelSize
+from twofold.step.capacity import DRAFTED_SEQUENCES
 
 WORKSPACE_BYTES: Final = 768 * 2**20
 """CUDA context, libraries and graphs: an estimate, not a measurement."""
@@ -103,6 +104,8 @@ class DeviceBudget:
     """Experts over all layers."""
     num_records: int | None = None
     """Sequences that can run at once, where each needs a record; None: the model has no records."""
+    num_draft_records: int = 0
+    """Further records, for the state after each draft of a step."""
     record_bytes: int = 0
     """All records, including the padding's."""
 
@@ -114,7 +117,8 @@ class DeviceBudget:
     def _records(self) -> str:
         if self.num_records is None:
             return ""
-        return f"{self.num_records} records of sequences ({_gib(self.record_bytes)}), "
+        drafts = f" and {self.num_draft_records} of drafts" if self.num_draft_records else ""
+        return f"{self.num_records} records of sequences{drafts} ({_gib(self.record_bytes)}), "
 
     def explain(self) -> str:
         """The split in one line, for logs."""
@@ -127,10 +131,10 @@ class DeviceBudget:
         )
 
 
-def _plan_records(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int | None, int]:
-    """(number of sequences with a record, bytes of these records plus the padding's)."""
+def _plan_records(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int | None, int, int]:
+    """(number of sequences with a record, records of drafts, bytes of all these plus the padding's)."""
     if needs.record_bytes == 0:
-        return None, 0
+        return None, 0, 0
     fitting = int(room * _RECORD_SHARE) // needs.record_bytes - 1
     if fitting < 1:
         raise ConfigError(
@@ -138,8 +142,10 @@ def _plan_records(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[
             "the GPU; raise --gpu-memory-utilization "
             f"(now {config.gpu_memory_utilization}) or use --accelerator none"
         )
-    count = min(config.max_num_seqs, fitting)
-    return count, (count + 1) * needs.record_bytes
+    depth = 0 if config.speculative_config is None else config.speculation.num_speculative_tokens
+    count = min(config.max_num_seqs, max(fitting - depth, 1))
+    num_drafts = min(depth * min(count, DRAFTED_SEQUENCES), fitting - count)
+    return count, num_drafts, (count + num_drafts + 1) * needs.record_bytes
 
 
 def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free_bytes: int) -> DeviceBudget:
@@ -152,7 +158,7 @@ def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free
     workspace = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
     workspace += _SAMPLED_ROWS * needs.sampled_row_bytes
     room = limit - needs.dense_bytes - workspace
-    num_records, record_bytes = _plan_records(config, needs, max(room, 0))
+    num_records, num_draft_records, record_bytes = _plan_records(config, needs, max(room, 0))
     room -= record_bytes
     least_kv = config.page_size * needs.kv_bytes_per_token
     if room < least_kv:
@@ -176,6 +182,7 @@ def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free
         num_staging=num_staging,
         num_experts=needs.num_layers * needs.num_experts,
         num_records=num_records,
+        num_draft_records=num_draft_records,
         record_bytes=record_bytes,
     )
 

@@ -14,26 +14,33 @@ from twofold.device.device import Device
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """One sequence's token in a decode step."""
+    """A token in a decode step. A sequence has several, at consecutive positions, where its drafts are verified."""
 
     token_id: int
     position: int
     pages: Sequence[int]
     record: int = 0
+    chain: int = 0
+    """Rows directly before it that belong to the same sequence."""
 
 
 class DecodeInputs:
     """A batch of `size` rows on `device`, all padding until filled."""
 
-    def __init__(self, size: int, page_size: int, max_pages: int, device: Device) -> None:
+    def __init__(
+        self, size: int, page_size: int, max_pages: int, device: Device, *, chained: bool = False
+    ) -> None:
+        """chained: rows of one sequence hand its records' states on (`DeviceBatch.chain`)."""
         self._page_size, self._max_pages = page_size, max_pages
-        num_bytes = size * (3 * 8 + 2 * 4 + 4 * max_pages)
+        num_bytes = size * (3 * 8 + 3 * 4 + 4 * max_pages)
         self._host = device.staging_buffer((num_bytes,), torch.uint8)
         self._device = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._written = [part.numpy() for part in _parts(self._host, size)]  # cheaper to write than tensors
         self._pages: list[list[int]] = [[] for _ in range(size)]  # start of each row's page table
-        tokens, positions, places, tables, lengths, records = _parts(self._device, size)
-        self.batch = DeviceBatch(tokens, positions, places, tables, lengths, records=records)
+        tokens, positions, places, tables, lengths, records, chain = _parts(self._device, size)
+        self.batch = DeviceBatch(
+            tokens, positions, places, tables, lengths, records=records, chain=chain if chained else None
+        )
         self.fill(())
 
     def fill(self, rows: Sequence[DecodeRow]) -> None:
@@ -42,13 +49,15 @@ class DecodeInputs:
         Raises:
             ValueError: a row's pages do not hold its position, or exceed the buffer.
         """
-        tokens, positions, places, tables, lengths, records = self._written
+        tokens, positions, places, tables, lengths, records, chain = self._written
         places[: len(rows)] = [self._place(row) for row in rows]
         tokens[: len(rows)] = [row.token_id for row in rows]
         positions[: len(rows)] = [row.position for row in rows]
         lengths[: len(rows)] = [row.position + 1 for row in rows]
         records[: len(rows)] = [row.record for row in rows]
-        for padded, value in ((tokens, 0), (positions, 0), (places, -1), (lengths, 0), (records, -1)):
+        chain[: len(rows)] = [row.chain for row in rows]
+        paddings = ((tokens, 0), (positions, 0), (places, -1), (lengths, 0), (records, -1), (chain, 0))
+        for padded, value in paddings:
             padded[len(rows) :] = value
         for index, row in enumerate(rows):
             # Sequences usually only grow from step to step: at most the last page is new.
@@ -68,10 +77,10 @@ class DecodeInputs:
         return row.pages[page] * self._page_size + offset
 
 
-def _parts(memory: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Token ids, positions, places, page tables, lengths and records as views of one buffer."""
+def _parts(memory: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Token ids, positions, places, page tables, lengths, records and chain as views of one buffer."""
     wide = memory[: 3 * 8 * size].view(torch.int64)
     narrow = memory[3 * 8 * size :].view(torch.int32)
     tokens, positions, places = wide.chunk(3)
-    lengths, records, tables = narrow[:size], narrow[size : 2 * size], narrow[2 * size :]
-    return tokens, positions, places, tables.view(size, -1), lengths, records
+    lengths, records, chain = narrow[: 3 * size].chunk(3)
+    return tokens, positions, places, narrow[3 * size :].view(size, -1), lengths, records, chain

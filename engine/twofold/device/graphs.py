@@ -1,8 +1,8 @@
 """Decode steps as graphs: one captured step per batch size, with inputs at fixed addresses.
 
-A step runs in the smallest size that holds its sequences. The remaining rows are padding: they store nothing, attend
-to nothing and are routed to no expert. A step that cannot be captured is launched kernel by kernel by the queue's
-worker, with the same buffers and results; the reason is kept.
+A step runs in the smallest size that holds its rows: one per sequence, and one more per draft to be verified. The
+remaining rows are padding: they store nothing, attend to nothing and are routed to no expert. A step that cannot be
+captured is launched kernel by kernel by the queue's worker, with the same buffers and results; the reason is kept.
 """
 
 from __future__ import annotations
@@ -45,33 +45,35 @@ class DecodeGraphs:
     """Pages of one sequence."""
     rehearsal: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context of the first run of a step, whose CPU part is not served: keeps the step from waiting for an answer."""
+    keeps_records: bool = False
+    """Whether layers keep records: rows of one sequence then take a graph of their own (`DeviceBatch.chain`)."""
     fall_back_reason: str | None = None
     """Why steps are launched kernel by kernel; None while they are graphs."""
-    _prepared: dict[int, _Prepared] = field(default_factory=dict)
+    _prepared: dict[tuple[int, bool], _Prepared] = field(default_factory=dict)
 
-    def is_prepared(self, num_sequences: int) -> bool:
-        """Whether `prepare` has nothing to do for this number of sequences."""
-        known = self._prepared.get(self._size(num_sequences))
+    def is_prepared(self, num_rows: int, has_drafts: bool = False) -> bool:
+        """Whether `prepare` has nothing to do for this number of rows."""
+        known = self._prepared.get(self._kind(num_rows, has_drafts))
         return known is not None and known.is_graph == (self.fall_back_reason is None)
 
-    def prepare(self, num_sequences: int) -> None:
-        """Capture a graph for this number of sequences, or record that it cannot be captured; runs a rehearsal step.
+    def prepare(self, num_rows: int, has_drafts: bool = False) -> None:
+        """Capture a graph for this number of rows, or record that it cannot be captured; runs a rehearsal step.
 
         Raises:
-            ValueError: more sequences than a graph holds.
+            ValueError: more rows than a graph holds.
         """
-        if self.is_prepared(num_sequences):
+        if self.is_prepared(num_rows, has_drafts):
             return
-        size = self._size(num_sequences)
+        kind = size, chained = self._kind(num_rows, has_drafts)
         with self.queue.active(), self.rehearsal():
-            inputs = DecodeInputs(size, self.page_size, self.max_pages, self.device)
+            inputs = DecodeInputs(size, self.page_size, self.max_pages, self.device, chained=chained)
             batch = inputs.batch
             outputs = tuple(torch.empty_like(made) for made in self.step(batch))
         self.queue.wait()
         if self.fall_back_reason is None:
             try:
                 replay = self.queue.capture(lambda: self.step(batch), outputs)
-                self._prepared[size] = _Prepared(inputs, outputs, replay, is_graph=True)
+                self._prepared[kind] = _Prepared(inputs, outputs, replay, is_graph=True)
                 return
             except RuntimeError as error:
                 self.fall_back(f"capturing a step of {size} failed ({str(error).splitlines()[0]})")
@@ -80,16 +82,17 @@ class DecodeGraphs:
             for kept, made in zip(outputs, self.step(batch), strict=True):
                 kept.copy_(made)
 
-        self._prepared[size] = _Prepared(inputs, outputs, lambda: self.queue.start(launch), is_graph=False)
+        self._prepared[kind] = _Prepared(inputs, outputs, lambda: self.queue.start(launch), is_graph=False)
 
     def start(self, rows: Sequence[DecodeRow]) -> Outputs:
         """Start a step; when the queue has finished it, the returned tensors [len(rows), ...] hold its results.
 
         Raises:
-            ValueError: more sequences or pages than a graph holds.
+            ValueError: more rows or pages than a graph holds.
         """
-        self.prepare(len(rows))
-        prepared = self._prepared[self._size(len(rows))]
+        has_drafts = any(row.chain for row in rows)
+        self.prepare(len(rows), has_drafts)
+        prepared = self._prepared[self._kind(len(rows), has_drafts)]
         with self.queue.active():
             prepared.inputs.fill(rows)
         prepared.start()
@@ -105,10 +108,9 @@ class DecodeGraphs:
             self.fall_back_reason = reason
             _log.warning("decode runs without CUDA graphs from now on: %s", reason)
 
-    @staticmethod
-    def _size(num_sequences: int) -> int:
-        if not 1 <= num_sequences <= BATCH_SIZES[-1]:
-            raise ValueError(
-                f"a decode graph holds 1 to {BATCH_SIZES[-1]} sequences, {num_sequences} were given"
-            )
-        return BATCH_SIZES[bisect.bisect_left(BATCH_SIZES, num_sequences)]
+    def _kind(self, num_rows: int, has_drafts: bool) -> tuple[int, bool]:
+        """Size of the graph for these rows, and whether its rows hand states on."""
+        if not 1 <= num_rows <= BATCH_SIZES[-1]:
+            raise ValueError(f"a decode graph holds 1 to {BATCH_SIZES[-1]} rows, {num_rows} were given")
+        size = BATCH_SIZES[bisect.bisect_left(BATCH_SIZES, num_rows)]
+        return size, has_drafts and self.keeps_records

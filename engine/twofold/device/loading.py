@@ -82,6 +82,8 @@ def load_on_device(
             page_size=config.page_size,
             max_context=max_context,
             num_records=budget.num_records or 0,
+            num_snapshots=num_snapshots,
+            num_draft_records=budget.num_draft_records,
             look_ahead=look_ahead,
         )
     except torch.OutOfMemoryError as error:
@@ -109,6 +111,12 @@ def load_on_device(
         num_records=budget.num_records,
         num_snapshots=num_snapshots,
         plan=plan,
+        draft_records=range(
+            num_others := (budget.num_records or 0) + num_snapshots, num_others + budget.num_draft_records
+        ),
+        own_record_first=True,
+        # Their results depend on when experts are resident, so a step of several tokens would change them.
+        verifier=None if moe.changes_outputs else runner,
         page_bytes=needs.kv_bytes_per_token * config.page_size,
         record_bytes=record_bytes,
     )

@@ -30,10 +30,12 @@ from twofold.device.placed_layers import PlacedLayers
 from twofold.device.queue import Outputs
 from twofold.device.sampler import DeviceSampler
 from twofold.device.state_memory import DeviceStateMemory
+from twofold.device.step_rows import decode_rows, flattened
 from twofold.device.table_layers import TableLayers
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import cpu_layers
 from twofold.experts.placement import Mask
+from twofold.step.batch import verified_rows
 from twofold.step.runner import report_prompts
 from twofold.step.sampler import Sampler, pick_undecided
 from twofold.step.sequences import ScheduledSequence
@@ -50,7 +52,7 @@ class LostStepError(KernelError):
 
 
 class DeviceRunner:
-    """A model, its KV cache and its expert runtime on a device. See `Runner`."""
+    """A model, its KV cache and its expert runtime on a device. See `Runner` and `Verifier`."""
 
     def __init__(
         self,
@@ -62,6 +64,8 @@ class DeviceRunner:
         page_size: int,
         max_context: int,
         num_records: int = 0,
+        num_snapshots: int = 0,
+        num_draft_records: int = 0,
         handshake: str = "",
         watchdog_s: float = 5.0,
         graphs: bool = True,
@@ -72,6 +76,8 @@ class DeviceRunner:
         Args:
             moe: expert runtime whose accelerator is on `device`, like the model's dense weights.
             max_context: longest request, in tokens.
+            num_records: records of sequences, where layers keep records; the snapshots' numbers follow, then those of
+                `num_draft_records` for the state after each draft of a step.
             handshake: how a step waits for the CPU, see `TableLayers`; "": the fastest by a probe.
             watchdog_s: limit for the device's wait for the CPU's experts, and the CPU's wait for the device's posts.
             graphs: False: launch table steps kernel by kernel, for comparison.
@@ -90,13 +96,20 @@ class DeviceRunner:
         self.why_placed: str | None = None
         """Why steps are no longer table steps; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
-        self._num_pages, self._num_records, self._max_context = num_pages, num_records, max_context
+        self._num_pages, self._max_context = num_pages, max_context
+        self._num_records = num_records + num_draft_records
         self._handshake, self._looks_ahead = handshake, look_ahead
-        self._state = model.state(num_pages, page_size, num_records)
+        self._state = model.state(num_pages, page_size, self._num_records)
+        self._logits = torch.empty(0)
+        """Logits of the last step's sampled rows, those of drafts included."""
+        self._picked: list[int] = []
+        """Their tokens as the device picked them, with the random numbers that they get if all drafts are accepted."""
         self._device = device
         self._sampler = DeviceSampler(BATCH_SIZES[-1], device)
         self._queue = device.queue(lambda: self._layers.mailbox.abort())
-        self.memory = DeviceStateMemory(model.blocks_with_state(self._state), self._queue, num_records)
+        self.memory = DeviceStateMemory(
+            model.blocks_with_state(self._state), self._queue, num_records, num_snapshots
+        )
         self._make_steps(None if graphs else "graphs are switched off")
 
     def _make_steps(self, fall_back_reason: str | None) -> None:
@@ -126,6 +139,7 @@ class DeviceRunner:
             page_size=self._page_size,
             max_pages=-(-self._max_context // self._page_size),
             rehearsal=self._layers.rehearsal,
+            keeps_records=self._num_records > 0,
             fall_back_reason=fall_back_reason,
         )
 
@@ -202,8 +216,8 @@ class DeviceRunner:
     def _is_table_step(self, scheduled: Seq[ScheduledSequence]) -> bool:
         return (
             self.why_placed is None
-            and len(scheduled) <= BATCH_SIZES[-1]
-            and all(item.num_tokens == 1 and item.samples for item in scheduled)
+            and sum(item.num_tokens for item in scheduled) <= BATCH_SIZES[-1]
+            and all(item.num_tokens == 1 + len(item.drafts) and item.samples for item in scheduled)
         )
 
     # ---- table steps -------------------------------------------------------------------------------------------------
@@ -214,8 +228,8 @@ class DeviceRunner:
         return self._sampler.pick(logits), logits
 
     def _table_step(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
-        rows = [_decode_row(item) for item in scheduled]
-        self._prepare(len(rows))
+        rows = decode_rows(scheduled, self.memory.record_index)
+        self._prepare(len(rows), any(row.chain for row in rows))
         try:
             tokens, logits = self._run_table_step(step, rows, scheduled, samplers)
         except LostStepError as lost:
@@ -225,20 +239,30 @@ class DeviceRunner:
             self._give_up()
             raise
         self.num_table_steps += 1
-        return self._pick_undecided(samplers, tokens, logits)
+        self._picked, self._logits = tokens, logits
+        return self.pick_verified([at for at, row in enumerate(rows) if not row.chain], samplers)
 
     def _run_table_step(
         self, step: int, rows: list[DecodeRow], scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]
     ) -> tuple[list[int], Tensor]:
         """(sampled tokens, logits). Raises LostStepError, and any error of the CPU's part."""
-        numbers, positions = [item.sequence.number for item in scheduled], [row.position for row in rows]
+        numbers = [item.sequence.number for item in scheduled for _ in range(item.num_tokens)]
+        positions = [row.position for row in rows]
         generated = _generated(scheduled) if self.moe.changes_outputs else []
         try:
-            self._table.begin(step, numbers, positions, self._queue.stream, generated)
+            self._table.begin(
+                step, numbers, positions, self._queue.stream, generated, verified_rows(scheduled)
+            )
         except KernelError as error:
             raise LostStepError(f"beginning a step failed ({error})") from error
         with self._queue.active():
-            self._sampler.fill([sampler.draw() for sampler in samplers])
+            self._sampler.fill(
+                [
+                    sampler.draw(num_later)
+                    for item, sampler in zip(scheduled, samplers, strict=True)
+                    for num_later in range(item.num_tokens)
+                ]
+            )
             self._fill_cache_prior(self._layers, generated)
         picked, logits = self._graphs.start(rows)
         served = self._table.serve(self._layers.next_number(), self._watchdog_s)
@@ -253,15 +277,15 @@ class DeviceRunner:
         _check(self._table.confirm())
         return tokens, logits
 
-    def _prepare(self, num_rows: int) -> None:
+    def _prepare(self, num_rows: int, has_drafts: bool) -> None:
         """Prepare a step of this many rows and synchronise its number on both sides. Raises LostStepError."""
         if self.num_table_steps % _STEPS_PER_SPLIT == 0:
             with self._queue.active():
                 self._layers.refresh_split()
-        if self._graphs.is_prepared(num_rows):
+        if self._graphs.is_prepared(num_rows, has_drafts):
             return
         try:
-            self._graphs.prepare(num_rows)
+            self._graphs.prepare(num_rows, has_drafts)
             self._queue.wait()
         except (RuntimeError, KernelError) as error:
             raise LostStepError(f"preparing a step of {num_rows} failed ({error})") from error
@@ -286,41 +310,57 @@ class DeviceRunner:
             requests += [item.sequence.number] * item.num_tokens
             positions += range(begin, begin + item.num_tokens)
         generated = _generated(scheduled) if self.moe.changes_outputs else []
-        self.moe.begin_step(step, requests, positions, generated)
+        self.moe.begin_step(step, requests, positions, generated, verified_rows(scheduled))
         self._placed.begin_step()
         with self._queue.active():
             self._fill_cache_prior(self._placed, generated)
-            batch, last_rows = _flattened(scheduled, self._page_size, self._model.device)
+            batch, sampled_rows, first_rows = flattened(
+                scheduled, self._page_size, self._model.device, self.memory.record_index
+            )
             hidden = self._model.forward(batch, self._state, self._placed)
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
-            logits = self._model.logits(hidden[last_rows]) if samplers else hidden[:0]
-            tokens = self._pick(samplers, logits)
+            self._logits = self._model.logits(hidden[sampled_rows]) if samplers else hidden[:0]
+            counts = [1 + len(item.drafts) for item in scheduled if item.samples]
+            self._picked = self._pick(samplers, counts)
             self._queue.wait()
             self._placed.end_step()
         self.moe.end_step()
         self.num_placed_steps += 1
-        return self._pick_undecided(samplers, tokens, logits)
+        return self.pick_verified(first_rows, samplers)
+
+    def pick_verified(self, rows: Seq[int], samplers: Seq[Sampler]) -> list[int]:
+        """See `Verifier.pick_verified`. The device has picked where it can; the host picks the others now."""
+        began = time.perf_counter()
+        tokens = [self._picked[row] for row in rows]
+        with self._queue.active():
+            picked = pick_undecided(
+                self.pool,
+                samplers,
+                tokens,
+                lambda undecided: self._logits[[rows[at] for at in undecided]].cpu().numpy(),
+            )
+        self.sampling_s += time.perf_counter() - began
+        return picked
 
     def _fill_cache_prior(self, layers: TableLayers | PlacedLayers, generated: Seq[bool]) -> None:
         placement = self.moe.placement() if self.moe.cache_prior > 0 else None
         if placement is not None:
             layers.fill_cache_prior(placement[0], generated)
 
-    def _pick(self, samplers: Seq[Sampler], logits: Tensor) -> list[int]:
+    def _pick(self, samplers: Seq[Sampler], num_rows: Seq[int]) -> list[int]:
+        """Tokens of the newest logits, `num_rows` per sampler."""
         if not samplers:
             return []
-        num_rows = max(len(samplers), BATCH_SIZES[-1])
-        sampler = self._sampler if num_rows == BATCH_SIZES[-1] else DeviceSampler(num_rows, self._device)
-        sampler.fill([each.draw() for each in samplers])
-        tokens: list[int] = sampler.pick(logits).tolist()
+        draws = [
+            each.draw(num_later)
+            for each, count in zip(samplers, num_rows, strict=True)
+            for num_later in range(count)
+        ]
+        is_usual = len(draws) <= BATCH_SIZES[-1]
+        sampler = self._sampler if is_usual else DeviceSampler(len(draws), self._device)
+        sampler.fill(draws)
+        tokens: list[int] = sampler.pick(self._logits).tolist()
         return tokens
-
-    def _pick_undecided(self, samplers: Seq[Sampler], tokens: Seq[int], logits: Tensor) -> list[int]:
-        began = time.perf_counter()
-        with self._queue.active():
-            picked = pick_undecided(self.pool, samplers, tokens, lambda rows: logits[rows].cpu().numpy())
-        self.sampling_s += time.perf_counter() - began
-        return picked
 
 
 def _check(served: ServedStep) -> None:
@@ -335,45 +375,3 @@ def _generated(scheduled: Seq[ScheduledSequence]) -> list[bool]:
         for item in scheduled
         for n in range(item.num_tokens)
     ]
-
-
-def _decode_row(item: ScheduledSequence) -> DecodeRow:
-    sequence = item.sequence
-    begin = sequence.num_computed
-    return DecodeRow(sequence.token_ids[begin], begin, sequence.pages, sequence.record or 0)
-
-
-def _flattened(
-    scheduled: Seq[ScheduledSequence], page_size: int, device: torch.device
-) -> tuple[DeviceBatch, Tensor]:
-    """The step's rows concatenated, and the indices of the rows to sample from."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    places: list[int] = []
-    last_rows: list[int] = []
-    tables = torch.zeros(
-        (len(scheduled), max(len(item.sequence.pages) for item in scheduled)), dtype=torch.int32
-    )
-    for index, item in enumerate(scheduled):
-        sequence, begin = item.sequence, item.sequence.num_computed
-        end = begin + item.num_tokens
-        tokens += sequence.token_ids[begin:end]
-        positions += range(begin, end)
-        places += [sequence.pages[p // page_size] * page_size + p % page_size for p in range(begin, end)]
-        tables[index, : len(sequence.pages)] = torch.tensor(sequence.pages, dtype=torch.int32)
-        if item.samples:
-            last_rows.append(len(tokens) - 1)
-    lengths = [item.sequence.num_computed + item.num_tokens for item in scheduled]
-    batch = DeviceBatch(
-        token_ids=torch.tensor(tokens, device=device),
-        positions=torch.tensor(positions, device=device),
-        slot_mapping=torch.tensor(places, device=device),
-        page_tables=tables.to(device),
-        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
-        query_lens=tuple(item.num_tokens for item in scheduled),
-        host_seq_lens=tuple(lengths),
-        records=torch.tensor(
-            [item.sequence.record or 0 for item in scheduled], dtype=torch.int32, device=device
-        ),
-    )
-    return batch, torch.tensor(last_rows, dtype=torch.int64, device=device)

@@ -20,11 +20,18 @@ class DeviceStateMemory:
     """See `StateMemory`. Called by the engine's thread between two steps."""
 
     def __init__(
-        self, blocks: Iterable[tuple[Block, DeviceState]], queue: DeviceQueue, num_records: int
+        self,
+        blocks: Iterable[tuple[Block, DeviceState]],
+        queue: DeviceQueue,
+        num_records: int,
+        num_snapshots: int = 0,
     ) -> None:
-        """blocks: each block with its state; the first dimension of its tensors is pages or records."""
+        """blocks: each block with its state; the first dimension of its tensors is pages or records.
+
+        Record numbers from `num_records` on are `num_snapshots` snapshots, then records of drafts.
+        """
         self._queue = queue
-        self._num_records = num_records
+        self._num_records, self._num_snapshots = num_records, num_snapshots
         self._pages: list[Tensor] = []
         self._records: list[Tensor] = []
         self._snapshots: dict[int, list[Tensor]] = {}
@@ -77,9 +84,13 @@ class DeviceStateMemory:
         """See `StateMemory`. ValueError: the bytes are not a record of these layers."""
         self._write(self._record(record), data)
 
+    def record_index(self, number: int) -> int:
+        """Where a sequence's or a draft's record is on the device."""
+        return number if number < self._num_records else number - self._num_snapshots
+
     def _record(self, number: int) -> list[Tensor]:
-        if number < self._num_records:
-            return [part[number] for part in self._records]
+        if not 0 <= number - self._num_records < self._num_snapshots:
+            return [part[self.record_index(number)] for part in self._records]
         if number not in self._snapshots:
             self._snapshots[number] = [
                 torch.empty(part.shape[1:], dtype=part.dtype) for part in self._records

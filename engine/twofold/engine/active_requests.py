@@ -35,6 +35,7 @@ class Speculation(NamedTuple):
         loaded = parts.loaded
         if loaded.verifier is None:
             return None
+        pool.own_record_first = loaded.own_record_first
         times = MoeTimes(loaded.runner.moe, loaded.num_moe_layers)
         return cls(Speculator(config.speculation, pool, times, parts.drafter), loaded.verifier)
 

@@ -313,6 +313,8 @@ class Engine:
         requests = self._step_requests
         num_decoding, num_drafted = self._scheduler.num_decoding, self._scheduler.num_decode_tokens
         num_prefill = self._num_step_tokens - num_drafted
+        if self._speculator is not None:
+            self._step_clock.compute_begins()
         try:
             picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
@@ -331,7 +333,8 @@ class Engine:
             clock_s = now_s - begin_s + (self._speculator.newest.drafting_s if self._speculator else 0.0)
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
         if self._speculator is not None:
-            self._speculator.step_done(scheduled, num_decoding, num_drafted, clock_s)
+            compute_s = now_s - begin_s if self._run_clock.is_virtual else self._step_clock.compute_s()
+            self._speculator.step_done(scheduled, num_decoding, num_drafted, compute_s)
         if num_prefill:
             self._moe.prompt_step_done()
         self._recorder.step(

@@ -31,6 +31,8 @@ class PagePool:
         self.num_records = num_records or 0
         self._free_records = None if num_records is None else list(range(num_records - 1, -1, -1))
         self._free_draft_records = list(draft_records)
+        self.own_record_first = False
+        """See `LoadedRunner.own_record_first`."""
         self.num_queries = 0
         """Prompt tokens looked up in the prefix cache."""
         self.num_hits = 0
@@ -90,13 +92,14 @@ class PagePool:
         return None if self._free_records is None else len(self._free_draft_records)
 
     def take_draft_records(self, sequence: Sequence, count: int) -> tuple[int, ...]:
-        """Records for the state after each of `count` tokens, then the sequence's own; empty where layers keep none."""
+        """Records for the state after each of `count` + 1 tokens, the sequence's own last or first; empty where layers
+        keep none."""
         if self._free_records is None:
             return ()
         assert sequence.record is not None, "a running sequence without a record"
         taken = self._free_draft_records[-count:]
         del self._free_draft_records[-count:]
-        return (*taken, sequence.record)
+        return (sequence.record, *taken) if self.own_record_first else (*taken, sequence.record)
 
     def drop_drafts(self, sequence: Sequence, records: Seq[int], kept: int) -> None:
         """After a step with drafts, free pages beyond the sequence's tokens, and all of `records` but the one at index

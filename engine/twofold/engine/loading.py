@@ -15,7 +15,6 @@ from pathlib import Path
 
 from twofold import __version__, _core
 from twofold.api.config import EngineConfig
-from twofold.api.errors import ConfigError
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
@@ -79,11 +78,6 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     check_policy(config)
     check_placement(config)
     choice, device = choose_accelerator(config.accelerator)
-    if device is not None and config.speculative_config is not None:
-        raise ConfigError(
-            f"--speculative-config was given, and accelerator {choice.label} cannot verify drafts: leave it out, or "
-            "give --accelerator none"
-        )
     path = Path(config.model) if config.model else bundled_model_path()
     # Cheap checks come before gigabytes are read.
     files = open_model_files(path, config.speculation.predictions)

@@ -74,6 +74,7 @@ class StepClock:
         self._virtual = runner.moe.virtual_now_us is not None
         self._on_device = runner.moe.accelerator is not None
         self._began_s = self._ended_s = self._telemetry_s = 0.0
+        self._computing_s = 0.0
         self._scheduled = self._computed = _Reading()
         self._last_usage: resource.struct_rusage | None = None
         self._num_uncounted = 0
@@ -98,6 +99,15 @@ class StepClock:
             now.ru_majflt - before.ru_majflt,
             1e6 * (now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime),
         )
+
+    def compute_begins(self) -> None:
+        """Start the time that `compute_s` measures."""
+        self._computing_s = time.perf_counter() if self._on_device else time.thread_time()
+
+    def compute_s(self) -> float:
+        """Time since `compute_begins`. Without an accelerator it is CPU time of the engine's thread, which shares the
+        work of every operation: other processes on the machine do not lengthen it."""
+        return (time.perf_counter() if self._on_device else time.thread_time()) - self._computing_s
 
     def idle(self) -> None:
         """End a step without work; the recording time of the previous step is dropped."""

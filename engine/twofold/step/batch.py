@@ -76,7 +76,7 @@ class StepBatch:
         self.generated = generated
         has_drafts = len(first_rows) < len(last_rows)
         self.first_rows = first_rows if has_drafts else None
-        self.verified = _verified(scheduled) if has_drafts else []
+        self.verified = verified_rows(scheduled) if has_drafts else []
         self.meta = BatchMeta(
             positions=np.array(positions, np.int32),
             sequence_index=np.array(sequence_index, np.int32),
@@ -115,7 +115,10 @@ class StepBatch:
         )
 
 
-def _verified(scheduled: Seq[ScheduledSequence]) -> list[bool]:
+def verified_rows(scheduled: Seq[ScheduledSequence]) -> list[bool]:
+    """[T] whether the token is a sequence's newest or one of its drafts, both to be verified; empty: none is."""
+    if not any(item.drafts for item in scheduled):
+        return []
     return [bool(item.drafts) for item in scheduled for _ in range(item.num_tokens)]
 
 

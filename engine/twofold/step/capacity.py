@@ -19,7 +19,7 @@ _RECORDS_SHARE = 0.5
 
 _SNAPSHOTS_SHARE = 0.125
 _MAX_SNAPSHOTS = 64
-_DRAFTED_SEQUENCES = 4
+DRAFTED_SEQUENCES = 4
 """Sequences whose drafts of full depth have records at the same time."""
 
 
@@ -112,4 +112,4 @@ def _records(config: EngineConfig, model: ModelConfig, room: int) -> tuple[int |
             f"a sequence's record takes {one / 1e6:.1f} MB, but only {room / 1e6:.1f} MB of memory is available for "
             "records; free memory"
         )
-    return count, min(depth * min(count, _DRAFTED_SEQUENCES), room // one - count)
+    return count, min(depth * min(count, DRAFTED_SEQUENCES), room // one - count)

@@ -23,7 +23,7 @@ from twofold.experts.placement import Mask
 from twofold.step.batch import StepBatch
 from twofold.step.model import LoadedModel
 from twofold.step.predictions import Predictions
-from twofold.step.sampler import Sampler, SamplerBatch, logprobs
+from twofold.step.sampler import Sampler, SamplerBatch, logprobs, pick_ahead, take_ahead
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.state_memory import StateMemory
 
@@ -128,6 +128,8 @@ class LoadedRunner:
     """Bytes per sequence record, all layers."""
     draft_records: range = range(0)
     """Numbers of further records, for the state after each draft of a step."""
+    own_record_first: bool = False
+    """Whether the sequence's own record receives the state after the first token of such a step, not after the last."""
     verifier: Verifier | None = None
     """None: steps with drafts cannot be computed."""
     predictions: Predictions | None = None
@@ -153,6 +155,8 @@ class ModelRunner:
         self._batch = StepBatch()
         self._samplers = SamplerBatch(())
         self._logits: F32 = np.empty((0, 0), np.float32)
+        self._ahead: list[int] | None = None
+        """Tokens of the last step's rows, picked at once; None: they are picked as they are verified."""
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         began = time.perf_counter()
@@ -170,15 +174,21 @@ class ModelRunner:
         if self.predictions is not None:
             self.predictions.follow(step, scheduled, hidden)
         began = time.perf_counter()
-        if samplers is not self._samplers.samplers:
-            self._samplers = SamplerBatch(samplers)
         self._logits = logits
-        first = logits if batch.first_rows is None else logits[batch.first_rows]
-        picked = self._samplers.pick(self.pool, first)
+        if batch.first_rows is None:
+            if samplers is not self._samplers.samplers:
+                self._samplers = SamplerBatch(samplers)
+            picked = self._samplers.pick(self.pool, logits)
+        else:
+            counts = [1 + len(item.drafts) for item in scheduled if item.samples]
+            self._ahead = pick_ahead(self.pool, samplers, counts, logits)
+            picked = self.pick_verified(batch.first_rows, samplers)
         self.sampling_s += time.perf_counter() - began
         return picked
 
     def pick_verified(self, rows: Seq[int], samplers: Seq[Sampler]) -> list[int]:
+        if self._ahead is not None:
+            return take_ahead(self._ahead, rows, samplers)
         began = time.perf_counter()
         picked = SamplerBatch(samplers).pick(self.pool, self._logits[list(rows)])
         self.sampling_s += time.perf_counter() - began

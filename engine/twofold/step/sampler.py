@@ -47,25 +47,30 @@ class Sampler:
         self._drawn: list[float] = []
         """Precomputed uniform numbers, the next one last."""
 
-    def draw(self) -> Draw | None:
-        """Device inputs for the next token besides its logits; unchanged until a token is taken. None: the host must
-        pick."""
-        if self.rules is not None or self.matcher is not None or self.params.logprobs is not None:
-            return None
-        return Draw(*self.numbers())
+    @property
+    def is_plain(self) -> bool:
+        """Whether a token depends on its logits and the random numbers alone, and nothing is reported about it."""
+        return self.rules is None and self.matcher is None and self.params.logprobs is None
 
-    def numbers(self) -> tuple[float, int, float, float, float]:
-        """Temperature, top-k, top-p, min-p and the uniform number for the next token."""
+    def draw(self, num_later: int = 0) -> Draw | None:
+        """Device inputs for the next token besides its logits, or for one `num_later` tokens later; unchanged until a
+        token is taken. None: the host must pick."""
+        return Draw(*self.numbers(num_later)) if self.is_plain else None
+
+    def numbers(self, num_later: int = 0) -> tuple[float, int, float, float, float]:
+        """Temperature, top-k, top-p, min-p and the uniform number for the next token, or for a later one."""
         params = self.params
         if params.temperature == 0.0:
             return 0.0, 0, 1.0, 0.0, 0.0
-        return params.temperature, params.top_k, params.top_p, params.min_p, self.uniform()
+        return params.temperature, params.top_k, params.top_p, params.min_p, self.uniform(num_later)
 
-    def uniform(self) -> float:
-        """Uniform number in [0, 1) for the next token; unchanged until a token is taken."""
-        if not self._drawn:  # several at once: the same numbers as single draws, in a fraction of the time
-            self._drawn = self._random.random(_DRAWS_AT_ONCE)[::-1].tolist()
-        return self._drawn[-1]
+    def uniform(self, num_later: int = 0) -> float:
+        """Uniform number in [0, 1) for the next token, or for a later one; unchanged until a token is taken."""
+        if (
+            len(self._drawn) <= num_later
+        ):  # several at once: the same numbers as single draws, in a fraction of the time
+            self._drawn[:0] = self._random.random(_DRAWS_AT_ONCE)[::-1].tolist()
+        return self._drawn[-1 - num_later]
 
     def redraw(self) -> float:
         """The next number, used after the token drawn with `uniform` was forbidden."""
@@ -182,6 +187,33 @@ def needs_masks(params: SamplingParams) -> bool:
     """
     filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
     return params.logprobs is not None or (filters and params.temperature != 0.0)
+
+
+def pick_ahead(
+    pool: ops.ThreadPool, samplers: Sequence[Sampler], num_rows: Sequence[int], logits: F32
+) -> list[int] | None:
+    """Tokens of all rows of `logits` (rows, vocabulary), `num_rows` of them per sampler: the token after a sequence's
+    newest one, and the tokens after its drafts, as they will be if these are accepted. No token is taken.
+
+    None: a sampler must pick one by one.
+    """
+    if not all(sampler.is_plain for sampler in samplers):
+        return None
+    draws = [
+        sampler.numbers(num_later)
+        for sampler, count in zip(samplers, num_rows, strict=True)
+        for num_later in range(count)
+    ]
+    picked: list[int] = ops.pick_tokens(pool, logits, np.array(draws), [None] * len(draws)).tolist()
+    return picked
+
+
+def take_ahead(picked: Sequence[int], rows: Sequence[int], samplers: Sequence[Sampler]) -> list[int]:
+    """The tokens of these rows of `pick_ahead`, one per sampler, which takes it."""
+    tokens = [picked[row] for row in rows]
+    for sampler, token in zip(samplers, tokens, strict=True):
+        sampler.take(token)
+    return tokens
 
 
 def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:

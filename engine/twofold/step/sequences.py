@@ -129,7 +129,8 @@ class ScheduledSequence(NamedTuple):
     drafts: tuple[int, ...] = ()
     """Proposed tokens after the sequence's last one, which the step verifies."""
     records: tuple[int, ...] = ()
-    """Records that receive the state after each of `num_tokens` tokens, its own last; empty where layers keep none."""
+    """Records that receive the state after each of `num_tokens` tokens, one of them its own (`own_record_first`); empty
+    where layers keep none."""
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:

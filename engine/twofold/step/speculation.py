@@ -191,17 +191,19 @@ class Speculator:
         """Free what the drafts of a failed step held; its sequences are as before it."""
         for item in scheduled:
             if item.drafts:
-                self._memory.drop_drafts(item.sequence, item.records, len(item.drafts))
+                record = item.sequence.record
+                kept = item.records.index(record) if record is not None and item.records else 0
+                self._memory.drop_drafts(item.sequence, item.records, kept)
 
     def step_done(
         self, scheduled: Seq[ScheduledSequence], num_sequences: int, num_tokens: int, step_s: float
     ) -> None:
-        """Learn a step's time on the run's clock. num_sequences: decoding ones; num_tokens: theirs, with drafts."""
+        """Learn a step's time on the run's clock, without its drafting. num_sequences: decoding ones; num_tokens: theirs,
+        with drafts."""
         if not self._is_used:
             return
         if self._model is not None:
             self._model.drafter.computed(scheduled)
-            step_s -= self.newest.drafting_s
         is_decode = len(scheduled) == num_sequences
         if num_tokens == num_sequences:
             self._num_plain += 1

@@ -52,10 +52,10 @@ struct Avx2 : Avx2Integer {
     static constexpr bool kIntegerScales = true;
     static constexpr int kPieces = kBits == 5 ? 2 : 1;
     static constexpr int kStoredVectors = 1;
-    static constexpr int tokens(int pieces) { return pieces == 2 ? 3 : 3; }
+    static constexpr int tokens(int /*pieces*/) { return kBits == 3 ? 3 : 4; }
     static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 && kBits >= 4 ? 4 : 2; }
     static constexpr int held(int /*pieces*/) { return 1; }
-    static constexpr int unpack_tiles(int /*codes*/) { return 2; }
+    static constexpr int unpack_tiles(int /*codes*/) { return kBits == 3 ? 2 : 3; }
 
     template <int kZero, bool kHalves>
     static void zeros(const int8_t* q, const int32_t*, int32_t* zero) {

@@ -13,7 +13,7 @@ struct Avx2 {
   using F = __m256;
   static constexpr int kLanes = 8;
   static constexpr int kTokens = 2;
-  static constexpr int kPackedTokens = 6, kDirectTokens = 2;  // packed_float.h
+  static constexpr int kPackedTokens = 6, kDirectTokens = 2, kDirectTile = 4;  // packed_float.h
   static constexpr bool kStreamsRows =
       false;  // half the bytes per addition: four rows at once keep up with memory
 

@@ -13,8 +13,8 @@ struct Avx512 {
   using F = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kTokens = 6;
-  static constexpr int kPackedTokens = 12, kDirectTokens = 4;  // packed_float.h
-  static constexpr bool kStreamsRows = true;                   // one chain of additions keeps up with memory
+  static constexpr int kPackedTokens = 12, kDirectTokens = 4, kDirectTile = 8;  // packed_float.h
+  static constexpr bool kStreamsRows = true;  // one chain of additions keeps up with memory
 
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 

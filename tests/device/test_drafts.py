@@ -1,0 +1,157 @@
+"""Drafts verified on a device: tokens with any drafter are those without, in graphs and in steps the host places.
+
+This is not a GPU run: torch's products are the CPU's. A product of another number of rows may add in another order, so
+tokens are compared and not bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.types import SamplingParams
+from twofold.device.runner import DeviceRunner, LostStepError
+from twofold.engine import Engine
+
+from tests.device.runner_runs import found_device
+from tests.engine.model_runs import random_prompt
+from tests.engine.speculation.speculated_answers import (
+    Asked,
+    ScriptedDrafter,
+    all_records,
+    answers,
+    expect_nothing_held,
+    speculating,
+    use_drafter,
+)
+from tests.tiny_models.deepseek import TinyDeepseek
+from tests.tiny_models.lfm2 import TinyLfm2
+from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.writing import TinyModel, write_tiny_model
+
+MODELS = {
+    "keys-and-values": TinyModel(
+        dtype="bfloat16",
+        hidden_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        num_layers=2,
+        num_experts=10,
+    ),
+    "latent": TinyDeepseek(dtype="bfloat16", num_experts=12, num_groups=4, top_groups=2, top_k=5),
+    "gated-delta": TinyQwen3Next(
+        dtype="bfloat16",
+        hidden_size=64,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=256,
+        num_layers=3,
+        full_attention=(1,),
+    ),
+    "short-convolution": TinyLfm2(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
+}
+ASKED = (
+    Asked(tuple(random_prompt(9, 1)), SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)),
+    Asked(
+        tuple(random_prompt(20, 2)), SamplingParams(max_tokens=14, temperature=1.0, seed=5, ignore_eos=True)
+    ),
+    Asked(
+        tuple(random_prompt(5, 3)),
+        SamplingParams(max_tokens=14, temperature=0.8, seed=6, presence_penalty=1.0),
+    ),
+    Asked(
+        tuple(random_prompt(12, 4)),
+        SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True, logprobs=1),
+    ),
+)
+
+
+def config_of(path: Path, **changes: object) -> EngineConfig:
+    config = EngineConfig(
+        model=str(path),
+        accelerator="cuda",
+        num_gpu_experts=4,
+        cpu_threads=1,
+        max_total_tokens=512,
+        max_num_seqs=4,
+    )
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def runner_of(engine: Engine) -> DeviceRunner:
+    assert isinstance(engine._runner, DeviceRunner)
+    return engine._runner
+
+
+def check(
+    path: Path, asked: tuple[Asked, ...], *, placed: bool = False, prefix_caching: bool = False
+) -> None:
+    config = config_of(path, enable_prefix_caching=prefix_caching)
+    plain = Engine.load(config)
+    expected = answers(plain, asked)
+    plain.close()
+    known = {(one.prompt, one.sampling): answer.tokens for one, answer in zip(asked, expected, strict=True)}
+    engine = speculating(config)
+    records = all_records(engine)
+    if placed:
+        runner_of(engine).why_placed = "a test"
+    for wrong, depth in ((0.0, 7), (0.4, 3)):
+        use_drafter(engine, ScriptedDrafter(known, wrong, depth))
+        assert [answer.tokens for answer in answers(engine, asked)] == [answer.tokens for answer in expected]
+        expect_nothing_held(engine, records)
+    counts = engine.stats().speculation
+    assert counts is not None
+    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
+    runner = runner_of(engine)
+    assert placed or (runner.num_table_steps > 0 and runner.why_placed is None)
+    engine.close()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_answers_are_those_without_drafts(simt: ModuleType, tmp_path: Path, model: str) -> None:
+    path = write_tiny_model(tmp_path, MODELS[model])
+    with found_device(lambda: simt.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
+        check(path, ASKED[:2])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_torch_reference_and_the_host_place_steps_with_drafts(
+    fake: ModuleType, tmp_path: Path, model: str
+) -> None:
+    path = write_tiny_model(tmp_path, MODELS[model])
+    with found_device(lambda: fake.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
+        check(path, ASKED, placed=True, prefix_caching=True)
+
+
+def test_a_lost_step_is_computed_again_from_the_same_states(
+    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_model(tmp_path, MODELS["gated-delta"])
+    asked = ASKED[:2]
+    with found_device(lambda: fake.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
+        plain = Engine.load(config_of(path))
+        expected = answers(plain, asked)
+        plain.close()
+        engine = speculating(config_of(path))
+        known = {
+            (one.prompt, one.sampling): answer.tokens for one, answer in zip(asked, expected, strict=True)
+        }
+        use_drafter(engine, ScriptedDrafter(known, 0.3, 4))
+        runner = runner_of(engine)
+        run, steps = runner._run_table_step, []
+
+        def lost_after_it_ran(*args: object) -> object:
+            result = run(*args)  # type: ignore[arg-type]
+            steps.append(args[0])
+            if len(steps) == 3:
+                raise LostStepError("a test")
+            return result
+
+        monkeypatch.setattr(runner, "_run_table_step", lost_after_it_ran)
+        assert [answer.tokens for answer in answers(engine, asked)] == [answer.tokens for answer in expected]
+        assert runner.why_placed == "a test"
+        engine.close()
