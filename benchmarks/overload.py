@@ -56,7 +56,7 @@ class Seen:
         begun = time.monotonic()
         answer = AnswerStream(begun)
         try:
-            await client.lines(COMPLETIONS, body, lambda line: answer.line(line, time.monotonic()))
+            await client.lines(COMPLETIONS, body, answer.line)
             answer.end()
         except HttpStatusError as refusal:
             if refusal.status in (429, 503) and refusal.retry_after:

@@ -89,8 +89,8 @@ async def ask(server: ServerProcess, body: bytes, stop_after: int | None = None)
     """stop_after: hang up after so many pieces of text, as a client does that lost interest; 0: at the first line."""
     answer = AnswerStream(time.monotonic())
 
-    def take(line: bytes) -> bool:
-        answer.line(line, time.monotonic())
+    def take(line: bytes, at_s: float) -> bool:
+        answer.line(line, at_s)
         return stop_after is not None and len(answer.pieces) >= stop_after
 
     await HttpClient(server.url).lines(CHAT, body, take)

@@ -86,7 +86,7 @@ class Talker:
                 test.client.lines(
                     CHAT,
                     body,
-                    lambda line: answer.line(line, time.perf_counter()),
+                    answer.keep,
                     lambda: answer.sent(time.perf_counter()),
                 )
             answer.end()
@@ -94,9 +94,10 @@ class Talker:
             if over is not limit:
                 raise
             gave_up = turn.patience_s is not None
-            failure = (None, None) if gave_up else failure_of(TimeoutError(), limit_s)
+            reason = answer.first_error(TimeoutError())
+            failure = (None, None) if gave_up else failure_of(reason, limit_s)
         except (HttpStatusError, MalformedStreamError, OSError) as error:
-            failure = failure_of(error, limit_s)
+            failure = failure_of(answer.first_error(error), limit_s)
         sample = Sample(
             self._number,
             number,

@@ -117,3 +117,21 @@ def test_an_answer_may_be_empty_or_of_one_token() -> None:
 def test_a_broken_stream_is_a_failure_that_says_why(lines: list[bytes], complaint: str) -> None:
     with pytest.raises(MalformedStreamError, match=complaint):
         read(*lines)
+
+
+def test_kept_lines_are_parsed_at_the_end_with_the_times_at_which_they_came() -> None:
+    answer = AnswerStream(100.0)
+    for number, line in enumerate((delta(content="a"), delta(content="b"), END, DONE)):
+        answer.keep(line, 101.0 + number)
+    assert answer.pieces == []
+    answer.end()
+    assert (answer.text, list(answer.piece_s), answer.end_s) == ("ab", [101.0, 102.0], 104.0)
+
+
+def test_an_error_within_the_stream_precedes_the_end_of_its_connection() -> None:
+    answer = AnswerStream(100.0)
+    answer.keep(delta(content="a"), 101.0)
+    answer.keep(data({"error": {"message": "no memory"}}), 102.0)
+    assert "no memory" in str(answer.first_error(ConnectionError("broken")))
+    assert answer.text == "a"
+    assert str(answer.first_error(ConnectionError("broken"))) == "broken"

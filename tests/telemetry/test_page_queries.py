@@ -202,6 +202,31 @@ def test_residency_at_any_step(tmp_path: Path) -> None:
     assert there(6) == [1, 1, 1, 0, 0]
 
 
+def test_residency_over_many_blocks(tmp_path: Path) -> None:
+    """As one decision after another would have it, whatever the blocks, with a step in two of them."""
+    rng = np.random.default_rng(3)
+    events = np.zeros(20_000, CACHE_EVENT_DTYPE)
+    events["step"], events["at_us"] = np.arange(20_000) // 7, np.arange(20_000)
+    events["kind"] = rng.integers(0, len(CacheEventKind), 20_000)
+    events["layer"], events["expert"] = rng.integers(0, 3, 20_000), rng.integers(0, 400, 20_000)
+    sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
+    sink.begin_run(run_info(num_layers=3, num_experts=400))
+    sink.native_events("cache_event", events)
+    sink.close()
+    db = queries.open_database(f"sqlite:///{tmp_path / 't.db'}")
+    hits = rng.integers(0, 2, (3, 400))
+    for step in (0, 585, 1500, 2857):
+        expected = hits > 0
+        for event in reversed(events):  # decisions to come, the next one of an expert last
+            if event["step"] > step and event["kind"] in (CacheEventKind.ADMIT, CacheEventKind.EVICT):
+                expected[event["layer"], event["expert"]] = event["kind"] == CacheEventKind.EVICT
+        for event in events[events["step"] <= step]:
+            if event["kind"] in (CacheEventKind.ADMIT, CacheEventKind.EVICT):
+                expected[event["layer"], event["expert"]] = event["kind"] == CacheEventKind.ADMIT
+        found = queries.residency(db, queries.runs(db)[0], step, hits)
+        assert (found == expected).all()
+
+
 def test_every_hit_of_a_run_was_resident_before(
     db: queries.Database, run: queries.Run, rows: queries.LayerRows
 ) -> None:

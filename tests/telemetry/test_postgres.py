@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from twofold.api.errors import ConfigError
 from twofold.telemetry import queries, schema
 from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import DatabaseSink, open_sink
+from twofold.tools.cli.doctor.machine_checks import check_telemetry
 
 from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
 from tests.e2e.waiting import wait_until
@@ -283,3 +285,29 @@ def test_views_show_the_same_events_as_those_of_sqlite(url: str, tmp_path: Path)
         ]
         assert found[0] == found[1], view.name
         assert len(found[0]) > 50
+
+
+def test_doctor_reports_the_server(url: str) -> None:
+    empty = check_telemetry(url)
+    assert empty is not None
+    assert empty.verdict == "ok"
+    assert empty.found.endswith("no tables yet")
+    open_writer(url).close()
+    found = check_telemetry(url)
+    assert found is not None
+    assert found.verdict == "ok"
+    assert re.fullmatch(
+        rf"PostgreSQL \d+\.\d+ at postgresql\+psycopg://\S+, [\d.]+ MB, schema version {schema.SCHEMA_VERSION}",
+        found.found,
+    )
+
+
+def test_doctor_reports_a_server_that_does_not_answer() -> None:
+    gone = check_telemetry("postgresql://writer:secret@127.0.0.1:1/none")
+    assert gone is not None
+    assert gone.verdict == "bad"
+    assert gone.remedy
+    assert "127.0.0.1:1" in gone.found
+    assert "secret" not in gone.found
+    assert "\n" not in gone.found
+    assert check_telemetry("sqlite:///t.db") is None

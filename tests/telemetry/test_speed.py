@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from twofold.telemetry import queries
-from twofold.telemetry.sink import TOKEN_LAYER_DTYPE
+from twofold.telemetry.sink import CACHE_EVENT_DTYPE, TOKEN_LAYER_DTYPE
 from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, run_info
@@ -82,3 +83,31 @@ def test_a_million_rows(tmp_path: Path) -> None:
     # Grouping, packing and sums included. Against what the machine can do: machines differ threefold.
     assert rate >= ceiling / LEAST_OF_CEILING
     assert max(took.values()) < 3.0
+
+
+@pytest.mark.slow
+def test_residency_among_two_million_decisions(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    sink = open_sink(url, max_queued_rows=4 * NUM_ROWS)
+    sink.begin_run(run_info(num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K))
+    rng = np.random.default_rng(0)
+    count = 2 * NUM_ROWS
+    rows = np.zeros(count, CACHE_EVENT_DTYPE)
+    rows["step"], rows["at_us"] = np.arange(count) // 200, np.arange(count)
+    rows["layer"], rows["expert"] = rng.integers(0, LAYERS, count), rng.integers(0, EXPERTS, count)
+    rows["kind"] = rng.integers(0, 4, count)
+    sink.native_events("cache_event", rows)
+    sink.close()
+    db = queries.open_database(url)
+    run = queries.runs(db)[0]
+    hits = np.ones((LAYERS, EXPERTS), np.int64)
+    begun_cpu_s = time.process_time()
+    tracemalloc.start()
+    there = queries.residency(db, run, count // 400, hits)
+    cpu_s = time.process_time() - begun_cpu_s
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"\nresidency: {cpu_s:.2f} s of CPU, {most_bytes / 1e6:.1f} MB")
+    assert 0 < there.sum() < there.size
+    assert most_bytes < 32e6
+    assert cpu_s < 3.0

@@ -95,7 +95,9 @@ def test_every_field_of_a_step_is_the_column_of_its_name(tmp_path: Path) -> None
     connection.row_factory = sqlite3.Row
     stored = dict(connection.execute("SELECT * FROM step").fetchone())
     connection.close()
-    expected = vars(record) | parts._asdict() | {f"emulated_{name}": None for name in EmulatedParts._fields}
+    expected = (
+        record._asdict() | parts._asdict() | {f"emulated_{name}": None for name in EmulatedParts._fields}
+    )
     assert stored == {name: expected[name] for name in expected.keys() - {"parts", "emulated"}} | {
         "run_id": 1
     }

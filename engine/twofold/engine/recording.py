@@ -15,7 +15,7 @@ import numpy.typing as npt
 from twofold import _core
 from twofold.api.types import ControlRecord, PlacementCounts, PrefetchCounts, RunInfo, StepRecord
 from twofold.engine.requests import RequestState
-from twofold.engine.step_clock import StepClock
+from twofold.engine.step_clock import ProcessUsage, StepClock
 from twofold.experts.moe import MoeRuntime
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.speculation import NO_DRAFTS, Speculator
@@ -35,6 +35,7 @@ for _stored, _native in (
 # Draining the event rings at every step would cost a decode step of a small model several percent.
 _DRAIN_EVERY_S = 0.05
 _RATE_SMOOTHING = 0.1
+_NOT_COUNTED = (None,) * len(ProcessUsage._fields)
 
 
 class Recorder:
@@ -118,24 +119,22 @@ class Recorder:
             parts, emulated = clock.parts()
             usage = clock.usage()
             self._sink.step(
-                StepRecord(
-                    step=number,
-                    started_s=started_s,
-                    num_prefill_tokens=num_prefill,
-                    num_decode_tokens=num_decode,
-                    num_running=num_running,
-                    num_waiting=num_waiting,
-                    step_us=clock_s * 1e6,
-                    wall_us=wall_s * 1e6,
-                    parts=parts,
-                    emulated=emulated,
-                    involuntary_switches=usage and usage.involuntary_switches,
-                    major_faults=usage and usage.major_faults,
-                    cpu_us=usage and usage.cpu_us,
-                    begin_us=begin_s * 1e6,
-                    num_drafted_tokens=drafts.num_drafted,
-                    num_accepted_tokens=drafts.num_accepted,
-                    predicted_us=drafts.predicted_s * 1e6,
+                StepRecord(  # positional: keywords take 1 us of a step
+                    number,
+                    started_s,
+                    num_prefill,
+                    num_decode,
+                    num_running,
+                    num_waiting,
+                    clock_s * 1e6,
+                    wall_s * 1e6,
+                    parts,
+                    emulated,
+                    *(usage or _NOT_COUNTED),
+                    begin_s * 1e6,
+                    drafts.num_drafted,
+                    drafts.num_accepted,
+                    drafts.predicted_s * 1e6,
                 )
             )
         # A single prefill step can fill a large part of the rings.

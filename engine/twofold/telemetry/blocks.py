@@ -45,10 +45,12 @@ def joined(parts: Sequence[Events]) -> Events:
     if any(part.dtype != dtype for part in parts):
         return np.concatenate(parts)
     events = np.empty(sum(map(len, parts)), dtype)
-    begin = 0
+    # As bytes, because assignment copies such types field by field.
+    whole, begin = events.view(np.uint8), 0
     for part in parts:
-        events[begin : begin + len(part)] = part
-        begin += len(part)
+        contiguous = np.ascontiguousarray(part).view(np.uint8)
+        whole[begin : begin + len(contiguous)] = contiguous
+        begin += len(contiguous)
     return events
 
 

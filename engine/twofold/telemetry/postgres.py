@@ -213,6 +213,24 @@ def open_for_reading(url: URL) -> Engine:
     return engine
 
 
+def describe(url: URL) -> str:
+    """Version of the server, size of the database and version of its tables, in one line. ConfigError if it cannot be
+    reached, or holds tables of another program or of a newer Twofold."""
+    try:
+        with _reading_engine(url).connect() as connection:
+            server = connection.exec_driver_sql("SHOW server_version").scalar_one()
+            size = connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one()
+            present = set(inspect(connection).get_table_names())
+            tables = "no tables yet"
+            if present:
+                tables = (
+                    f"schema version {schema.version_of(stored_version(connection, present), label_of(url))}"
+                )
+    except SQLAlchemyError as error:
+        raise ConfigError(f"telemetry database {label_of(url)} cannot be read: {cause_of(error)}") from None
+    return f"PostgreSQL {str(server).split()[0]} at {label_of(url)}, {size / 1e6:.1f} MB, {tables}"
+
+
 def written_runs(connection: Connection) -> set[int]:
     """Runs whose engine is connected and writes them."""
     found = connection.exec_driver_sql(

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -36,12 +35,11 @@ NUM_PLACEMENTS = len(Placement)
 _NOT_EMULATED = (None,) * len(EmulatedParts._fields)
 
 
-_STEP_FIELDS: Final = [column.name for column in schema.columns_of(StepRecord)]
+_PARTS: Final = StepRecord._fields.index("parts")
 _CONTROL: Final = schema.column_names(schema.control)
 _REQUEST: Final = schema.column_names(schema.request)
 _MACHINE_SAMPLE: Final = schema.column_names(schema.machine_sample)
 _LOAD_SAMPLE: Final = schema.column_names(schema.load_sample)
-_step_fields: Final = attrgetter(*_STEP_FIELDS)
 
 
 def _row(columns: list[str], record: object, **others: Any) -> Row:
@@ -79,8 +77,18 @@ def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:
     return _row(_LOAD_SAMPLE, sample, run_id=run_id)
 
 
-def step_row(run_id: int, record: StepRecord) -> Row:
-    return (run_id, *_step_fields(record), *record.parts, *(record.emulated or _NOT_EMULATED))
+def step_rows(run_id: int, records: Iterable[StepRecord]) -> Iterator[Row]:
+    """Rows of table `step`: the records' numbers, then the parts of their times."""
+    return (
+        (
+            run_id,
+            *record[:_PARTS],
+            *record[_PARTS + 2 :],
+            *record[_PARTS],
+            *(record[_PARTS + 1] or _NOT_EMULATED),
+        )
+        for record in records
+    )
 
 
 @dataclass
@@ -100,8 +108,11 @@ def layer_second_rows(
 ) -> Iterator[Row]:
     """Sums per second and layer as rows of layer_second. `seconds`: second of each event, by kind."""
     kinds = [kind for kind in SUMMED if kind in events]
-    for second in np.unique(np.concatenate([seconds[kind] for kind in kinds])).tolist() if kinds else ():
-        chosen = {kind: events[kind][seconds[kind] == second] for kind in kinds}
+    present = np.unique(np.concatenate([seconds[kind] for kind in kinds])).tolist() if kinds else []
+    for second in present:
+        chosen = events
+        if len(present) > 1:
+            chosen = {kind: events[kind][seconds[kind] == second] for kind in kinds}
         yield from _rows_of_second(
             run_id, num_experts, second, chosen.get("token_layer"), uploads=chosen.get("upload")
         )

@@ -68,13 +68,15 @@ class _StepSeconds:
 
     def add(self, steps: Sequence[StepRecord]) -> None:
         """Add steps, in the order of their numbers."""
-        for step in steps:
-            second = int(step.started_s)
-            if not self._seconds or second != self._seconds[-1]:
-                self._first_steps.append(step.step)
-                self._seconds.append(second)
-        if steps:
-            self._last_step = steps[-1].step
+        if not steps:
+            return
+        seconds = np.array([step.started_s for step in steps]).astype(np.int64)
+        begins = np.flatnonzero(
+            np.diff(seconds, prepend=self._seconds[-1] if self._seconds else seconds[0] - 1)
+        )
+        self._first_steps.extend(steps[begin].step for begin in begins)
+        self._seconds.extend(seconds[begins].tolist())
+        self._last_step = steps[-1].step
         del self._first_steps[:-_REMEMBERED_SECONDS], self._seconds[:-_REMEMBERED_SECONDS]
 
     def of(self, steps: rows.Seconds, arrivals: rows.Seconds) -> rows.Seconds:
@@ -179,7 +181,7 @@ class RunWriter:
         changes = [rows.control_row(run_id, item.payload) for item in batch if item.kind == "control"]
         statements.insert(connection, schema.control, changes)
         steps = [step for item in batch if item.kind == "step" for step in item.payload]
-        statements.replace(connection, schema.step, (rows.step_row(run_id, step) for step in steps))
+        statements.replace(connection, schema.step, rows.step_rows(run_id, steps))
         self._seconds.add(steps)
         events = self._insert_native(connection, run_id, batch)
         totals = totals_of(steps, events)

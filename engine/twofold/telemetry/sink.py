@@ -132,6 +132,11 @@ class TelemetrySink:
     url = ""
     """The database that the events go to; empty if they are discarded."""
 
+    @property
+    def run_id(self) -> int | None:
+        """The run's number in that database; None before its first row is stored."""
+        return None
+
     def begin_run(self, run: RunInfo) -> None:
         """First call: everything that follows belongs to this run."""
 
@@ -202,6 +207,11 @@ class TeeSink(TelemetrySink):
     def stats(self) -> SinkStats | None:
         """Statistics of the first sink that keeps a database."""
         return next((stats for sink in self._sinks if (stats := sink.stats()) is not None), None)
+
+    @property
+    def run_id(self) -> int | None:
+        """Number of the run in the database of `url`."""
+        return next((sink.run_id for sink in self._sinks if sink.url), None)
 
     def close(self) -> None:
         """Close all sinks, also when one of them fails; raises the first failure at the end."""

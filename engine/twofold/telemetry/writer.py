@@ -40,7 +40,9 @@ MAX_QUEUED_ROWS: Final = 262_144
 _RESERVED_ROWS: Final = 8_192
 """Queue room that native events leave to requests and steps, without which they would mean little."""
 MAX_DATABASE_BYTES: Final = TelemetryConfig.telemetry_max_bytes
-_FLUSH_INTERVAL_S: Final = 0.2
+_FLUSH_INTERVAL_S: Final = 0.15
+"""From the begin of one write to the begin of the next, so that a slow write does not postpone the next one."""
+_FIRST_PAUSE_S: Final = 0.2
 _HEARTBEAT_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 2.0
 """Longest pause between two attempts on a database that cannot be written now."""
@@ -143,6 +145,10 @@ class DatabaseSink(TelemetrySink):
             with self._mutex:
                 self._count_lost(kind, "ring", count)
 
+    @property
+    def run_id(self) -> int | None:
+        return self._recorded_run_id
+
     def stats(self) -> SinkStats:
         with self._mutex:
             dropped = {place: self._dropped[place] for place in LOSS_PLACES}
@@ -185,9 +191,11 @@ class DatabaseSink(TelemetrySink):
 
     def _work(self) -> None:
         deadline_s: float | None = None
+        due_s = time.monotonic() + _FLUSH_INTERVAL_S
         while True:
-            self._wake.wait(_FLUSH_INTERVAL_S)
+            self._wake.wait(max(0.0, due_s - time.monotonic()))
             self._wake.clear()
+            due_s = time.monotonic() + _FLUSH_INTERVAL_S
             with self._mutex:
                 closing = self._closing
             if closing and deadline_s is None:
@@ -351,7 +359,7 @@ class DatabaseSink(TelemetrySink):
                 self._discard(batch)
             first, self._last_error = self._last_error is None, " ".join(str(cause).split())
         self._next_heartbeat_s = self._now() + _HEARTBEAT_S
-        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FLUSH_INTERVAL_S) if may_pass else 0.0
+        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FIRST_PAUSE_S) if may_pass else 0.0
         if first:
             _log.error(
                 "telemetry is not being written: %s; the engine continues, lost events are counted",

@@ -15,6 +15,8 @@ from twofold.server.app import create_app
 from twofold.server.web.routes import FILES
 from twofold.telemetry.writer import open_sink
 
+from tests.e2e.waiting import wait_until
+
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 MODEL = Path(__file__).resolve().parents[3] / "models/twofold-tales"
 
@@ -39,6 +41,11 @@ def test_placements_equal_the_database(tmp_path: Path) -> None:
     try:
         with serving(create_app(engine, ServerConfig(), sink)) as url:
             body = {"model": "twofold-tales", "prompt": "Once upon", "max_tokens": 12, "ignore_eos": True}
+            wait_until(lambda: sink.run_id is not None)
+            # As a second server in the same database, begun later.
+            with sqlite3.connect(tmp_path / "t.db", timeout=10) as db:
+                names = [name for _, name, *_ in db.execute("PRAGMA table_info(run)") if name != "run_id"]
+                db.execute(f"INSERT INTO run ({', '.join(names)}) SELECT {', '.join(names)} FROM run")
             answer = HTTP.post(f"{url}/v1/completions", json=body).json()
             engine.close()
             sink.close()

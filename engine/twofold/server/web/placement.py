@@ -13,17 +13,18 @@ MAX_TOKENS: Final = 4096
 """Most tokens of one answer; later ones are left out."""
 
 
-def answer_placement(url: str, request_id: str) -> dict[str, Any] | None:
-    """Per generated token: experts by place and the time of its step; None if the request is not recorded.
+def answer_placement(url: str, run_id: int | None, request_id: str) -> dict[str, Any] | None:
+    """Per generated token: experts by place and the time of its step; None if run `run_id` has no such
+    request (yet).
 
     A token's entry belongs to the step that computed it, so entry 0 is the end of the prompt's computation. Tokens
-    whose rows were dropped or removed have null. Reads the newest run only. ConfigError if the database is unreadable.
+    whose rows were dropped or removed have null. ConfigError if the database is unreadable.
     """
+    if run_id is None:
+        return None
     db = queries.open_database(url)
     try:
-        (run,) = queries.runs(db, limit=1) or (None,)
-        if run is None:
-            return None
+        run = queries.find_run(db, run_id)
         found = [
             each for each in queries.requests(db, run, search=request_id) if each.request_id == request_id
         ]

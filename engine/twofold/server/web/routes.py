@@ -45,11 +45,10 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/chat/placement/{request_id}", response_model=None)
     async def placement(request_id: str) -> dict[str, Any]:
-        url = "" if state.sink is None else state.sink.url
-        if not url:
+        if state.sink is None or not state.sink.url:
             raise ApiError(404, "placements are recorded with --telemetry-url only", code="no_telemetry")
         try:
-            found = await asyncio.to_thread(answer_placement, url, request_id)
+            found = await asyncio.to_thread(answer_placement, state.sink.url, state.sink.run_id, request_id)
         except ConfigError as error:
             raise ApiError(503, str(error), code="telemetry_unreadable") from None
         if found is None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from twofold.telemetry.queries.copies import CopyRows
 from twofold.telemetry.queries.layer_rows import LayerRows
-from twofold.telemetry.queries.native_events import events
+from twofold.telemetry.queries.native_events import blocks
 from twofold.telemetry.queries.runs import Database, Run
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 
@@ -26,22 +26,44 @@ def residency(db: Database, run: Run, step: int, hits: I64) -> U8:
     if the next one evicts it. Where it has none at all, it was there from the start if it was ever hit (`hits`, uses of
     the whole run as [layers, experts]).
     """
-    found = events(db, run, "cache_event")
-    found = found[np.isin(found["kind"], (CacheEventKind.ADMIT, CacheEventKind.EVICT))]
-    found = found[np.lexsort((found["at_us"], found["step"]))]
-    past = found["step"] <= step
-    before = _last_events(found[past], hits.shape)
-    after = _last_events(found[~past][::-1], hits.shape)
-    there = np.where(after >= 0, after == CacheEventKind.EVICT, hits > 0)
-    return np.where(before >= 0, before == CacheEventKind.ADMIT, there).astype(np.uint8)
+    before, after = _Nearest(hits.shape), _Nearest(hits.shape)
+    for block in blocks(db, run, "cache_event", ("step", "layer", "expert", "kind", "at_us")):
+        chosen = np.isin(block["kind"], (CacheEventKind.ADMIT, CacheEventKind.EVICT))
+        chosen &= (block["layer"] < hits.shape[0]) & (block["expert"] < hits.shape[1])
+        past = block["step"] <= step
+        before.add(block[chosen & past], sign=1)
+        after.add(block[chosen & ~past][::-1], sign=-1)
+    there = np.where(after.kind >= 0, after.kind == CacheEventKind.EVICT, hits > 0)
+    return np.where(before.kind >= 0, before.kind == CacheEventKind.ADMIT, there).astype(np.uint8)
 
 
-def _last_events(found: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
-    """Kind of each expert's last event, -1 without one; [layers, experts]."""
-    kinds = np.full(shape, -1, np.int8)
-    inside = found[(found["layer"] < shape[0]) & (found["expert"] < shape[1])]
-    kinds[inside["layer"], inside["expert"]] = inside["kind"]  # of equal indices numpy keeps the last
-    return kinds
+class _Nearest:
+    """Each expert's decision nearest to a step, from blocks in any order; arrays are [layers, experts]."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.kind = np.full(shape, -1, np.int8)
+        """-1 without a decision."""
+        self._step = np.full(shape, np.iinfo(np.int64).min)
+        self._at_us = np.full(shape, -np.inf)
+
+    def add(self, found: npt.NDArray[Any], *, sign: int) -> None:
+        """Take the latest of `found` per expert with sign 1, the earliest with sign -1; of equal times the last, or the
+        first."""
+        steps, times = sign * found["step"], sign * found["at_us"]
+        order = np.lexsort((times, steps))
+        cell = found["layer"].astype(np.int64) * self.kind.shape[1] + found["expert"]
+        newest = np.full(self.kind.size, -1)
+        newest[cell[order]] = order  # of equal indices numpy keeps the last
+        (cells,) = np.nonzero(newest >= 0)
+        chosen = newest[cells]
+        later = times[chosen] > self._at_us.flat[cells]
+        if sign > 0:
+            later |= times[chosen] == self._at_us.flat[cells]
+        nearer = steps[chosen] > self._step.flat[cells]
+        nearer |= later & (steps[chosen] == self._step.flat[cells])
+        cells, chosen = cells[nearer], chosen[nearer]
+        self.kind.flat[cells] = found["kind"][chosen]
+        self._step.flat[cells], self._at_us.flat[cells] = steps[chosen], times[chosen]
 
 
 class UploadFate(IntEnum):

@@ -40,10 +40,29 @@ class AnswerStream:
     end_s: float | None = None
     """When [DONE] came."""
     _usage_tokens: int | None = None
+    _kept: list[tuple[bytes, float]] = field(default_factory=list)
 
     def sent(self, now_s: float) -> None:
         """Count from now: the request waited for the client's own event loop and connection before."""
         self.sent_s = now_s
+
+    def keep(self, line: bytes, now_s: float) -> None:
+        """Take the next line and parse it later: parsing now would delay the reading of other streams."""
+        self._kept.append((line, now_s))
+
+    def parse(self) -> None:
+        """Process the lines that were kept. Errors as for `line`; the lines after an error are dropped."""
+        kept, self._kept = self._kept, []
+        for line, now_s in kept:
+            self.line(line, now_s)
+
+    def first_error(self, error: Exception) -> Exception:
+        """What went wrong first when reading failed with `error`: that, or a kept line."""
+        try:
+            self.parse()
+        except MalformedStreamError as earlier:
+            return earlier
+        return error
 
     def line(self, line: bytes, now_s: float) -> None:
         """Process the next line. MalformedStreamError for anything but well-formed chunks and one finish reason."""
@@ -75,6 +94,7 @@ class AnswerStream:
 
     def end(self) -> None:
         """End of the connection. MalformedStreamError unless the answer is complete."""
+        self.parse()
         if self.finish_reason is None:
             raise MalformedStreamError("the stream ended without a finish reason")
         if self.end_s is None:

@@ -137,12 +137,12 @@ class Load:
                 await self.client.lines(
                     self.workload.path,
                     body,
-                    lambda line: answer.line(line, self._loop.time()),
+                    answer.keep,
                     lambda: answer.sent(self._loop.time()),
                 )
             answer.end()
         except (HttpStatusError, MalformedStreamError, OSError) as error:
-            failure = failure_of(error, self.plan.timeout_s)
+            failure = failure_of(answer.first_error(error), self.plan.timeout_s)
         sample = Sample(
             conversation.number,
             turn,

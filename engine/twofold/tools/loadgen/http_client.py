@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import ssl
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,8 +16,12 @@ import httpx
 from twofold.api.addresses import is_loopback
 from twofold.api.config import DEFAULT_URL
 from twofold.api.errors import ConfigError
+from twofold.tools.loadgen import stamped_stream
 
 _MAX_ERROR_BYTES: Final = 1 << 16
+
+TakeLine = Callable[[bytes, float], bool | None]
+"""Takes a line and the monotonic time at which it came; True ends reading."""
 
 
 class HttpStatusError(Exception):
@@ -61,19 +67,20 @@ def _settings(base_url: str, api_key: str | None) -> dict[str, Any]:
 
 
 class _LineSplitter:
-    """Passes whole lines on to `take` until that returns True."""
+    """Passes whole lines on to `take`, with the time of their last piece, until that returns True."""
 
-    def __init__(self, take: Callable[[bytes], bool | None]) -> None:
-        self._take, self._rest = take, b""
+    def __init__(self, take: TakeLine) -> None:
+        self._take, self._rest, self._at_s = take, b"", 0.0
 
-    def add(self, piece: bytes) -> bool:
+    def add(self, piece: bytes, at_s: float) -> bool:
         """Whether reading ends. Not httpx' iter_lines, which also splits at line separators within JSON texts."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        return any(self._take(line) for line in lines)
+        self._at_s = at_s
+        return any(self._take(line, at_s) for line in lines)
 
     def end(self) -> None:
         if self._rest:
-            self._take(self._rest)
+            self._take(self._rest, self._at_s)
 
 
 _SENT: Final = "http11.send_request_headers.complete"
@@ -96,7 +103,7 @@ class BlockingHttpClient:
         self,
         path: str,
         body: bytes,
-        take: Callable[[bytes], bool | None],
+        take: TakeLine,
         on_sent: Callable[[], None] = _do_nothing,
     ) -> None:
         """As HttpClient.lines. The caller bounds the request as a whole."""
@@ -114,7 +121,7 @@ class BlockingHttpClient:
                     beginning = b"".join(itertools.islice(answer.iter_bytes(_MAX_ERROR_BYTES), 1))
                     raise HttpStatusError(answer.status_code, beginning, answer.headers.get("retry-after"))
                 for piece in answer.iter_bytes():
-                    if splitter.add(piece):
+                    if splitter.add(piece, time.perf_counter()):
                         return
                 splitter.end()
         except httpx.HTTPError as error:
@@ -140,7 +147,10 @@ class HttpClient:
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         """`base_url`: as returned by `check_url`."""
         self.base_url = base_url
-        self._client = httpx.AsyncClient(**_settings(base_url, api_key))
+        settings = _settings(base_url, api_key)
+        self._headers: dict[str, str] = settings["headers"]
+        self._tls_context: ssl.SSLContext | None = None
+        self._client = httpx.AsyncClient(**settings)
 
     async def json(self, method: str, path: str, body: object = None) -> Any:
         """The JSON of an answer.
@@ -161,34 +171,41 @@ class HttpClient:
         self,
         path: str,
         body: bytes,
-        take: Callable[[bytes], bool | None],
+        take: TakeLine,
         on_sent: Callable[[], None] = _do_nothing,
     ) -> None:
-        """POST `body` and pass each line of the answer to `take` as it arrives, until that returns True: then the
-        connection is closed. `on_sent`: called when the request's head is with the kernel. Errors as for `json`.
+        """POST `body` and pass each line of the answer to `take`, with the loop's time at which its socket was read,
+        until that returns True: then the connection is closed. `on_sent`: called when the request is with the kernel.
+        Errors as for `json`.
         """
 
-        async def trace(event: str, _: object) -> None:
-            if event == _SENT:
-                on_sent()
-
-        async with self._answer("POST", path, body, {"trace": trace}) as answer:
+        headers = {**self._headers, "Content-Type": "application/json"}
+        url = self.base_url + path
+        async with stamped_stream.post(url, body, headers, tls=self._tls(), on_sent=on_sent) as answer:
+            if answer.status != 200:
+                beginning = b""
+                async for piece, _ in answer.pieces:
+                    beginning += piece
+                    if len(beginning) >= _MAX_ERROR_BYTES:
+                        break
+                raise HttpStatusError(answer.status, beginning, answer.headers.get("retry-after"))
             splitter = _LineSplitter(take)
-            async for piece in answer.aiter_bytes():
-                if splitter.add(piece):
+            async for piece, at_s in answer.pieces:
+                if splitter.add(piece, at_s):
                     return
             splitter.end()
 
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._tls_context is None and self.base_url.startswith("https:"):
+            self._tls_context = httpx.create_ssl_context(trust_env=False)
+        return self._tls_context
+
     @asynccontextmanager
-    async def _answer(
-        self, method: str, path: str, body: bytes | None, extensions: dict[str, Any] | None = None
-    ) -> AsyncIterator[httpx.Response]:
+    async def _answer(self, method: str, path: str, body: bytes | None) -> AsyncIterator[httpx.Response]:
         headers = {} if body is None else {"Content-Type": "application/json"}
         url = self.base_url + path
         try:
-            async with self._client.stream(
-                method, url, content=body, headers=headers, extensions=extensions
-            ) as answer:
+            async with self._client.stream(method, url, content=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     retry_after = answer.headers.get("retry-after")
                     raise HttpStatusError(answer.status_code, await _beginning(answer), retry_after)

@@ -76,8 +76,10 @@ def examine(args: argparse.Namespace) -> list[Check]:
         checks += [drafter] if drafter is not None else []
         device_memory = machine_checks.check_device_memory(engine)
         checks += [device_memory] if device_memory is not None else []
+    database = machine_checks.check_telemetry(telemetry.telemetry_url)
     return [
         *checks,
+        *([] if database is None else [database]),
         machine_checks.check_disk(telemetry.telemetry_url),
         machine_checks.check_port(server),
         machine_checks.check_sqlite(),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from twofold.api.config import EngineConfig, ServerConfig
-from twofold.api.errors import TwofoldError
+from twofold.api.errors import ConfigError, TwofoldError
 from twofold.weights.host_memory import available_memory_bytes
 
 Verdict = Literal["ok", "note", "bad"]
@@ -182,6 +182,18 @@ def check_disk(telemetry_url: str | None) -> Check:
             "disk", "note", found, "telemetry may fill it; free some or record elsewhere: --telemetry-url"
         )
     return Check("disk", "ok", found)
+
+
+def check_telemetry(telemetry_url: str | None) -> Check | None:
+    """The PostgreSQL server of the telemetry URL; None for a file, whose disk `check_disk` reports."""
+    if not (telemetry_url or "").startswith("postgres") or find_spec("sqlalchemy") is None:
+        return None
+    from twofold.telemetry import postgres, schema
+
+    try:
+        return Check("telemetry", "ok", postgres.describe(schema.parse_url(telemetry_url or "")))
+    except ConfigError as error:
+        return Check("telemetry", "bad", str(error), "start the server, or change --telemetry-url")
 
 
 def check_port(config: ServerConfig) -> Check:
