@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 
@@ -56,6 +57,10 @@ class View:
     def placements(self) -> tuple[queries.PlacementGrid, queries.Window]:
         """The placement grid, and the window it covers."""
         return self._cached(("placements", self.span), lambda: self._history().placements(self.span))
+
+    def hits(self) -> np.ndarray:
+        """Hits by layer and expert, [layers, experts]: of the window, and of as many older rows as were read so far."""
+        return self._cached(("hits",), lambda: self._history().hits(self.run.num_slots))
 
     def _cached(self, key: tuple[object, ...], compute: Callable[[], _Result]) -> _Result:
         result: _Result = _shared((self.db.path, self.run.run_id, self.state, *key), compute)
