@@ -1,4 +1,4 @@
-"""Charts are built without Plotly's checks: here Plotly checks what every page draws, and the places of several plots."""
+"""Charts are built without Plotly's checks: here Plotly checks what every page draws, and where plots lie."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_plotly_accepts_what_a_page_draws(
-    monkeypatch: pytest.MonkeyPatch, database: Path, page: str
-) -> None:
+def test_plotly_accepts_what_a_page_draws(monkeypatch: pytest.MonkeyPatch, database: Path, page: str) -> None:
     drawn = [
         json.loads(chart.proto.spec)
         for run in ("1", "2")
@@ -38,7 +36,9 @@ def test_plotly_accepts_what_a_page_draws(
         go.Figure(figure)  # ValueError names what Plotly does not know
         assert figure["data"]
         titles = [axis.get("title", {}) for name, axis in figure["layout"].items() if "axis" in name]
-        assert all(isinstance(title, dict) for title in titles), "the browser ignores a title that is a string"
+        assert all(isinstance(title, dict) for title in titles), (
+            "the browser ignores a title that is a string"
+        )
 
 
 @pytest.mark.parametrize("rows", [2, 5])

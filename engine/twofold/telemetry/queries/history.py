@@ -42,7 +42,9 @@ _BUCKETS: Final = ((5, 300), (60, 3600))
 _LATE_S: Final = 15
 """Rows are written nearly in the order of their seconds: none is later than this."""
 # Row numbers rise with time. The plus makes SQLite scan them instead of the whole run by its index.
-_ROWS: Final = "SELECT rowid, at_s, layer, uses FROM layer_second WHERE +run_id = :run_id AND num_rows > 0 AND "
+_ROWS: Final = (
+    "SELECT rowid, at_s, layer, uses FROM layer_second WHERE +run_id = :run_id AND num_rows > 0 AND "
+)
 _NEW_USES: Final = _ROWS + "rowid > :last ORDER BY rowid LIMIT :limit"
 _OLD_USES: Final = _ROWS + "rowid < :before AND rowid >= :first ORDER BY rowid DESC LIMIT :limit"
 _SUMS: Final = (
