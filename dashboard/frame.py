@@ -109,10 +109,11 @@ def live_page(
         if current is None:
             return
         try:
-            about = subject(current)
-            if about is not None:
-                parts.header(about)
-            body(about or current)
+            with current.db.one_connection():
+                about = subject(current)
+                if about is not None:
+                    parts.header(about)
+                body(about or current)
         except ConfigError as error:
             st.warning(str(error), icon=":material/database_off:")
             return

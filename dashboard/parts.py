@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import plotly.graph_objects as go
 import streamlit as st
 from twofold.telemetry import queries
 
 from dashboard import formats, palette
 from dashboard.figures import base
+from dashboard.figures.chart import Chart
 from dashboard.view import View
 
 
@@ -50,7 +50,7 @@ def card(place: Any, name: str, title: str = "") -> Any:
     return box
 
 
-def chart(figure: go.Figure, *, key: str, alt: str, advice: str, note: str = "") -> None:
+def chart(figure: Chart, *, key: str, alt: str, advice: str, note: str = "") -> None:
     """A Plotly figure in the theme's colours, and below it one line that says what to do about what it shows.
 
     Args:
@@ -59,7 +59,7 @@ def chart(figure: go.Figure, *, key: str, alt: str, advice: str, note: str = "")
         advice: what an operator does when the chart looks good or bad.
         note: what else the viewer must know, such as a sum.
     """
-    st.plotly_chart(figure, theme="streamlit", key=key, alt=alt, config={"displayModeBar": False})
+    st.plotly_chart(figure.built(), theme="streamlit", key=key, alt=alt, config={"displayModeBar": False})
     before = f"{html.escape(note)}<br>" if note else ""
     st.html(f'<p class="tf-advice">{before}<b aria-hidden="true">→</b> {html.escape(advice)}</p>')
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import plotly.graph_objects as go
 import streamlit as st
 
 from dashboard import parts
 from dashboard.figures import base
+from dashboard.figures.chart import Chart
 
 VARIABLE: Final = "TWOFOLD_PLACEMENT_SWEEP"
 _MAX_ROWS: Final = 10_000
@@ -43,9 +43,9 @@ def read_sweep(path: Path) -> dict[str, Lines]:
     return found
 
 
-def figure(lines: Mapping[str, list[tuple[float, float]]]) -> go.Figure:
+def figure(lines: Mapping[str, list[tuple[float, float]]]) -> Chart:
     """Speed against the share of experts in slots, one line per strategy."""
-    made = go.Figure()
+    made = Chart()
     for number, (strategy, points) in enumerate(lines.items()):
         made.add_scatter(
             x=[100 * share for share, _ in points],

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 
@@ -57,6 +58,21 @@ class View:
         """The placement grid, and the window it covers."""
         return self._cached(("placements", self.span), lambda: self._history().placements(self.span))
 
+    def hits(self) -> np.ndarray:
+        """Hits by layer and expert, [layers, experts]: of the window, and of as many older rows as were read so far."""
+        return self._cached(("hits",), lambda: self._history().hits(self.run.num_slots))
+
+    def residents(self, step: int, newest: int) -> np.ndarray:
+        """Experts in slots after `step`, [layers, experts]; `newest` is the last step that is shown."""
+        return self._cached(("residents", step), lambda: self._residents(step, newest))
+
+    def _residents(self, step: int, newest: int) -> np.ndarray:
+        found = None
+        if step == newest:
+            kept = _kept_residents(self.db.path, self.db.identity(), self.run.run_id, self.db, self.run)
+            found = kept.after(step, self.hits())
+        return queries.residency(self.db, self.run, step, self.hits()) if found is None else found
+
     def _cached(self, key: tuple[object, ...], compute: Callable[[], _Result]) -> _Result:
         result: _Result = _shared((self.db.path, self.run.run_id, self.state, *key), compute)
         return result
@@ -85,6 +101,14 @@ def _history(
 ) -> queries.RunHistory:
     """The history shared by all viewers, keyed by database and run."""
     return queries.RunHistory(_db, _run)
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _kept_residents(
+    path: str, identity: object, run_id: int, _db: queries.Database, _run: queries.Run
+) -> queries.Residents:
+    """The latest decisions shared by all viewers, keyed as `_history`."""
+    return queries.Residents(_db, _run)
 
 
 def database_url() -> str:

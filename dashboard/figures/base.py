@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 from twofold.telemetry import queries
 
+from dashboard.figures.chart import Chart
 from dashboard.palette import (
     AMOUNT,
     FAILED,
@@ -45,7 +44,7 @@ STACK_ORDER = (queries.Placement.HIT, queries.Placement.FETCHED, queries.Placeme
 _TRANSPARENT = "rgba(0,0,0,0)"
 
 
-def layout(figure: go.Figure, *, height: int, legend: bool = False) -> go.Figure:
+def layout(figure: Chart, *, height: int, legend: bool = False) -> Chart:
     """Apply the layout that all figures share; height in pixels."""
     figure.update_layout(
         height=height,
@@ -81,19 +80,19 @@ def packed(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
     return np.asarray(values, np.float32)
 
 
-def over_time(figure: go.Figure, at_s: F64, *, height: int = 230, legend: bool = True) -> go.Figure:
+def over_time(figure: Chart, at_s: F64, *, height: int = 230, legend: bool = True) -> Chart:
     """The layout of a time series: values from 0, the time of day on each tick and no date."""
     spread_s = float(at_s[-1] - at_s[0]) if len(at_s) else 0.0
     figure.update_layout(hovermode="x unified")
     figure.update_xaxes(type="date", tickformat="%H:%M:%S" if spread_s < 900 else "%H:%M", nticks=7)
-    if figure.layout.yaxis.range is None:
+    if not figure.has_range():
         figure.update_yaxes(rangemode="tozero")
     return layout(figure, height=height, legend=legend)
 
 
-def area(at_s: F64, values: F64, *, name: str, unit: str) -> go.Figure:
+def area(at_s: F64, values: F64, *, name: str, unit: str) -> Chart:
     """One quantity over time, each value for its whole bucket; NaN leaves a gap."""
-    figure = go.Figure()
+    figure = Chart()
     # The fill is a separate trace: Plotly would fill straight across a gap of the line.
     figure.add_scatter(
         **spaced(at_s),
@@ -115,9 +114,9 @@ def area(at_s: F64, values: F64, *, name: str, unit: str) -> go.Figure:
     return over_time(figure, at_s, legend=False)
 
 
-def shares(at_s: F64, values: F64, *, bucket_s: float) -> go.Figure:
+def shares(at_s: F64, values: F64, *, bucket_s: float) -> Chart:
     """Placement of routed experts over time: `values` [3, buckets] by Placement, stacked to 100 %; NaN leaves a gap."""
-    figure = go.Figure()
+    figure = Chart()
     for placement in STACK_ORDER:
         figure.add_bar(
             **spaced(at_s),
@@ -133,9 +132,9 @@ def shares(at_s: F64, values: F64, *, bucket_s: float) -> go.Figure:
     return over_time(figure, at_s)
 
 
-def queue(at_s: F64, running: F64, waiting: F64) -> go.Figure:
+def queue(at_s: F64, running: F64, waiting: F64) -> Chart:
     """Running and waiting requests over time."""
-    figure = go.Figure()
+    figure = Chart()
     for name, values, dash in (("running", running, "solid"), ("waiting", waiting, "dot")):
         figure.add_scatter(
             **spaced(at_s),
@@ -153,10 +152,10 @@ def queue(at_s: F64, running: F64, waiting: F64) -> go.Figure:
     return over_time(figure, at_s)
 
 
-def share_bar(counts: dict[queries.Placement, int]) -> go.Figure:
+def share_bar(counts: dict[queries.Placement, int]) -> Chart:
     """Expert uses by placement as one bar of 100 %."""
     total = max(1, sum(counts.values()))
-    figure = go.Figure()
+    figure = Chart()
     for placement in STACK_ORDER:
         share = counts[placement] / total * 100.0
         figure.add_bar(
@@ -190,13 +189,11 @@ def _hover_counts(uses: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     return uses.astype(np.min_scalar_type(int(uses.max(initial=0))))
 
 
-def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
+def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> Chart:
     """Layer × expert heatmap with each layer's shares beside it. `colour_by` is "place", "hit share" or "uses"."""
     layers, experts = grid.total.shape
     row_height = 34 if layers <= 12 else max(12, 560 // layers)
-    figure = make_subplots(
-        rows=1, cols=2, shared_yaxes=True, column_widths=[0.84, 0.16], horizontal_spacing=0.015
-    )
+    figure = Chart(widths=(0.84, 0.16), spacing=0.015)
     if colour_by == "place":
         values, scale, low, high = grid.dominant, _discrete_scale(), -0.5, queries.UNUSED + 0.5
     elif colour_by == "hit share":
@@ -218,8 +215,6 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
             "layer %{y}, expert %{x}: %{customdata[0]:,} hits, "
             "%{customdata[2]:,} fetched, %{customdata[1]:,} on CPU<extra></extra>"
         ),
-        row=1,
-        col=1,
     )
     per_layer = grid.uses.sum(axis=1) / np.maximum(1, grid.total.sum(axis=1))[:, None] * 100
     for placement in STACK_ORDER:
@@ -230,21 +225,20 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> go.Figure:
             name=PLACEMENT_NAMES[placement],
             marker={"color": PLACEMENT_COLORS[placement], "line": {"width": 0}},
             hovertemplate="layer %{y}: %{x:.1f} % " + PLACEMENT_NAMES[placement] + "<extra></extra>",
-            row=1,
-            col=2,
+            plot=2,
         )
     figure.update_layout(barmode="stack", bargap=0.12)
     figure = layout(figure, height=row_height * layers + 70)
     figure.update_yaxes(autorange="reversed", showgrid=False, dtick=1 if layers <= 16 else 4)
-    figure.update_yaxes(title="MoE layer", row=1, col=1)
-    figure.update_xaxes(title="expert", showgrid=False, dtick=4 if experts <= 64 else 8, row=1, col=1)
-    figure.update_xaxes(title="% of its uses", range=[0, 100], showgrid=False, row=1, col=2)
+    figure.update_yaxes(title="MoE layer", plot=1)
+    figure.update_xaxes(title="expert", showgrid=False, dtick=4 if experts <= 64 else 8, plot=1)
+    figure.update_xaxes(title="% of its uses", range=[0, 100], showgrid=False, plot=2)
     return figure
 
 
-def percentiles(series: queries.PercentileSeries) -> go.Figure:
+def percentiles(series: queries.PercentileSeries) -> Chart:
     """p50, p95 and p99 over time, milliseconds."""
-    figure = go.Figure()
+    figure = Chart()
     known = ~np.isnan(series.p50)
     at = moments(series.at_s[known])
     for label, values, dash, width in (
@@ -264,11 +258,11 @@ def percentiles(series: queries.PercentileSeries) -> go.Figure:
     return over_time(figure, series.at_s, height=260)
 
 
-def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> go.Figure:
+def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> Chart:
     """Number of users over time, and the times of failed requests."""
     shown = np.linspace(0, len(ok) - 1, min(len(ok), MAX_POINTS)).astype(np.int64)
     failed = np.flatnonzero(~ok)[:MAX_POINTS]
-    figure = go.Figure()
+    figure = Chart()
     figure.add_scatter(
         x=moments(finished_s[shown]),
         y=num_users[shown],

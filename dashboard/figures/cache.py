@@ -7,10 +7,10 @@ from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 from twofold.telemetry import queries
 
 from dashboard.figures.base import F64, layout
+from dashboard.figures.chart import Chart
 from dashboard.figures.link import REASON_NAMES
 from dashboard.palette import FAILED, HIT, QUANTITY, REASON_COLORS, faint
 
@@ -28,15 +28,14 @@ class PolicyResult(Protocol):
     def uploads_per_token(self) -> float: ...
 
 
-def by_layer(hit_share: F64) -> go.Figure:
+def by_layer(hit_share: F64) -> Chart:
     """Hit rate of each layer in percent, and their mean."""
-    figure = go.Figure(
-        go.Bar(
-            x=np.arange(len(hit_share)),
-            y=hit_share * 100,
-            marker={"color": faint(HIT, 0.85), "line": {"width": 0}},
-            hovertemplate="layer %{x}: %{y:.1f} %<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_bar(
+        x=np.arange(len(hit_share)),
+        y=hit_share * 100,
+        marker={"color": faint(HIT, 0.85), "line": {"width": 0}},
+        hovertemplate="layer %{x}: %{y:.1f} %<extra></extra>",
     )
     figure = layout(figure, height=240)
     figure.update_xaxes(title="MoE layer", dtick=1 if len(hit_share) <= 16 else 8)
@@ -44,9 +43,9 @@ def by_layer(hit_share: F64) -> go.Figure:
     return figure
 
 
-def lru_curve(rates: F64, *, num_slots: float, hit_rate: float | None) -> go.Figure:
+def lru_curve(rates: F64, *, num_slots: float, hit_rate: float | None) -> Chart:
     """Hit rate of an LRU cache by slots per layer, with this run's own point."""
-    figure = go.Figure()
+    figure = Chart()
     figure.add_scatter(
         x=np.arange(len(rates)),
         y=rates * 100,
@@ -72,11 +71,11 @@ def lru_curve(rates: F64, *, num_slots: float, hit_rate: float | None) -> go.Fig
     return figure
 
 
-def payback(paybacks: queries.Paybacks) -> go.Figure:
+def payback(paybacks: queries.Paybacks) -> Chart:
     """Share of each reason's uploads by the number of steps that used them."""
     edges = np.array([1, 2, 4, 8, 16])
     bucket = np.searchsorted(edges, paybacks.num_uses, side="right")
-    figure = go.Figure()
+    figure = Chart()
     for reason, color in REASON_COLORS.items():
         own = bucket[paybacks.copies.reason == reason]
         if len(own):
@@ -96,9 +95,9 @@ def payback(paybacks: queries.Paybacks) -> go.Figure:
     return figure
 
 
-def policies(results: Sequence[PolicyResult], *, recorded: float | None, uploads: float | None) -> go.Figure:
+def policies(results: Sequence[PolicyResult], *, recorded: float | None, uploads: float | None) -> Chart:
     """Hit rate against uploads per token, one point per policy: up and to the left is better."""
-    figure = go.Figure()
+    figure = Chart()
     points: list[tuple[str, float, float, str]] = [
         (each.policy, each.uploads_per_token, each.hit_rate, QUANTITY) for each in results
     ]

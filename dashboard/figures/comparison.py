@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import plotly.graph_objects as go
 
 from dashboard.figures.base import F64, layout
+from dashboard.figures.chart import Chart
 from dashboard.palette import QUANTITY
 
 _MAX_STEPS = 200
 
 
-def cumulative(first: F64, second: F64, numbers: tuple[int, int]) -> go.Figure:
+def cumulative(first: F64, second: F64, numbers: tuple[int, int]) -> Chart:
     """Cumulative distributions of two series; NaN is left out. `numbers` names the runs."""
-    figure = go.Figure()
+    figure = Chart()
     share = np.linspace(0.0, 1.0, _MAX_STEPS + 1)
     for number, values, dash in zip(numbers, (first, second), ("dot", "solid"), strict=True):
         known = values[~np.isnan(values)]

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 
 from dashboard.figures.base import layout
+from dashboard.figures.chart import Chart
 from dashboard.palette import AMOUNT, HIT, UNUSED, depths
 
 I64 = npt.NDArray[np.int64]
@@ -31,24 +31,23 @@ def depth_of(uses: I64) -> U8:
     return np.where(uses > 0, scaled, 0).astype(np.uint8)
 
 
-def experts_map(depth: U8, *, scale: str, ranked: bool) -> go.Figure:
+def experts_map(depth: U8, *, scale: str, ranked: bool) -> Chart:
     """Layer × expert as one square each; `scale` is "uses" or "resident"."""
     layers, experts = depth.shape
     colors = [[0, UNUSED], [1, HIT]] if scale == "resident" else [[0, "rgba(0,0,0,0)"], *depths(AMOUNT)[1:]]
     if scale == "uses":
         colors = [[0, UNUSED], [0.004, depths(AMOUNT)[0][1]], [1, depths(AMOUNT)[1][1]]]
     gap = 1 if experts <= 128 and layers <= 64 else 0
-    figure = go.Figure(
-        go.Heatmap(
-            z=depth,
-            colorscale=colors,
-            zmin=0,
-            zmax=1 if scale == "resident" else _DEPTHS,
-            showscale=False,
-            xgap=gap,
-            ygap=1,
-            hovertemplate="layer %{y}, " + ("rank %{x}" if ranked else "expert %{x}") + "<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_heatmap(
+        z=depth,
+        colorscale=colors,
+        zmin=0,
+        zmax=1 if scale == "resident" else _DEPTHS,
+        showscale=False,
+        xgap=gap,
+        ygap=1,
+        hovertemplate="layer %{y}, " + ("rank %{x}" if ranked else "expert %{x}") + "<extra></extra>",
     )
     figure = layout(figure, height=90 + layers * (30 if layers <= 12 else max(9, 560 // layers)))
     step = next(size for size in (4, 8, 16, 32, 64, 128) if experts / size <= 16 or size == 128)
@@ -59,7 +58,7 @@ def experts_map(depth: U8, *, scale: str, ranked: bool) -> go.Figure:
     return figure
 
 
-def one_layer(uses: I64, resident: U8 | None) -> go.Figure:
+def one_layer(uses: I64, resident: U8 | None) -> Chart:
     """The experts of one layer as large numbered squares, at most 32 a row; the number of uses, a ring if resident."""
     experts = len(uses)
     width = min(32, max(16, 2 ** math.ceil(math.log2(math.sqrt(2 * max(1, experts))))))
@@ -68,18 +67,17 @@ def one_layer(uses: I64, resident: U8 | None) -> go.Figure:
     padded[:experts] = uses
     depth = depth_of(np.maximum(padded, 0)).reshape(rows, width)
     number = np.arange(rows * width).reshape(rows, width)
-    figure = go.Figure(
-        go.Heatmap(
-            z=depth,
-            customdata=np.stack([number, padded.reshape(rows, width)], axis=2),
-            colorscale=[[0, UNUSED], [0.004, depths(AMOUNT)[0][1]], [1, depths(AMOUNT)[1][1]]],
-            zmin=0,
-            zmax=_DEPTHS,
-            showscale=False,
-            xgap=2,
-            ygap=2,
-            hovertemplate="expert %{customdata[0]}: %{customdata[1]:,} uses<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_heatmap(
+        z=depth,
+        customdata=np.stack([number, padded.reshape(rows, width)], axis=2),
+        colorscale=[[0, UNUSED], [0.004, depths(AMOUNT)[0][1]], [1, depths(AMOUNT)[1][1]]],
+        zmin=0,
+        zmax=_DEPTHS,
+        showscale=False,
+        xgap=2,
+        ygap=2,
+        hovertemplate="expert %{customdata[0]}: %{customdata[1]:,} uses<extra></extra>",
     )
     if resident is not None:
         there = np.flatnonzero(resident)
@@ -101,13 +99,13 @@ def one_layer(uses: I64, resident: U8 | None) -> go.Figure:
     return figure
 
 
-def popularity(uses: I64) -> go.Figure:
+def popularity(uses: I64) -> Chart:
     """Share of each layer's uses that its most used experts have: one band over the layers, against even use."""
     shares = np.cumsum(by_rank(uses, uses), axis=1) / np.maximum(uses.sum(axis=1, keepdims=True), 1) * 100
     used = shares[uses.sum(axis=1) > 0]
     experts = uses.shape[1]
     top = np.arange(1, experts + 1) / experts * 100
-    figure = go.Figure()
+    figure = Chart()
     if len(used):
         low, middle, high = np.percentile(used, (0, 50, 100), axis=0)
         figure.add_scatter(x=top, y=high, mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import plotly.graph_objects as go
-
 from dashboard.figures.base import layout
+from dashboard.figures.chart import Chart
 from dashboard.palette import FAILED, HIT, QUANTITY
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -30,21 +29,20 @@ class MachineResult(Protocol):
     def link_busy(self) -> float: ...
 
 
-def speeds(results: Sequence[MachineResult]) -> go.Figure:
+def speeds(results: Sequence[MachineResult]) -> Chart:
     """Predicted tokens/s by machine, with hit rate and busy share of the link."""
-    figure = go.Figure(
-        go.Bar(
-            x=[each.tokens_per_s for each in results],
-            y=[each.machine for each in results],
-            orientation="h",
-            marker={"color": QUANTITY},
-            text=[
-                f"{each.tokens_per_s:,.1f} tokens/s · {each.hit_rate:.0%} hits · link {each.link_busy:.0%} busy"
-                for each in results
-            ],
-            textposition="auto",
-            hovertemplate="%{y}: %{x:,.1f} tokens/s (predicted)<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_bar(
+        x=[each.tokens_per_s for each in results],
+        y=[each.machine for each in results],
+        orientation="h",
+        marker={"color": QUANTITY},
+        text=[
+            f"{each.tokens_per_s:,.1f} tokens/s · {each.hit_rate:.0%} hits · link {each.link_busy:.0%} busy"
+            for each in results
+        ],
+        textposition="auto",
+        hovertemplate="%{y}: %{x:,.1f} tokens/s (predicted)<extra></extra>",
     )
     figure = layout(figure, height=80 + 48 * len(results))
     figure.update_xaxes(title="tokens/s, predicted", rangemode="tozero")
@@ -52,9 +50,9 @@ def speeds(results: Sequence[MachineResult]) -> go.Figure:
     return figure
 
 
-def capacity(results: Sequence[MachineResult], *, target: float) -> go.Figure:
+def capacity(results: Sequence[MachineResult], *, target: float) -> Chart:
     """Predicted tokens/s by VRAM, a line per machine, and the wanted speed."""
-    figure = go.Figure()
+    figure = Chart()
     for number, machine in enumerate(dict.fromkeys(each.machine for each in results)):
         own = [each for each in results if each.machine == machine]
         figure.add_scatter(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import plotly.graph_objects as go
 from twofold.telemetry import queries
 from twofold.telemetry.queries import CopyRows, LinkCeiling, LinkSeries, ReasonTotals, UploadReason
 
 from dashboard.figures.base import MAX_POINTS, layout, moments, over_time
+from dashboard.figures.chart import Chart
 from dashboard.palette import FAILED, QUANTITY, REASON_COLORS, faint
 
 REASON_NAMES: Final = {
@@ -20,9 +20,9 @@ REASON_NAMES: Final = {
 _LANES: Final = ("demand lane", "background lane")
 
 
-def rates(series: LinkSeries, *, ceiling: float | None, bandwidth: float | None) -> go.Figure:
+def rates(series: LinkSeries, *, ceiling: float | None, bandwidth: float | None) -> Chart:
     """GB/s copied by reason, and two ceilings in bytes per second: at the copies' own size, and for huge copies."""
-    figure = go.Figure()
+    figure = Chart()
     at = moments(series.at_s)
     for reason, color in REASON_COLORS.items():
         values = series.bytes_per_clock_s[reason] / 1e9
@@ -56,9 +56,9 @@ def rates(series: LinkSeries, *, ceiling: float | None, bandwidth: float | None)
     return over_time(figure, series.at_s, height=300)
 
 
-def busy(series: LinkSeries) -> go.Figure:
+def busy(series: LinkSeries) -> Chart:
     """Share of the steps' time in which the link copied, percent."""
-    figure = go.Figure()
+    figure = Chart()
     figure.add_scatter(
         x=moments(series.at_s),
         y=series.busy_share * 100,
@@ -72,11 +72,11 @@ def busy(series: LinkSeries) -> go.Figure:
     return over_time(figure, series.at_s, height=220, legend=False)
 
 
-def size_curve(ceiling: LinkCeiling, totals: list[ReasonTotals]) -> go.Figure:
+def size_curve(ceiling: LinkCeiling, totals: list[ReasonTotals]) -> Chart:
     """Highest rate by copy size, log-log, and what the copies of each reason reached."""
     found = [total for total in totals if total.num_copies and total.copying_us > 0]
     sizes = np.geomspace(1e4, 1e8, 60)
-    figure = go.Figure()
+    figure = Chart()
     figure.add_scatter(
         x=sizes / 1e6,
         y=ceiling.bytes_per_s(sizes) / 1e9,
@@ -100,9 +100,9 @@ def size_curve(ceiling: LinkCeiling, totals: list[ReasonTotals]) -> go.Figure:
     return figure
 
 
-def sizes(copies: CopyRows) -> go.Figure:
+def sizes(copies: CopyRows) -> Chart:
     """Number of copies by size, in powers of two, by reason."""
-    figure = go.Figure()
+    figure = Chart()
     if len(copies):
         power = np.floor(np.log2(np.maximum(copies.size_bytes, 1))).astype(np.int64)
         low = int(power.min())
@@ -128,11 +128,11 @@ def _size_name(size: float) -> str:
     return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
 
 
-def lanes(copies: CopyRows) -> go.Figure:
+def lanes(copies: CopyRows) -> Chart:
     """Copies on the link's two lanes over milliseconds of the run's clock since the first one was queued."""
     shown = copies.where(np.arange(len(copies)) >= len(copies) - MAX_POINTS // 3)
     origin_us = float(shown.begin_us.min()) if len(shown) else 0.0
-    figure = go.Figure()
+    figure = Chart()
     for reason, color in REASON_COLORS.items():
         own = shown.where(shown.reason == reason)
         if not len(own):

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 from twofold.telemetry import queries
 
 from dashboard.figures.base import MAX_POINTS, layout, moments, packed, spaced
+from dashboard.figures.chart import Chart
 from dashboard.palette import FAILED, HIT, QUANTITY, faint
 
 _LINES: Final = (("p99", "dot", 1.3), ("p95", "dash", 1.6), ("p50", "solid", 2.4))
@@ -26,16 +25,14 @@ def stages(finished_s: np.ndarray, stage: Sequence[str]) -> list[tuple[str, floa
     return list(first.items())
 
 
-def timeline(samples: queries.LoadSamples, overview: queries.Overview | None) -> go.Figure:
+def timeline(samples: queries.LoadSamples, overview: queries.Overview | None) -> Chart:
     """Rows over one time axis; the engine's rows are missing where `overview` is None."""
     has_cache = overview is not None and overview.totals.has_slots
     lines = "p50 solid, p95 dashed, p99 dotted"
     titles = ["users", f"TTFT, ms ({lines})", f"TPOT, ms ({lines})"] + (
         ["hit rate, %", "PCIe, GB/s"] if has_cache else []
     )
-    figure = make_subplots(
-        rows=len(titles), cols=1, shared_xaxes=True, vertical_spacing=0.045, subplot_titles=titles
-    )
+    figure = Chart(rows=len(titles), spacing=0.045)
     _users(figure, samples)
     for row, values in ((2, samples.ttft_ms), (3, samples.tpot_ms)):
         _percentiles(figure, samples.finished_s, values, row=row)
@@ -46,22 +43,17 @@ def timeline(samples: queries.LoadSamples, overview: queries.Overview | None) ->
         figure.add_vline(
             x=float(moments(np.array([at_s]))[0]),
             line={"color": faint(QUANTITY, 0.5), "dash": "dot", "width": 1},
-            annotation={"text": name, "font": {"size": 11}},
+            text=name,
         )
     figure = layout(figure, height=_ROW_PX * len(titles) + 40)
     figure.update_layout(hovermode="x unified", margin={"t": 30})
-    figure.update_annotations(font={"size": 12}, x=0, xanchor="left", selector={"xref": "paper"})
-    for number in range(1, len(titles) + 1):
-        suffix = "" if number == 1 else str(number)
-        figure.update_annotations(
-            font={"size": 12}, x=0, xanchor="left", selector={"xref": f"x{suffix} domain"}
-        )
+    figure.add_titles(titles)
     figure.update_yaxes(rangemode="tozero", nticks=4)
     figure.update_xaxes(type="date", tickformat="%H:%M:%S", nticks=7)
     return figure
 
 
-def _users(figure: go.Figure, samples: queries.LoadSamples) -> None:
+def _users(figure: Chart, samples: queries.LoadSamples) -> None:
     count = len(samples.ok)
     shown = np.linspace(0, count - 1, min(count, MAX_POINTS)).astype(np.int64)
     figure.add_scatter(
@@ -73,8 +65,6 @@ def _users(figure: go.Figure, samples: queries.LoadSamples) -> None:
         fill="tozeroy",
         fillcolor=faint(QUANTITY, 0.14),
         hovertemplate="%{y} users<extra></extra>",
-        row=1,
-        col=1,
     )
     failed = np.flatnonzero(~samples.ok)[:MAX_POINTS]
     if len(failed):
@@ -85,12 +75,10 @@ def _users(figure: go.Figure, samples: queries.LoadSamples) -> None:
             mode="markers",
             marker={"color": FAILED, "symbol": "x", "size": 9},
             hovertemplate="failed<extra></extra>",
-            row=1,
-            col=1,
         )
 
 
-def _percentiles(figure: go.Figure, at_s: np.ndarray, values: np.ndarray, *, row: int) -> None:
+def _percentiles(figure: Chart, at_s: np.ndarray, values: np.ndarray, *, row: int) -> None:
     series = queries.percentile_series(at_s, values, max_buckets=60)
     known = ~np.isnan(series.p50)
     for name, dash, width in _LINES:
@@ -101,20 +89,16 @@ def _percentiles(figure: go.Figure, at_s: np.ndarray, values: np.ndarray, *, row
             mode="lines" if known.sum() > 2 else "lines+markers",
             line={"color": QUANTITY, "width": width, "dash": dash},
             hovertemplate=f"{name} %{{y:,.1f}} ms<extra></extra>",
-            row=row,
-            col=1,
+            plot=row,
         )
 
 
-def _line(
-    figure: go.Figure, at_s: np.ndarray, values: np.ndarray, *, row: int, color: str, unit: str
-) -> None:
+def _line(figure: Chart, at_s: np.ndarray, values: np.ndarray, *, row: int, color: str, unit: str) -> None:
     figure.add_scatter(
         **spaced(at_s),
         y=packed(values),
         mode="lines",
         line={"color": color, "width": 2, "shape": "hv"},
         hovertemplate=f"%{{y:,.2f}} {unit}<extra></extra>",
-        row=row,
-        col=1,
+        plot=row,
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import plotly.graph_objects as go
 from twofold.telemetry import queries
 
 from dashboard.figures.base import F64, moments, over_time, packed
+from dashboard.figures.chart import Chart
 from dashboard.palette import QUANTITY
 
 
-def _lines(at_s: F64, lines: dict[str, tuple[F64, str, str]]) -> go.Figure:
+def _lines(at_s: F64, lines: dict[str, tuple[F64, str, str]]) -> Chart:
     """One line per name: values, dash and unit."""
-    figure = go.Figure()
+    figure = Chart()
     for name, (values, dash, unit) in lines.items():
         if np.isnan(values).all():
             continue  # the system tells nothing
@@ -27,7 +27,7 @@ def _lines(at_s: F64, lines: dict[str, tuple[F64, str, str]]) -> go.Figure:
     return over_time(figure, at_s)
 
 
-def clock(samples: queries.MachineSamples) -> go.Figure:
+def clock(samples: queries.MachineSamples) -> Chart:
     """Mean and lowest clock rate of the cores."""
     return _lines(
         samples.at_s,
@@ -38,7 +38,7 @@ def clock(samples: queries.MachineSamples) -> go.Figure:
     )
 
 
-def warmth(samples: queries.MachineSamples) -> go.Figure:
+def warmth(samples: queries.MachineSamples) -> Chart:
     """Temperature and load."""
     return _lines(
         samples.at_s,

@@ -6,33 +6,30 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 from twofold.telemetry import queries
 
 from dashboard.figures.base import F64, MAX_POINTS, layout
+from dashboard.figures.chart import Chart
 from dashboard.palette import AMOUNT, CPU, QUANTITY, REASON_COLORS, depths, faint
 
 
 def token_times(
     position: npt.NDArray[np.int64], step_us: F64, misses: npt.NDArray[np.int64], chosen: int, *, unit: str
-) -> go.Figure:
+) -> Chart:
     """Step time of each token as a bar; `chosen` is the index of the explained token."""
-    figure = go.Figure(
-        go.Bar(
-            x=position,
-            y=step_us / 1e3,
-            customdata=misses,
-            marker={
-                "color": misses,
-                "colorscale": [[0, faint(AMOUNT, 0.3)], [1, faint(AMOUNT, 1.0)]],
-                "cmin": 0,
-                "colorbar": {"title": {"text": "misses"}, "thickness": 10, "outlinewidth": 0},
-                "line": {"width": np.where(np.arange(len(position)) == chosen, 2, 0), "color": QUANTITY},
-            },
-            hovertemplate="token at position %{x}<br>%{y:.2f} "
-            + unit
-            + ", %{customdata} misses<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_bar(
+        x=position,
+        y=step_us / 1e3,
+        customdata=misses,
+        marker={
+            "color": misses,
+            "colorscale": [[0, faint(AMOUNT, 0.3)], [1, faint(AMOUNT, 1.0)]],
+            "cmin": 0,
+            "colorbar": {"title": {"text": "misses"}, "thickness": 10, "outlinewidth": 0},
+            "line": {"width": np.where(np.arange(len(position)) == chosen, 2, 0), "color": QUANTITY},
+        },
+        hovertemplate="token at position %{x}<br>%{y:.2f} " + unit + ", %{customdata} misses<extra></extra>",
     )
     figure.update_layout(bargap=0.15)
     figure = layout(figure, height=230)
@@ -54,26 +51,25 @@ def token_times(
     return figure
 
 
-def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.NDArray[np.int64]) -> go.Figure:
+def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.NDArray[np.int64]) -> Chart:
     """Token × layer heatmap: routed experts that were not on the GPU when needed."""
     misses = num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]].sum(axis=2)
     routed = int(num_by_placement.sum(axis=2).max(initial=1))
-    figure = go.Figure(
-        go.Heatmap(
-            x=position,
-            z=misses.T.astype(np.uint8),
-            customdata=num_by_placement.transpose(1, 0, 2).astype(np.uint8),
-            colorscale=depths(AMOUNT),
-            zmin=0,
-            zmax=max(1, routed),
-            xgap=1,
-            ygap=1,
-            colorbar={"title": {"text": "misses"}, "thickness": 10, "outlinewidth": 0, "dtick": 1},
-            hovertemplate=(
-                "position %{x}, layer %{y}<br>%{customdata[0]} hits, %{customdata[2]} fetched, "
-                "%{customdata[1]} on CPU<extra></extra>"
-            ),
-        )
+    figure = Chart()
+    figure.add_heatmap(
+        x=position,
+        z=misses.T.astype(np.uint8),
+        customdata=num_by_placement.transpose(1, 0, 2).astype(np.uint8),
+        colorscale=depths(AMOUNT),
+        zmin=0,
+        zmax=max(1, routed),
+        xgap=1,
+        ygap=1,
+        colorbar={"title": {"text": "misses"}, "thickness": 10, "outlinewidth": 0, "dtick": 1},
+        hovertemplate=(
+            "position %{x}, layer %{y}<br>%{customdata[0]} hits, %{customdata[2]} fetched, "
+            "%{customdata[1]} on CPU<extra></extra>"
+        ),
     )
     figure = layout(figure, height=26 * max(4, misses.shape[1]) + 70 if misses.shape[1] <= 12 else 420)
     figure.update_yaxes(title="MoE layer", autorange="reversed", showgrid=False)
@@ -81,13 +77,13 @@ def token_layer_misses(position: npt.NDArray[np.int64], num_by_placement: npt.ND
     return figure
 
 
-def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64 | None) -> go.Figure:
+def layer_times(layer_us: F64, cpu_us: F64, gpu_us: F64, predicted_us: F64 | None) -> Chart:
     """One token's time per layer: CPU and GPU side by side, the measured and the predicted layer time.
 
     `predicted_us` is None on a virtual clock, where a layer takes exactly the predicted time.
     """
     layers = np.arange(len(layer_us))
-    figure = go.Figure()
+    figure = Chart()
     figure.add_bar(x=layers, y=cpu_us, name="CPU part", marker={"color": CPU})
     hatched = {"color": QUANTITY, "pattern": {"shape": "/", "solidity": 0.35, "fillmode": "overlay"}}
     figure.add_bar(x=layers, y=gpu_us, name="GPU part", marker=hatched)
@@ -130,11 +126,11 @@ def _rows(uploads: Sequence[queries.Upload]) -> list[int]:
     return rows
 
 
-def upload_timeline(uploads: Sequence[queries.Upload]) -> go.Figure:
+def upload_timeline(uploads: Sequence[queries.Upload]) -> Chart:
     """A step's uploads on the link, in milliseconds since the first was queued; each reason has separate rows."""
     uploads = uploads[:MAX_POINTS]
     origin_us = min((upload.queued_us for upload in uploads), default=0.0)
-    figure = go.Figure()
+    figure = Chart()
     names: list[str] = []
     for reason, color in REASON_COLORS.items():
         mine = [upload for upload in uploads if upload.reason is reason]

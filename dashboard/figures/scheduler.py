@@ -6,29 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 from twofold.telemetry import queries
 
 from dashboard.figures.base import F64, layout, moments, over_time
+from dashboard.figures.chart import Chart
 from dashboard.palette import AMOUNT, CPU, FAILED, QUANTITY, UNUSED, depths, faint
 
 
-def plan_mix(counts: npt.NDArray[np.int64]) -> go.Figure:
+def plan_mix(counts: npt.NDArray[np.int64]) -> Chart:
     """Layers of decode steps by misses and by how many of them were fetched, percent of all layers."""
     share = counts / max(1, int(counts.sum())) * 100
     misses, fetched = (np.flatnonzero(counts.sum(axis=axis)) for axis in (1, 0))
     shape = (int(misses.max(initial=0)) + 1, int(fetched.max(initial=0)) + 1)
     share = share[: shape[0], : shape[1]]
-    figure = go.Figure(
-        go.Heatmap(
-            z=share,
-            colorscale=[[0, UNUSED], [0.001, faint(AMOUNT, 0.08)], [1, faint(AMOUNT, 0.55)]],
-            zmin=0,
-            showscale=False,
-            xgap=2,
-            ygap=2,
-            hovertemplate="%{y} misses, %{x} of them fetched: %{z:.2f} % of the layers<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_heatmap(
+        z=share,
+        colorscale=[[0, UNUSED], [0.001, faint(AMOUNT, 0.08)], [1, faint(AMOUNT, 0.55)]],
+        zmin=0,
+        showscale=False,
+        xgap=2,
+        ygap=2,
+        hovertemplate="%{y} misses, %{x} of them fetched: %{z:.2f} % of the layers<extra></extra>",
     )
     rows, columns = np.nonzero(share >= 0.05)
     # A trace of its own: a heatmap's text ignores the theme, and nearly transparent squares then hide it.
@@ -45,11 +44,11 @@ def plan_mix(counts: npt.NDArray[np.int64]) -> go.Figure:
     return figure
 
 
-def alternatives(prices: Sequence[float] | None, plan: queries.UsualPlan) -> go.Figure:
+def alternatives(prices: Sequence[float] | None, plan: queries.UsualPlan) -> Chart:
     """Layer time by number of misses fetched, as priced and as recorded, and how often each was chosen."""
     fetched = np.arange(plan.num_misses + 1)
     chosen = plan.fetched / max(1, int(plan.fetched.sum()))
-    figure = go.Figure()
+    figure = Chart()
     if prices is not None:
         figure.add_bar(
             x=fetched,
@@ -75,7 +74,7 @@ def alternatives(prices: Sequence[float] | None, plan: queries.UsualPlan) -> go.
     return figure
 
 
-def predicted_measured(predicted_us: F64, measured_us: F64, *, bins: int = 60) -> go.Figure:
+def predicted_measured(predicted_us: F64, measured_us: F64, *, bins: int = 60) -> Chart:
     """Density of layers by predicted and measured time, log-log; on the diagonal the model is right."""
     known = (predicted_us > 0) & (measured_us > 0)
     x, y = np.log10(predicted_us[known]), np.log10(measured_us[known])
@@ -87,15 +86,14 @@ def predicted_measured(predicted_us: F64, measured_us: F64, *, bins: int = 60) -
         np.uint8
     )
     middle = (edges[:-1] + edges[1:]) / 2
-    figure = go.Figure(
-        go.Heatmap(
-            x=10**middle,
-            y=10**middle,
-            z=depth,
-            colorscale=[[0, "rgba(0,0,0,0)"], [0.004, depths(AMOUNT)[0][1]], [1, depths(AMOUNT)[1][1]]],
-            showscale=False,
-            hovertemplate="predicted %{x:.0f} µs, measured %{y:.0f} µs<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_heatmap(
+        x=10**middle,
+        y=10**middle,
+        z=depth,
+        colorscale=[[0, "rgba(0,0,0,0)"], [0.004, depths(AMOUNT)[0][1]], [1, depths(AMOUNT)[1][1]]],
+        showscale=False,
+        hovertemplate="predicted %{x:.0f} µs, measured %{y:.0f} µs<extra></extra>",
     )
     ends = [10**low, 10**high]
     figure.add_scatter(
@@ -108,10 +106,10 @@ def predicted_measured(predicted_us: F64, measured_us: F64, *, bins: int = 60) -
     return figure
 
 
-def residuals(found: queries.LayerResiduals) -> go.Figure:
+def residuals(found: queries.LayerResiduals) -> Chart:
     """Measured / predicted − 1 by layer in percent: median, and the band from the 10th to the 90th percentile."""
     layer = np.arange(len(found.p50))
-    figure = go.Figure()
+    figure = Chart()
     figure.add_scatter(
         x=layer, y=found.p90 * 100, mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False
     )
@@ -139,9 +137,9 @@ def residuals(found: queries.LayerResiduals) -> go.Figure:
     return figure
 
 
-def cpu_bandwidth(found: queries.CpuBandwidth, *, ceiling: float | None) -> go.Figure:
+def cpu_bandwidth(found: queries.CpuBandwidth, *, ceiling: float | None) -> Chart:
     """Expert weights read by the CPU over time in GB/s, and the calibrated bandwidth if known."""
-    figure = go.Figure()
+    figure = Chart()
     at = moments(found.at_s)
     figure.add_scatter(
         x=at,
@@ -164,15 +162,14 @@ def cpu_bandwidth(found: queries.CpuBandwidth, *, ceiling: float | None) -> go.F
     return over_time(figure, found.at_s, height=260)
 
 
-def cpu_bandwidth_by_layer(found: queries.CpuBandwidth) -> go.Figure:
+def cpu_bandwidth_by_layer(found: queries.CpuBandwidth) -> Chart:
     """Median GB/s of each layer's experts on the CPU."""
-    figure = go.Figure(
-        go.Bar(
-            x=np.arange(len(found.by_layer)),
-            y=found.by_layer,
-            marker={"color": faint(CPU, 0.85)},
-            hovertemplate="layer %{x}: %{y:.1f} GB/s<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_bar(
+        x=np.arange(len(found.by_layer)),
+        y=found.by_layer,
+        marker={"color": faint(CPU, 0.85)},
+        hovertemplate="layer %{x}: %{y:.1f} GB/s<extra></extra>",
     )
     figure = layout(figure, height=260)
     figure.update_xaxes(title="MoE layer", dtick=1 if len(found.by_layer) <= 16 else 8)

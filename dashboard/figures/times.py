@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import plotly.graph_objects as go
 from twofold.telemetry import queries
 
 from dashboard.figures.base import F64, layout, over_time, packed, spaced
+from dashboard.figures.chart import Chart
 from dashboard.palette import CPU, HIT, QUANTITY, faint
 
 PART_NAMES: Final[dict[str, str]] = {
@@ -33,9 +33,9 @@ _MAX_PARTS: Final = 5
 """Parts with a colour of their own; smaller ones are summed."""
 
 
-def speed(at_s: F64, decode: F64, prefill: F64) -> go.Figure:
+def speed(at_s: F64, decode: F64, prefill: F64) -> Chart:
     """Answer and prompt tokens per second over time."""
-    figure = go.Figure()
+    figure = Chart()
     for name, values, dash in (("answer", decode, "solid"), ("prompt", prefill, "dot")):
         figure.add_scatter(
             **spaced(at_s),
@@ -50,14 +50,14 @@ def speed(at_s: F64, decode: F64, prefill: F64) -> go.Figure:
     return over_time(figure, at_s)
 
 
-def parts(at_s: F64, seconds: Mapping[str, F64], *, bucket_s: float) -> go.Figure:
+def parts(at_s: F64, seconds: Mapping[str, F64], *, bucket_s: float) -> Chart:
     """Shares of the steps' wall time by part, largest first, stacked to 100 %; a bucket without steps is empty."""
     names = list(seconds)
     shown = {name: seconds[name] for name in names[:_MAX_PARTS]}
     if len(names) > _MAX_PARTS:
         shown["other"] = np.sum([seconds[name] for name in names[_MAX_PARTS:]], axis=0)
     total = np.sum(list(shown.values()), axis=0) if shown else np.zeros(len(at_s))
-    figure = go.Figure()
+    figure = Chart()
     depth = iter((0.85, 0.65, 0.5, 0.35, 0.22, 0.12))
     for name, values in shown.items():
         color = {"experts_cpu": CPU, "experts_gpu": HIT}.get(name)
@@ -77,20 +77,19 @@ def parts(at_s: F64, seconds: Mapping[str, F64], *, bucket_s: float) -> go.Figur
     return over_time(figure, at_s, height=260)
 
 
-def waterfall(parts: Sequence[queries.Part]) -> go.Figure:
+def waterfall(parts: Sequence[queries.Part]) -> Chart:
     """The parts of a request's time, one below the other, each where it began; milliseconds."""
-    figure = go.Figure(
-        go.Bar(
-            y=[part.name for part in parts],
-            x=[part.duration_s * 1e3 for part in parts],
-            base=[part.begin_s * 1e3 for part in parts],
-            orientation="h",
-            marker={"color": QUANTITY},
-            text=[f"{part.duration_s * 1e3:,.1f} ms" for part in parts],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{y}: %{x:,.2f} ms<extra></extra>",
-        )
+    figure = Chart()
+    figure.add_bar(
+        y=[part.name for part in parts],
+        x=[part.duration_s * 1e3 for part in parts],
+        base=[part.begin_s * 1e3 for part in parts],
+        orientation="h",
+        marker={"color": QUANTITY},
+        text=[f"{part.duration_s * 1e3:,.1f} ms" for part in parts],
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate="%{y}: %{x:,.2f} ms<extra></extra>",
     )
     figure = layout(figure, height=70 + 30 * max(2, len(parts)))
     end_ms = max((part.begin_s + part.duration_s for part in parts), default=0.0) * 1e3

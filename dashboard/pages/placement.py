@@ -85,8 +85,7 @@ def _residency(view: View, grid: queries.PlacementGrid, found: WindowRows) -> No
             parts.note("No step in this window.")
             return
         step = _scrubber(steps)
-        whole, _ = view.of(view.run).placements()
-        there = view.query(queries.residency, step, whole.uses[:, :, queries.Placement.HIT])
+        there = view.residents(step, int(steps.step[-1]))
         at = int(np.searchsorted(steps.step, step))
         ranked = st.toggle("Most used experts first", value=grid.total.shape[1] > LARGE, key="ranked-slots")
         shown = experts.by_rank(there, grid.total[: len(there)]) if ranked else there

@@ -2,7 +2,8 @@
 
     python -m tests.dashboard.measure_refresh --rows 2000000 [--until FILE]
 
-The file holds a run of 48 layers × 128 experts that goes on while it is watched, with 16 tokens and a request a second.
+The file holds a run of 48 layers × 128 experts that goes on while it is watched, with 16 tokens, a request, 96 uploads
+and their cache decisions a second, and before it a run of two minutes to compare with.
 Prints the machine's load: on a busy machine the times say little. Refreshes are those of the page itself, every two
 seconds: from the message with which the browser asks until the last message of the answer.
 """
@@ -19,7 +20,15 @@ from pathlib import Path
 
 import numpy as np
 from twofold.api.types import RequestRecord, StepParts, StepRecord
-from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, TelemetrySink
+from twofold.telemetry.sink import (
+    CACHE_EVENT_DTYPE,
+    TOKEN_LAYER_DTYPE,
+    UPLOAD_DTYPE,
+    CacheEventKind,
+    LoadSample,
+    TelemetrySink,
+    UploadReason,
+)
 from twofold.telemetry.writer import open_sink
 
 from dashboard.pages import PAGES
@@ -27,8 +36,11 @@ from scripts.headless_chromium import DevTools, Frame, browser, chromium, open_p
 from tests.dashboard.served_dashboard import served
 from tests.dashboard.synthetic_run import ManualClock, run_info
 
-LAYERS, EXPERTS, TOP_K, TOKENS = 48, 128, 8, 16
+LAYERS, EXPERTS, TOP_K, TOKENS, SLOTS = 48, 128, 8, 16, 1536
+UPLOADS = 2 * LAYERS
+EXPERT_BYTES = 2_654_208
 ROWS_PER_S = LAYERS * TOKENS
+SHORT_RUN_S = 120
 
 
 class LongRun:
@@ -37,8 +49,21 @@ class LongRun:
     def __init__(self, sink: TelemetrySink, clock: ManualClock, seconds: int) -> None:
         self._sink, self._clock, self._second = sink, clock, 0
         self._random = np.random.default_rng(0)
-        clock.now_s = time.time() - seconds
-        info = run_info("cuda:0", num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K, num_slots=1536)
+        info = run_info(
+            "cuda:0",
+            num_layers=LAYERS,
+            num_experts=EXPERTS,
+            top_k=TOP_K,
+            num_slots=SLOTS,
+            expert_bytes=EXPERT_BYTES,
+            host="here",
+        )
+        clock.now_s = time.time() - seconds - 2 * SHORT_RUN_S
+        sink.begin_run(info)
+        for _ in range(SHORT_RUN_S):
+            self._write()
+            clock.now_s += 1
+        self._second, clock.now_s = 0, time.time() - seconds
         sink.begin_run(info)
 
     def catch_up(self) -> None:
@@ -65,6 +90,7 @@ class LongRun:
         rows["placement"] = self._random.integers(0, 3, rows["placement"].shape)
         rows["layer_us"] = self._random.uniform(50, 90, len(rows))
         self._sink.native_events("token_layer", rows)
+        self._write_uploads(second)
         parts = StepParts(experts_cpu_us=400e3, attention_us=300e3, router_us=50e3, head_us=40e3)
         self._sink.step(StepRecord(second, at_s, 0, TOKENS, 1, 0, 9e5, 9e5, parts))
         self._sink.request(
@@ -81,6 +107,39 @@ class LongRun:
                 decode_s=0.8,
             )
         )
+        self._sink.load_samples(
+            [
+                LoadSample(
+                    loadtest_id="lt-1",
+                    finished_s=at_s,
+                    user=second % 8,
+                    num_users=8,
+                    e2e_ms=900.0,
+                    ok=True,
+                    ttft_ms=100.0,
+                    tpot_ms=50.0,
+                    completion_tokens=TOKENS,
+                )
+            ]
+        )
+
+    def _write_uploads(self, second: int) -> None:
+        """Two uploads per layer into slots that go round, each with an admission and an eviction."""
+        layer = np.repeat(np.arange(LAYERS), UPLOADS // LAYERS)
+        expert = self._random.integers(0, EXPERTS, UPLOADS)
+        at_us = second * 9e5 + np.arange(UPLOADS) * 100.0
+        copies = np.zeros(UPLOADS, UPLOAD_DTYPE)
+        copies["step"], copies["request"], copies["layer"], copies["expert"] = second, -1, layer, expert
+        copies["slot"] = (second * UPLOADS + np.arange(UPLOADS)) % SLOTS
+        copies["size_bytes"], copies["reason"] = EXPERT_BYTES, UploadReason.DEMAND
+        copies["queued_us"], copies["begin_us"], copies["end_us"] = at_us, at_us + 2, at_us + 102
+        self._sink.native_events("upload", copies)
+        events = np.zeros(2 * UPLOADS, CACHE_EVENT_DTYPE)
+        events["step"], events["request"], events["layer"] = second, -1, np.repeat(layer, 2)
+        events["kind"] = np.tile([CacheEventKind.ADMIT, CacheEventKind.EVICT], UPLOADS)
+        events["expert"] = np.stack([expert, (expert + 37) % EXPERTS], axis=1).ravel()
+        events["slot"], events["at_us"] = np.repeat(copies["slot"], 2), np.repeat(at_us, 2)
+        self._sink.native_events("cache_event", events)
 
 
 def refreshes(frames: list[Frame]) -> list[tuple[float, int]]:

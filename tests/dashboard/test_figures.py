@@ -19,7 +19,7 @@ def grid(layers: int, experts: int) -> queries.PlacementGrid:
 
 
 def test_the_heatmap_of_a_large_model_is_small_on_the_wire() -> None:
-    figure = figures.placement_grid(grid(48, 128), colour_by="place")
+    figure = figures.placement_grid(grid(48, 128), colour_by="place").built()
     assert figure.data[0].z.dtype == np.uint8
     assert figure.data[0].z.shape == (48, 128)
     assert len(figure.to_json()) < 300_000
@@ -28,12 +28,12 @@ def test_the_heatmap_of_a_large_model_is_small_on_the_wire() -> None:
 @pytest.mark.parametrize("colour_by", ["place", "hit share", "uses"])
 def test_unused_experts_can_be_drawn(colour_by: str) -> None:
     empty = queries.PlacementGrid(np.zeros((2, 4, 3), np.int64))
-    assert figures.placement_grid(empty, colour_by=colour_by).to_json()
+    assert figures.placement_grid(empty, colour_by=colour_by).built().to_json()
 
 
 def test_shares_are_stacked_in_percent() -> None:
     values = np.array([[0.5, np.nan], [0.3, np.nan], [0.2, np.nan]])
-    figure = figures.shares(np.array([1.7e9, 1.7e9 + 1]), values, bucket_s=1)
+    figure = figures.shares(np.array([1.7e9, 1.7e9 + 1]), values, bucket_s=1).built()
     assert [trace.name for trace in figure.data] == ["GPU, hit", "GPU, fetched", "CPU"]
     assert [float(trace.y[0]) for trace in figure.data] == pytest.approx([50.0, 20.0, 30.0])
 
@@ -172,7 +172,7 @@ def test_copies_are_drawn_in_lanes_and_none_over_another() -> None:
     # Two prefetches far apart among many demands: Plotly once made their bars as tall as all that lay between.
     uploads = [upload(prefetch, 0, 50), *(upload(demand, 50 + 10 * i, 60 + 10 * i) for i in range(12))]
     uploads += [upload(prefetch, 170, 220), upload(demand, 165, 175), upload(prefetch, 200, 230)]
-    figure = figures_request.upload_timeline(uploads)
+    figure = figures_request.upload_timeline(uploads).built()
     bars = [
         (trace.name, y - width / 2, y + width / 2, base, base + x)
         for trace in figure.data
@@ -195,10 +195,10 @@ def test_copies_are_drawn_in_lanes_and_none_over_another() -> None:
 def test_what_was_predicted_is_drawn_where_it_says_something() -> None:
     times = np.array([10.0, 20.0])
     assert "predicted" in [
-        trace.name for trace in figures_request.layer_times(times, times, times, times).data
+        trace.name for trace in figures_request.layer_times(times, times, times, times).built().data
     ]
     assert "predicted" not in [
-        trace.name for trace in figures_request.layer_times(times, times, times, None).data
+        trace.name for trace in figures_request.layer_times(times, times, times, None).built().data
     ]
 
 
@@ -216,11 +216,12 @@ def test_every_colour_means_one_thing_and_shows_on_both_backgrounds() -> None:
             palette.contrast(color, "#ffffff") >= 2.1
         )  # Okabe and Ito's orange; its areas carry names besides
     apart = np.array([1.7e9, 1.7e9 + 1])
-    for figure in (
+    for chart in (
         figures.area(apart, apart, name="a", unit="b"),
         figures.queue(apart, apart, apart),
         figures.users(apart, np.array([1, 2]), np.array([True, True])),
     ):
+        figure = chart.built()
         hues = {trace.line.color for trace in figure.data} - {None}
         assert hues == {palette.QUANTITY}
         assert "#1f2937" not in figure.to_json()  # a text colour of one theme only

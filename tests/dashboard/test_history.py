@@ -97,6 +97,38 @@ def test_a_begin_that_is_no_longer_kept_is_refused(recorded: str) -> None:
     assert history.placements(queries.Window(started_s, started_s + 1))[0].total.sum() > 0
 
 
+def test_longer_windows_read_only_the_rows_before(recorded: str) -> None:
+    """Looks at ever longer windows of one history: each has the tables' figures, and reads no row again."""
+    db = queries.open_database(recorded)
+    run = queries.runs(db)[0]
+    history = queries.RunHistory(db, run)
+    num_rows = []
+    for last_s in (10, 60, 200, None):
+        span = queries.window(run, last_s)
+        kept, asked = history.overview(span), table_queries.overview(db, run, span)
+        assert kept.totals == asked.totals
+        np.testing.assert_allclose(kept.num_running, asked.num_running, rtol=1e-12)
+        grid, covered = history.placements(span)
+        np.testing.assert_array_equal(grid.uses, table_queries.placement_grid(db, run, covered).uses)
+        num_rows.append(history.num_rows_read)
+    assert num_rows == sorted(num_rows)
+    assert num_rows[0] < num_rows[-1]
+    whole = queries.RunHistory(db, run)
+    whole.overview(queries.window(run))
+    whole.placements(queries.window(run))
+    assert whole.num_rows_read == num_rows[-1]
+
+
+def test_hits_are_read_until_every_slot_is_explained(recorded: str) -> None:
+    db = queries.open_database(recorded)
+    run = queries.runs(db)[0]
+    history = queries.RunHistory(db, run)
+    whole = table_queries.placement_grid(db, run, queries.window(run)).uses[:, :, queries.Placement.HIT]
+    wanted = int((whole > 0).sum())
+    wait_until(lambda: int((history.hits(wanted) > 0).sum()) == wanted)
+    assert (history.hits(wanted + 1) <= whole).all()
+
+
 @pytest.mark.slow
 def test_an_hour_of_a_large_model_is_drawn_from_sums(tmp_path: Path) -> None:
     clock = ManualClock()
@@ -114,6 +146,7 @@ def test_an_hour_of_a_large_model_is_drawn_from_sums(tmp_path: Path) -> None:
         "grid, first look": lambda: history.placements(span),
         "grid, next look": lambda: history.placements(span),
         "overview from the tables": lambda: table_queries.overview(db, run, span),
+        "overview, first look": lambda: history.overview(span),
         "overview, next look": lambda: history.overview(span),
     }.items():
         begun_s = time.perf_counter()

@@ -84,8 +84,8 @@ def test_the_timeline_has_what_was_measured_and_the_stages_where_they_began(emul
         ("hold", samples.finished_s[10]),
     ]
     overview = queries.RunHistory(db, run).overview(queries.window(run))
-    full = figures.timeline(samples, overview)
+    full = figures.timeline(samples, overview).built()
     assert [trace.name for trace in full.data[:2]] == ["users", "failed request"]
     np.testing.assert_array_equal(full.data[0].y, samples.num_users)
     assert len(full.data[1].x) == 2
-    assert len(figures.timeline(samples, None).data) == len(full.data) - 2
+    assert len(figures.timeline(samples, None).built().data) == len(full.data) - 2

@@ -7,6 +7,7 @@ import http.client
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from twofold._testing import kernels
 from twofold.tools.loadgen.server_process import serving
 
 from tests.e2e.waiting import wait_until
@@ -108,11 +110,15 @@ def test_the_installed_package_is_the_wheels(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("level", ["avx2", "generic"])
 def test_serve_and_loadtest_run_from_the_wheel(
-    python: str, environment: dict[str, str], tmp_path: Path
+    python: str, environment: dict[str, str], tmp_path: Path, level: str
 ) -> None:
+    if level not in kernels.supported_levels():
+        pytest.skip(f"this CPU does not run the level {level}")
     twofold = [python, "-m", "twofold.tools.cli"]
     serve = [*twofold, "serve", "--port", "0", "--accelerator", "none"]
+    environment["TWOFOLD_ISA"] = level
     with serving(serve, tmp_path / "log", timeout_s=300, environment=environment, folder=tmp_path) as server:
         done = subprocess.run(
             [*twofold, "loadtest", "--host", server.url, "--users", "2", "--seconds", "3"],
@@ -124,6 +130,8 @@ def test_serve_and_loadtest_run_from_the_wheel(
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        with sqlite3.connect(tmp_path / "seen.db") as connection:
+            assert connection.execute("SELECT cpu_isa FROM run").fetchall() == [(level,)]
         assert "on its dashboard, as loadtest-" in done.stdout
 
 

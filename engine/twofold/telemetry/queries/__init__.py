@@ -78,6 +78,7 @@ from twofold.telemetry.queries.residency import Paybacks as Paybacks
 from twofold.telemetry.queries.residency import UploadFate as UploadFate
 from twofold.telemetry.queries.residency import paybacks as paybacks
 from twofold.telemetry.queries.residency import residency as residency
+from twofold.telemetry.queries.residents import Residents as Residents
 from twofold.telemetry.queries.reuse import RecordedRouting as RecordedRouting
 from twofold.telemetry.queries.reuse import lru_hit_rate as lru_hit_rate
 from twofold.telemetry.queries.reuse import recorded_routing as recorded_routing

@@ -188,8 +188,25 @@ STEP_SUMS = (
 PART_SUMS = tuple(func.sum(schema.step.c[f"{name}_us"]) for name in ("wall", *STEP_PARTS))
 
 
-def step_sums(db: Database, run: Run, *, after_step: int) -> tuple[int, I64, F64]:
-    """Steps after `after_step`: the last one's number, their start seconds [n], STEP_SUMS and PART_SUMS [n, all]."""
+def newest_step(db: Database, run: Run) -> int | None:
+    """Number of the run's last step; None before the first one."""
+    step = schema.step.c
+    ((number,),) = db.rows(select(func.max(step.step)).where(step.run_id == run.run_id))
+    return None if number is None else int(number)
+
+
+def step_sums(
+    db: Database,
+    run: Run,
+    *,
+    after_step: int = -1,
+    until_step: int | None = None,
+    between_s: tuple[int, int] | None = None,
+) -> tuple[int, I64, F64]:
+    """Steps after `after_step`, up to `until_step`, begun in seconds from the first up to before the second.
+
+    Returns the last one's number, their start seconds [n], STEP_SUMS and PART_SUMS [n, all].
+    """
     step = schema.step.c
     # SQLite cuts fractions off, PostgreSQL rounds them.
     seconds = step.started_s if db.is_file else func.floor(step.started_s)
@@ -197,6 +214,11 @@ def step_sums(db: Database, run: Run, *, after_step: int) -> tuple[int, I64, F64
     query = select(func.max(step.step), second, *STEP_SUMS, *PART_SUMS).where(
         step.run_id == run.run_id, step.step > after_step
     )
+    if until_step is not None:
+        query = query.where(step.step <= until_step)
+    if between_s is not None:
+        begin_s, end_s = map(float, between_s)
+        query = query.where(step.started_s >= begin_s, step.started_s < end_s)
     rows = np.array([tuple(row) for row in db.rows(query.group_by(second))], np.float64)
     rows = rows.reshape(-1, 2 + len(STEP_SUMS) + len(PART_SUMS))
     return int(rows[:, 0].max(initial=-1)), rows[:, 1].astype(np.int64), rows[:, 2:]

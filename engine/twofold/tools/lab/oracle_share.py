@@ -30,7 +30,8 @@ from twofold.tools.lab.replay import (
     replay_policy,
 )
 from twofold.tools.lab.report import Table
-from twofold.tools.lab.trace import Trace, load_trace, make_trace
+from twofold.tools.lab.run_trace import traces_of
+from twofold.tools.lab.trace import Trace, make_trace
 
 NUM_STARTS = 12
 
@@ -125,8 +126,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.price < float("inf"):
         raise ConfigError(f"--price {args.price} given; expected a number >= 0, in misses")
     rows: list[Row] = []
-    for path in args.traces:
-        trace = load_trace(path, args.num_experts)
+    for trace in traces_of(args):
         played = trace.part(args.part)
         prior = (trace.part("first") if args.part == "second" else played).usage()
         for batch in args.batch:

@@ -27,6 +27,7 @@ from twofold.experts.profiles import (
 )
 from twofold.telemetry import queries
 from twofold.tools.lab.replay import DEFAULT_PRICE, replay_policy
+from twofold.tools.lab.run_trace import trace_of as trace_of
 from twofold.tools.lab.shapes import SHAPES, ModelShape
 from twofold.tools.lab.simulate import simulate_system, slots_for_vram
 from twofold.tools.lab.systems import SYSTEMS
@@ -55,13 +56,6 @@ def machine_names() -> tuple[str, ...]:
 def machines(names: Sequence[str]) -> list[MachineProfile]:
     """Shipped profiles by name."""
     return [load_profile(name) for name in names]
-
-
-def trace_of(routing: queries.RecordedRouting, run: queries.Run) -> Trace:
-    """The recorded tokens as a trace. ConfigError if there are none, or an expert was routed twice by one token."""
-    return make_trace(
-        PurePath(run.model).name, routing.ids, routing.weights, routing.offsets, routing.num_experts
-    )
 
 
 def shape_of(run: queries.Run) -> ModelShape | None:

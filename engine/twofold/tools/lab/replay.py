@@ -19,8 +19,9 @@ from twofold.api.errors import ConfigError
 from twofold.experts.policies import POLICIES, check_names, described
 from twofold.experts.profiles import load_profile, shipped_profiles
 from twofold.tools.lab.report import Table, write_report
+from twofold.tools.lab.run_trace import DEFAULT_TOKENS, traces_of
 from twofold.tools.lab.shapes import MODEL_HELP, find_shape
-from twofold.tools.lab.trace import Part, Trace, load_trace
+from twofold.tools.lab.trace import Part, Trace
 
 DEFAULT_PRICE: Final = 0.67
 Row = dict[str, Any]
@@ -148,8 +149,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the replays; print a table, or rows with --json, or write a page with --html."""
     check_names(args.policies)
     rows: list[Row] = []
-    for path in args.traces:
-        trace = load_trace(path, args.num_experts)
+    for trace in traces_of(args):
         price, expert_bytes = args.price, None
         if args.profile is not None:
             profile, shape = load_profile(args.profile), find_shape(args.model, trace)
@@ -195,7 +195,21 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "traces",
         nargs="+",
         metavar="TRACE",
-        help="trace: npz of `lab record`, of --record-routing, or with ids, offsets and probs",
+        help="trace: npz of `lab record`, of --record-routing, or with ids, offsets and probs; or a telemetry URL "
+        "(sqlite:///FILE, postgresql://…), whose recorded tokens are played",
+    )
+    parser.add_argument(
+        "--run",
+        type=int,
+        metavar="N",
+        help="run of a telemetry URL; `twofold telemetry runs` lists them (default: the last one)",
+    )
+    parser.add_argument(
+        "--last-tokens",
+        type=int,
+        default=DEFAULT_TOKENS,
+        metavar="N",
+        help=f"latest tokens that are read of a telemetry URL's run (default: {DEFAULT_TOKENS})",
     )
     parser.add_argument(
         "--slots",

@@ -26,9 +26,10 @@ from twofold.tools.lab.replay import (
     print_rows,
 )
 from twofold.tools.lab.report import Table
+from twofold.tools.lab.run_trace import traces_of
 from twofold.tools.lab.shapes import ModelShape, find_shape
 from twofold.tools.lab.systems import SYSTEMS, System
-from twofold.tools.lab.trace import Part, Trace, load_trace
+from twofold.tools.lab.trace import Part, Trace
 
 
 def slots_for_vram(shape: ModelShape, trace: Trace, vram_gb: float, kv_gb: float) -> float:
@@ -224,8 +225,7 @@ def run(args: argparse.Namespace) -> int:
     if acceptance is not None and (args.prompts or args.batch != [1]):
         raise ConfigError("--acceptance decodes one sequence; leave out --prompts and --batch")
     rows: list[Row] = []
-    for path in args.traces:
-        trace = load_trace(path, args.num_experts)
+    for trace in traces_of(args):
         shape = find_shape(args.model, trace)
         cards = dict.fromkeys(args.slots)
         if args.vram:
