@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ModelLoadError
-from twofold.api.types import SamplingParams
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.blocks import ops
 from twofold.device.decode_inputs import DecodeRow
 from twofold.device.kernels import TorchKernels
@@ -263,27 +263,54 @@ def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family:
 
 @pytest.mark.parametrize("family", list(EXAMPLES))
 def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> None:
+    """Alone on `none` and `emulated`; and together on `emulated`, in chunks, preempted, from the prefix cache."""
     directory = write_tiny_model(tmp_path, EXAMPLES[family])
-    answers = []
-    for accelerator, ratio in (
-        ("none", 0.0),
-        ("emulated:rtx4090-pcie4", 0.4),
-        ("emulated:rtx4090-pcie4", 1.0),
-    ):
-        engine = Engine.load(
+    prompts = (PROMPT, PROMPT[:20], PROMPT[:32] + PROMPT[:9])
+    sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
+
+    def load_engine(accelerator: str, ratio: float, **small: int) -> Engine:
+        return Engine.load(
             EngineConfig(
-                model=str(directory), accelerator=accelerator, gpu_experts_ratio=ratio, cpu_threads=1
+                model=str(directory),
+                accelerator=accelerator,
+                gpu_experts_ratio=ratio,
+                cpu_threads=1,
+                **small,
             )
         )
-        tokens: list[int] = []
-        sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
-        engine.generate(PROMPT, sampling, lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids))
-        answers.append(tokens)
-        has_hits = accelerator != "none" and EXAMPLES[family].has_experts
-        assert (engine.stats().placement.hits > 0) == has_hits
-        engine.close()
-    assert len(answers[0]) == 24
-    assert answers[0] == answers[1] == answers[2]
+
+    def answers(engine: Engine, *, together: bool) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in prompts]
+        for number, (prompt, tokens) in enumerate(zip(prompts, found, strict=True)):
+
+            def take(chunk: Chunk, tokens: list[int] = tokens) -> None:
+                tokens.extend(chunk.token_ids)
+
+            if together:
+                engine.submit(GenerationRequest(tuple(prompt), sampling, take, f"r{number}"))
+            else:
+                engine.generate(prompt, sampling, take)
+        while engine.step():
+            pass
+        return found
+
+    plain = load_engine("none", 0.0, page_size=4)
+    expected = answers(plain, together=False)
+    assert list(map(len, expected)) == [24, 24, 24]
+    plain.close()
+    emulated = load_engine("emulated:rtx4090-pcie4", 0.4)
+    assert answers(emulated, together=False) == expected
+    assert (emulated.stats().placement.hits > 0) == EXAMPLES[family].has_experts
+    emulated.close()
+    small = load_engine(
+        "emulated:rtx4090-pcie4", 1.0, page_size=4, max_total_tokens=112, max_num_batched_tokens=16
+    )
+    assert answers(small, together=True) == expected
+    assert answers(small, together=True) == expected
+    stats = small.stats()
+    assert stats.num_preemptions > 0
+    assert stats.prefix_cache_hits > 0
+    small.close()
 
 
 @pytest.mark.parametrize("family", IN_GGUF)
