@@ -116,8 +116,9 @@ EXAMPLES: dict[str, TinyDescribed] = {
         experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
     ),
     "glm_moe_dsa": _of(
-        "GlmMoeDsaForCausalLM", "glm_moe_dsa",
-        settings=_MLA | {"mlp_layer_types": ["dense", "sparse", "sparse"], "index_topk_pattern": "FSF", **_INDEXER},
+        "GlmMoeDsaForCausalLM", "glm_moe_dsa", gguf="glm-dsa", scores="SIGMOID",
+        settings=_MLA | {"routed_scaling_factor": 2.5, "norm_topk_prob": True,
+                         "mlp_layer_types": ["dense", "sparse", "sparse"], "index_topk_pattern": "FSF", **_INDEXER},
         experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
     ),
     "axk1": _of(
@@ -148,6 +149,7 @@ EXAMPLES: dict[str, TinyDescribed] = {
     "qwen3": _of("Qwen3ForCausalLM", "qwen3", experts_key="", gguf="qwen3"),
     "hunyuan_v1_moe": _of(
         "HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", gguf="hunyuan-moe", left_out=("moe_intermediate_size",),
+        moe_intermediate_size=64,
         settings={"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
     ),
     "hunyuan_v1_dense": _of("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", experts_key="", gguf="hunyuan-dense"),
@@ -262,6 +264,8 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         sizes["tie_word_embeddings"] = base.tie_word_embeddings
     if base.outer and sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
         sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
+    if name == "hunyuan_v1_moe":  # experts have one of the two sizes
+        sizes["moe_intermediate_size"] = sizes["intermediate_size"]
     if name == "ernie4_5_vl_moe":  # the only one that is published
         sizes["expert_layout"] = "separate"
     if "intermediate_size" in base.settings or name == "ernie4_5_vl_moe":  # heads fill the hidden size, too

@@ -51,6 +51,11 @@ __all__ = ["one_torch_thread"]  # a fixture
 PROMPT = random_prompt(40)
 IN_GGUF = [family for family, model in EXAMPLES.items() if model.gguf_architecture]
 NUM_GREEDY = 64
+# Every kind of block and of state.
+OFTEN = (
+    "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
+    "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7",
+)  # fmt: skip
 
 
 def write_gguf(path: Path, model: TinyModel, **how: Any) -> Path:
@@ -180,6 +185,10 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("dots1", {"settings": EXAMPLES["dots1"].settings | {"sliding_window": 9, "max_window_layers": 1}}),
     ("exaone_moe", {"settings": EXAMPLES["exaone_moe"].settings | {"sliding_window_pattern": 3}}),
     ("flint", {"settings": EXAMPLES["flint"].settings | {"sliding_window": 20}}),
+    ("mimo_v2_flash", {"settings": EXAMPLES["mimo_v2_flash"].settings | {"attention_value_scale": 1.0}}),
+    ("laguna", {"settings": EXAMPLES["laguna"].settings | {"moe_router_logit_softcapping": 0.0}}),
+    ("afmoe", {"settings": EXAMPLES["afmoe"].settings | {"mup_enabled": False}}),
+    ("mistral4", {"settings": EXAMPLES["mistral4"].settings | {"rope_parameters": None}}),
     ("gpt_oss", {"sliding_window": 20}),
     ("gpt_oss", {"attention_bias": False}),
     ("qwen2_moe", {"norm_topk_prob": True}),
@@ -261,7 +270,9 @@ def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family:
     assert measure_files(files).device_dense_bytes == num_bytes
 
 
-@pytest.mark.parametrize("family", list(EXAMPLES))
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in EXAMPLES]
+)
 def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> None:
     """Alone on `none` and `emulated`; and together on `emulated`, in chunks, preempted, from the prefix cache."""
     directory = write_tiny_model(tmp_path, EXAMPLES[family])
@@ -309,7 +320,7 @@ def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> No
     assert answers(small, together=True) == expected
     stats = small.stats()
     assert stats.num_preemptions > 0
-    assert stats.prefix_cache_hits > 0
+    assert stats.prefix_cache_hits > 0 or stats.num_records > 0  # snapshots are further apart
     small.close()
 
 
@@ -359,6 +370,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mellum", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "factor"),
     ("glm4v_moe", {"text_config": None}, "text_config"),
     ("seed_oss", {"attention_out_bias": True}, "attention_out_bias is True, expected False"),
+    ("mimo_v2_flash", {"v_head_dim": 14}, "v_head_dim 14 is more than head_dim 12"),
+    ("laguna", {"gating": "per-layer"}, "gating is 'per-layer'"),
+    ("laguna", {"num_attention_heads_per_layer": [4]}, "one number for each of 3 layers"),
+    ("hunyuan_v1_moe", {"moe_topk": [4, 4, 4], "num_experts_per_tok": None}, "moe_topk"),
     ("minimax_m2", {"num_mtp_modules": 2**30}, "4096 at most"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
     ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),

@@ -204,6 +204,8 @@ class TinyDescribed(TinyModel):
         if every := config.get("global_attn_every_n_layers"):
             writer.add_sliding_window(config["sliding_window"])
             writer.add_sliding_window_pattern([bool((n + 1) % every) for n in range(self.num_layers)])
+        if self.gguf == "glm-dsa":
+            _add_mla(writer, config)
         if self.gguf == "hunyuan-moe":
             writer.add_expert_shared_count(1)
         if self.gguf == "afmoe":
@@ -216,7 +218,7 @@ class TinyDescribed(TinyModel):
         if softcap := config.get("final_logit_softcapping"):
             writer.add_final_logit_softcapping(softcap)
         rotated = config.get("partial_rotary_factor", 1.0)
-        if not self.gguf_pairs_neighbours:
+        if not self.gguf_pairs_neighbours and self.gguf != "glm-dsa":
             writer.add_rope_dimension_count(int(self.head_dim * rotated))
         if not self.experts_key:
             return
@@ -225,6 +227,17 @@ class TinyDescribed(TinyModel):
             if key in config:
                 add = writer.add_float32 if isinstance(config[key], float) else writer.add_uint32
                 add(getattr(package.Keys.LLM, name).format(arch=self.gguf), config[key])
+
+
+def _add_mla(writer: Any, config: Mapping[str, Any]) -> None:
+    """Keys of latent attention and its indexer."""
+    writer.add_rope_dimension_count(config["qk_rope_head_dim"])
+    writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_indexer_top_k(config["index_topk"])
+    writer.add_leading_dense_block_count(config["mlp_layer_types"].index("sparse"))
 
 
 def _with_experts_of_images(found: Mapping[str, F32]) -> dict[str, F32]:

@@ -49,7 +49,7 @@ class GqaOnDevice:
             qkv, gate = self._ungated(qkv)
         elif self.attention.gate_rows:
             qkv, gate = torch.tensor_split(qkv, (len(self.qkv) - self.attention.all_gate_rows,), dim=1)
-            gate = gate.reshape(len(gate), self.shape.num_heads, -1)
+            qkv, gate = qkv.contiguous(), gate.reshape(len(gate), self.shape.num_heads, -1)
         if self.attention.value_dim != self.shape.head_dim or self.attention.value_scale != 1.0:
             qkv = self._padded(qkv)
         if self.attention.flat_norms:

@@ -106,8 +106,8 @@ class Router(Block):
             }
         if self.bias:
             name = f"{hf}.{gates[gate]}.{self.bias_name}"
-            size = (2, self.num_experts) if self.of_images else (self.num_experts,)
-            specs["bias"] = TensorSpec(name, size, "exact", f"{gguf}.exp_probs_b.bias")
+            rows = (2, self.num_experts) if self.of_images else (self.num_experts,)
+            specs["bias"] = TensorSpec(name, rows, "exact", f"{gguf}.exp_probs_b.bias")
         if self.gate_bias:
             name = f"{gate.name.removesuffix('weight')}bias"
             specs["gate_bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.ffn_gate_inp.bias")

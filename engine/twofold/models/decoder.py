@@ -128,8 +128,10 @@ class Decoder:
         )
         if self.text is not None:
             count = config.num_experts if self.text.experts_of_images else 0
-            further = (f"model.layers.*.mlp.experts.{count + n}.*" for n in range(count))
-            config = without_images(config, (*self.text.prefixes, *self.renamed), *self.text.images, *further)
+            of_images = (f"model.layers.*.mlp.experts.{count + n}.*" for n in range(count))
+            config = without_images(
+                config, (*self.text.prefixes, *self.renamed), *self.text.images, *of_images
+            )
         further_layers = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
         return config.without_predictions(fields.where, further_layers)
 
@@ -228,8 +230,9 @@ class Decoder:
 
 def _with_whole_norms(block: Block) -> Block:
     """The block with norms as converters write them: 1 is added already."""
-    centred = isinstance(block, Gqa | DenseFfn | Router | PostNorm)
-    return replace(block, zero_centred=False) if centred else block
+    if isinstance(block, Gqa | DenseFfn | Router | PostNorm):
+        return replace(block, zero_centred=False)
+    return block
 
 
 _MIXTURE: Final = (

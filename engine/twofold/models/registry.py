@@ -130,7 +130,7 @@ FAMILIES: Final = (
     ),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2", _DEEPSEEK),
     Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "", _DEEPSEEK),
-    Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "", _GLM),
+    Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family(
         "mistral4",

@@ -215,7 +215,7 @@ DECODERS: Final = {
         _HUNYUAN,
         summary="Hunyuan-A13B: softmax router, one shared expert, norms of queries and keys after the rotation.",
         model_type="hunyuan_v1_moe",
-        defaults=_HUNYUAN.defaults | {"num_experts": 1, "num_experts_per_tok": 1, "num_shared_experts": 1},
+        defaults={**_HUNYUAN.defaults, "num_experts": 1, "num_experts_per_tok": 1, "num_shared_experts": 1},
         router={"renormalise": True, "gates": ("gate.wg",)},
         inner="intermediate_size",
         shared="mlp.shared_mlp",

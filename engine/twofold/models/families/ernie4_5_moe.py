@@ -1,8 +1,7 @@
-"""ERNIE-4.5 with experts, also the text of VL: rotation of neighbouring pairs, softmax scores with a bias for choosing.
+"""ERNIE-4.5 with experts: rotation of neighbouring pairs, softmax scores with a bias for choosing, shared experts.
 
-References: transformers `models/ernie4_5_moe` and `models/ernie4_5_vl_moe`. Defaults below are those of
-`Ernie4_5_MoeConfig`. GGUF files call it "ernie4_5-moe" and have the rows of q and k as checkpoints have them. VL's
-experts of images are ignored; a text token's rotation is the usual one.
+Reference: transformers `models/ernie4_5_moe`. Defaults below are those of `Ernie4_5_MoeConfig`. GGUF files call it
+"ernie4_5-moe" and have the rows of q and k as checkpoints have them.
 """
 
 from __future__ import annotations
