@@ -87,8 +87,8 @@ MODELS = {
     "deepseek_v2": TinyDeepseek("DeepseekV2ForCausalLM", dtype="bfloat16", q_lora_rank=None, num_shared_experts=2),
     **{
         name: model.resized(
-            dtype="bfloat16", hidden_size=256 if name == "granitemoe_swa" else 64, num_heads=4,
-            head_dim=128 if name == "glm4v_moe" else 64,
+            dtype="bfloat16", hidden_size=256 if name in ("granitemoe_swa", "ernie4_5_vl_moe") else 64, num_heads=4,
+            head_dim=128 if name in ("glm4v_moe", "laguna", "step3p7") else 192 if name == "mimo_v2_flash" else 64,
         )
         for name, model in DESCRIBED.items()
         if model.has_experts  # dense models run on the CPU alone

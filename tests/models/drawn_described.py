@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,14 @@ _INDEXER: Final = {"index_topk": 128, "index_n_heads": 2, "index_head_dim": 16}
 def _of(architecture: str, model_type: str, **also: Any) -> TinyDescribed:
     sizes = {"top_k": 4} if also.get("sparse", True) else {}
     return TinyDescribed(architecture=architecture, model_type=model_type, **sizes | also)
+
+
+def _by_kind(full: float, sliding: float, share: float) -> dict[str, Any]:
+    """Rotations by kind of layer."""
+    return {
+        FULL: {"rope_type": "default", "rope_theta": full, "partial_rotary_factor": share},
+        SLIDING: {"rope_type": "default", "rope_theta": sliding, "partial_rotary_factor": share},
+    }
 
 
 def _gemma3(architecture: str, **settings: Any) -> TinyDescribed:
@@ -108,8 +116,9 @@ EXAMPLES: dict[str, TinyDescribed] = {
         experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
     ),
     "glm_moe_dsa": _of(
-        "GlmMoeDsaForCausalLM", "glm_moe_dsa",
-        settings=_MLA | {"mlp_layer_types": ["dense", "sparse", "sparse"], "index_topk_pattern": "FSF", **_INDEXER},
+        "GlmMoeDsaForCausalLM", "glm_moe_dsa", gguf="glm-dsa", scores="SIGMOID",
+        settings=_MLA | {"routed_scaling_factor": 2.5, "norm_topk_prob": True,
+                         "mlp_layer_types": ["dense", "sparse", "sparse"], "index_topk_pattern": "FSF", **_INDEXER},
         experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
     ),
     "axk1": _of(
@@ -129,12 +138,112 @@ EXAMPLES: dict[str, TinyDescribed] = {
         "SeedOssForCausalLM", "seed_oss", experts_key="", gguf="seed_oss", attention_bias=True,
         settings={"attention_out_bias": False},
     ),
-    "gemma3": _gemma3("Gemma3ForCausalLM", tie_word_embeddings=False, final_logit_softcapping=30.0),
+    "gemma3": replace(
+        _gemma3("Gemma3ForCausalLM", tie_word_embeddings=False, final_logit_softcapping=30.0),
+        gguf="gemma3", head_dim=24,
+    ),
     "gemma3_vision": replace(
         _gemma3("Gemma3ForConditionalGeneration"), outer="gemma3", text_prefix="language_model.model.",
         tie_word_embeddings=True, vision_tensor="vision_tower.vision_model.embeddings.patch_embedding.bias",
     ),
     "qwen3": _of("Qwen3ForCausalLM", "qwen3", experts_key="", gguf="qwen3"),
+    "hunyuan_v1_moe": _of(
+        "HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", gguf="hunyuan-moe", left_out=("moe_intermediate_size",),
+        moe_intermediate_size=64,
+        settings={"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan_v1_dense": _of("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", experts_key="", gguf="hunyuan-dense"),
+    "mimo_v2_flash": _of(
+        "MiMoV2FlashForCausalLM", "mimo_v2_flash", experts_key="n_routed_experts", head_dim=12, num_heads=4,
+        num_kv_heads=2,
+        settings=_GROUPS | {
+            "v_head_dim": 8, "sliding_window": 9, "layer_types": [FULL, SLIDING, SLIDING],
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "attention_value_scale": 0.707,
+            "rope_parameters": _by_kind(5e6, 1e4, 0.334),
+        },
+    ),
+    "afmoe": _of(
+        "AfmoeForCausalLM", "afmoe", gguf="afmoe", scores="SIGMOID",
+        settings={
+            "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 1.7, "sliding_window": 9,
+            "global_attn_every_n_layers": 2, "mup_enabled": True,
+        },
+    ),
+    "laguna": _of(
+        "LagunaForCausalLM", "laguna", num_heads=4, num_kv_heads=2,
+        settings={
+            "num_attention_heads_per_layer": [4, 2, 6], "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 9,
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "shared_expert_intermediate_size": 40,
+            "moe_routed_scaling_factor": 1.7, "moe_router_logit_softcapping": 0.7, "gating": "per-head",
+            "rope_parameters": _by_kind(5e5, 1e4, 0.5),
+        },
+    ),
+    "flex_olmo": _of(
+        "FlexOlmoForCausalLM", "flex_olmo", left_out=("moe_intermediate_size",), settings={"pad_token_id": 1},
+    ),
+    "qwen3_omni_moe": _of(
+        "Qwen3OmniMoeThinkerForConditionalGeneration", "qwen3_omni_moe_text", outer="qwen3_omni_moe_thinker",
+        vision_tensor="model.visual.patch_embed.proj.bias",
+        outer_settings={"vision_start_token_id": 319, "audio_start_token_id": 318, "audio_token_id": 317,
+                        "image_token_id": 316, "video_token_id": 315},
+        settings={"rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
+        }},
+    ),
+    "step3p7": _of(
+        "Step3p7ForConditionalGeneration", "step3p5", outer="step3p7", experts_key="n_routed_experts",
+        expert_layout="fused", vision_tensor="model.vision_model.pre_layernorm.bias", num_heads=4, num_kv_heads=2,
+        settings={
+            "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 9, "num_sliding_attention_heads": 6,
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "share_expert_dim": 40,
+            "moe_router_scaling_factor": 1.7, "rope_parameters": _by_kind(5e6, 1e4, 0.5),
+        },
+    ),
+    "ernie4_5_vl_moe": _of(
+        "Ernie4_5_VLMoeForConditionalGeneration", "ernie4_5_vl_moe_text", outer="ernie4_5_vl_moe", head_dim=16,
+        hidden_size=64, num_heads=4, num_kv_heads=2, experts_key="moe_num_experts", has_biases=False,
+        left_out=("head_dim",),
+        text_prefix="model.", vision_tensor="vision_model.ln.bias",
+        settings={
+            "moe_intermediate_size": [24, 12], "moe_num_shared_experts": 2,
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2],
+            },
+        },
+    ),
+    "mistral4": _of(
+        "Mistral4ForCausalLM", "mistral4", experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4,
+        has_biases=False, expert_layout="fused",
+        settings=_MLA | _GROUPS | {"first_k_dense_replace": 1, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8,
+            "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6,
+        }},
+    ),
+}  # fmt: skip
+# Keys that have no counterpart in other families: how they are drawn, from the sizes of the configuration.
+FURTHER: Final[dict[str, Callable[[random.Random, TinyDescribed], dict[str, Any]]]] = {
+    "hunyuan_v1_moe": lambda r, model: r.choice(
+        ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
+    ),
+    "mimo_v2_flash": lambda r, model: {
+        "v_head_dim": r.randint(1, model.head_dim), "attention_value_scale": r.choice((0.707, 1.0, 2.0)),
+        "rope_parameters": _by_kind(5e6, 1e4, r.choice((0.25, 0.5, 1.0))),
+    },
+    "afmoe": lambda r, model: {
+        "num_dense_layers": r.randint(0, 1), "global_attn_every_n_layers": r.choice((2, 3)),
+        "mup_enabled": r.random() < 0.5,
+    },
+    "step3p7": lambda r, model: {
+        "num_sliding_attention_heads": model.num_kv_heads * r.randint(1, 3), "share_expert_dim": r.randint(5, 70),
+        "moe_router_scaling_factor": r.choice((1.0, 3.0)),
+        "rope_parameters": _by_kind(5e6, 1e4, r.choice((0.5, 1.0))),
+    },
+    "laguna": lambda r, model: {
+        "num_attention_heads_per_layer": [model.num_kv_heads * r.randint(1, 3) for _ in range(model.num_layers)],
+        "moe_router_logit_softcapping": r.choice((0.0, 0.7, 5.0)),
+        "gating": r.choice((True, "per-head", "per-element")),
+        "rope_parameters": _by_kind(5e5, 1e4, r.choice((0.25, 0.5, 1.0))),
+    },
 }  # fmt: skip
 
 
@@ -155,7 +264,11 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         sizes["tie_word_embeddings"] = base.tie_word_embeddings
     if base.outer and sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
         sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
-    if "intermediate_size" in base.settings:  # heads fill the hidden size, too
+    if name == "hunyuan_v1_moe":  # experts have one of the two sizes
+        sizes["moe_intermediate_size"] = sizes["intermediate_size"]
+    if name == "ernie4_5_vl_moe":  # the only one that is published
+        sizes["expert_layout"] = "separate"
+    if "intermediate_size" in base.settings or name == "ernie4_5_vl_moe":  # heads fill the hidden size, too
         sizes["hidden_size"] = sizes["num_heads"] * sizes["head_dim"]
     if base.expert_layout == "fused":  # the only one that is published
         sizes["expert_layout"] = "fused"
@@ -177,9 +290,10 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         choices["mlp_layer_types"].sort()
     fixed = NOT_DRAWN.get(name, ())
     changed = {key: choices[key] for key in base.settings if key in choices and key not in fixed}
-    return replace(base, **sizes, attention_bias=r.random() < 0.5 and base.has_biases).with_settings(
+    model = replace(base, **sizes, attention_bias=r.random() < 0.5 and base.has_biases).with_settings(
         **changed
     )
+    return model.with_settings(**FURTHER[name](r, model)) if name in FURTHER else model
 
 
 def reference_of(model: TinyModel, directory: Path) -> Any:

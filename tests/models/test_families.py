@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ModelLoadError
-from twofold.api.types import SamplingParams
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.blocks import ops
 from twofold.device.decode_inputs import DecodeRow
 from twofold.device.kernels import TorchKernels
@@ -52,6 +52,11 @@ __all__ = ["one_torch_thread"]  # a fixture
 PROMPT = random_prompt(40)
 IN_GGUF = [family for family, model in EXAMPLES.items() if model.gguf_architecture]
 NUM_GREEDY = 64
+# Every kind of block and of state.
+OFTEN = (
+    "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
+    "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7",
+)  # fmt: skip
 
 
 def write_gguf(path: Path, model: TinyModel, **how: Any) -> Path:
@@ -181,6 +186,10 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("dots1", {"settings": EXAMPLES["dots1"].settings | {"sliding_window": 9, "max_window_layers": 1}}),
     ("exaone_moe", {"settings": EXAMPLES["exaone_moe"].settings | {"sliding_window_pattern": 3}}),
     ("flint", {"settings": EXAMPLES["flint"].settings | {"sliding_window": 20}}),
+    ("mimo_v2_flash", {"settings": EXAMPLES["mimo_v2_flash"].settings | {"attention_value_scale": 1.0}}),
+    ("laguna", {"settings": EXAMPLES["laguna"].settings | {"moe_router_logit_softcapping": 0.0}}),
+    ("afmoe", {"settings": EXAMPLES["afmoe"].settings | {"mup_enabled": False}}),
+    ("mistral4", {"settings": EXAMPLES["mistral4"].settings | {"rope_parameters": None}}),
     ("gpt_oss", {"sliding_window": 20}),
     ("gpt_oss", {"attention_bias": False}),
     ("qwen2_moe", {"norm_topk_prob": True}),
@@ -262,29 +271,58 @@ def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family:
     assert measure_files(files).device_dense_bytes == num_bytes
 
 
-@pytest.mark.parametrize("family", list(EXAMPLES))
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in EXAMPLES]
+)
 def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> None:
+    """Alone on `none` and `emulated`; and together on `emulated`, in chunks, preempted, from the prefix cache."""
     directory = write_tiny_model(tmp_path, EXAMPLES[family])
-    answers = []
-    for accelerator, ratio in (
-        ("none", 0.0),
-        ("emulated:rtx4090-pcie4", 0.4),
-        ("emulated:rtx4090-pcie4", 1.0),
-    ):
-        engine = Engine.load(
+    prompts = (PROMPT, PROMPT[:20], PROMPT[:32] + PROMPT[:9])
+    sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
+
+    def load_engine(accelerator: str, ratio: float, **small: int) -> Engine:
+        return Engine.load(
             EngineConfig(
-                model=str(directory), accelerator=accelerator, gpu_experts_ratio=ratio, cpu_threads=1
+                model=str(directory),
+                accelerator=accelerator,
+                gpu_experts_ratio=ratio,
+                cpu_threads=1,
+                **small,
             )
         )
-        tokens: list[int] = []
-        sampling = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
-        engine.generate(PROMPT, sampling, lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids))
-        answers.append(tokens)
-        has_hits = accelerator != "none" and EXAMPLES[family].has_experts
-        assert (engine.stats().placement.hits > 0) == has_hits
-        engine.close()
-    assert len(answers[0]) == 24
-    assert answers[0] == answers[1] == answers[2]
+
+    def answers(engine: Engine, *, together: bool) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in prompts]
+        for number, (prompt, tokens) in enumerate(zip(prompts, found, strict=True)):
+
+            def take(chunk: Chunk, tokens: list[int] = tokens) -> None:
+                tokens.extend(chunk.token_ids)
+
+            if together:
+                engine.submit(GenerationRequest(tuple(prompt), sampling, take, f"r{number}"))
+            else:
+                engine.generate(prompt, sampling, take)
+        while engine.step():
+            pass
+        return found
+
+    plain = load_engine("none", 0.0, page_size=4)
+    expected = answers(plain, together=False)
+    assert list(map(len, expected)) == [24, 24, 24]
+    plain.close()
+    emulated = load_engine("emulated:rtx4090-pcie4", 0.4)
+    assert answers(emulated, together=False) == expected
+    assert (emulated.stats().placement.hits > 0) == EXAMPLES[family].has_experts
+    emulated.close()
+    small = load_engine(
+        "emulated:rtx4090-pcie4", 1.0, page_size=4, max_total_tokens=112, max_num_batched_tokens=16
+    )
+    assert answers(small, together=True) == expected
+    assert answers(small, together=True) == expected
+    stats = small.stats()
+    assert stats.num_preemptions > 0
+    assert stats.prefix_cache_hits > 0 or stats.num_records > 0  # snapshots are further apart
+    small.close()
 
 
 @pytest.mark.parametrize("family", IN_GGUF)
@@ -334,6 +372,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mellum", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "factor"),
     ("glm4v_moe", {"text_config": None}, "text_config"),
     ("seed_oss", {"attention_out_bias": True}, "attention_out_bias is True, expected False"),
+    ("mimo_v2_flash", {"v_head_dim": 14}, "v_head_dim 14 is more than head_dim 12"),
+    ("laguna", {"gating": "per-layer"}, "gating is 'per-layer'"),
+    ("laguna", {"num_attention_heads_per_layer": [4]}, "one number for each of 3 layers"),
+    ("hunyuan_v1_moe", {"moe_topk": [4, 4, 4], "num_experts_per_tok": None}, "moe_topk"),
     ("minimax_m2", {"num_mtp_modules": 2**30}, "4096 at most"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
     ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),

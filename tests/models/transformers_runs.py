@@ -14,7 +14,10 @@ import transformers
 def reference(directory: Path, dtype: Any = None, *, multimodal: bool = False) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    kind = transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
+    known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    listed = type(transformers.AutoConfig.from_pretrained(directory)) in known
+    text = transformers.AutoModelForCausalLM
+    kind = transformers.AutoModelForImageTextToText if multimodal or not listed else text
     model = kind.from_pretrained(
         directory,
         dtype=dtype or torch.float32,

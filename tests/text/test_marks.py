@@ -21,6 +21,10 @@ HERMES = '<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-jso
 XML = "<tool_call>\\n<function=example>\\n<parameter=one>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>"
 GLM = "<tool_call>{function-name}\n<arg_key>{key}</arg_key>\n<arg_value>"
 
+HUNYUAN = (
+    '<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls><think>{{ t }}</think><answer>{{ m }}</answer>'
+)
+
 # What templates of published models say, in as many words as tell them apart.
 TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("Qwen3MoeForCausalLM", HERMES + THINK, "hermes", "qwen3"),
@@ -63,6 +67,16 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("GlmMoeDsaForCausalLM", GLM.replace("\n", "") + THINK, "glm47", "glm45"),
     ("AXK1ForCausalLM", HERMES + THINK, "hermes", "deepseek_r1"),
     ("GraniteMoeSWAForCausalLM", "respond only with <|tool_call|> followed by a list", "granite", None),
+    ("HunYuanMoEV1ForCausalLM", HUNYUAN, "hunyuan_a13b", "hunyuan_a13b"),
+    ("Ernie4_5_VLMoeForConditionalGeneration", HERMES + THINK, "hermes", "ernie45"),
+    ("HunYuanDenseV1ForCausalLM", HUNYUAN, "hunyuan_a13b", "hunyuan_a13b"),
+    ("MiMoV2FlashForCausalLM", XML + THINK, "qwen3_coder", "qwen3"),
+    ("AfmoeForCausalLM", XML + THINK, "qwen3_coder", "deepseek_r1"),
+    ("AfmoeForCausalLM", HERMES, "hermes", None),
+    ("LagunaForCausalLM", GLM + THINK, "glm45", "deepseek_r1"),
+    ("Step3p7ForConditionalGeneration", XML + THINK, "qwen3_coder", "deepseek_r1"),
+    ("Mistral4ForCausalLM", "[TOOL_CALLS]{{ f }}[ARGS]{{ a }}[THINK]{{ t }}[/THINK]", "mistral", "mistral"),
+    ("Qwen3OmniMoeForConditionalGeneration", HERMES + THINK, "hermes", "qwen3"),
     ("OlmoeForCausalLM", HERMES + THINK, None, None),
     ("NobodysForCausalLM", HERMES + THINK, None, None),
 ]

@@ -208,6 +208,15 @@ CASES = {
     "ernie45": Case(
         "hermes", "ernie45", "<think>\nhm\n</think>\n\n<response>\nHello\n</response>\n", Answer("\nHello\n", "hm")
     ),
+    "hunyuan": Case(
+        "hunyuan_a13b", "hunyuan_a13b",
+        f'<think>\nhm\n</think>\n<answer>\nok<tool_calls>[{{"name": "f", "arguments": {CALL_JSON}}}, '
+        '{"name": "g", "arguments": {}}]</tool_calls>\n</answer>',
+        Answer("\nok", "hm", TWO),
+    ),
+    "hunyuan-without-an-end": Case(
+        "hunyuan_a13b", None, f'<tool_calls>[{{"name": "f", "arguments": {CALL_JSON}', Answer("", "", TWO[:1])
+    ),
     "thinking-without-an-end": Case(None, "deepseek_r1", " <think> hm\n", Answer("", "hm\n")),
     "no-thinking": Case(None, "deepseek_r1", "\nA <think> is a mark.\n", Answer("\nA <think> is a mark.\n")),
 }  # fmt: skip

@@ -21,7 +21,8 @@ _RATHER_WIDE: Final = (".gate.weight", "experts", "lm_head", "router")
 _GGUF_KEYS: Final = {
     "n_group": "EXPERT_GROUP_COUNT", "topk_group": "EXPERT_GROUP_USED_COUNT",
     "n_shared_experts": "EXPERT_SHARED_COUNT", "num_shared_experts": "EXPERT_SHARED_COUNT",
-    "routed_scaling_factor": "EXPERT_WEIGHTS_SCALE", "router_scaling_factor": "EXPERT_WEIGHTS_SCALE",
+    "routed_scaling_factor": "EXPERT_WEIGHTS_SCALE", "route_scale": "EXPERT_WEIGHTS_SCALE",
+    "router_scaling_factor": "EXPERT_WEIGHTS_SCALE",
     "first_k_dense_replace": "LEADING_DENSE_BLOCK_COUNT",
 }  # fmt: skip
 
@@ -37,6 +38,8 @@ class TinyDescribed(TinyModel):
     """Keys of Qwen3-MoE's config.json that the family does not have."""
     outer: str = ""
     """Model type of the multimodal model around it; "": the model is a text model."""
+    outer_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of config.json beside the text part."""
     text_prefix: str = "model.language_model."
     vision_tensor: str = "model.visual.patch_embed.proj.bias"
     """A tensor of the part that sees."""
@@ -61,7 +64,7 @@ class TinyDescribed(TinyModel):
         lists = {
             key: value[-model.num_layers :]
             for key, value in self.settings.items()
-            if key in ("layer_types", "mlp_layer_types", "layer_rope_theta")
+            if key in ("layer_types", "mlp_layer_types", "layer_rope_theta", "num_attention_heads_per_layer")
         }
         return model.with_settings(**lists, **self._one_group())
 
@@ -93,7 +96,8 @@ class TinyDescribed(TinyModel):
         counts = ("depth", "num_heads", "num_hidden_layers", "num_attention_heads")
         vision = dict.fromkeys(counts, 2) | dict.fromkeys(("hidden_size", "intermediate_size"), 16)
         vision |= {"out_hidden_size": self.hidden_size, "deepstack_visual_indexes": [0]}
-        return outer | tied | {"model_type": self.outer, "text_config": text | tied, "vision_config": vision}
+        outer |= tied | dict(self.outer_settings)
+        return outer | {"model_type": self.outer, "text_config": text | tied, "vision_config": vision}
 
     def weights(self) -> dict[str, F32]:
         """Every tensor by name."""
@@ -102,6 +106,8 @@ class TinyDescribed(TinyModel):
             _add(random, name, shape)
         for name, values in random.found.items():
             found |= self._parted(name, values)
+        if self.outer == "ernie4_5_vl_moe":
+            found = _with_experts_of_images(found)
         if not self.outer:
             return found
         theirs = {
@@ -155,6 +161,14 @@ class TinyDescribed(TinyModel):
         return self.neighbours_in_gguf
 
     @property
+    def gguf_rope_theta(self) -> float:
+        """See `TinyModel.gguf_rope_theta`."""
+        rope = self.settings.get("rope_parameters", {})
+        if alpha := rope.get("alpha"):
+            return float(rope["rope_theta"] * alpha ** (self.head_dim / (self.head_dim - 2)))
+        return float(rope.get("full_attention", rope).get("rope_theta", super().gguf_rope_theta))
+
+    @property
     def gguf_names(self) -> dict[str, str]:
         """The package's own names of this architecture's tensors."""
         import gguf
@@ -173,7 +187,13 @@ class TinyDescribed(TinyModel):
 
     def gguf_source(self) -> dict[str, F32]:
         """See `TinyModel.gguf_source`."""
-        return replace(self, outer="").weights()
+        found = replace(self, outer="").weights()
+        if self.gguf != "gemma3":
+            return {name.replace("expert_bias", "expert_bias.bias"): values for name, values in found.items()}
+        return {
+            name: values + np.float32(1.0) if name.endswith("norm.weight") else values
+            for name, values in found.items()
+        }
 
     def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
         """See `TinyModel.add_gguf_metadata`."""
@@ -181,8 +201,24 @@ class TinyDescribed(TinyModel):
         if pattern := config.get("sliding_window_pattern"):
             writer.add_sliding_window(config["sliding_window"])
             writer.add_sliding_window_pattern([bool((n + 1) % pattern) for n in range(self.num_layers)])
+        if every := config.get("global_attn_every_n_layers"):
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_sliding_window_pattern([bool((n + 1) % every) for n in range(self.num_layers)])
+        if self.gguf == "glm-dsa":
+            _add_mla(writer, config)
+        if self.gguf == "hunyuan-moe":
+            writer.add_expert_shared_count(1)
+        if self.gguf == "afmoe":
+            writer.add_expert_weights_norm(True)
+        if "layer_types" in config and self.gguf == "gemma3":
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+            writer.add_rope_scaling_type(package.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(config["rope_parameters"]["full_attention"]["factor"])
+        if softcap := config.get("final_logit_softcapping"):
+            writer.add_final_logit_softcapping(softcap)
         rotated = config.get("partial_rotary_factor", 1.0)
-        if not self.gguf_pairs_neighbours:
+        if not self.gguf_pairs_neighbours and self.gguf != "glm-dsa":
             writer.add_rope_dimension_count(int(self.head_dim * rotated))
         if not self.experts_key:
             return
@@ -191,6 +227,35 @@ class TinyDescribed(TinyModel):
             if key in config:
                 add = writer.add_float32 if isinstance(config[key], float) else writer.add_uint32
                 add(getattr(package.Keys.LLM, name).format(arch=self.gguf), config[key])
+
+
+def _add_mla(writer: Any, config: Mapping[str, Any]) -> None:
+    """Keys of latent attention and its indexer."""
+    writer.add_rope_dimension_count(config["qk_rope_head_dim"])
+    writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_indexer_top_k(config["index_topk"])
+    writer.add_leading_dense_block_count(config["mlp_layer_types"].index("sparse"))
+
+
+def _with_experts_of_images(found: Mapping[str, F32]) -> dict[str, F32]:
+    """Tensors as ERNIE-4.5-VL is published: gates transposed, experts of images after those of text."""
+    made: dict[str, F32] = {}
+    num_text = len({name.split(".")[6] for name in found if ".text_moe.experts." in name})
+    for name, values in found.items():
+        stem, of_images = re.sub(r"\.(text|vision)_moe\.", ".", name), ".vision_moe." in name
+        if stem.endswith(".mlp.gate.weight"):
+            made[stem + "_1" * of_images] = np.ascontiguousarray(values.T)
+        elif "moe_statics" in stem:
+            stem = stem.replace(".gate.moe_statics", ".moe_statics")
+            made[stem] = np.concatenate([made.get(stem, values[:0]), values])
+        elif of_images:
+            made[re.sub(r"experts\.(\d+)", lambda n: f"experts.{num_text + int(n[1])}", stem)] = values
+        else:
+            made[stem] = values
+    return made
 
 
 def _add(random: RandomWeights, name: str, shape: tuple[int, ...]) -> None:
@@ -239,4 +304,5 @@ def _model_class(config: Any) -> Any:
         return mapping[type(config)]
     name = type(config).__name__.removesuffix("Config")
     module = __import__(type(config).__module__.replace("configuration", "modeling"), fromlist=[name])
-    return getattr(module, f"{name}Model")
+    of_thinker = f"{name.removesuffix('Text')}ThinkerTextModel"
+    return getattr(module, of_thinker if hasattr(module, of_thinker) else f"{name}Model")

@@ -35,21 +35,31 @@ int expect_taps(const BlockArguments& given, const TensorView& conv) {
   return taps;
 }
 
+Temperature temperature_of(BlockArguments& given) {
+  return {.period = given.value("period", 0.0f),
+          .slope = given.value("slope", 0.0f),
+          .shift = given.has("shift") ? given.at_least(0, "shift") : 1};
+}
+
 GqaShape gqa_shape(BlockArguments& given) {
   const float eps = given.value<float>("eps");
+  const int head_dim = given.at_least(1, "head_dim");
   const GqaShape shape{
       .num_heads = given.at_least(1, "num_heads"),
       .num_kv_heads = given.at_least(1, "num_kv_heads"),
-      .head_dim = given.at_least(1, "head_dim"),
+      .head_dim = head_dim,
+      .value_dim = given.has("value_dim") ? given.at_least(1, "value_dim") : head_dim,
       .eps = eps,
       .scale = given.value<float>("scale"),
       .window = {.size = given.positive_or_zero("sliding_window"), .chunk = given.positive_or_zero("chunk")},
       .flat_norms = given.value("flat_norms", false),
       .rotated = given.value("rotated", true),
       .neighbours = given.value("neighbours", false),
-      .period = given.value("period", 0.0f),
-      .slope = given.value("slope", 0.0f),
+      .temperature = temperature_of(given),
       .gated = given.value("gated", false),
+      .gate_rows = given.has("gate_rows") ? given.at_least(0, "gate_rows") : 0,
+      .softplus = given.value("softplus", false),
+      .value_scale = given.value("value_scale", 1.0f),
       .keys_are_values = given.value("keys_are_values", false),
       .rotation = given.has("rotation") ? given.at_least(0, "rotation") : 0,
       .head_eps = given.value("head_eps", eps),
@@ -57,6 +67,11 @@ GqaShape gqa_shape(BlockArguments& given) {
   expect_multiple(given, "num_heads", shape.num_heads, "num_kv_heads", shape.num_kv_heads);
   if (shape.gated && shape.flat_norms)
     throw given.failure("gated and flat_norms are given; expected one of them");
+  if (shape.gate_rows > 0 && (shape.gated || (shape.gate_rows != 1 && shape.gate_rows != shape.value_dim)))
+    throw given.failure("gate_rows is " + std::to_string(shape.gate_rows) +
+                        "; expected 1 or value_dim, without gated");
+  if (shape.value_dim != head_dim && (shape.keys_are_values || shape.gated))
+    throw given.failure("value_dim is given with keys_are_values or gated; expected one of them");
   if (shape.flat_norms && (!given.has("q_norm") || !given.has("k_norm")))
     throw given.failure("flat_norms is given without q_norm and k_norm; expected all or none");
   return shape;
@@ -67,17 +82,20 @@ std::shared_ptr<GqaBlock> make_gqa(BlockArguments given) {
   const GqaShape shape = gqa_shape(given);
   const int64_t out_rows = int64_t{shape.num_heads} * shape.head_dim;
   const int64_t kv_rows = int64_t{shape.num_kv_heads} * shape.head_dim;
-  const int64_t rows = (shape.gated ? 2 : 1) * out_rows + (shape.keys_are_values ? 1 : 2) * kv_rows;
+  const int64_t value_rows = shape.keys_are_values ? 0 : int64_t{shape.num_kv_heads} * shape.value_dim;
+  const int64_t gate_rows = int64_t{shape.num_heads} * shape.gate_rows;
+  const int64_t rows = (shape.gated ? 2 : 1) * out_rows + kv_rows + value_rows + gate_rows;
   const PackedMatrix& qkv = given.packed("qkv_weight", rows, kAny);
   const int64_t hidden = qkv.columns();
   const GqaWeights weights{
-      .norm = given.vector("norm_weight", hidden),
+      .norm = given.optional_vector("norm_weight", hidden),
       .qkv = &qkv,
       .qkv_bias = given.optional_vector("qkv_bias", rows),
       .q_norm = given.optional_vector("q_norm", shape.flat_norms ? out_rows : shape.head_dim),
       .k_norm = given.optional_vector("k_norm", shape.flat_norms ? kv_rows : shape.head_dim),
-      .v_norm = given.optional_vector("v_norm", shape.head_dim),
-      .o = &given.packed("o_weight", hidden, out_rows),
+      .v_norm = given.optional_vector("v_norm", shape.value_dim),
+      .q_scale = given.optional_vector("q_scale", shape.head_dim),
+      .o = &given.packed("o_weight", hidden, int64_t{shape.num_heads} * shape.value_dim),
       .o_bias = given.optional_vector("o_bias", hidden),
       .sinks = given.optional_vector("sinks", shape.num_heads),
   };
@@ -123,6 +141,7 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
       .latent_eps = given.value<float>("latent_eps"),
       .scale = given.value<float>("scale"),
       .neighbours = given.value<bool>("neighbours"),
+      .temperature = temperature_of(given),
   };
   const PoolView& pool = given.pool();
   return given.own(MlaBlock(MlaAttention(pool.kernels(), pool, weights, shape), layer));

@@ -43,12 +43,13 @@ std::shared_ptr<RouterBlock> make_router(BlockArguments given) {
   const Weight gate =
       expect_weight(given.array("gate_weight"), given.where("gate_weight").c_str(), kAny, kAny);
   const RouterWeights weights{
-      .norm = given.vector("norm_weight", gate.cols),
+      .norm = given.optional_vector("norm_weight", gate.cols),
       .gate = gate,
       .bias = given.optional_vector("bias", gate.rows),
       .gate_bias = given.optional_vector("gate_bias", gate.rows),
       .gate_norm = given.optional_vector("gate_norm", gate.cols),
       .expert_scale = given.optional_vector("expert_scale", gate.rows),
+      .softcap = given.value("softcap", 0.0f),
   };
   const auto eps = given.value<float>("eps");
   const auto shape = given.value<kernels::RouterShape>("shape");

@@ -140,7 +140,11 @@ void Router::forward(const float* hidden, float* normed, int32_t* ids, float* we
   const auto lock = pool_.lock_scratch();
   const Weight& gate = weights_.gate;
   const int64_t experts = num_experts();
-  norm_rows(table_, pool_, hidden, weights_.norm, eps_, normed, T, hidden_size());
+  if (weights_.norm != nullptr) {
+    norm_rows(table_, pool_, hidden, weights_.norm, eps_, normed, T, hidden_size());
+  } else {
+    std::copy_n(hidden, int64_t{T} * hidden_size(), normed);
+  }
   const int64_t choice_floats = experts + shape_.num_groups;
   const bool apart = weights_.gate_norm != nullptr;  // the gate's rows
   const int64_t own_floats = apart ? int64_t{T} * hidden_size() : 0;
@@ -160,6 +164,8 @@ void Router::forward(const float* hidden, float* normed, int32_t* ids, float* we
   });
   for (int t = 0; weights_.gate_bias != nullptr && t < T; ++t)
     table_.axpy(1.0f, weights_.gate_bias, scores + t * experts, static_cast<int>(experts));
+  for (int64_t i = 0; weights_.softcap > 0 && i < T * experts; ++i)
+    scores[i] = weights_.softcap * std::tanh(scores[i] / weights_.softcap);
   if (logits != nullptr) std::memcpy(logits, scores, static_cast<size_t>(T * experts) * sizeof(float));
   const double operations = static_cast<double>(T) * static_cast<double>(experts) * (20.0 + 16.0 * top_k());
   for_ranges(pool_, T, 1, work_us(0, operations), [&](int64_t first, int64_t count) {

@@ -12,13 +12,14 @@ namespace twofold {
 
 // Nothing is owned.
 struct RouterWeights {
-  const float* norm;                 // [hidden]
+  const float* norm;                 // [hidden]; null: rows are read as they are
   Weight gate;                       // [experts, hidden]
   const float* bias;                 // [experts], added to scores for choosing only; null: none
   const float* gate_bias = nullptr;  // [experts], of the logits
   const float* gate_norm =
       nullptr;  // [hidden], of the rows that the gate reads; null: those that experts read
   const float* expert_scale = nullptr;  // [experts], of the weights, at last; null: 1
+  float softcap = 0;                    // above 0: logits become softcap * tanh(logit / softcap)
 };
 
 // Bounded preference for resident experts: where experts are chosen, a resident one of score s counts as s / (1

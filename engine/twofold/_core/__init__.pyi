@@ -384,7 +384,7 @@ class Gqa(Block):
         self,
         pool: ThreadPool,
         *,
-        norm_weight: _F32,
+        norm_weight: _F32 | None,
         qkv_weight: PackedMatrix,
         qkv_bias: _F32 | None,
         q_norm: _F32 | None,
@@ -404,21 +404,31 @@ class Gqa(Block):
         neighbours: bool = False,
         period: float = 0.0,
         slope: float = 0.0,
+        shift: int = 1,
         gated: bool = False,
+        gate_rows: int = 0,
+        softplus: bool = False,
+        value_dim: int | None = None,
+        value_scale: float = 1.0,
+        q_scale: _F32 | None = None,
         sinks: _F32 | None = None,
         v_norm: _F32 | None = None,
         keys_are_values: bool = False,
         rotation: int = 0,
         head_eps: float = ...,
     ) -> None:
-        """layer: index in the cache, where it has 2 * num_kv_heads planes of head_dim elements.
+        """layer: index in the cache, where it has num_kv_heads planes of head_dim elements for keys, then as many of
+        value_dim (None: head_dim) for values. Without norm_weight, the hidden state is read as it is.
 
         chunk: attention stays within chunks of this many positions. Without `rotated`, queries and keys keep their
         values; `neighbours`: rotation pairs elements 2i and 2i + 1. With a period, queries are multiplied by
-        1 + slope * log1p(floor((position + 1) / period)).
+        1 + slope * log1p(floor((position + shift) / period)).
 
         flat_norms: q_norm and k_norm span all heads, [num_heads * head_dim] and [num_kv_heads * head_dim].
         gated: a head's gate follows its query in qkv_weight; the head's output is multiplied by the gate's sigmoid.
+        gate_rows: 1 or value_dim rows of qkv_weight per head, after all values, are that head's gate; softplus: its
+        softplus is taken instead of the sigmoid. value_scale: factor of values. q_scale [head_dim]: factor of queries
+        after the rotation.
         sinks [num_heads]: logits that take part in the softmax and have no value.
         head_eps: epsilon of the norms of q, k and v; without it `eps`.
         keys_are_values: qkv_weight has no rows of v; values are the keys before norm and rotation.
@@ -512,10 +522,14 @@ class Mla(Block):
         scale: float,
         neighbours: bool,
         layer: int,
+        period: float = 0.0,
+        slope: float = 0.0,
+        shift: int = 1,
     ) -> None:
         """a_weight: queries or, with q_norm and q_b_weight, their low-rank part, then latent and shared key. k_b_weight
         and v_b_weight have a part per head: [latent, nope_dim] and [value_dim, latent]. neighbours: rotation pairs (2i,
-        2i + 1). layer: index in the cache, where it has one plane of latent + rope_dim elements."""
+        2i + 1). layer: index in the cache, where it has one plane of latent + rope_dim elements. period, slope, shift:
+        as for Gqa."""
 
 @final
 class RouterShape:
@@ -540,7 +554,7 @@ class Router(Block):
         self,
         pool: ThreadPool,
         *,
-        norm_weight: _F32,
+        norm_weight: _F32 | None,
         gate_weight: _PlainMatrix,
         eps: float,
         shape: RouterShape,
@@ -548,10 +562,12 @@ class Router(Block):
         gate_bias: _F32 | None = None,
         gate_norm: _F32 | None = None,
         expert_scale: _F32 | None = None,
+        softcap: float = 0.0,
     ) -> None:
         """bias [experts]: added to scores for choosing only; gate_bias: added to logits; expert_scale: scales weights.
 
-        gate_norm [hidden]: norm of the router's input rows, if experts read other rows.
+        gate_norm [hidden]: norm of the router's input rows, if experts read other rows. Without norm_weight, rows are
+        read as they are. softcap: above 0, logits become softcap * tanh(logit / softcap).
         """
 
 @final

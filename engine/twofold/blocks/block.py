@@ -120,6 +120,11 @@ class Block(ModelPart):
         return ()
 
     @property
+    def device_page_elements(self) -> int:
+        """Elements per token of the pages on a device."""
+        return sum(kept.elements_per_token for kept in self.state if isinstance(kept, Pages))
+
+    @property
     def device_elements_per_token(self) -> int:
         """Activation values per token that are alive at once on a device, excluding the residual stream."""
         return 0

@@ -2,14 +2,15 @@
 
 Optional: biases; RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE);
 sliding window; chunks; layers without rotation whose queries are scaled by position (Llama 4); an output gate
-(Qwen3-Next); sinks (gpt-oss); normed values, or values from the keys' projection (Gemma 4).
+(Qwen3-Next) or gates of their own, one per head or per element (Laguna, AFMoE); sinks (gpt-oss); normed values, or
+values from the keys' projection (Gemma 4); norms after the rotation (Hunyuan); values of another length (MiMo-V2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -20,17 +21,18 @@ from twofold.blocks.device_step import (
     Allocate,
     DeviceBlock,
     DeviceState,
-    DeviceStep,
     DeviceWeights,
     HeadShape,
-    KvLayer,
-    Norms,
-    normed,
 )
+from twofold.blocks.gqa_device import GqaOnDevice
+from twofold.blocks.temperature import Temperature
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_KERNEL_SIZES: Final = (64, 128, 256, 512)
+"""Elements of a head for which there are device kernels (kernels/device/dense_layer.h)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,11 @@ class Gqa(Block):
     """Whether queries, keys and values have biases."""
     o_bias: bool = False
     """Whether the output projection has a bias."""
+    normed: bool = True
+    """Whether the input is normed."""
     qk_norm: bool = False
+    late_norms: bool = False
+    """Whether the norms of q and k follow the rotation; it then has to preserve length."""
     flat_norms: bool = False
     """Whether the norms of q and k are over all heads together."""
     sliding_window: int | None = None
@@ -68,12 +74,21 @@ class Gqa(Block):
     """Index into `ModelConfig.rotations`."""
     attention_chunk: int | None = None
     """Attention chunk size, positions; None: no chunks."""
-    temperature: tuple[float, float] | None = None
-    """(period, slope): queries are multiplied by 1 + slope * log1p(floor((position + 1) / period))."""
+    temperature: Temperature | None = None
     multiplier: float | None = None
     """Scale of the attention scores; None: 1 / sqrt(head_dim)."""
     gated: bool = False
     """Whether q_proj has, after each head's query, as many rows of a gate; its sigmoid multiplies the head's output."""
+    gate: str = ""
+    """Module of the heads' gate if it is apart from q_proj."""
+    gate_of: Literal["head", "element"] = "element"
+    """What a row of `gate` multiplies: the whole output of a head, or one element of it."""
+    softplus: bool = False
+    """Whether the gate's softplus is taken instead of its sigmoid."""
+    v_head_dim: int | None = None
+    """Elements of a head of v; None: `head_dim`."""
+    value_scale: float = 1.0
+    """Factor of the values."""
     zero_centred: bool = False
     """Whether checkpoints store the norms minus 1."""
     head_eps: float | None = None
@@ -84,6 +99,25 @@ class Gqa(Block):
         """Scale of the attention scores."""
         return float(self.head_dim**-0.5) if self.multiplier is None else self.multiplier
 
+    @property
+    def value_dim(self) -> int:
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def device_head_dim(self) -> int:
+        """Elements of a head on a device: a size that kernels have, where heads are padded because of their values."""
+        fitting = (size for size in _KERNEL_SIZES if size >= self.head_dim)
+        return self.head_dim if self.value_dim == self.head_dim else next(fitting, self.head_dim)
+
+    @property
+    def gate_rows(self) -> int:
+        """Rows of `gate` for one head."""
+        return 0 if not self.gate else 1 if self.gate_of == "head" else self.value_dim
+
+    @property
+    def all_gate_rows(self) -> int:
+        return self.num_heads * self.gate_rows
+
     def problems(self) -> Iterator[str]:
         if self.num_heads % self.num_kv_heads:
             yield (
@@ -91,13 +125,20 @@ class Gqa(Block):
             )
         if self.head_dim % 2:
             yield f"head_dim {self.head_dim} is odd, rotary embeddings need an even one"
+        if self.value_dim > self.head_dim:
+            yield f"v_head_dim {self.value_dim} is more than head_dim {self.head_dim}"
+        if self.value_dim != self.head_dim and (
+            self.qk_norm or self.unit_norms or self.v_norm or self.neighbours
+        ):
+            yield f"v_head_dim {self.value_dim} differs from head_dim {self.head_dim} where heads have norms"
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         hidden = self.hidden_size
         out_rows, kv_rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         q_rows = (1 + self.gated) * out_rows
-        rows = {part: q_rows if part == "q" else kv_rows for part in self.parts}
+        sizes = {"q": q_rows, "k": kv_rows, "v": self.num_kv_heads * self.value_dim}
+        rows = {part: sizes[part] for part in self.parts if part in sizes}
         heads = {"q": self.num_heads, "k": self.num_kv_heads} if self.gguf_pairs_neighbours else {}
 
         def projections(kind: str, *columns: int) -> Iterator[TensorSpec]:
@@ -126,9 +167,17 @@ class Gqa(Block):
             "norm": vector("input_layernorm.weight", hidden, "attn_norm.weight"),
             **dict(zip(rows, projections("weight", hidden), strict=True)),
             "o": TensorSpec(
-                f"{hf}.self_attn.o_proj.weight", (hidden, out_rows), "matrix", f"{gguf}.attn_output.weight"
+                f"{hf}.self_attn.o_proj.weight",
+                (hidden, self.num_heads * self.value_dim),
+                "matrix",
+                f"{gguf}.attn_output.weight",
             ),
         }
+        if not self.normed:
+            del specs["norm"]
+        if self.gate:
+            name, shape = f"{hf}.self_attn.{self.gate}.weight", (self.all_gate_rows, hidden)
+            specs["gate"] = TensorSpec(name, shape, "matrix", f"{gguf}.attn_gate.weight")
         if self.bias:
             specs |= zip((f"{part}_bias" for part in rows), projections("bias"), strict=True)
         if self.o_bias:
@@ -137,24 +186,32 @@ class Gqa(Block):
             name = f"{hf}.self_attn.sinks"
             specs["sinks"] = TensorSpec(name, (self.num_heads,), "exact", f"{gguf}.attn_sinks.weight")
         if self.qk_norm:
-            sizes = (q_rows, kv_rows) if self.flat_norms else (self.head_dim, self.head_dim)
+            widths = (q_rows, kv_rows) if self.flat_norms else (self.head_dim, self.head_dim)
             specs |= {
                 f"{part}_norm": vector(f"self_attn.{part}_norm.weight", size, f"attn_{part}_norm.weight")
-                for part, size in zip("qk", sizes, strict=True)
+                for part, size in zip("qk", widths, strict=True)
             }
         return specs
 
     @property
-    def state(self) -> tuple[Pages]:
-        return (Pages(2 * self.num_kv_heads, self.head_dim),)
+    def state(self) -> tuple[Pages, ...]:
+        if self.value_dim == self.head_dim:
+            return (Pages(2 * self.num_kv_heads, self.head_dim),)
+        return Pages(self.num_kv_heads, self.head_dim), Pages(self.num_kv_heads, self.value_dim)
+
+    @property
+    def device_page_elements(self) -> int:
+        return 2 * self.num_kv_heads * self.device_head_dim
 
     @property
     def device_elements_per_token(self) -> int:
-        return ((1 + 2 * self.gated) * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        gates = 2 * self.gated + 2 * bool(self.gate)
+        return ((1 + gates) * self.num_heads + 2 * self.num_kv_heads) * self.device_head_dim
 
     def device_bytes(self, weights: BlockWeights) -> int:
         """Device bytes; biases are bf16 there, and norms have weights."""
         biases = sum(spec.shape[0] for part, spec in weights.specs.items() if part.endswith("_bias"))
+        biases -= self.all_gate_rows * ("q_bias" in weights)  # zeros
         unit = 4 * self.head_dim * (self.unit_norms or self.v_norm)
         return super().device_bytes(weights) - 2 * biases + unit
 
@@ -162,10 +219,10 @@ class Gqa(Block):
         base = super().cost(weights, tokens, context_len)
         seen = [self._seen(context_len + token) for token in range(tokens)]
         read, pairs = min(context_len, seen[0] if seen else 0), sum(seen)
-        keys_and_values = 2 * self.state[0].elements_per_token  # bytes: a device keeps bf16
+        keys_and_values = 2 * self.device_page_elements  # bytes: a device keeps bf16
         return Cost(
             base.num_bytes + read * keys_and_values,
-            base.flops + 4.0 * pairs * self.num_heads * self.head_dim,
+            base.flops + 2.0 * pairs * self.num_heads * (self.head_dim + self.value_dim),
         )
 
     def _seen(self, position: int) -> int:
@@ -174,26 +231,33 @@ class Gqa(Block):
             return position % self.attention_chunk
         return min(position, self.sliding_window or position)
 
-    @staticmethod
-    def qkv_bias(weights: BlockWeights) -> F32 | None:
-        """Concatenated biases of q, k and v."""
+    def qkv_bias(self, weights: BlockWeights) -> F32 | None:
+        """Concatenated biases of `parts`; a gate has none."""
         if "q_bias" not in weights:
             return None
-        return np.concatenate([weights.vector(f"{part}_bias") for part in "qkv" if part in weights])
+        biases = [weights.vector(f"{part}_bias") for part in self.parts if part != "gate"]
+        return np.concatenate([*biases, np.zeros(self.all_gate_rows, np.float32)])
+
+    def q_scale(self, weights: BlockWeights) -> F32 | None:
+        """Factors of a rotated query [head_dim] that the weights of late norms amount to: q . k has both."""
+        if not self.late_norms:
+            return None
+        return np.asarray(weights.vector("q_norm") * weights.vector("k_norm"), np.float32)
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Projections, in row order."""
-        return ("q", "k") if self.keys_are_values else ("q", "k", "v")
+        values = () if self.keys_are_values else ("v",)
+        return ("q", "k", *values, *(("gate",) if self.gate else ()))
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"
         ones = np.ones(self.head_dim, np.float32)
-        unit = ones if self.unit_norms else None
-        period, slope = self.temperature or (0.0, 0.0)
+        unit = ones if self.unit_norms or self.late_norms else None
+        temperature = self.temperature or Temperature()
         return ops.Gqa(
             pool,
-            norm_weight=weights.vector("norm"),
+            norm_weight=weights.optional_vector("norm"),
             qkv_weight=weights.packed(pool, where, *self.parts),
             qkv_bias=self.qkv_bias(weights),
             q_norm=weights.optional_vector("q_norm") if unit is None else unit,
@@ -211,11 +275,17 @@ class Gqa(Block):
             chunk=self.attention_chunk,
             rotated=self.rotated,
             neighbours=self.neighbours,
-            period=period,
-            slope=slope,
+            period=temperature.period,
+            slope=temperature.slope,
+            shift=temperature.shift,
             gated=self.gated,
+            gate_rows=self.gate_rows,
+            softplus=self.softplus,
+            value_dim=self.value_dim,
+            value_scale=self.value_scale,
+            q_scale=self.q_scale(weights),
             sinks=weights.optional_vector("sinks"),
-            v_norm=ones if self.v_norm else None,
+            v_norm=ones[: self.value_dim] if self.v_norm else None,
             keys_are_values=self.keys_are_values,
             rotation=self.rotation,
             head_eps=self.head_eps or self.eps,
@@ -227,27 +297,34 @@ class Gqa(Block):
         shape = HeadShape(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            head_dim=self.device_head_dim,
             scale=self.scale,
             window=self.sliding_window or 0,
             epsilon=self.head_eps or self.eps,
             chunk=self.attention_chunk or 0,
         )
-        norm, bias = weights.norm(), weights.bias(*(f"{part}_bias" for part in self.parts))
+        qkv, bias, q_scale = (
+            weights.matrix(*self.parts),
+            self.qkv_bias(weights.source),
+            self.q_scale(weights.source),
+        )
         q_norm, k_norm = weights.vector("q_norm"), weights.vector("k_norm")
-        ones = torch.ones(self.head_dim, device=norm.device)
-        if self.unit_norms:
+        ones = torch.ones(self.head_dim, device=qkv.device)
+        if self.unit_norms or self.late_norms:
             q_norm = k_norm = ones
         return GqaOnDevice(
             self,
             shape,
-            norm=norm,
-            qkv=self._halves(weights.matrix(*self.parts)),
-            qkv_bias=None if bias is None else self._halves(bias),
+            norm=weights.vector("norm"),
+            qkv=self._halves(qkv),
+            qkv_bias=None
+            if bias is None
+            else self._halves(torch.from_numpy(bias).to(qkv.device, torch.bfloat16)),
             norms=(q_norm, k_norm, ones if self.v_norm else None),
             o=weights.matrix("o"),
             o_bias=weights.bias("o_bias"),
             sinks=weights.vector("sinks"),
+            q_scale=None if q_scale is None else torch.from_numpy(q_scale).to(qkv.device),
         )
 
     def _halves(self, rows: Tensor) -> Tensor:
@@ -256,7 +333,8 @@ class Gqa(Block):
 
         if not self.neighbours:
             return rows
-        of_values = 0 if self.keys_are_values else self.num_kv_heads * self.head_dim
+        of_values = 0 if self.keys_are_values else self.num_kv_heads * self.value_dim
+        of_values += self.all_gate_rows
         heads, v = torch.tensor_split(rows, (len(rows) - of_values,))
         pairs = heads.reshape(-1, self.head_dim // 2, 2, *rows.shape[1:])
         return torch.cat([pairs.transpose(1, 2).reshape(heads.shape), v])
@@ -264,86 +342,5 @@ class Gqa(Block):
     def device_state(
         self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
     ) -> DeviceState:
-        shape = (num_pages, page_size, self.num_kv_heads, self.head_dim)
+        shape = (num_pages, page_size, self.num_kv_heads, self.device_head_dim)
         return allocate(shape), allocate(shape)
-
-
-@dataclass(frozen=True)
-class GqaOnDevice:
-    attention: Gqa
-    shape: HeadShape
-    norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    norms: Norms
-    o: Tensor
-    o_bias: Tensor | None
-    sinks: Tensor | None
-    """f32 [heads]."""
-
-    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        import torch
-        from torch.nn import functional
-
-        qkv = functional.linear(normed(hidden, self.norm, self.attention.eps), self.qkv, self.qkv_bias)
-        kv, norms = KvLayer(*state), self.norms
-        gate = None
-        if self.attention.gated:
-            qkv, gate = self._ungated(qkv)
-        if self.attention.flat_norms:
-            qkv, norms = self._normed(qkv), (None, None, norms[2])
-        if self.attention.keys_are_values:
-            qkv = torch.cat([qkv, qkv[:, -self.shape.num_kv_heads * self.shape.head_dim :]], 1)
-        cos, sin = step.rotations[self.attention.rotation]
-        angles = (cos, sin) if self.attention.rotated else (cos[:, :0], sin[:, :0])
-        q = step.kernels.rope_store(qkv, norms, angles, step.batch.slot_mapping, kv, self.shape)
-        if self.attention.temperature is not None:
-            period, slope = self.attention.temperature
-            steps = ((step.batch.positions + 1) / period).floor()
-            q = (q * (1.0 + slope * steps.log1p())[:, None, None]).to(q.dtype)
-        attended = self._attended(q, kv, step)
-        if gate is not None:
-            attended = attended * gate.sigmoid()
-        total += functional.linear(attended.flatten(1), self.o, self.o_bias)
-
-    def _ungated(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """qkv without the gate rows, and the gates, [T, heads, head_dim]."""
-        import torch
-
-        shape = self.shape
-        both = qkv[:, : 2 * shape.num_heads * shape.head_dim]
-        q, gate = both.view(len(qkv), shape.num_heads, 2, shape.head_dim).unbind(2)
-        return torch.cat([q.flatten(1), qkv[:, both.shape[1] :]], 1), gate
-
-    def _normed(self, qkv: Tensor) -> Tensor:
-        """qkv with the norms of q and k applied, each over all its heads."""
-        import torch
-
-        norms = self.norms[:2]
-        sizes = [norm.numel() for norm in norms if norm is not None]
-        *parts, v = torch.tensor_split(qkv, (sizes[0], sum(sizes)), dim=1)
-        turned = [
-            normed(part.float(), norm, self.shape.epsilon)
-            for part, norm in zip(parts, norms, strict=True)
-            if norm is not None
-        ]
-        return torch.cat([*turned, v], 1)
-
-    def _attended(self, q: Tensor, kv: KvLayer, step: DeviceStep) -> Tensor:
-        """Attention output; leading sequences of one token each share a launch."""
-        import torch
-
-        batch, kernels, shape = step.batch, step.kernels, self.shape
-        num_decode, others = batch.sequences()
-        parts = []
-        if num_decode > 0:
-            tables, lengths = batch.page_tables[:num_decode], batch.seq_lens[:num_decode]
-            parts.append(kernels.decode_attention(q[:num_decode], tables, lengths, kv, shape, self.sinks))
-        for s, rows in others:
-            positions, seq_len = batch.positions[rows], batch.host_seq_lens[s]
-            parts.append(
-                kernels.prompt_attention(
-                    q[rows], positions, batch.page_tables[s], seq_len, kv, shape, self.sinks
-                )
-            )
-        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -19,6 +19,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block, Cost, Pages
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
+from twofold.blocks.temperature import Temperature
 from twofold.weights.tensor_spec import Found, Role, TensorSpec
 from twofold.weights.weight_format import SCALE_GRID, WeightMatrix, packed_bytes
 
@@ -49,6 +50,7 @@ class Mla(Block):
     """Whether the projections from the hidden state and the output projection have biases; q_proj has none."""
     neighbours: bool = True
     """Whether the rotation pairs elements (2i, 2i + 1), as published; else (i, i + d/2)."""
+    temperature: Temperature | None = None
     latent_eps: float = 1e-6
     """Epsilon of the norms of low-rank queries and latents; not in any configuration."""
 
@@ -178,7 +180,7 @@ class Mla(Block):
         return "f32", format  # blocks of a row's columns
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        where = f"layer {self.layer}, attention"
+        where, temperature = f"layer {self.layer}, attention", self.temperature or Temperature()
         absorbed = functools.cache(lambda: self.absorbed(weights, pool))
         keys = weights.pack(pool, where, f"layer {self.layer}: keys, absorbed", lambda: absorbed()[0])
         values = weights.pack(pool, where, f"layer {self.layer}: values, absorbed", lambda: absorbed()[1])
@@ -202,6 +204,9 @@ class Mla(Block):
             scale=self.scale,
             neighbours=self.neighbours,
             layer=self.layer,
+            period=temperature.period,
+            slope=temperature.slope,
+            shift=temperature.shift,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
@@ -269,6 +274,8 @@ class MlaOnDevice:
         latents = torch.bmm(q[..., : shape.qk_nope_head_dim].transpose(0, 1), self.k_b)
         absorbed[..., : shape.kv_lora_rank] = latents.transpose(0, 1)
         self._store(compressed, q, absorbed, state[0], step)
+        if shape.temperature is not None:
+            absorbed *= shape.temperature.factors(step.batch.positions)[:, None, None].to(absorbed.dtype)
         values = torch.bmm(self._attended(absorbed, state[0], step).transpose(0, 1), self.v_b)
         total += linear(values.transpose(0, 1).flatten(1), self.o, self.o_bias)
 

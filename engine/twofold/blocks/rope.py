@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -104,6 +104,13 @@ def attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
     return _mscale(rope.factor, 1.0)
+
+
+def preserving_length(rope: RopeConfig) -> tuple[RopeConfig, float]:
+    """The rotation without its factor of cos and sin, and that factor: a norm after the rotation removes it."""
+    if rope.kind != "yarn":
+        return rope, 1.0
+    return replace(rope, attention_factor=1.0), attention_factor(rope)
 
 
 class RopeTable:

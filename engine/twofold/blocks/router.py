@@ -50,16 +50,20 @@ class Router(Block):
     """Names of the MoE module in checkpoints; the first whose gate exists, else the last."""
     gates: tuple[str, ...] = ("gate",)
     """Names of the gate within it; the first that exists, else the last."""
+    of_images: bool = False
+    """Whether the gate is [hidden, experts] in checkpoints, and the bias has a second row, of the experts of images."""
     gate_bias: bool = False
     """Whether the gate's logits have a bias."""
-    norm: str = "post_attention_layernorm"
-    """Checkpoint name of the norm of the experts' input rows."""
+    norm: str | None = "post_attention_layernorm"
+    """Checkpoint name of the norm of the experts' input rows; None: they have none."""
     gguf_norm: str = "ffn_norm"
     """Its name in GGUF files."""
     zero_centred: bool = False
     """Whether checkpoints store the norm minus 1."""
     gate_scaled: bool = False
     """Whether the gate has its own input: normed without weights, times hidden_size ** -0.5 and a vector `scale`."""
+    softcap: float = 0.0
+    """Above 0, the gate's logits become softcap * tanh(logit / softcap)."""
     expert_scaled: bool = False
     """Whether weights are multiplied by their experts' `per_expert_scale`."""
 
@@ -77,28 +81,33 @@ class Router(Block):
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
+        shape = (self.num_experts, self.hidden_size)
         gates = {
             TensorSpec(
                 f"{hf}.{module}.{gate}.weight",
-                (self.num_experts, self.hidden_size),
+                shape[::-1] if self.of_images else shape,
                 "exact",
                 f"{gguf}.ffn_gate_inp.weight",
             ): module
             for module in self.modules
             for gate in self.gates
         }
-        norm = TensorSpec(
-            f"{hf}.{self.norm}.weight",
-            (self.hidden_size,),
-            "exact",
-            f"{gguf}.{self.gguf_norm}.weight",
-            zero_centred=self.zero_centred,
-        )
         gate = next(filter(found, gates), list(gates)[-1])
-        specs = {"norm": norm, "gate": gate}
+        specs = {"gate": gate}
+        if self.norm is not None:
+            name, theirs, size = (
+                f"{hf}.{self.norm}.weight",
+                f"{gguf}.{self.gguf_norm}.weight",
+                (self.hidden_size,),
+            )
+            specs = {
+                "norm": TensorSpec(name, size, "exact", theirs, zero_centred=self.zero_centred),
+                "gate": gate,
+            }
         if self.bias:
             name = f"{hf}.{gates[gate]}.{self.bias_name}"
-            specs["bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.exp_probs_b.bias")
+            rows = (2, self.num_experts) if self.of_images else (self.num_experts,)
+            specs["bias"] = TensorSpec(name, rows, "exact", f"{gguf}.exp_probs_b.bias")
         if self.gate_bias:
             name = f"{gate.name.removesuffix('weight')}bias"
             specs["gate_bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.ffn_gate_inp.bias")
@@ -115,7 +124,11 @@ class Router(Block):
         return specs
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        return super().host_bytes(weights) - weights.packed_bytes("gate") + self._gate_bytes(weights)
+        plain = sum(weights.packed_bytes(part) for part in weights.specs if part not in ("gate", "bias"))
+        return plain + 4 * self.num_experts * self.bias + self._gate_bytes(weights)
+
+    def device_bytes(self, weights: BlockWeights) -> int:
+        return super().device_bytes(weights) - 4 * self.num_experts * self.of_images
 
     def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
         base = super().cost(weights, tokens, context_len)
@@ -124,18 +137,28 @@ class Router(Block):
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         # Gate products are exact in float32, whatever format the other weights have, because they decide the routing.
         gate = weights.checked(pool, "gate")
-        plain = np.array(gate.data) if gate.format == "bf16" else ops.dequantise(pool, gate)
+        kept = gate.format == "bf16" and not self.of_images
+        plain = np.array(gate.data) if kept else ops.dequantise(pool, gate)
+        if self.of_images:
+            plain = np.ascontiguousarray(plain.T)
         return ops.Router(
             pool,
-            norm_weight=weights.vector("norm"),
+            norm_weight=weights.optional_vector("norm"),
             gate_weight=plain,
             eps=self.eps,
             shape=self.shape,
-            bias=weights.optional_vector("bias"),
+            bias=self._choice_bias(weights, pool),
             gate_bias=weights.optional_vector("gate_bias"),
             gate_norm=self._gate_norm(weights),
             expert_scale=weights.optional_vector("expert_scale"),
+            softcap=self.softcap,
         )
+
+    def _choice_bias(self, weights: BlockWeights, pool: ops.ThreadPool) -> F32 | None:
+        """Bias of the scores for choosing [experts]."""
+        if not self.of_images:
+            return weights.optional_vector("bias")
+        return np.array(ops.dequantise(pool, weights.checked(pool, "bias"))[0])
 
     def _gate_norm(self, weights: BlockWeights) -> F32 | None:
         """Norm of the gate's input rows, if experts have another input."""
@@ -146,9 +169,9 @@ class Router(Block):
         scale = weights.vector("gate_scale")
         return RouterOnDevice(
             self,
-            weights.norm(),
-            weights.exact("gate"),
-            weights.vector("bias"),
+            weights.vector("norm"),
+            weights.exact("gate").T.contiguous() if self.of_images else weights.exact("gate"),
+            weights.exact("bias")[0].clone() if self.of_images else weights.vector("bias"),
             weights.vector("gate_bias"),
             None if scale is None else scale * self.hidden_size**-0.5,
             weights.vector("expert_scale"),
@@ -168,16 +191,16 @@ class Router(Block):
             group_score=self.group_score,
         )
 
-    @staticmethod
-    def _gate_bytes(weights: BlockWeights) -> int:
-        """Bytes of the gate: bfloat16 is kept, anything else becomes float32."""
-        return math.prod(weights.specs["gate"].shape) * (2 if weights.format("gate") == "bf16" else 4)
+    def _gate_bytes(self, weights: BlockWeights) -> int:
+        """Bytes of the gate: bfloat16 is kept unless it is transposed, anything else becomes float32."""
+        kept = weights.format("gate") == "bf16" and not self.of_images
+        return math.prod(weights.specs["gate"].shape) * (2 if kept else 4)
 
 
 @dataclass(frozen=True)
 class RouterOnDevice:
     router: Router
-    norm: Tensor
+    norm: Tensor | None
     gate: Tensor
     """f32 [experts, hidden]: routing needs the exactness."""
     bias: Tensor | None
@@ -191,7 +214,7 @@ class RouterOnDevice:
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         """Route the tokens for the blocks after it; adds nothing to `total`."""
-        rows = normed(hidden, self.norm, self.router.eps)
+        rows = self._rows(hidden, self.norm)
         logits = self._logits(rows) if self.gate_norm is None else self.look(hidden)
         ids, weights = step.kernels.route(
             logits, self.router, self.bias, step.moe.cache_prior(self.moe_layer, len(rows))
@@ -204,9 +227,14 @@ class RouterOnDevice:
     def look(self, hidden: Tensor) -> Tensor:
         """Router logits f32 [T, experts] for the residual stream of any layer."""
         norm = self.norm if self.gate_norm is None else self.gate_norm
-        return self._logits(normed(hidden, norm, self.router.eps))
+        return self._logits(self._rows(hidden, norm))
+
+    def _rows(self, hidden: Tensor, norm: Tensor | None) -> Tensor:
+        return hidden.bfloat16() if norm is None else normed(hidden, norm, self.router.eps)
 
     def _logits(self, rows: Tensor) -> Tensor:
         from torch.nn import functional
 
-        return functional.linear(rows.float(), self.gate, self.gate_bias)
+        logits = functional.linear(rows.float(), self.gate, self.gate_bias)
+        cap = self.router.softcap
+        return logits if cap == 0.0 else cap * (logits / cap).tanh()

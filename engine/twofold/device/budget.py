@@ -60,9 +60,10 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
     # queries, keys and values, router scores.
     pair_bytes = 4 * model.hidden_size + 10 * model.routed.intermediate_size
     elements = max(block.device_elements_per_token for layer in model.layers for block in layer)
+    page_elements = sum(block.device_page_elements for layer in model.layers for block in layer)
     return DeviceNeeds(
         dense_bytes=size.device_dense_bytes,
-        kv_bytes_per_token=size.kv_bytes_per_token,
+        kv_bytes_per_token=2 * page_elements,
         one_expert_bytes=max(1, size.one_expert_bytes),  # 0 in a model without experts
         num_layers=len(size.config.moe_layers),
         num_experts=size.config.num_experts,

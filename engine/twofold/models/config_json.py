@@ -267,10 +267,11 @@ def rope_fields_of(fields: Fields, kind: str) -> Fields:
     return Fields(section.where, fields.data | {"rope_parameters": section.data}, fields.defaults)
 
 
-def read_rope(fields: Fields, *, partial: bool = False) -> RopeConfig:
+def read_rope(fields: Fields, *, partial: bool = False, ntk_dim: int | None = None) -> RopeConfig:
     """RoPE settings, from `rope_parameters` (transformers 5: theta inside) or `rope_scaling` with `rope_theta`.
 
-    partial: the family rotates a share of each head (`read_rotary_dim`).
+    partial: the family rotates a share of each head (`read_rotary_dim`). ntk_dim: rotated elements of a head, whose
+    base a fixed `alpha` stretches (Hunyuan); None: the family has no such key.
     """
     theta, max_positions = fields.number("rope_theta", above=True), fields.integer("max_position_embeddings")
     section = fields.section(("rope_parameters", "rope_scaling"))
@@ -290,6 +291,13 @@ def read_rope(fields: Fields, *, partial: bool = False) -> RopeConfig:
         raise section.error("rope_type", name, f"one of {', '.join(ROPE_KINDS)}")
     if kind == "default":
         return RopeConfig(theta=theta)
+    alpha = (
+        section.optional_number("alpha", above=True) if ntk_dim is not None and kind == "dynamic" else None
+    )
+    if alpha is not None and ntk_dim is not None:
+        if ntk_dim <= 2:
+            raise section.error("alpha", alpha, "none, because heads have no more than two rotated elements")
+        return RopeConfig(theta=theta * alpha ** (ntk_dim / (ntk_dim - 2)))
     if kind in ("linear", "dynamic"):
         return RopeConfig(kind=kind, theta=theta, factor=section.number("factor", minimum=1.0))
     original = section.integer("original_max_position_embeddings", max_positions)

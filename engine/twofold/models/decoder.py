@@ -15,7 +15,7 @@ from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.post_norm import PostNorm
-from twofold.blocks.rope import RopeConfig
+from twofold.blocks.rope import RopeConfig, preserving_length
 from twofold.blocks.router import Router
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
@@ -39,6 +39,8 @@ class TextPart:
     """Patterns of the tensors that are left out."""
     section: str | None = None
     """Section of config.json that holds `text_config`; None: the file itself."""
+    experts_of_images: bool = False
+    """Whether as many experts of images follow those of text."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,12 @@ class Decoder:
     """Fields of `DenseFfn` that config.json does not set."""
     post_norms: tuple[tuple[str, str] | None, tuple[str, str] | None] = (None, None)
     """(name, GGUF name) of the norm of attention's output, and of the feed-forward part's."""
-    scaled_embedding: bool = False
-    """Whether the embedding's rows are multiplied by the root of the hidden size."""
+    of_layer: Callable[[Settings, int, Gqa], Gqa] = lambda settings, layer, attention: attention
+    """A layer's attention, from that of its kind."""
+    inner: str = "moe_intermediate_size"
+    """Key of the experts' intermediate size."""
+    scaled_embedding: bool | str = False
+    """Whether the embedding's rows are multiplied by the root of the hidden size; or the key that says so."""
     local_theta: float | None = None
     """RoPE base of layers with a window if `rope_parameters` has no section for them; None: that of the others."""
     rotated_share: float = 1.0
@@ -78,6 +84,8 @@ class Decoder:
     """See `ModelConfig.renamed`."""
     left_out: tuple[tuple[str, str], ...] = ()
     """See `ModelConfig.left_out`."""
+    gguf: Callable[[GgufMetadata], dict[str, Any]] = lambda metadata: {}
+    """Settings of a GGUF file beyond those that all families have."""
     text: TextPart | None = None
 
     def parse_config(self, fields: Fields, generation: GenerationDefaults) -> ModelConfig:
@@ -91,13 +99,18 @@ class Decoder:
             config_json.read_activation(fields)
         for key, values in self.only.items():
             fields.only(key, *values)
+        of_gguf_file = fields.boolean("values_of_gguf", False)
         layer_of, rotations = self._attention(settings)
         feed_forward = self._feed_forward(settings, layer_of(0))
 
         def layer(n: int) -> tuple[Block, ...]:
-            return (*self._normed((layer_of(n),), 0), *self._normed(feed_forward(n), 1))
+            blocks = (*self._normed((layer_of(n),), 0), *self._normed(feed_forward(n), 1))
+            return tuple(map(_with_whole_norms, blocks)) if of_gguf_file else blocks
 
         (rope, rope_dim), *further = rotations
+        scaled = self.scaled_embedding
+        if isinstance(scaled, str):
+            scaled = fields.boolean(scaled, False)
         config = config_json.compose_model(
             fields, generation, layer, eps=layer_of(0).eps, rope=rope, rope_dim=rope_dim
         )
@@ -106,17 +119,19 @@ class Decoder:
             further_rotations=tuple(further),
             renamed=self.renamed,
             left_out=self.left_out,
-            embedding=replace(
-                config.embedding, scale=config.hidden_size**0.5 if self.scaled_embedding else 1.0
-            ),
+            embedding=replace(config.embedding, scale=config.hidden_size**0.5 if scaled else 1.0),
             head=replace(
                 config.head,
-                zero_centred=layer_of(0).zero_centred,
+                zero_centred=layer_of(0).zero_centred and not of_gguf_file,
                 softcap=fields.optional_number("final_logit_softcapping", above=True),
             ),
         )
         if self.text is not None:
-            config = without_images(config, (*self.text.prefixes, *self.renamed), *self.text.images)
+            count = config.num_experts if self.text.experts_of_images else 0
+            of_images = (f"model.layers.*.mlp.experts.{count + n}.*" for n in range(count))
+            config = without_images(
+                config, (*self.text.prefixes, *self.renamed), *self.text.images, *of_images
+            )
         further_layers = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
         return config.predicting(fields.where, further_layers)
 
@@ -137,15 +152,19 @@ class Decoder:
         full = replace(config_json.read_attention(fields), **self.attention)
         if (scalar := fields.optional_number("query_pre_attn_scalar", above=True)) is not None:
             full = replace(full, multiplier=scalar**-0.5)
+        rotations = [self._rotation(fields, FULL, full)]
+        if full.late_norms:
+            rope, scaling = preserving_length(rotations[0][0])
+            rotations = [(rope, rotations[0][1])]
+            full = replace(full, head_eps=full.eps / scaling**2)
         sliding = replace(full, sliding_window=window, **self.windowed)
         windows = config_json.read_layer_types(fields, SLIDING, lambda n: self.slides(settings, n))
         if windows and window is None:
             raise fields.error("sliding_window", None, "an integer, because some layers have such a window")
-        rotations = [self._rotation(fields, FULL, full)]
         if windows and (own := self._rotation(fields, SLIDING, sliding)) != rotations[0]:
             rotations.append(own)
             sliding = replace(sliding, rotation=1)
-        return lambda n: sliding if n in windows else full, rotations
+        return lambda n: self.of_layer(settings, n, sliding if n in windows else full), rotations
 
     def _rotation(self, fields: Fields, kind: str, attention: Gqa) -> tuple[RopeConfig, int]:
         own = config_json.rope_fields_of(fields, kind)
@@ -154,7 +173,7 @@ class Decoder:
             return RopeConfig(theta=theta), attention.head_dim
         fields = own
         dim = config_json.read_rotary_dim(fields, attention.head_dim, self.rotated_share)
-        return config_json.read_rope(fields, partial=True), dim
+        return config_json.read_rope(fields, partial=True, ntk_dim=dim), dim
 
     def _feed_forward(self, settings: Settings, attention: Gqa) -> Callable[[int], tuple[Block, ...]]:
         """Blocks after attention, by layer."""
@@ -169,7 +188,7 @@ class Decoder:
         return lambda n: (dense,) if n in without else mixture
 
     def _mixture(self, settings: Settings, attention: Gqa) -> tuple[Block, ...]:
-        hidden, inner = attention.hidden_size, settings.integer("moe_intermediate_size")
+        hidden, inner = attention.hidden_size, settings.first(self.inner)
         router = Router(
             layer=0,
             hidden_size=hidden,
@@ -178,6 +197,7 @@ class Decoder:
             eps=attention.eps,
             renormalise=settings.boolean("norm_topk_prob"),
             scale=settings.number("routed_scaling_factor") or 1.0,
+            softcap=settings.number("moe_router_logit_softcapping"),
             num_groups=settings.integer("n_group"),
             top_groups=settings.integer("topk_group"),
             group_score="top_two_sum",
@@ -192,7 +212,7 @@ class Decoder:
         """A GGUF file's header in config.json's format. Raises ModelLoadError naming file and key."""
         attention = metadata.attention(windows=True, partly_rotated=True)
         window = attention["sliding_window"]
-        settings = {"model_type": self.model_type, **attention}
+        settings = {"model_type": self.model_type, "values_of_gguf": True, **attention, **self.gguf(metadata)}
         if window is not None and "attention.sliding_window_pattern" in metadata.fields.data:
             slides = metadata.of_layers("attention.sliding_window_pattern")
             settings["layer_types"] = [SLIDING if slide else FULL for slide in slides[: metadata.num_layers]]
@@ -204,7 +224,15 @@ class Decoder:
         mixture = of_gguf(metadata.fields, *_MIXTURE)
         if mixture["shared_expert_intermediate_size"] == mixture["moe_intermediate_size"]:
             mixture["shared_expert_intermediate_size"] = 0  # the width of one of several
+        mixture[self.inner] = mixture["moe_intermediate_size"]
         return settings | mixture | {"first_k_dense_replace": 0, **metadata.dense_layers()}
+
+
+def _with_whole_norms(block: Block) -> Block:
+    """The block with norms as converters write them: 1 is added already."""
+    if isinstance(block, Gqa | DenseFfn | Router | PostNorm):
+        return replace(block, zero_centred=False)
+    return block
 
 
 _MIXTURE: Final = (

@@ -31,21 +31,26 @@ KEYS: Final = {
     "intermediate_size": Key(gguf="feed_forward_length"),
     "moe_intermediate_size": Key(gguf="expert_feed_forward_length"),
     "num_experts": Key(
-        also=("num_local_experts", "n_routed_experts"), gguf="expert_count", maximum=MAX_EXPERTS
+        also=("num_local_experts", "n_routed_experts", "moe_num_experts"),
+        gguf="expert_count",
+        maximum=MAX_EXPERTS,
     ),
-    "num_experts_per_tok": Key(gguf="expert_used_count"),
-    "num_shared_experts": Key(0, ("n_shared_experts",), "expert_shared_count", 0, minimum=0),
+    "num_experts_per_tok": Key(also=("moe_topk", "moe_k"), gguf="expert_used_count"),
+    "num_shared_experts": Key(
+        0, ("n_shared_experts", "moe_num_shared_experts"), "expert_shared_count", 0, minimum=0
+    ),
     "shared_expert_intermediate_size": Key(0, (), "expert_shared_feed_forward_length", 0, minimum=0),
-    "first_k_dense_replace": Key(0, minimum=0),
+    "first_k_dense_replace": Key(0, ("num_dense_layers",), minimum=0),
     "moe_layer_freq": Key(1),
     "decoder_sparse_step": Key(1),
     "norm_topk_prob": Key(False, (), "expert_weights_norm", False),
     "routed_scaling_factor": Key(
         1.0,
-        ("router_scaling_factor", "route_scale", "moe_router_scaling_factor"),
+        ("router_scaling_factor", "route_scale", "moe_router_scaling_factor", "moe_routed_scaling_factor"),
         "expert_weights_scale",
         1.0,
     ),
+    "moe_router_logit_softcapping": Key(0.0),
     "n_group": Key(1, (), "expert_group_count", 1),
     "topk_group": Key(1, (), "expert_group_used_count", 1),
     "sliding_window": Key(gguf="attention.sliding_window"),
@@ -65,6 +70,13 @@ class Settings:
         return self.fields.integer(
             (name, *key.also), _whole(key.default), minimum=key.minimum, maximum=key.maximum
         )
+
+    def first(self, name: str) -> int:
+        """An integer, or the first of a list of them: of text, where others are of images."""
+        value = self.fields.data.get(name)
+        if not isinstance(value, list) or not value:
+            return self.integer(name)
+        return Settings(Fields(self.fields.where, {**self.fields.data, name: value[0]})).integer(name)
 
     def optional(self, name: str) -> int | None:
         """An integer; None if it is null, or missing without a default."""

@@ -42,6 +42,8 @@ class Family:
 
 _QWEN3: Final = FamilyChat(("qwen3_coder", "hermes"), ("qwen3",))
 _GLM: Final = FamilyChat(("glm47", "glm45"), ("glm45",), ("<|user|>", "<|observation|>"))
+_HUNYUAN: Final = FamilyChat(("hunyuan_a13b",), ("hunyuan_a13b",))
+_XML: Final = FamilyChat(("qwen3_coder", "hermes"), ("deepseek_r1",))
 _KIMI: Final = FamilyChat(("kimi_k2",), ("kimi_k2",), ("<|im_end|>",))
 # GGUF files also call Kimi-K2 and GLM-4.7-Flash "deepseek2", and Kimi-K2's own files name DeepSeek-V3.
 _DEEPSEEK: Final = FamilyChat(
@@ -71,13 +73,31 @@ FAMILIES: Final = (
     Family("qwen2", ("Qwen2ForCausalLM",), "qwen2", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("qwen3", ("Qwen3ForCausalLM",), "qwen3", _QWEN3),
     Family("seed_oss", ("SeedOssForCausalLM",), "seed_oss"),
-    Family("gemma3", ("Gemma3ForCausalLM",), ""),
+    Family("gemma3", ("Gemma3ForCausalLM",), "gemma3"),
     Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), ""),
     Family("solar_open", ("SolarOpenForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
     Family("hy_v3", ("HYV3ForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
     Family("mellum", ("MellumForCausalLM",), "", _QWEN3),
     Family("qwen3_vl_moe", ("Qwen3VLMoeForConditionalGeneration",), "qwen3vlmoe", _QWEN3),
     Family("glm4v_moe", ("Glm4vMoeForConditionalGeneration",), "", _GLM),
+    Family(
+        "qwen3_omni_moe",
+        ("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration"),
+        "",
+        _QWEN3,
+    ),
+    Family("hunyuan_v1_moe", ("HunYuanMoEV1ForCausalLM",), "hunyuan-moe", _HUNYUAN),
+    Family("hunyuan_v1_dense", ("HunYuanDenseV1ForCausalLM",), "hunyuan-dense", _HUNYUAN),
+    Family("mimo_v2_flash", ("MiMoV2FlashForCausalLM",), "", _QWEN3),
+    Family("afmoe", ("AfmoeForCausalLM",), "afmoe", _XML),
+    Family("laguna", ("LagunaForCausalLM",), "", FamilyChat(("glm47", "glm45", "hermes"), ("deepseek_r1",))),
+    Family(
+        "ernie4_5_vl_moe",
+        ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration"),
+        "",
+        FamilyChat(("hermes",), ("ernie45",)),
+    ),
+    Family("flex_olmo", ("FlexOlmoForCausalLM",), ""),
     Family("exaone_moe", ("ExaoneMoeForCausalLM",), "exaone-moe", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("flint", ("FlintForCausalLM",), "", _QWEN3),
     Family(
@@ -110,8 +130,15 @@ FAMILIES: Final = (
     ),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2", _DEEPSEEK),
     Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "", _DEEPSEEK),
-    Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "", _GLM),
+    Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
+    Family(
+        "mistral4",
+        ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"),
+        "",
+        FamilyChat(("mistral",), ("mistral",)),
+    ),
+    Family("step3p7", ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"), "", _XML),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2", _GLM),
     Family(
         "kimi_k25",

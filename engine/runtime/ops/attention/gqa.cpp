@@ -28,15 +28,20 @@ void GqaAttention::check(const AttentionBatch& batch, const StateCache& cache, i
                         std::to_string(cache.num_layers() - 1));
   }
   const std::vector<StatePlane>& planes = cache.planes(layer);
-  const size_t expected = 2 * static_cast<size_t>(shape_.num_kv_heads);
-  const bool fits = planes.size() == expected && std::ranges::all_of(planes, [&](const StatePlane& plane) {
-                      return plane.width == shape_.head_dim && plane.dtype == planes.front().dtype;
-                    });
+  const size_t kv_heads = static_cast<size_t>(shape_.num_kv_heads), expected = 2 * kv_heads;
+  bool fits = planes.size() == expected;
+  for (size_t n = 0; fits && n < expected; ++n) {
+    fits = planes[n].width == (n < kv_heads ? shape_.head_dim : shape_.value_dim) &&
+           planes[n].dtype == planes.front().dtype;
+  }
   if (!fits) {
     const int width = planes.empty() ? 0 : planes.back().width;
+    const std::string values = shape_.value_dim == shape_.head_dim
+                                   ? ""
+                                   : " for keys and " + std::to_string(shape_.value_dim) + " for values";
     throw KernelFailure("Gqa.forward: the cache has " + std::to_string(planes.size()) + " planes of " +
                         std::to_string(width) + " elements; expected " + std::to_string(expected) + " of " +
-                        std::to_string(shape_.head_dim) + ", all of one type");
+                        std::to_string(shape_.head_dim) + values + ", all of one type");
   }
   if (shape_.rotation >= batch.num_rotations()) {
     throw KernelFailure("Gqa.forward: rotation is " + std::to_string(shape_.rotation) + "; the batch has " +
@@ -65,7 +70,7 @@ void GqaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
   timer.next(Work::kAttention);
   float* attended = pool_.scratch_floats(kAttendedSlot, static_cast<int64_t>(T) * weights_.o->columns());
   attend(qkv, attended, batch, cache, layer);
-  if (shape_.gated) gate(qkv, attended, T);
+  if (shape_.gated || shape_.gate_rows > 0) gate(qkv, attended, T);
   timer.next(Work::kOutput);
   linear(table_, pool_, {.x = attended, .ld = weights_.o->columns()}, T, *weights_.o, weights_.o_bias, sum,
          true);
@@ -85,20 +90,43 @@ void GqaAttention::rotate(float* head, const AttentionBatch& batch, int token, f
 }
 
 void GqaAttention::gate(const float* qkv, float* attended, int T) const {
-  const int64_t D = shape_.head_dim, heads = shape_.num_heads, width = weights_.qkv->rows();
+  const int64_t D = shape_.value_dim, heads = shape_.num_heads, width = weights_.qkv->rows();
   const double us =
       work_us(12.0 * static_cast<double>(T * heads * D), 20.0 * static_cast<double>(T * heads * D));
   for_ranges(pool_, T * heads, 1, us, [&](int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; ++i) {
-      const float* of_head = qkv + i / heads * width + i % heads * shape_.query_rows();
-      table_.delta->sigmoid_multiply(of_head + D, attended + i * D, shape_.head_dim);
-    }
+    for (int64_t i = first; i < first + count; ++i)
+      gate_head(qkv + i / heads * width, static_cast<int>(i % heads), attended + i * D);
   });
+}
+
+// row: a token's queries, keys, values and gates.
+void GqaAttention::gate_head(const float* row, int head, float* attended) const {
+  const int rows = shape_.gate_rows, D = shape_.value_dim;
+  const float* gate = row + int64_t{head} * shape_.query_rows() + shape_.head_dim;
+  if (rows > 0) gate = row + weights_.qkv->rows() - int64_t{shape_.num_heads - head} * rows;
+  if (rows != 1 && !shape_.softplus) return table_.delta->sigmoid_multiply(gate, attended, D);
+  for (int i = 0; i < D; ++i) {
+    const float x = gate[rows == 1 ? 0 : i];
+    attended[i] *= shape_.softplus ? std::max(x, 0.0f) + std::log1p(std::exp(-std::abs(x)))
+                                   : 1.0f / (1.0f + std::exp(-x));
+  }
+}
+
+void GqaAttention::scale_queries(float* row, int position) const {
+  const int64_t D = shape_.head_dim, rows = shape_.query_rows();
+  const float factor = shape_.temperature.factor(position);
+  if (factor == 1.0f && weights_.q_scale == nullptr) return;
+  for (int64_t head = 0; head < shape_.num_heads; ++head) {
+    float* q = row + head * rows;
+    for (int64_t i = 0; i < D; ++i)
+      q[i] *= weights_.q_scale == nullptr ? factor : factor * weights_.q_scale[i];
+  }
 }
 
 void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache,
                                      int layer) {
-  const int D = shape_.head_dim, heads = shape_.num_heads, kv_heads = shape_.num_kv_heads;
+  const int D = shape_.head_dim, V = shape_.value_dim, heads = shape_.num_heads,
+            kv_heads = shape_.num_kv_heads;
   const int64_t width = weights_.qkv->rows();
   const int T = batch.num_tokens();
   const std::vector<StatePlane>& planes = cache.planes(layer);  // of key heads, then of value heads
@@ -120,22 +148,20 @@ void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, co
             values = of_keys.data();
           }
           for (int head = 0; weights_.v_norm != nullptr && head < kv_heads; ++head)
-            table_.rmsnorm(values + head * D, weights_.v_norm, shape_.head_eps, values + head * D, D);
+            table_.rmsnorm(values + head * V, weights_.v_norm, shape_.head_eps, values + head * V, V);
+          for (int i = 0; shape_.value_scale != 1.0f && i < kv_heads * V; ++i)
+            values[i] *= shape_.value_scale;
           for (int head = 0; head < heads + kv_heads; ++head) {
             const float* norm = head < heads ? weights_.q_norm : weights_.k_norm;
             float* v = head < heads ? row + int64_t{head} * shape_.query_rows() : keys + (head - heads) * D;
             if (norm != nullptr && !shape_.flat_norms) table_.rmsnorm(v, norm, shape_.head_eps, v, D);
             if (shape_.rotated) rotate(v, batch, t, room.data());
           }
-          if (shape_.period > 0) {
-            const float steps = std::floor(static_cast<float>(batch.position(t) + 1) / shape_.period);
-            const float factor = 1.0f + shape_.slope * std::log1p(steps);
-            for (int64_t i = 0; i < int64_t{heads} * shape_.query_rows(); ++i) row[i] *= factor;
-          }
+          scale_queries(row, batch.position(t));
           const int64_t at = batch.row(t, cache.page_size());
           for (int head = 0; head < kv_heads; ++head) {
             store_row(table_, keys + head * D, planes[static_cast<size_t>(head)], at);
-            store_row(table_, values + head * D, planes[static_cast<size_t>(kv_heads + head)], at);
+            store_row(table_, values + head * V, planes[static_cast<size_t>(kv_heads + head)], at);
           }
         }
       });
@@ -179,7 +205,7 @@ class GqaAttention::Source final : public AttentionSource {
 
  private:
   int group() const { return shape_.num_heads / shape_.num_kv_heads; }
-  int64_t size() const { return int64_t{group()} * shape_.head_dim; }
+  int64_t size() const { return int64_t{group()} * shape_.value_dim; }
 
   const GqaShape& shape_;
   const std::vector<StatePlane>& planes_;

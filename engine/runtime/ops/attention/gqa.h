@@ -1,8 +1,8 @@
 // Grouped-query attention: hidden += o_proj(attention(norm(hidden))), with optional norms of queries and keys,
 // per head (Qwen3) or over all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and
 // optionally a sliding window or chunks, sinks (a logit per head that takes part in the softmax), and an output
-// gate (Qwen3-Next). Its cache has a plane per key head, then one per value head, each head_dim wide. Values
-// may also be normed, or taken from the keys' projection (Gemma 4).
+// gate (Qwen3-Next). Its cache has a plane per key head, head_dim wide, then one per value head, value_dim wide.
+// Values may also be normed, or taken from the keys' projection (Gemma 4).
 #pragma once
 #include "host/thread_pool.h"
 #include "ops/attention/attention_batch.h"
@@ -16,29 +16,32 @@ namespace twofold {
 
 // Null pointers mean absent. Nothing is owned: the creator of the block keeps the arrays.
 struct GqaWeights {
-  const float* norm;  // [hidden]
-  // [(heads + 2 kv heads) * head_dim, hidden]: all queries, all keys, all values; if gated, every head's gate
-  // follows its query; without values where keys are values
+  const float* norm;  // [hidden]; null: the hidden state is read as it is
+  // [heads * head_dim + kv heads * (head_dim + value_dim), hidden]: all queries, all keys, all values; if gated,
+  // every head's gate follows its query; without values where keys are values; gate rows of all heads, if any
   const PackedMatrix* qkv;
   const float* qkv_bias;  // [rows of qkv]
   const float* q_norm;    // [head_dim], or [heads * head_dim] with flat_norms
   const float* k_norm;    // [head_dim], or [kv heads * head_dim]
-  const float* v_norm;    // [head_dim]
-  const PackedMatrix* o;  // [hidden, heads * head_dim]
+  const float* v_norm;    // [value_dim]
+  const float* q_scale;   // [head_dim], of the queries after rotation
+  const PackedMatrix* o;  // [hidden, heads * value_dim]
   const float* o_bias;    // [hidden]
   const float* sinks;     // [heads]
 };
 
 struct GqaShape {
-  int num_heads, num_kv_heads, head_dim;
+  int num_heads, num_kv_heads, head_dim, value_dim;
   float eps, scale;
   AttentionWindow window;
   bool flat_norms = false;
   bool rotated = true;      // false: queries and keys carry no positions
   bool neighbours = false;  // rotation pairs elements 2i and 2i + 1 instead of i and i + pairs
-  // Scales queries by 1 + slope * log1p(floor((position + 1) / period)); period 0: not at all.
-  float period = 0, slope = 0;
-  bool gated = false;            // a head's attention output is multiplied by sigmoid(gate)
+  Temperature temperature = {};
+  bool gated = false;     // a head's attention output is multiplied by sigmoid(gate)
+  int gate_rows = 0;      // a head's gate rows after all values: 1, value_dim, or 0 if it has none there
+  bool softplus = false;  // softplus(gate) instead of the sigmoid
+  float value_scale = 1;  // values are multiplied by this
   bool keys_are_values = false;  // values are the projected keys, before norm and rotation
   int rotation = 0;              // index of the batch's rotation
   float head_eps = 0;            // epsilon of the norms of queries, keys and values
@@ -65,6 +68,8 @@ class GqaAttention {
   void rotate(float* head, const AttentionBatch& batch, int token, float* room) const;
   void store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache, int layer);
   void gate(const float* qkv, float* attended, int T) const;
+  void gate_head(const float* row, int head, float* attended) const;
+  void scale_queries(float* row, int position) const;
   void attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache, int layer) const;
 
   const kernels::KernelTable& table_;

@@ -196,6 +196,8 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
         rotate(q + t * width + h * key + shape_.nope, queries + t * query_width + h * cached + shape_.latent,
                batch, first + static_cast<int>(t));
       }
+      const float factor = shape_.temperature.factor(batch.position(first + static_cast<int>(t)));
+      for (int64_t i = 0; factor != 1.0f && i < query_width; ++i) queries[t * query_width + i] *= factor;
     }
   });
 }

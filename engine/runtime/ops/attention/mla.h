@@ -38,6 +38,7 @@ struct MlaShape {
   float eps, latent_eps;  // for the layer's norm; for the norms of low-rank queries and latents
   float scale;            // scale of the scores
   bool neighbours;        // rotation pairs (2i, 2i + 1) in the weights' order; else (i, i + rope / 2)
+  Temperature temperature = {};
 
   int key() const { return nope + rope; }
   int cached() const { return latent + rope; }

@@ -6,9 +6,12 @@ References: transformers `models/NAME`. Defaults are those of its configuration 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+from twofold.blocks.gqa import Gqa
+from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import Decoder, TextPart
+from twofold.models.gguf_config import GgufMetadata
 from twofold.models.keys import Settings
 
 # The router of DeepSeek-V3 and of models after it.
@@ -19,6 +22,18 @@ def _last_layers(settings: Settings, layer: int) -> bool:
     """Windows of Qwen's dense models: switched on by a key, from a layer on."""
     switched_on = settings.fields.boolean("use_sliding_window", False)
     return switched_on and layer >= settings.integer("max_window_layers")
+
+
+def _gemma3_gguf(metadata: GgufMetadata) -> dict[str, Any]:
+    """Gemma 3's scale of scores, which files do not have (as in llama.cpp: 27B, of 62 layers, has its own), and its
+    cap."""
+    fields = metadata.fields
+    heads = fields.integer("attention.head_count")
+    head_dim = fields.integer("attention.key_length", max(1, metadata.hidden_size // heads))
+    return {
+        "query_pre_attn_scalar": metadata.hidden_size // heads if metadata.num_layers == 62 else head_dim,
+        "final_logit_softcapping": fields.optional_number("final_logit_softcapping", above=True),
+    }
 
 
 _GEMMA3: Final = Decoder(
@@ -42,7 +57,48 @@ _GEMMA3: Final = Decoder(
     scaled_embedding=True,
     local_theta=10_000.0,
     router=None,
+    gguf=_gemma3_gguf,
 )  # fmt: skip
+
+_HUNYUAN: Final = Decoder(
+    "Hunyuan V1 dense (0.5B to 7B): per-head norms of queries and keys after the rotation, no experts.",
+    "hunyuan_v1_dense",
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+    attention={"qk_norm": True, "late_norms": True},
+    router=None,
+    renamed=(
+        ("*.self_attn.query_layernorm.", "*.self_attn.q_norm."), ("*.self_attn.key_layernorm.", "*.self_attn.k_norm."),
+    ),
+)  # fmt: skip
+
+
+def _heads_by_layer(settings: Settings, layer: int, attention: Gqa) -> Gqa:
+    """Laguna's number of query heads, and the granularity of its gate."""
+    fields, heads = settings.fields, settings.fields.integers("num_attention_heads_per_layer", minimum=1)
+    num_layers = num_layers_of(fields)
+    if heads and len(heads) != num_layers:
+        raise fields.error(
+            "num_attention_heads_per_layer", list(heads), f"one number for each of {num_layers} layers"
+        )
+    fields.only("gating", True, "per-head", "per-element")
+    per_element = fields.data.get("gating") == "per-element"
+    return replace(
+        attention,
+        num_heads=heads[layer] if heads else attention.num_heads,
+        gate_of="element" if per_element else "head",
+    )
+
+
+def _mimo_attention(settings: Settings, layer: int, attention: Gqa) -> Gqa:
+    """MiMo's heads: layers with a window have twice the key heads."""
+    doubled = 1 if attention.sliding_window is None else 2
+    return replace(
+        attention,
+        num_kv_heads=doubled * attention.num_kv_heads,
+        v_head_dim=settings.fields.integer("v_head_dim"),
+        value_scale=settings.fields.number("attention_value_scale", 1.0, above=True),
+    )
+
 
 DECODERS: Final = {
     "dots1": Decoder(
@@ -154,6 +210,138 @@ DECODERS: Final = {
         router={"score": "sigmoid"},
         shared="mlp.shared_expert",
         renamed=(("*.self_attn.softmax_offset", "*.self_attn.sinks"),),
+    ),
+    "hunyuan_v1_moe": replace(
+        _HUNYUAN,
+        summary="Hunyuan-A13B: softmax router, one shared expert, norms of queries and keys after the rotation.",
+        model_type="hunyuan_v1_moe",
+        defaults={**_HUNYUAN.defaults, "num_experts": 1, "num_experts_per_tok": 1, "num_shared_experts": 1},
+        router={"renormalise": True, "gates": ("gate.wg",)},
+        inner="intermediate_size",
+        shared="mlp.shared_mlp",
+    ),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "mimo_v2_flash": Decoder(
+        "MiMo-V2-Flash: windows with sinks and twice the key heads, values shorter than keys and scaled.",
+        "mimo_v2_flash",
+        defaults={
+            "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "num_key_value_heads": 4, "head_dim": 192,
+            "v_head_dim": 128, "sliding_window": 129, "num_experts": 256, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048, "intermediate_size": 16_384, "norm_topk_prob": True,
+            "first_k_dense_replace": 1, "attention_value_scale": 0.707,
+            "rope_parameters": {"full_attention": {"rope_theta": 5e6}, "sliding_attention": {"rope_theta": 1e4}},
+        },
+        attention={"o_bias": False},
+        windowed={"sinks": True},
+        slides=lambda settings, layer: layer > 0 and bool((layer + 1) % 6),
+        of_layer=_mimo_attention,
+        router=_SIGMOID,
+        rotated_share=0.334,
+        renamed=(("*.self_attn.attention_sink_bias", "*.self_attn.sinks"),),
+        left_out=(("multi-token prediction", "model.mtp.*"),),
+    ),
+    "afmoe": Decoder(
+        "AFMoE (Trinity): gated attention, windows with rotation and full layers without, norms after blocks too.",
+        "afmoe",
+        defaults={
+            "max_position_embeddings": 16_384, "rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 1024,
+            "intermediate_size": 6144, "moe_intermediate_size": 1408, "num_dense_layers": 1, "num_experts": 64,
+            "num_experts_per_tok": 6, "num_shared_experts": 2,
+        },
+        attention={"qk_norm": True, "gate": "gate_proj", "rotated": False},
+        windowed={"rotated": True},
+        slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("global_attn_every_n_layers", 4)),
+        router=_SIGMOID | {
+            "bias_name": "e_score_correction_bias", "renormalise": True, "norm": "pre_mlp_layernorm",
+        },
+        dense={"norm": "pre_mlp_layernorm"},
+        post_norms=(
+            ("post_attention_layernorm", "post_attention_norm"), ("post_mlp_layernorm", "post_ffw_norm"),
+        ),
+        scaled_embedding="mup_enabled",
+        gguf=lambda metadata: {"mup_enabled": True},  # as in llama.cpp
+        renamed=(
+            ("*.mlp.router.gate.", "*.mlp.gate."), ("*.mlp.expert_bias", "*.mlp.e_score_correction_bias"),
+        ),
+    ),
+    "laguna": Decoder(
+        "Laguna: gates by head or element, query heads by layer, windows, sigmoid router with capped logits.",
+        "laguna",
+        defaults={
+            "max_position_embeddings": 131_072, "num_key_value_heads": 8, "num_attention_heads": 48, "head_dim": 128,
+            "sliding_window": 512, "intermediate_size": 8192, "moe_intermediate_size": 512, "num_experts": 256,
+            "num_experts_per_tok": 8, "shared_expert_intermediate_size": 512, "first_k_dense_replace": 1,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_theta": 1e4},
+            },
+        },
+        only={"moe_apply_router_weight_on_input": (False, None)},
+        attention={"qk_norm": True, "gate": "g_proj", "softplus": True},
+        of_layer=_heads_by_layer,
+        router=_SIGMOID | {"renormalise": True},
+        renamed=(
+            ("*.mlp.experts.e_score_correction_bias", "*.mlp.gate.e_score_correction_bias"),
+            ("*.mlp.shared_expert.", "*.mlp.shared_experts."),
+        ),
+    ),
+    "flex_olmo": Decoder(
+        "FlexOlmo: OLMoE's heads and router; norms after blocks instead of before them.",
+        "flex_olmo",
+        defaults={
+            "max_position_embeddings": 4096, "rope_theta": 5e5, "num_experts": 7, "num_experts_per_tok": 5,
+            "intermediate_size": 11_008,
+        },
+        attention={"qk_norm": True, "flat_norms": True, "normed": False},
+        router={"norm": None},
+        post_norms=(("post_attention_layernorm", ""), ("post_feedforward_layernorm", "")),
+        inner="intermediate_size",
+    ),
+    "ernie4_5_vl_moe": Decoder(
+        "ERNIE-4.5-VL (28B-A3B), its text: ERNIE-4.5 with a gate of text tokens; the experts of images are ignored.",
+        "ernie4_5_vl_moe_text",
+        defaults={
+            "num_hidden_layers": 28, "num_attention_heads": 20, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131_072, "rope_theta": 5e5, "tie_word_embeddings": True,
+            "intermediate_size": 12_288, "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2,
+            "moe_intermediate_size": 1536, "first_k_dense_replace": 1,
+        },
+        only={"use_bias": (False, None)},
+        attention={"neighbours": True},
+        router={
+            "renormalise": True, "bias": True, "bias_name": "moe_statics.e_score_correction_bias", "of_images": True,
+        },
+        text=TextPart(
+            (("model.language_model.", "model."),),
+            (
+                "*.mlp.gate.weight_1",
+                *(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_model", "vision_tower")),
+                *(f"{at}resampler_model.*" for at in ("", "model.")),
+            ),
+            experts_of_images=True,
+        ),
+    ),
+    "qwen3_omni_moe": Decoder(
+        "Qwen3-Omni, the text part of its thinker: Qwen3-MoE; audio, vision, talker and codec are ignored.",
+        "qwen3_omni_moe_text",
+        defaults={
+            "max_position_embeddings": 32_768, "rope_theta": 1e6, "norm_topk_prob": True, "num_experts": 128,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 768,
+            "num_key_value_heads": 4,
+        },
+        attention={"qk_norm": True},
+        router={"renormalise": True},
+        text=TextPart(
+            (
+                ("thinker.lm_head.", "lm_head."), ("thinker.model.language_model.", "model."),
+                ("thinker.model.", "model."), ("model.language_model.", "model."),
+            ),
+            (
+                "talker.*", "code2wav.*",
+                *(f"{at}{part}.*" for at in ("thinker.", "model.", "") for part in ("audio_tower", "visual")),
+            ),
+            "thinker_config",
+        ),
     ),
     "llama": Decoder(
         "Llama 2 and 3, and dense models published as such: no experts.",

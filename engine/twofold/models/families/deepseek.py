@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
@@ -46,7 +46,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         fields.only("norm_topk_prob", False, None)
     fields.only("mlp_bias", False, None)
     rope = config_json.read_rope(fields)
-    attention = _read_attention(fields, rope, neighbours=not is_v3 or fields.boolean("rope_interleave", True))
+    attention = read_attention(fields, rope, neighbours=not is_v3 or fields.boolean("rope_interleave", True))
     layer_of = read_layers(fields, attention, "ffn_norm", has_bias=is_v3)
     config = config_json.compose_model(
         fields,
@@ -60,7 +60,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     return config.predicting(fields.where, count, layer_of(config.num_layers))
 
 
-def _read_attention(fields: Fields, rope: RopeConfig, *, neighbours: bool) -> Mla:
+def read_attention(fields: Fields, rope: RopeConfig, *, neighbours: bool) -> Mla:
+    """Latent attention; YaRN's mscale is in its scale."""
     nope_dim, rope_dim = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
     mscale = 0.1 * (rope.mscale_all_dim or 0.0) * math.log(rope.factor) + 1.0 if rope.kind == "yarn" else 1.0
     return Mla(
@@ -80,11 +81,17 @@ def _read_attention(fields: Fields, rope: RopeConfig, *, neighbours: bool) -> Ml
 
 
 def read_layers(
-    fields: Fields, attention: Mla | Gqa, gguf_norm: str, *, has_bias: bool
+    fields: Fields,
+    attention: Mla | Gqa,
+    gguf_norm: str,
+    *,
+    has_bias: bool,
+    group_score: Literal["max", "top_two_sum"] | None = None,
 ) -> Callable[[int], tuple[Block, ...]]:
     """Blocks by layer: `attention`, and the mixture or, in the first layers, a dense feed-forward block.
 
-    gguf_norm: name of the second norm in GGUF files. has_bias: V3's router, see the module.
+    gguf_norm: name of the second norm in GGUF files. has_bias: V3's router, see the module. group_score: None: that of
+    V2 or V3.
     """
     hidden, eps = attention.hidden_size, attention.eps
     groups = fields.data.get("topk_method") != "greedy"
@@ -100,7 +107,7 @@ def read_layers(
         bias=has_bias,
         num_groups=fields.integer("n_group") if groups else 1,
         top_groups=fields.integer("topk_group") if groups else 1,
-        group_score="top_two_sum" if has_bias else "max",
+        group_score=group_score or ("top_two_sum" if has_bias else "max"),
         gguf_norm=gguf_norm,
     )
     inner = fields.integer("moe_intermediate_size")

@@ -40,7 +40,8 @@ def without_indexer(
         f"the context ends at {limit} positions: beyond index_topk the model attends to chosen positions only, which "
         "is not supported"
     )
-    indexer = ("sparse attention's indexer", "model.layers.*.self_attn.indexer.*")
+    names = ("model.layers.*.self_attn.indexer.*", "blk.*.indexer.*")
+    indexer = (("sparse attention's indexer", name) for name in names)
     return replace(
-        config, left_out=(*config.left_out, indexer), context_limit=limit, context_limit_reason=why
+        config, left_out=(*config.left_out, *indexer), context_limit=limit, context_limit_reason=why
     )

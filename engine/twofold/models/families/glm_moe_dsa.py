@@ -1,14 +1,16 @@
 """GLM-5: DeepSeek-V3's blocks while the context is no longer than what its sparse attention chooses (`index_topk`).
 
-Reference: transformers `models/glm_moe_dsa`. See `deepseek_v32.py`.
+Reference: transformers `models/glm_moe_dsa`. See `deepseek_v32.py`. GGUF files call it "glm-dsa".
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from twofold.models.config import GenerationDefaults, ModelConfig
-from twofold.models.families import deepseek_v32
+from twofold.models.families import deepseek, deepseek_v32
+from twofold.models.gguf_config import GgufMetadata
+from twofold.models.keys import of_gguf
 from twofold.weights.json_file import Fields
 
 _DEFAULTS: Final = {
@@ -20,3 +22,9 @@ _DEFAULTS: Final = {
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
     return deepseek_v32.without_indexer(fields, generation, _DEFAULTS)
+
+
+def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
+    """A GGUF file of architecture "glm-dsa" in config.json's format. Raises ModelLoadError naming file and key."""
+    known = {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"}
+    return deepseek.gguf_settings(metadata) | known | of_gguf(metadata.fields, "index_topk")

@@ -13,8 +13,9 @@ from typing import Any, Final
 from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
-from twofold.blocks.rope import attention_factor
+from twofold.blocks.rope import preserving_length
 from twofold.blocks.shared_experts import SharedExperts
+from twofold.blocks.temperature import Temperature
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.gguf_config import GgufMetadata
@@ -41,8 +42,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     turns = _read_rotated(fields)
     normed = fields.boolean("use_qk_norm", True)
     rope, scaling = config_json.read_rope(fields), 1.0
-    if normed and rope.kind == "yarn":
-        rope, scaling = replace(rope, attention_factor=1.0), attention_factor(rope)
+    if normed:
+        rope, scaling = preserving_length(rope)
     rotated = replace(attention, unit_norms=normed, head_eps=attention.eps / scaling**2)
     chunked_layers = config_json.read_layer_types(fields, "chunked_attention", lambda n: turns[n])
     chunk = fields.integer("attention_chunk_size")
@@ -71,12 +72,12 @@ def _read_rotated(fields: Fields) -> list[bool]:
     return [bool(listed[n] if listed else (n + 1) % interval) for n in range(num_layers)]
 
 
-def _read_temperature(fields: Fields) -> tuple[float, float] | None:
-    """(period, slope) of layers without rotation, see `Gqa.temperature`."""
+def _read_temperature(fields: Fields) -> Temperature | None:
+    """Temperature of layers without rotation."""
     fields.only("attn_temperature_tuning", True, False, 4)  # 4: as first published
     if not fields.data.get("attn_temperature_tuning", True):
         return None
-    return fields.number("floor_scale", above=True), fields.number("attn_scale")
+    return Temperature(fields.number("floor_scale", above=True), fields.number("attn_scale"))
 
 
 def _read_mixture(fields: Fields, attention: Gqa) -> tuple[Block, ...]:

@@ -108,6 +108,7 @@ FORMS: Final = {
         keys=_WORD,
     ),
     "granite": CallForm(_OBJECT, "<|tool_call|>[", between=", ", end="]"),
+    "hunyuan_a13b": CallForm(_OBJECT, "<tool_calls>[", between=", ", end="]</tool_calls>"),
     "gemma4": CallForm(
         "call:$name{$args}<tool_call|>",
         "<|tool_call>",

@@ -131,6 +131,7 @@ _TOOLS: Final = (
         marks_are_tokens=True,
     ),
     ToolDialect("granite", "granite", ("<|tool_call|>",), ("<|tool_call|>",), ()),
+    ToolDialect("hunyuan_a13b", "granite", ("<tool_calls>",), ("<tool_calls>",), ("</tool_calls>",)),
     ToolDialect(
         "gemma4",
         "gemma4",
@@ -147,6 +148,13 @@ _REASONING: Final = (
     ReasoningDialect("kimi_k2", *_THINK),
     ReasoningDialect("minimax_m2", *_THINK),
     ReasoningDialect("ernie45", *_THINK, dropped=("<response>", "</response>")),
+    ReasoningDialect(
+        "hunyuan_a13b",
+        ("<think>",),
+        ("</think>",),
+        ("</think>", "<answer>"),
+        dropped=("<answer>", "</answer>"),
+    ),
     ReasoningDialect("mistral", ("[THINK]",), ("[/THINK]",), ("[THINK]",)),
     ReasoningDialect(
         "granite",

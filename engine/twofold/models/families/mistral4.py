@@ -1,0 +1,63 @@
+"""Mistral 4: DeepSeek's latent attention, queries scaled by position, softmax router by groups' two best experts.
+
+Reference: transformers `models/mistral4`, defaults those of `Mistral4Config`. GGUF files call it "mistral4".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from twofold.blocks.temperature import Temperature
+from twofold.models import config_json
+from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.families import deepseek
+from twofold.models.nested_config import text_fields, without_images
+from twofold.weights.json_file import Fields
+
+_DEFAULTS: Final = {
+    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+    "n_shared_experts": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1, "max_position_embeddings": 1_048_576,
+    "norm_topk_prob": True, "intermediate_size": 12_288, "moe_intermediate_size": 2048, "n_routed_experts": 128,
+    "num_experts_per_tok": 4, "kv_lora_rank": 256, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 64,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    },
+}  # fmt: skip
+
+
+def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
+    """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
+    if config_json.architecture_name(fields) == "Mistral3ForConditionalGeneration":
+        text = text_fields(fields, "Mistral4ForCausalLM")
+        text.only("model_type", "mistral4")
+        config = parse_config(text, generation)
+        prefixes = (
+            ("model.language_model.", "model."),
+            ("language_model.model.", "model."),
+            ("language_model.", ""),
+        )
+        parts = ("vision_tower", "multi_modal_projector")
+        return without_images(config, prefixes, *(f"{at}{part}.*" for at in ("", "model.") for part in parts))
+    fields = fields.defaulting(_DEFAULTS)
+    config_json.read_activation(fields)
+    rope = config_json.read_rope(fields, partial=True)
+    attention = deepseek.read_attention(fields, rope, neighbours=fields.boolean("rope_interleave", True))
+    attention = replace(attention, temperature=_read_temperature(fields))
+    return config_json.compose_model(
+        fields,
+        generation,
+        deepseek.read_layers(fields, attention, "ffn_norm", has_bias=False, group_score="top_two_sum"),
+        eps=attention.eps,
+        rope=rope,
+        rope_dim=attention.qk_rope_head_dim,
+    )
+
+
+def _read_temperature(fields: Fields) -> Temperature | None:
+    section = fields.section(("rope_parameters", "rope_scaling"))
+    slope = None if section is None else section.optional_number("llama_4_scaling_beta")
+    if section is None or not slope:
+        return None
+    return Temperature(section.integer("original_max_position_embeddings"), slope, shift=0)

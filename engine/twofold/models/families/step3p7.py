@@ -1,0 +1,121 @@
+"""Step-3.5 and 3.7 Flash, their text: a gate per head, other query heads with a window, sigmoid router.
+
+Reference: transformers `models/step3p7`, whose text part Step-3.5-Flash equals. Published files list settings by layer,
+layers that predict further tokens included; `by_kind` reads those. Layers whose gate and up are cut at a bound
+(`swiglu_limits`) are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from twofold.blocks.gqa import Gqa
+from twofold.models import config_json
+from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.decoder import FULL, SLIDING, Decoder, TextPart
+from twofold.models.keys import Settings
+from twofold.weights.json_file import Fields
+
+
+def _heads(settings: Settings, layer: int, attention: Gqa) -> Gqa:
+    heads = settings.fields.optional_integer("num_sliding_attention_heads", minimum=1)
+    return (
+        replace(attention, num_heads=heads) if heads and attention.sliding_window is not None else attention
+    )
+
+
+_DECODER: Final = Decoder(
+    "Step-3.5 and 3.7 Flash",
+    "step3p5",
+    defaults={
+        "num_hidden_layers": 45, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 128_000, "intermediate_size": 11_264,
+        "moe_intermediate_size": 1280, "num_experts": 288, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+        "shared_expert_intermediate_size": 1280,
+    },
+    only={"mlp_bias": (False, None), "use_bidirectional_attention": (False, None)},
+    attention={"qk_norm": True, "zero_centred": True, "gate": "g_proj", "gate_of": "head"},
+    of_layer=_heads,
+    dense={"zero_centred": True},
+    router={
+        "score": "sigmoid", "bias": True, "renormalise": True, "zero_centred": True,
+    },
+    renamed=(
+        ("*.moe.gate.weight", "*.mlp.gate.weight"), ("*.moe.router_bias", "*.mlp.gate.e_score_correction_bias"),
+        ("*.moe.gate_proj.weight", "*.mlp.experts.gate_proj"), ("*.moe.up_proj.weight", "*.mlp.experts.up_proj"),
+        ("*.moe.down_proj.weight", "*.mlp.experts.down_proj"), ("*.share_expert.", "*.mlp.shared_experts."),
+    ),
+    text=TextPart(
+        (("model.language_model.", "model."),),
+        ("vision_model.*", "vit_large_projector.*", "model.vision_model.*", "model.multi_modal_projector.*"),
+    ),
+)  # fmt: skip
+_ALIASES: Final = {
+    "num_attention_groups": "num_key_value_heads", "moe_num_experts": "n_routed_experts",
+    "moe_top_k": "num_experts_per_tok", "share_expert_dim": "shared_expert_intermediate_size",
+    "share_expert_dims": "shared_expert_intermediate_size",
+}  # fmt: skip
+
+
+def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
+    """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
+    text = fields.section("text_config")
+    data = fields.data
+    config = (
+        Fields(fields.where, data | {"text_config": by_kind(text)})
+        if text is not None
+        else Fields(fields.where, by_kind(fields))
+    )
+    return _DECODER.parse_config(config, generation)
+
+
+def by_kind(fields: Fields) -> dict[str, Any]:
+    """Settings by kind of layer, where the file lists them by layer."""
+    layers = config_json.num_layers_of(fields.defaulting(_DECODER.defaults))
+    data = {_ALIASES.get(key, key): value for key, value in fields.data.items()}
+    for key in ("layer_types", "mlp_layer_types"):
+        if isinstance(data.get(key), list):
+            data[key] = data[key][:layers]
+    for key in ("swiglu_limits", "swiglu_limits_shared"):
+        if any(fields.data.get(key) or ()):
+            raise fields.error(
+                key, fields.data[key], "null or zeros, because a bound of gate and up is not supported"
+            )
+    if data.get("mlp_layer_types") is None and (listed := data.get("moe_layers_enum")) is not None:
+        sparse = {int(item) for item in str(listed).strip("[]").split(",") if item.strip().isdigit()}
+        data["mlp_layer_types"] = ["sparse" if n in sparse else "dense" for n in range(layers)]
+    kinds = data.get("layer_types") or [FULL] * layers
+    own = fields.section("attention_other_setting")
+    of_layer = fields.section("per_layer_config")
+    if own is not None:
+        data.setdefault("num_sliding_attention_heads", own.optional_integer("num_attention_heads"))
+    elif of_layer is not None and SLIDING in kinds:
+        first = of_layer.section(str(kinds.index(SLIDING)))
+        if first is not None:
+            data["num_sliding_attention_heads"] = first.optional_integer("num_attention_heads")
+    return data | {"rope_parameters": _rotations(fields, kinds)}
+
+
+def _rotations(fields: Fields, kinds: list[str]) -> dict[str, Any]:
+    """A section of `rope_parameters` for each kind of layer."""
+    sections = fields.data.get("rope_parameters") or {}
+    if isinstance(sections, dict) and all(isinstance(sections.get(kind), dict) for kind in kinds):
+        return sections
+    found: dict[str, Any] = {}
+    for kind in set(kinds):
+        found[kind] = {"rope_theta": _of(fields, "rope_theta", kinds.index(kind), 10_000.0)}
+        found[kind]["partial_rotary_factor"] = _of(fields, "partial_rotary_factors", kinds.index(kind), 1.0)
+    if FULL in found and (scaling := fields.section("rope_scaling")) is not None:
+        found[FULL] |= scaling.data
+    return found
+
+
+def _of(fields: Fields, key: str, layer: int, default: float) -> Any:
+    """The value of a layer, from a list or one number for all."""
+    value = fields.data.get(key)
+    if isinstance(value, list):
+        if len(value) <= layer:
+            raise fields.error(key, value, "a number for each layer")
+        return value[layer]
+    return default if value is None else value
