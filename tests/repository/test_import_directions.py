@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS_USED: dict[str, set[str]] = {
     "__init__": set(),
     "api": set(),
+    "hub": {"api"},
     "weights": {"_core", "api"},
     "blocks": {"_core", "api", "weights"},
     "experts": {"_core", "api", "blocks", "weights"},
@@ -111,6 +112,7 @@ ROOMS_USED: dict[str, set[str]] = {
         "device",
         "engine",
         "experts",
+        "hub",
         "models",
         "quantise",
         "rules",
@@ -146,6 +148,7 @@ ONLY_IN: dict[str, set[str]] = {
     "transformers": {"tools"},
     "llguidance": {"engine.grammar_source", "engine.constraints"},
     "gguf": {"weights.gguf_file"},
+    "huggingface_hub": {"hub"},
     "torch": {"blocks", "device", "tools", "experts.expert_statistics"},
     "pytest": set(),
 }

@@ -30,12 +30,19 @@ class EngineConfig(PlacementConfig):
 
     model: str = setting(
         "",
-        "model directory or GGUF file (the first part of a split one; default: the bundled model)",
+        "model directory, GGUF file (the first part of a split one), or ORG/REPO[:QUANT][@REVISION] on a Hugging Face "
+        "hub, downloaded if it is missing (default: the bundled model)",
         positional=True,
+    )
+    revision: str | None = setting(
+        None,
+        "branch, tag or commit of a MODEL that is a name on a hub (default: main, as first downloaded; `twofold pull` "
+        "updates it)",
     )
     tokenizer: str | None = setting(
         None,
-        "directory with tokenizer and chat template, or another GGUF file (default: those of the model)",
+        "directory with tokenizer and chat template, another GGUF file, or ORG/REPO on a hub (default: those of the "
+        "model)",
     )
     packed_cache: str | None = setting(
         None,

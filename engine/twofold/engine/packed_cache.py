@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 def cached_file(files: ModelFiles, source: Path, directory: Path) -> Path:
     """Path of the cached panels of these files."""
     key = hashlib.sha256(f"{source_mark(files)} {_core.panel_layout()}".encode()).hexdigest()[:24]
-    return directory / f"{model_name(str(source))}-{key}{SUFFIX}"
+    return directory / f"{model_name(str(source)).replace('/', '--')}-{key}{SUFFIX}"
 
 
 def with_packed_cache(

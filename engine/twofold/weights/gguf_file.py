@@ -32,6 +32,9 @@ MAX_PARTS: Final = 10_000
 SUFFIX: Final = ".gguf"
 
 _VERSIONS: Final = (2, 3)
+_SNAPSHOT: Final = re.compile(
+    r"/models--(?P<organisation>[^/]+?)--(?P<repository>[^/]+)/snapshots/[0-9a-f]{40}/?\Z"
+)
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 1024 * 1024
 _PART_NAME: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -102,7 +105,12 @@ class GgufFile:
 
 
 def model_name(path: str) -> str:
-    """Display name of a model path: the directory's name, or a GGUF file's without its ending and part number."""
+    """Display name of a model path: the directory's name, or a GGUF file's without its ending and part number.
+
+    ORG/REPO for a snapshot in the cache of a hub, whose directory is a commit.
+    """
+    if snapshot := _SNAPSHOT.search(path):
+        return f"{snapshot['organisation']}/{snapshot['repository']}"
     name = Path(path).name
     match = _PART_NAME.fullmatch(name)
     return match["stem"] if match else name.removesuffix(SUFFIX)

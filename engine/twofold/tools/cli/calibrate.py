@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from twofold.api.errors import ConfigError
 from twofold.api.whole_file import whole_file
 from twofold.tools.cli.bar import Bar
+from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path
 from twofold.tools.cli.number_options import add_options, cpu_threads_option, whole
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ _BAR_CHARS = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", default="", help="model whose experts are measured (default: the bundled one)"
+        "model",
+        nargs="?",
+        default="",
+        help=f"model whose experts are measured: a path, {MODEL_NAME_HELP} (default: the bundled one)",
     )
     parser.add_argument(
         "--base",
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     base = load_profile(args.base)
     measured_device, why_none = _measured_device(args.accelerator)
-    files = open_model_files(args.model or bundled_model_path())
+    files = open_model_files(model_path(args.model) if args.model else bundled_model_path())
     shape = moe_shape(files)
     output = Path(args.output) if args.output else local_profile_path()
     timer = LayerTimer(shape, ops.ThreadPool(args.cpu_threads))

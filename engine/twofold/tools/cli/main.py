@@ -45,6 +45,9 @@ COMMANDS: Final[dict[str, str]] = {
     "quantize": "convert a model to a smaller weight format, and measure the loss",
     "pack": "save a model in its in-memory layout, so that it is memory-mapped instead of loaded",
     "rules explain": "show which rule places each module of a model",
+    "pull": "download a model from a Hugging Face hub, or update it",
+    "list": "list the models that were downloaded from a hub",
+    "rm": "delete models that were downloaded from a hub",
     "models": "list supported model families and formats, or the memory that models on disk need",
     "doctor": "check this machine: CPU, memory, accelerator, and which models fit",
     "version": "show the versions of Twofold and its dependencies",
@@ -59,9 +62,13 @@ _MODULES: Final = {
     "dashboard": "apps.dashboard",
     "doctor": "doctor.command",
     "launch": "launch.command",
+    "list": "hub.list",
     "loadtest capacity": "apps.capacity",
     "loadtest": "apps.loadtest",
+    "models": "hub.models",
     "placement import": "placement.import_",
+    "pull": "hub.pull",
+    "rm": "hub.rm",
     "version": "doctor.version",
 }
 """Modules below `twofold.tools.cli` named differently from their command; `ctl cache` is `ctl.cache`."""
@@ -82,6 +89,7 @@ _DEBUG_HELP: Final = "show tracebacks and debug messages"
 
 _EXTRA_OF: Final = {
     "fastapi": "server",
+    "huggingface_hub": "hub",
     "httpx": "server",
     "locust": "loadtest",
     "streamlit": "dashboard",

@@ -23,6 +23,7 @@ from twofold.tools.cli.flag_aliases import (
     cpu_moe_ratio,
     gguf_model,
 )
+from twofold.tools.cli.hub.model_path import model_path, tokenizer_path
 from twofold.tools.cli.number_options import within
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         tokenizer = config.tokenizer or _directory(config.model)
         model = gguf_model(Path(args.gguf_path).expanduser())
         config = dataclasses.replace(config, model=str(model), tokenizer=tokenizer)
-    model = Path(config.model or bundled_model_path()).expanduser()
-    config = dataclasses.replace(config, model=str(model))
+    model = model_path(config.model, config.revision) if config.model else bundled_model_path()
+    tokenizer = tokenizer_path(config.tokenizer) if config.tokenizer else None
+    config = dataclasses.replace(config, model=str(model), tokenizer=tokenizer)
     if not hasattr(args, N_CPU_MOE):
         return config
     if config.moe_cache_mib is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from twofold.api.errors import ConfigError
 from twofold.tools.cli.bar import Bar
+from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path
 from twofold.tools.cli.number_options import add_options, cpu_threads_option
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", help="directory or GGUF file to pack; with --check a directory that was packed"
+        "model",
+        help=f"directory or GGUF file to pack, {MODEL_NAME_HELP}; with --check a directory that was packed",
     )
     parser.add_argument("output", metavar="out", nargs="?", help="directory to write; it loads as any model")
     parser.add_argument(
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.check == (args.output is not None):
         raise ConfigError("give MODEL and OUT to pack a model, or --check and the directory of a packed one")
-    source = Path(args.model).expanduser()
+    source = model_path(args.model)
     begun = time.perf_counter()
     report = _check(source) if args.check else _pack(source, Path(args.output).expanduser(), args.cpu_threads)
     report["seconds"] = round(time.perf_counter() - begun, 3)

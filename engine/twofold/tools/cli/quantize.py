@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from twofold.api.errors import ConfigError
 from twofold.tools.cli.bar import Bar
+from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path
 from twofold.tools.cli.number_options import add_options, cpu_threads_option, whole
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", help="directory or GGUF file to quantise (BF16, F16, F32, FP8, or any other)"
+        "model",
+        help=f"directory or GGUF file to quantise (BF16, F16, F32, FP8, or any other), {MODEL_NAME_HELP}",
     )
     parser.add_argument("output", metavar="out", help="directory to write; an interrupted run is resumed")
     parser.add_argument(
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     rules = _rules(args)
     text = read_text(args.text) if args.max_tokens else ""
-    source, output = Path(args.model).expanduser(), Path(args.output).expanduser()
+    source, output = model_path(args.model), Path(args.output).expanduser()
     files = open_model_files(source, "keep")
     sequences = token_sequences(source, files, text, args.max_tokens) if args.max_tokens else []
     pool = ops.ThreadPool(args.cpu_threads)

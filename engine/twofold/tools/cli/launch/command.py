@@ -219,9 +219,9 @@ def _guess(args: argparse.Namespace, server: _Server) -> Provider:
 
 
 def _name_of(model: str) -> str:
-    from twofold.weights.gguf_file import model_name  # takes a second to import
+    from twofold.tools.cli.hub.model_path import served_name  # takes a second to import
 
-    return model_name(model)
+    return served_name(model)
 
 
 # ---- the agent ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from twofold.blocks import ops
@@ -14,13 +13,18 @@ from twofold.models.bundled import bundled_model_path
 from twofold.models.model_files import open_model_files
 from twofold.rules.decisions import Decision, decide
 from twofold.rules.placement import SHIPPED, read_placement_rules
+from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path
 from twofold.tools.cli.terminal_text import ranges, table
 
 _HEADS: Final = ("modules", "class", "rule", "device", "format", "level", "threads", "MB")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="model directory or GGUF file (default: the bundled model)")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help=f"model directory or GGUF file, {MODEL_NAME_HELP} (default: the bundled model)",
+    )
     parser.add_argument(
         "--optimize-config",
         default=SHIPPED,
@@ -31,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    path = Path(args.model).expanduser() if args.model else bundled_model_path()
+    path = model_path(args.model) if args.model else bundled_model_path()
     files = open_model_files(path, "keep")
     rules = read_placement_rules(args.optimize_config)
     _, decisions = decide(files, rules, None)

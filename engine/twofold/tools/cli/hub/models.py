@@ -14,6 +14,7 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.models.model_files import open_model_files
 from twofold.models.registry import FAMILIES, describe_family
 from twofold.tools.cli.doctor.memory_table import ContextNeeds, memory_table
+from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path
 from twofold.weights import gguf_nvfp4
 from twofold.weights.gguf_file import is_gguf
 from twofold.weights.weight_format import FORMATS
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="*",
         metavar="PATH",
-        help="model, or directory that holds models (default: list what is supported)",
+        help=f"model, or directory that holds models, {MODEL_NAME_HELP} (default: list what is supported)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.paths:
         print(json.dumps(known()) if args.json else "\n".join(_known_lines()))
         return 0
-    entries = [_examine(model) for path in args.paths for model in find_models(Path(path))]
+    entries = [_examine(model) for path in args.paths for model in find_models(model_path(path))]
     if args.json:
         print(json.dumps({"models": entries}))
     else:

@@ -1,0 +1,1 @@
+"""`twofold pull`, `list` and `rm`: models of a hub."""
