@@ -106,7 +106,7 @@ def test_the_layer_is_counted_only_where_it_is_run(tmp_path: Path, family: str) 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
 def test_quantised_and_packed_models_keep_the_layer(tmp_path: Path, family: str) -> None:
-    # Of all experts: rounding would choose others.
+    # Every token uses all experts, so that rounding cannot change the choice.
     source = write_tiny_model(tmp_path / "hf", all_chosen(MODELS[family]))
     quantised, packed = tmp_path / "quantised", tmp_path / "packed"
     assert main(["quantize", str(source), str(quantised), "--format", "q8_0", "--max-tokens", "0"]) == 0
