@@ -193,7 +193,6 @@ class Speculator:
         if not self._is_used:
             return
         if self._model is not None:
-            self._model.drafter.computed(scheduled)
             step_s -= self.newest.drafting_s
         is_decode = len(scheduled) == num_sequences
         if num_tokens == num_sequences:

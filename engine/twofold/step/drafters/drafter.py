@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 
 from twofold.step.drafts import Draft
-from twofold.step.sequences import ScheduledSequence, Sequence
+from twofold.step.sequences import Sequence
 
 
 class Drafter(ABC):
@@ -44,6 +44,3 @@ class ModelDrafter(ABC):
     @abstractmethod
     def release(self, sequence: Sequence) -> None:
         """The sequence has ended: free its pages."""
-
-    def computed(self, scheduled: Seq[ScheduledSequence]) -> None:  # noqa: B027
-        """The target has computed and verified a step."""
