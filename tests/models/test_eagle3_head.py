@@ -24,7 +24,7 @@ HEADS = {
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_logits_are_the_references(tmp_path: Path, kind: str) -> None:
-    """Of a prompt in two parts, and of drafted tokens that read the layer's own states."""
+    """The prompt comes in two parts, and drafted tokens read the layer's own states."""
     tiny = HEADS[kind]
     directory = tiny.write(tmp_path)
     pool = ops.ThreadPool(1)

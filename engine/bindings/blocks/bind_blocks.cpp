@@ -86,6 +86,18 @@ std::shared_ptr<SharedExperts> make_shared_experts(BlockArguments given) {
   return given.own(SharedExperts(given.pool().kernels(), given.pool(), std::move(ffn), sigmoid));
 }
 
+std::shared_ptr<PredictionInput> make_prediction_input(BlockArguments given) {
+  const PackedMatrix& projection = given.packed("projection", kAny, kAny);
+  if (projection.columns() != 2 * projection.rows()) {
+    throw given.failure("the projection has " + std::to_string(projection.columns()) + " columns; expected " +
+                        std::to_string(2 * projection.rows()));
+  }
+  const float* of_embedding = given.vector("embedding_norm", projection.rows());
+  const float* of_hidden = given.vector("hidden_norm", projection.rows());
+  return given.own(PredictionInput(given.pool().kernels(), given.pool(), of_embedding, of_hidden, projection,
+                                   given.value<float>("eps")));
+}
+
 std::shared_ptr<PostNorm> make_post_norm(BlockArguments given) {
   const TensorView norm = given.array("norm_weight");
   const float* weight = expect_f32(norm, given.where("norm_weight").c_str(), {kAny});
@@ -102,11 +114,17 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
         pool_(pool == nullptr ? std::nullopt : std::optional<PoolView>(*pool)),
         decoder_(make(blocks_, pool, std::move(threads))) {}
 
-  void forward(const py::array& hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts) {
+  void forward(const py::array& hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts,
+               const std::optional<py::array>& previous) {
     float* rows = expect_writable_f32(view_of(hidden), "Decoder.forward: hidden",
                                       {batch.num_tokens(), decoder_.hidden_size()});
+    const float* before = nullptr;
+    if (previous) {
+      before = expect_f32(view_of(*previous), "Decoder.forward: previous",
+                          {batch.num_tokens(), decoder_.hidden_size()});
+    }
     const py::gil_scoped_release release;
-    decoder_.forward(rows, batch, cache, experts);
+    decoder_.forward(rows, batch, cache, experts, before);
   }
 
  private:
@@ -143,12 +161,15 @@ void bind_blocks(py::module_& m) {
   bind_block<SharedExperts>(m, "SharedExperts", "A feed-forward of the router's normed rows.",
                             &make_shared_experts);
   bind_block<DenseFfn>(m, "DenseFfn", "A gated feed-forward with a norm of its own.", &make_dense);
+  bind_block<PredictionInput>(m, "PredictionInput",
+                              "Joins embeddings and hidden states for a prediction layer.",
+                              &make_prediction_input);
   bind_block<PostNorm>(m, "PostNorm", "Norm of the sum of the blocks before it.", &make_post_norm);
   py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
       .def(py::init<const py::sequence&, const PoolView*, std::vector<int>>(), py::arg("blocks"),
            py::arg("pool") = py::none(), py::arg("threads") = std::vector<int>())
       .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("cache"),
-           py::arg("experts") = py::none());
+           py::arg("experts") = py::none(), py::arg("previous") = std::nullopt);
 }
 
 }  // namespace twofold::bindings

@@ -195,7 +195,8 @@ void bind_executor(py::module_& m) {
       .def(
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,
-             std::vector<int32_t> positions, std::vector<uint8_t> generated, std::vector<uint8_t> verified) {
+             std::vector<int32_t> positions, std::vector<uint8_t> generated, std::vector<uint8_t> verified,
+             bool is_recorded) {
             if (requests.size() != positions.size()) {
               throw std::invalid_argument("begin_step needs one position per request row");
             }
@@ -204,11 +205,12 @@ void bind_executor(py::module_& m) {
                                           " rows are said to be verified or not, " +
                                           std::to_string(requests.size()) + " rows were expected");
             }
-            executor.begin_step(
-                {step, std::move(requests), std::move(positions), std::move(generated), std::move(verified)});
+            executor.begin_step({step, std::move(requests), std::move(positions), std::move(generated),
+                                 std::move(verified), is_recorded});
           },
           py::arg("step"), py::arg("requests"), py::arg("positions"),
-          py::arg("generated") = std::vector<uint8_t>{}, py::arg("verified") = std::vector<uint8_t>{})
+          py::arg("generated") = std::vector<uint8_t>{}, py::arg("verified") = std::vector<uint8_t>{},
+          py::arg("is_recorded") = true)
       .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
            py::arg("weights").noconvert(), py::arg("hidden").noconvert())
       .def("begin_layer", &begin_layer, py::arg("layer"), py::arg("ids").noconvert(),
@@ -240,7 +242,7 @@ void bind_executor(py::module_& m) {
                              py::arg("issued") = c.issued, py::arg("used") = c.used, py::arg("late") = c.late,
                              py::arg("wasted") = c.wasted, py::arg("dropped") = c.dropped);
            })
-      .def("end_step", &MoeExecutor::end_step)
+      .def("end_step", &MoeExecutor::end_step, py::arg("with_head") = true)
       .def("idle", &MoeExecutor::idle)
       .def_property(
           "events_enabled", [](MoeExecutor& e) { return e.events().enabled; },

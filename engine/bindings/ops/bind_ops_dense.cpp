@@ -62,6 +62,8 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
       : pool_(pool),
         norm_(norm),
         weight_(weight),
+        eps_(eps),
+        softcap_(softcap),
         head_(pool.kernels(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
               *weight, eps, softcap) {}
 
@@ -74,11 +76,25 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
     head_.forward(rows, out, static_cast<int>(view.shape[0]));
   }
 
+  void norm(const py::array& hidden_rows, const py::array& out) {
+    const TensorView view = view_of(hidden_rows);
+    const float* rows = expect_f32(view, "LmHead.norm: hidden_rows", {kAny, head_.hidden_size()});
+    float* normed =
+        expect_writable_f32(view_of(out), "LmHead.norm: out", {view.shape[0], head_.hidden_size()});
+    const py::gil_scoped_release release;
+    head_.norm(rows, normed, static_cast<int>(view.shape[0]));
+  }
+
+  std::unique_ptr<BoundLmHead> with_norm(const py::array& norm) const {
+    return std::make_unique<BoundLmHead>(pool_, norm, weight_, eps_, softcap_);
+  }
+
  private:
   // What the head reads.
   PoolView pool_;
   py::array norm_;
   Packed weight_;
+  float eps_, softcap_;
   LmHead head_;
 };
 
@@ -142,7 +158,10 @@ void bind_dense_ops(py::module_& m) {
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
       .def(py::init<const PoolView&, const py::array&, const Packed&, float, float>(), py::arg("pool"),
            py::arg("norm_weight"), py::arg("weight"), py::arg("eps"), py::arg("softcap") = 0.0f)
-      .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"));
+      .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"))
+      .def("norm", &BoundLmHead::norm, py::arg("hidden_rows"), py::arg("out"))
+      .def("with_norm", &BoundLmHead::with_norm, py::arg("norm_weight"),
+           "The same matrix after another norm.");
 }
 
 }  // namespace twofold::bindings

@@ -36,9 +36,10 @@ struct RoutedRows {
 struct StepState {
   AttentionBatch& batch;
   StateCache& cache;
-  MoeExecutor* experts;           // null: no block has any
-  RoutedRows& routed;             // written by the last router
-  std::span<Block* const> ahead;  // the blocks after the current one
+  MoeExecutor* experts;             // null: no block has any
+  RoutedRows& routed;               // written by the last router
+  std::span<Block* const> ahead;    // the blocks after the current one
+  const float* previous = nullptr;  // [T, hidden size], what PredictionInput reads; null: no block reads it
 };
 
 class Block {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "host/work_clock.h"
 #include "moe/moe_executor.h"
 #include "ops/attention/attention_batch.h"
 
@@ -104,6 +105,24 @@ void SharedExperts::forward(float* sum, const float* normed, int T) {
 void DenseFfn::forward(const float* hidden, float* sum, StepState& step) {
   ffn_.forward({.x = hidden, .ld = hidden_size(), .norm = norm_, .eps = eps_}, nullptr, sum,
                step.batch.num_tokens());
+}
+
+void PredictionInput::forward(const float* hidden, float* sum, StepState& step) {
+  if (step.previous == nullptr)
+    throw KernelFailure("PredictionInput: the step has no hidden states of the tokens before");
+  const WorkTimer timer(Work::kDenseFfn);
+  const int T = step.batch.num_tokens(), H = hidden_size();
+  joined_.resize(static_cast<size_t>(T) * 2 * static_cast<size_t>(H));
+  const double elements = static_cast<double>(T) * H;
+  for_ranges(pool_, T, 1, work_us(16.0 * elements, 8.0 * elements), [&](int64_t first, int64_t count) {
+    for (int64_t t = first; t < first + count; ++t) {
+      float* row = joined_.data() + 2 * t * H;
+      table_.rmsnorm(hidden + t * H, embedding_norm_, eps_, row, H);
+      table_.rmsnorm(step.previous + t * H, hidden_norm_, eps_, row + H, H);
+    }
+  });
+  const auto lock = pool_.lock_scratch();
+  linear(table_, pool_, {.x = joined_.data(), .ld = 2 * H}, T, projection_, nullptr, sum);
 }
 
 void PostNorm::forward(const float* hidden, float* sum, StepState& step) {

@@ -100,6 +100,34 @@ class DenseFfn final : public Block {
   float eps_;
 };
 
+// Begins a layer that predicts the token after the next one (DeepSeek-V3, arXiv 2412.19437, section 2.2). hidden
+// holds the next tokens' embeddings, step.previous the normed hidden states of the tokens before them. The result
+// replaces the sum: sum = projection . [norm(hidden), norm(previous)].
+class PredictionInput final : public Block {
+ public:
+  // embedding_norm and hidden_norm [hidden size] and projection [hidden size, 2 hidden size] are not owned.
+  PredictionInput(const kernels::KernelTable& table, ThreadPool& pool, const float* embedding_norm,
+                  const float* hidden_norm, const PackedMatrix& projection, float eps)
+      : table_(table),
+        pool_(pool),
+        embedding_norm_(embedding_norm),
+        hidden_norm_(hidden_norm),
+        projection_(projection),
+        eps_(eps) {}
+
+  void forward(const float* hidden, float* sum, StepState& step) override;
+  int hidden_size() const override { return static_cast<int>(projection_.rows()); }
+
+ private:
+  const kernels::KernelTable& table_;
+  ThreadPool& pool_;
+  const float* embedding_norm_;
+  const float* hidden_norm_;
+  const PackedMatrix& projection_;
+  float eps_;
+  std::vector<float> joined_;
+};
+
 // Follows blocks whose sum is normed before it is added: the decoder gives the `over` blocks before this one
 // rows of zeros to add to, which are `hidden` here. sum = (sum + norm(hidden)) * scale.
 class PostNorm final : public Block {

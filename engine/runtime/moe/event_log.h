@@ -15,6 +15,7 @@ struct StepRows {
   std::vector<int32_t> positions;
   std::vector<uint8_t> generated = {};  // per row: generated, not prompt; empty: unknown
   std::vector<uint8_t> verified = {};   // per row: a next token or draft that is verified; empty: none
+  bool is_recorded = true;  // false: a drafter's pass, whose routing belongs to no step of the model
 };
 
 struct PlacementCounts {

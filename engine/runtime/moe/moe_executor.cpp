@@ -196,8 +196,8 @@ void MoeExecutor::follow(int layer, const LayerRouting& routing, std::span<const
   record(layer, routing, times, predicted(layer, routing, times), measured);
 }
 
-void MoeExecutor::end_step() {
-  accelerator_->dense(store_.num_layers(), int(rows_.requests.size()));
+void MoeExecutor::end_step(bool with_head) {
+  if (with_head) accelerator_->dense(store_.num_layers(), int(rows_.requests.size()));
   accelerator_->end_step();
   routing_counts_.end_step();
 }
@@ -231,7 +231,7 @@ void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTime
   const bool real_time = accelerator_->virtual_now_us() < 0;
   const double layer_us = std::max(measured.layer_us, 0.0);
   if (real_time) correction_.update(layer, routing.num_tokens, predicted_us, layer_us);
-  if (!events_.enabled) return;
+  if (!events_.enabled || !rows_.is_recorded) return;
   TokenLayerEvent event{};
   event.step = rows_.step;
   event.layer = int16_t(layer);

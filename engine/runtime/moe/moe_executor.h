@@ -91,8 +91,8 @@ class MoeExecutor {
               const MeasuredTimes& times);
 
   // Advances a virtual clock by the head's time. The results are known by now; see Accelerator::end_step for
-  // its exceptions.
-  void end_step();
+  // its exceptions. with_head: false where no logits were computed.
+  void end_step(bool with_head = true);
   void idle() { accelerator_->idle(); }
 
   // Time on a virtual clock; in real time the devices' own measurements, the rest of a step is unknown.

@@ -20,9 +20,10 @@ void RoutingCounts::start(RoutingDetail detail, int every) {
 }
 
 void RoutingCounts::begin_step(const StepRows& rows) {
+  recorded_ = rows.is_recorded;
   if (detail_ == RoutingDetail::kOff) return;
   additions_.clear();
-  active_ = num_begun_ % every_ == 0;
+  active_ = recorded_ && num_begun_ % every_ == 0;
   step_tokens_ = int(rows.requests.size());
   if (!active_ || detail_ != RoutingDetail::kTokens) return;
   step_.rows = rows;
@@ -52,7 +53,7 @@ void RoutingCounts::add(int layer, const LayerRouting& routing, const ExpertGrou
 }
 
 void RoutingCounts::end_step() {
-  if (detail_ == RoutingDetail::kOff) return;
+  if (detail_ == RoutingDetail::kOff || !recorded_) return;
   ++num_begun_;
   if (!std::exchange(active_, false)) return;
   for (const Addition& addition : additions_) counts_[addition.place] += addition.load;

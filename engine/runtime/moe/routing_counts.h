@@ -58,7 +58,7 @@ class RoutingCounts {
   RoutingDetail detail_ = RoutingDetail::kOff;
   int every_ = 1;
   int64_t num_begun_ = 0, num_steps_ = 0, num_tokens_ = 0;
-  bool active_ = false;
+  bool active_ = false, recorded_ = true;
   int step_tokens_ = 0;
   std::vector<Addition> additions_;  // additions of the current step
   std::vector<int64_t> counts_;

@@ -25,6 +25,11 @@ void embed(ThreadPool& pool, const SourceMatrix& table, const int32_t* token_ids
   });
 }
 
+void LmHead::norm(const float* hidden_rows, float* out, int R) {
+  const WorkTimer timer(Work::kHead);
+  norm_rows(table_, pool_, hidden_rows, norm_, eps_, out, R, hidden_size());
+}
+
 void LmHead::forward(const float* hidden_rows, float* logits, int R) {
   if (R == 0) return;
   const WorkTimer timer(Work::kHead);

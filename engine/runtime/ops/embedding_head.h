@@ -21,6 +21,9 @@ class LmHead {
   // logits[r] = weight . norm(hidden_rows[r]), capped. The caller picks the rows it wants logits of.
   void forward(const float* hidden_rows, float* logits, int R);
 
+  // out[r] = norm(hidden_rows[r]), what the matrix is multiplied with; out may be hidden_rows.
+  void norm(const float* hidden_rows, float* out, int R);
+
   int hidden_size() const { return static_cast<int>(weight_.columns()); }
   int vocabulary() const { return static_cast<int>(weight_.rows()); }
 

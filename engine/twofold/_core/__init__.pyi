@@ -583,6 +583,20 @@ class DenseFfn(Block):
     ) -> None: ...
 
 @final
+class PredictionInput(Block):
+    """Replaces embeddings by their projection together with the hidden states of the tokens before."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        embedding_norm: _F32,
+        hidden_norm: _F32,
+        projection: PackedMatrix,
+        eps: float,
+    ) -> None: ...
+
+@final
 class PostNorm(Block):
     """The `over` preceding blocks add to rows of zeros; their norm is added to the residual, and all is scaled."""
 
@@ -598,9 +612,14 @@ class Decoder:
         """threads: pool threads per block; 0 or an empty list: all."""
 
     def forward(
-        self, hidden: _F32, batch: AttentionBatch, cache: StateCache, experts: MoeExecutor | None = None
+        self,
+        hidden: _F32,
+        batch: AttentionBatch,
+        cache: StateCache,
+        experts: MoeExecutor | None = None,
+        previous: _F32 | None = None,
     ) -> None:
-        """experts: None if no block has any."""
+        """experts: None if no block has any. previous: normed hidden states that a `PredictionInput` reads."""
 
 @final
 class Embedding:
@@ -615,6 +634,11 @@ class LmHead:
         """softcap: logits become softcap * tanh(logits / softcap); 0: they stay."""
 
     def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
+    def norm(self, hidden_rows: _F32, out: _F32) -> None:
+        """The rows that the matrix is multiplied with; out may be hidden_rows."""
+
+    def with_norm(self, norm_weight: _F32) -> LmHead:
+        """The same matrix after another norm."""
 
 # ---- bind_runtime.cpp: experts and what runs them
 
@@ -781,8 +805,10 @@ class MoeExecutor:
         positions: Sequence[int],
         generated: Sequence[bool] = (),
         verified: Sequence[bool] = (),
+        is_recorded: bool = True,
     ) -> None:
-        """verified: rows of a next token and its drafts, which are decode tokens; empty: none."""
+        """verified: rows of a next token and its drafts, which are decode tokens; empty: none. is_recorded: False for a
+        drafter's pass, whose routing is neither counted nor an event."""
 
     def forward(self, layer: int, normed: _F32, ids: _I32, weights: _F32, hidden: _F32) -> None: ...
     def begin_layer(self, layer: int, ids: _I32, weights: _F32) -> LayerPlan: ...
@@ -796,7 +822,9 @@ class MoeExecutor:
 
     def dynamic_update_counts(self) -> dict[str, int]: ...
     def prefetch_counts(self) -> dict[str, int]: ...
-    def end_step(self) -> None: ...
+    def end_step(self, with_head: bool = True) -> None:
+        """with_head: False where no logits were computed."""
+
     def idle(self) -> None: ...
     events_enabled: bool
     routing_counts: Final[RoutingCounts]

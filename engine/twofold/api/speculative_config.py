@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from twofold.api.errors import ConfigError
 
-METHODS: Final = ("ngram", "suffix", "draft_model", "eagle3", "prediction")
+METHODS: Final = ("ngram", "suffix", "mtp", "draft_model", "eagle3", "prediction")
 """Drafters that `method` takes."""
 MODEL_METHODS: Final = ("draft_model", "eagle3")
 """Those with a model of their own, which `model` names."""
+MTP_NAMES: Final = (
+    "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "ernie_mtp", "nextn", "NEXTN",
+    "draft-mtp",
+)  # fmt: skip
+"""Names of the method mtp in vLLM, SGLang and llama.cpp."""
 MAX_DEPTH: Final = 16
 _FLAG: Final = "--speculative-config"
 _RANGES: Final = {
@@ -38,8 +43,8 @@ class SpeculativeConfig:
 
     method: str = "prediction"
     """ngram: text that follows earlier occurrences of a request's newest tokens. suffix: the same with a suffix
-    automaton, by frequency. draft_model, eagle3: a model of their own. prediction: only what a request's own
-    `prediction` foretells; the default without the flag."""
+    automaton, by frequency. mtp: the model's own prediction layer. draft_model, eagle3: a model of their own.
+    prediction: only what a request's own `prediction` foretells; the default without the flag."""
     model: str | None = None
     """Directory or GGUF file of the draft model, or directory of the EAGLE-3 head."""
     num_speculative_tokens: int = 8
@@ -59,6 +64,11 @@ class SpeculativeConfig:
     """A draft ends where its tokens occurred together in less than this share of the matches."""
     adaptive: bool = True
     """Choose each step's depth by its price; False: always draft as many tokens as allowed."""
+
+    @property
+    def predictions(self) -> Literal["skip", "need"]:
+        """Whether the model's prediction layer is opened (`models.open_model_files`)."""
+        return "need" if self.method == "mtp" else "skip"
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -112,6 +122,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise ConfigError(f"{_FLAG} was given {text[:200]!r}; it takes a JSON object such as {_EXAMPLE}")
     if given.get("model") in ("ngram", "[ngram]") and "method" not in given:
         given["method"] = given.pop("model").strip("[]")
+    if given.get("method") in MTP_NAMES:
+        given["method"] = "mtp"
     known = [field.name for field in dataclasses.fields(SpeculativeConfig)]
     unknown = sorted(set(given) - set(known))
     if unknown:

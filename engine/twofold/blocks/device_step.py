@@ -291,6 +291,8 @@ class DeviceStep:
     routers: Sequence[LooksAhead] = ()
     """Routers of all layers with routed experts, in order."""
     routed: Routed | None = None
+    previous: Tensor | None = None
+    """f32 [T, hidden], normed hidden states that a prediction layer reads."""
 
     def chosen(self) -> Routed:
         """Output of the router before this block."""

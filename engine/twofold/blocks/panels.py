@@ -62,14 +62,14 @@ class MappedPanels:
             pool, stored.parts, stored.columns, self.mapping, stored.stretch.offset
         )
 
-    def experts(self, activation: str = "silu") -> _core.ExpertStore:
-        """All experts, in the file's pages, with this gate activation."""
+    def experts(self, activation: str = "silu", num_layers: int | None = None) -> _core.ExpertStore:
+        """Experts of the first `num_layers` (None: all), in the file's pages, with this gate activation."""
         stored = self.contents.experts
         return _core.ExpertStore.from_file(
             stored.num_experts,
             stored.hidden,
             stored.intermediate,
-            stored.formats,
+            stored.formats[:num_layers],
             self.mapping,
             stored.stretches[0].offset if stored.stretches else 0,
             activation,

@@ -35,7 +35,7 @@ class Speculation(NamedTuple):
         loaded = parts.loaded
         if loaded.verifier is None:
             return None
-        times = MoeTimes(loaded.runner.moe)
+        times = MoeTimes(loaded.runner.moe, loaded.num_moe_layers)
         return cls(Speculator(config.speculation, pool, times, parts.drafter), loaded.verifier)
 
 
@@ -200,6 +200,8 @@ class ActiveRequests:
         self, state: RequestState, reason: FinishReason, text: str = "", error: str | None = None
     ) -> None:
         sequence = state.sequence
+        if self._speculation is not None and error is None and sequence.pages:
+            self._speculation.speculator.ending(sequence)
         self._scheduler.finish(sequence, keep=error is None)
         if self._speculation is not None and sequence.drafting is not None:
             self._speculation.speculator.finished(sequence)

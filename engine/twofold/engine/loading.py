@@ -38,6 +38,7 @@ from twofold.models.config import ModelConfig
 from twofold.models.sizing import trace_sizes
 from twofold.step.capacity import plan_capacity
 from twofold.step.drafters.drafter import ModelDrafter
+from twofold.step.drafters.mtp import MtpDrafter
 from twofold.step.drafters.opening import NO_DRAFT_MEMORY, OpenedDrafter, open_drafter_model
 from twofold.step.expert_loading import load_experts, slot_plan
 from twofold.step.model import LoadedModel
@@ -64,7 +65,7 @@ class EngineParts:
     recorded: RecordedModel
     """Model description for recordings of routed experts."""
     drafter: ModelDrafter | None
-    """Drafter with a model of its own, if one is configured."""
+    """Drafter that computes with a model, if one is configured."""
 
 
 def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
@@ -84,7 +85,8 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             "give --accelerator none"
         )
     path = Path(config.model) if config.model else bundled_model_path()
-    files = open_model_files(path)  # cheap checks come before gigabytes are read
+    # Cheap checks come before gigabytes are read.
+    files = open_model_files(path, config.speculation.predictions)
     if files.mapped is not None:
         check_if_changed(files.mapped.path, files.mapped.contents)
     if files.config.context_limit_reason:
@@ -119,15 +121,21 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
         rules.set_kernels(moe.store)
+        kv_pages = make_pool(config, files, loaded=loaded, accelerator=choice.label, levels=rules.levels)
+        model_drafter: ModelDrafter | None = None
+        if loaded.predictions is not None:
+            model_drafter = MtpDrafter(loaded.predictions, kv_pages)
+        elif drafter is not None:
+            model_drafter = drafter.load(loaded, choice.profile, progress)
         return EngineParts(
             tokenizer=tokenizer,
             info=run_info(config, path, files=files, choice=choice, moe=moe, pool=pool),
-            kv_pages=make_pool(config, files, loaded=loaded, accelerator=choice.label, levels=rules.levels),
+            kv_pages=kv_pages,
             loaded=loaded,
             cache_state=open_cache_state(moe, config.cache_state),
             residency=residency,
             recorded=_recorded_model(path, files.config),
-            drafter=None if drafter is None else drafter.load(loaded, choice.profile, progress),
+            drafter=model_drafter,
         )
     except BaseException:
         if residency is not None:
@@ -211,6 +219,8 @@ def _load_on_cpu(
         draft_records=range(num_others, num_others + capacity.num_draft_records),
         # Their results depend on when experts are resident, so a step of several tokens would change them.
         verifier=None if moe.changes_outputs else runner,
+        num_moe_layers=model.num_target_moe_layers,
+        predictions=runner.predictions,
     )
 
 

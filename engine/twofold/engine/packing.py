@@ -49,7 +49,7 @@ _SLACK_BYTES: Final = 64 * 1024 * 1024
 
 def source_mark(files: ModelFiles) -> str:
     """The fingerprint of the model that panels are made from."""
-    return fingerprint(files, "panels")
+    return fingerprint(files, "panels and prediction" if files.config.num_prediction_layers else "panels")
 
 
 def needed_bytes(files: ModelFiles, *, with_rows: bool) -> int:

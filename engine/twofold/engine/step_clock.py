@@ -31,7 +31,7 @@ class RunClock:
     def read(self) -> float:
         """Read the clock now."""
         if self.is_virtual:
-            drafting_s = 0.0 if self._drafter is None else self._drafter.spent_s
+            drafting_s = 0.0 if self._drafter is None else self._drafter.unclocked_s
             self._virtual_s = (self._moe.virtual_now_us or 0.0) * 1e-6 + drafting_s
         return self.now_s()
 

@@ -272,12 +272,14 @@ class MoeRuntime:
         positions: Sequence[int],
         generated: Sequence[bool] = (),
         verified: Sequence[bool] = (),
+        *,
+        is_recorded: bool = True,
     ) -> None:
         """Describe the rows of the step's batch: each token's request, position, whether it was generated, and whether
         it is a newest token or draft to be verified (empty: none is). Only settings that change outputs depend on
-        `generated`."""
+        `generated`. is_recorded: False for a drafter's pass, whose routing is neither counted nor an event."""
         self._executor.begin_step(
-            step, requests, positions, generated if self.changes_outputs else (), verified
+            step, requests, positions, generated if self.changes_outputs else (), verified, is_recorded
         )
 
     @property
@@ -298,8 +300,9 @@ class MoeRuntime:
         """Runs the layers' experts, for `LoadedModel.forward`."""
         return self._executor
 
-    def end_step(self) -> None:
-        self._executor.end_step()
+    def end_step(self, *, with_head: bool = True) -> None:
+        """with_head: False where no logits were computed."""
+        self._executor.end_step(with_head)
 
     def idle(self) -> None:
         """Finish background uploads while no request is running."""

@@ -5,13 +5,15 @@ Each family composes its blocks (`families/`). It holds no weights and no behavi
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
 from twofold.blocks.head import Embedding, Head
+from twofold.blocks.prediction import PredictionInput
 from twofold.blocks.rope import RopeConfig
 
 # Far above any real model; these keep a damaged config.json from requesting a plan of a billion tensors.
@@ -21,9 +23,6 @@ MAX_EXPERTS: Final = 65_535
 CacheDType = Literal["float32", "bfloat16", "q8", "fp8"]
 WeightDType = Literal["float32", "bfloat16", "float16"]
 WEIGHT_DTYPES: Final[tuple[WeightDType, ...]] = ("float32", "bfloat16", "float16")
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,20 @@ class GenerationDefaults:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """A layer after a model's last one that predicts the token after the next one (multi-token prediction)."""
+
+    layer: tuple[Block, ...]
+    """Its blocks; empty: it cannot be run."""
+    left_out: tuple[str, ...]
+    """Patterns of its tensors and of further such layers', ignored where it is not run."""
+    unread: tuple[str, ...] = ()
+    """Patterns of tensors that are ignored where it is run: its copies of embedding and head, further layers."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """As `ModelConfig.renamed`, of its tensors."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Configuration common to decoder-only transformers, and the blocks of this one."""
 
@@ -47,7 +60,7 @@ class ModelConfig:
     """The class name in config.json, e.g. "Qwen3MoeForCausalLM"."""
     embedding: Embedding
     layers: tuple[tuple[Block, ...], ...]
-    """The blocks of each layer, in execution order."""
+    """The blocks of each layer, in execution order; prediction layers, if they are run, come last."""
     head: Head
     max_position_embeddings: int
     rope: RopeConfig
@@ -67,6 +80,11 @@ class ModelConfig:
     """Patterns of ignored tensors: without information, or with values that the configuration has."""
     left_out: tuple[tuple[str, str], ...] = ()
     """Unsupported parts of checkpoints: (description, pattern of their tensors)."""
+
+    prediction: Prediction | None = None
+    """The layer that predicts the token after the next one; None: the model has none."""
+    num_prediction_layers: int = 0
+    """How many of `layers`, the last ones, predict the token after the next one."""
 
     context_limit: int | None = None
     """Positions up to which the model is computed exactly, if fewer than it was made for."""
@@ -89,6 +107,16 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_target_layers(self) -> int:
+        """Layers that compute the next token, without prediction layers."""
+        return len(self.layers) - self.num_prediction_layers
+
+    @property
+    def num_target_moe_layers(self) -> int:
+        """How many of `moe_layers` are not prediction layers."""
+        return sum(layer < self.num_target_layers for layer in self.moe_layers)
 
     @property
     def max_context(self) -> int:
@@ -165,20 +193,60 @@ class ModelConfig:
         """Record bytes per sequence, independent of its length."""
         return sum(self.record_bytes)
 
-    def without_predictions(self, where: str, count: int) -> ModelConfig:
-        """The configuration, with `count` layers after the last ignored: they predict further tokens (MTP). Logs it
-        with `where`, the file that defines them. Raises ModelLoadError for more than a model can have."""
+    def predicting(
+        self,
+        where: str,
+        count: int,
+        layer: tuple[Block, ...] = (),
+        *,
+        own_norm: bool = True,
+        renamed: Mapping[str, str] = MappingProxyType({}),
+        pattern: str = "",
+    ) -> ModelConfig:
+        """The configuration of a model with `count` prediction layers after the last; the first one can be run.
+
+        Args:
+            where: the file that says so, for messages.
+            layer: blocks of that layer after its input; empty: it cannot be run.
+            own_norm: whether it has a norm before the head.
+            renamed: parts of the layer ("" is the layer itself) by their prefixes in checkpoints that name them
+                otherwise. pattern: of all these tensors.
+
+        Raises:
+            ModelLoadError: more layers than a model can have.
+        """
         if count > MAX_LAYERS:
             raise ModelLoadError(
                 f"{where}: {count} layers that predict further tokens were given; expected {MAX_LAYERS} at most; "
                 "fix or replace this file"
             )
-        names = [
-            f"{prefix}.{self.num_layers + n}.*" for n in range(count) for prefix in ("model.layers", "blk")
-        ]
-        if names:
-            _log.info("%s: multi-token prediction is not run; left out: %s", where, ", ".join(names))
-        return replace(self, ignored=(*self.ignored, *names))
+        if count == 0:
+            return self
+        numbers = range(self.num_layers, self.num_layers + count)
+        whole = [f"{prefix}.{n}.*" for n in numbers for prefix in ("model.layers", "blk")]
+        first, of_gguf = f"model.layers.{numbers[0]}", f"blk.{numbers[0]}.nextn"
+        copies = [f"{first}.{name}.*" for name in ("embed_tokens", "shared_head.head")]
+        copies += [f"{of_gguf}.{name}.*" for name in ("embed_tokens", "shared_head_head")]
+        zero_centred = self.head.zero_centred
+        begin = PredictionInput(numbers[0], self.hidden_size, self.head.eps, own_norm, zero_centred)
+        blocks = (begin, *(replace(block, layer=numbers[0]) for block in layer)) if layer else ()
+        prefixes = tuple((theirs, f"{first}.{ours}") for theirs, ours in renamed.items())
+        left_out = (*whole, *([pattern] if pattern else []))
+        found = Prediction(blocks, left_out, unread=(*copies, *whole[2:]), renamed=prefixes)
+        return replace(self, prediction=found)
+
+    def with_prediction(self) -> ModelConfig:
+        """The configuration with its prediction layer as the last of `layers`."""
+        prediction = self.prediction
+        assert prediction is not None, "a model without a prediction layer"
+        return replace(
+            self,
+            layers=(*self.layers, prediction.layer),
+            num_prediction_layers=1,
+            renamed=(*prediction.renamed, *self.renamed),
+            ignored=(*self.ignored, *prediction.unread),
+            prediction=replace(prediction, left_out=()),
+        )
 
     def validate(self, where: str) -> ModelConfig:
         """The configuration itself; raises ModelLoadError if fields contradict one another. `where` is the file to

@@ -118,7 +118,7 @@ class Decoder:
         if self.text is not None:
             config = without_images(config, (*self.text.prefixes, *self.renamed), *self.text.images)
         further_layers = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
-        return config.without_predictions(fields.where, further_layers)
+        return config.predicting(fields.where, further_layers)
 
     def _normed(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
         """The blocks, and the norm of their sum if the family has one there."""

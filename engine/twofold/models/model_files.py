@@ -52,6 +52,7 @@ class LoadProgress:
     steps_total: int
 
 
+Predictions = Literal["skip", "keep", "need"]
 ProgressFn = Callable[[LoadProgress], None]
 OpenBlock = tuple[Block, BlockWeights]
 OpenPart = tuple[ModelPart, BlockWeights]
@@ -184,14 +185,19 @@ class ModelFiles:
             self.tensors.release_pages(names[index])
 
 
-def open_model_files(path: str | Path) -> ModelFiles:
+def open_model_files(path: str | Path, predictions: Predictions = "skip") -> ModelFiles:
     """Open a Hugging Face model directory, a packed one, or a GGUF file (for a split one, the first part).
+
+    predictions: whether the layer that predicts the token after the next one is left out, opened if the files have it
+    ("keep"), or required ("need").
 
     Raises ModelLoadError for missing, damaged or unsupported files.
     """
     if is_gguf(path):
         file = GgufFile.open(path)
-        config = read_gguf_config(file)
+        config = _predicting(
+            read_gguf_config(file), predictions, path, lambda spec: spec.gguf in file.tensors
+        )
         specs = part_specs(config, lambda spec: spec.gguf in file.tensors)
         return check_model_files(
             config, specs, GgufSource(file, chain.from_iterable(map(dict.values, specs)))
@@ -200,15 +206,32 @@ def open_model_files(path: str | Path) -> ModelFiles:
     if (panel_file := Path(path) / PANEL_FILE).exists():
         panels = MappedPanels(panel_file)
         packed = PanelSource(panel_file, panels.contents)
+        config = _predicting(config, predictions, path, lambda spec: spec.name in packed)
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
     quantised = directory_quantization(Path(path))
     if quantised.scheme is not None:
         config = replace(config, left_out=(*config.left_out, *quantised.scheme.left_out))
-    tensors = Checkpoint.open(
-        path, quantised.block_formats, config.renamed, quantised.scheme, mxfp4=quantised.mxfp4
-    )
+    renamed = config.renamed
+    if predictions != "skip" and config.prediction is not None:
+        renamed = (*config.prediction.renamed, *renamed)
+    tensors = Checkpoint.open(path, quantised.block_formats, renamed, quantised.scheme, mxfp4=quantised.mxfp4)
+    config = _predicting(config, predictions, path, lambda spec: spec.name in tensors)
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
+
+
+def _predicting(config: ModelConfig, predictions: Predictions, path: str | Path, found: Found) -> ModelConfig:
+    """The configuration with its prediction layer, if that is wanted and found."""
+    layer = None if predictions == "skip" or config.prediction is None else config.prediction.layer
+    if layer and found(layer[0].tensors(found)["projection"]):
+        return config.with_prediction()
+    if predictions == "need":
+        name = layer[0].tensors(found)["projection"].name if layer else "the configuration names none"
+        raise ModelLoadError(
+            f"{path}: has no prediction layer ({name + ' is missing' if layer else name}), which method mtp of "
+            "--speculative-config needs; choose another method, or give files that have one"
+        )
+    return config
 
 
 def model_parts(config: ModelConfig) -> list[ModelPart]:
@@ -234,7 +257,7 @@ def check_model_files(
         part.check(weights)
     known = {name for weights in opened for name in weights.names}
     _report_left_out(config, tensors)
-    ignored = (*config.ignored, *config.head.ignored, *(pattern for _, pattern in config.left_out))
+    ignored = (*config.ignored, *config.head.ignored, *(pattern for _, pattern in _left_out(config)))
     unknown = [
         name
         for name in tensors
@@ -252,8 +275,13 @@ def check_model_files(
     return ModelFiles(replace(config, dtype=dtype), tensors, embedding, layers, head)
 
 
+def _left_out(config: ModelConfig) -> list[tuple[str, str]]:
+    patterns = config.prediction.left_out if config.prediction is not None else ()
+    return [*(("multi-token prediction", pattern) for pattern in patterns), *config.left_out]
+
+
 def _report_left_out(config: ModelConfig, tensors: TensorSource) -> None:
-    for part, pattern in config.left_out:
+    for part, pattern in _left_out(config):
         names = [name for name in tensors if fnmatch(name, pattern)]
         if names:
             num_bytes = sum(tensors.entry(name).num_bytes for name in names)

@@ -51,7 +51,7 @@ class LayeredModel:
         planes = config.cache_planes(self._cache_dtype)
         pages = max(map(self._num_pages, sequences))
         states = [self._embed(np.array(sequence, np.int32)) for sequence in sequences]
-        for index, layer in enumerate(self._files.layers):
+        for index, layer in enumerate(self._files.layers[: config.num_target_layers]):
             # Earlier layers use none of its cache, and its experts are the only ones of its store.
             record = [0] * index + [config.record_bytes[index]]
             cache = ops.StateCache([[]] * index + [planes[index]], pages, _PAGE_SIZE, record, 1)

@@ -82,7 +82,7 @@ def compare(
 
     cache_dtypes: KV cache types of the two models.
     """
-    layers = source.config.num_layers
+    layers = source.config.num_target_layers
     models = [
         LayeredModel(files, pool, dtype)
         for files, dtype in zip((source, quantised), cache_dtypes, strict=True)

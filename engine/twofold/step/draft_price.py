@@ -22,8 +22,6 @@ _STATED_WEIGHT: Final = 2.0
 """Trials that a drafter's own estimate counts for."""
 _ALL_WEIGHT: Final = 4.0
 """Trials that the acceptance of all requests counts for in one request's."""
-_UNTRIED: Final = 0.7
-"""Acceptance that is expected of a model's drafts before any was verified."""
 _KEPT: Final = 0.97
 """What a trial keeps of its weight when the next one is counted."""
 LEAST_GAIN: Final = 1.02
@@ -66,16 +64,6 @@ class Acceptance:
             found.append((accepted + _ALL_WEIGHT * chance) / (tried + _ALL_WEIGHT))
         return found
 
-    def typical(self, drafter: str, depth: int) -> list[float]:
-        """Probability of each token of a draft that is not made yet, from all earlier drafts."""
-        sums = [[_UNTRIED * _STATED_WEIGHT, _STATED_WEIGHT] for _ in range(_POSITIONS)]
-        for (position, _), (accepted, tried) in self._of_drafter.get(drafter, {}).items():
-            sums[position][0] += accepted
-            sums[position][1] += tried
-        return [
-            accepted / tried for accepted, tried in (sums[min(at, _POSITIONS - 1)] for at in range(depth))
-        ]
-
     def observe(self, drafter: str, own: Cells, stated: Seq[float], num_accepted: int) -> None:
         """Count a verified draft. Tokens after the first rejected one say nothing."""
         for cells in (self._of_drafter.setdefault(drafter, {}), own):
@@ -113,8 +101,10 @@ class MoeTimes:
     tokens share experts, so it is less; the measured ratio is applied.
     """
 
-    def __init__(self, moe: MoeRuntime) -> None:
+    def __init__(self, moe: MoeRuntime, num_layers: int | None = None) -> None:
+        """num_layers: MoE layers of a step; None: all."""
         self._moe = moe
+        self._num_layers = moe.shape.num_layers if num_layers is None else num_layers
         self._overlap = 1.0
         self._num_runs = 0
         self._hits = self._routed = 0
@@ -133,7 +123,7 @@ class MoeTimes:
         self._num_runs = self._moe.num_expert_runs
 
     def observe(self, num_tokens: int) -> None:
-        measured = (self._moe.num_expert_runs - self._num_runs) / max(self._moe.shape.num_layers, 1)
+        measured = (self._moe.num_expert_runs - self._num_runs) / max(self._num_layers, 1)
         self._overlap += 0.1 * (measured / self._independent(num_tokens) - self._overlap)
 
     def step_s(self, num_tokens: int) -> float:
@@ -143,21 +133,21 @@ class MoeTimes:
 
     def _step_s(self, num_tokens: int) -> float:
         shape = self._moe.shape
-        if shape.num_layers == 0:
+        if self._num_layers == 0:
             return 0.0
         union = max(round(self._independent(num_tokens) * self._overlap), shape.top_k)
         share, rest = divmod(num_tokens * shape.top_k, union)
         loads = [share + 1] * rest + [max(share, 1)] * (union - rest)
         # Heavily used experts are resident first.
         num_hits = round(self._resident * union)
-        return 1e-6 * shape.num_layers * self._moe.cost.layer_us(loads[:num_hits], loads[num_hits:])
+        return 1e-6 * self._num_layers * self._moe.cost.layer_us(loads[:num_hits], loads[num_hits:])
 
     def _independent(self, num_tokens: int) -> float:
         experts, top_k = self._moe.shape.num_experts, self._moe.shape.top_k
         return experts * (1.0 - (1.0 - top_k / experts) ** num_tokens)
 
 
-def _typical(times: Iterable[float]) -> float:
+def typical(times: Iterable[float]) -> float:
     """Lower quartile: other load on the machine only ever adds time."""
     ordered = sorted(times)
     return ordered[len(ordered) // 4]
@@ -233,7 +223,7 @@ class StepTimes:
             for drafts in range(most + 1)
         ]
         known = [(0, 1.0)] + [
-            (drafts, max(_typical(times), 1.0))
+            (drafts, max(typical(times), 1.0))
             for drafts in range(1, most + 1)
             if (times := self._fresh(num_sequences, drafts))
         ]
@@ -255,7 +245,7 @@ class StepTimes:
     def plain_s(self, num_sequences: int) -> float | None:
         """Time of a step without drafts; None: unknown."""
         times = self._plain_s.get(num_sequences)
-        return _typical(times) if times else None
+        return typical(times) if times else None
 
     def _added_s(self, num_sequences: int, num_tokens: int) -> float:
         return self._experts.step_s(num_tokens) - self._experts.step_s(num_sequences)

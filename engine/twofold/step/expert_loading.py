@@ -68,7 +68,9 @@ def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) 
     """The experts of a panel file. Raises ModelLoadError if their shape differs from the model's."""
     stored = panels.contents.experts
     sizes = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate)
-    found = (*sizes, stored.formats, stored.biases)
+    # A file may have a prediction layer that is not run.
+    num_layers = shape.num_layers if len(stored.formats) == shape.num_layers + 1 else len(stored.formats)
+    found = (num_layers, *sizes[1:], stored.formats[:num_layers], stored.biases)
     expected_sizes = (shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate)
     expected = (*expected_sizes, shape.formats, shape.biases)
     if found != expected:
@@ -76,7 +78,7 @@ def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) 
             f"{panels.path}: holds experts (layers, experts, hidden, intermediate, formats, biases) {found}, expected "
             f"{expected} from the model's configuration; pack the model again with `twofold pack MODEL OUT`"
         )
-    store = panels.experts(shape.activation)
+    store = panels.experts(shape.activation, num_layers)
     if pool.num_nodes == 1:
         return store
     _log.warning(

@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from twofold import _core
 from twofold.blocks import ops
+from twofold.blocks.prediction import PredictionInput
 from twofold.blocks.rope import rope_tables
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
+from twofold.step.prediction_layer import PredictionLayer
 from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
@@ -93,14 +95,34 @@ class LoadedModel:
             moe_layer += index in config.moe_layers
             loading.done(f"layer {index}")
         self._threads = threads
-        self._decoder = ops.Decoder(blocks) if threads is None else ops.Decoder(blocks, pool, threads.blocks)
+        num_blocks = sum(map(len, files.layers[: config.num_target_layers]))
+        self._decoder = self._decoder_of(blocks, 0, num_blocks)
         self.lm_head = config.head.cpu(files.head, pools.head)
+        self.prediction = self._prediction_layer(blocks, num_blocks)
+        """Predicts the token after the next one; None: the model's files were opened without it."""
         loading.done("head")
         self.tapped: list[F32] = []
         """Hidden states [T, hidden] of the newest step before each of the tapped layers."""
         self._stretches = self._cut(blocks, tapped_layers) if tapped_layers else []
         self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
         self._rope, *self._further_ropes = rope_tables(config.rotations, config.max_position_embeddings)
+
+    def _decoder_of(self, blocks: list[ops.Block], begin: int, end: int) -> ops.Decoder:
+        if self._threads is None:
+            return ops.Decoder(blocks[begin:end])
+        return ops.Decoder(blocks[begin:end], self.pool, self._threads.blocks[begin:end])
+
+    def _prediction_layer(self, blocks: list[ops.Block], begin: int) -> PredictionLayer | None:
+        if begin == len(blocks):
+            return None
+        block, weights = self.files.layers[-1][0]
+        assert isinstance(block, PredictionInput), "a prediction layer without its input"
+        norm = block.head_norm(weights)
+        return PredictionLayer(
+            self._decoder_of(blocks, begin, len(blocks)),
+            self.lm_head if norm is None else self.lm_head.with_norm(norm),
+            self.embed,
+        )
 
     def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
         """(gate [I, H], up [I, H], down [H, I]) of every expert of model layer `layer` (one of `moe_layers`).
@@ -132,7 +154,7 @@ class LoadedModel:
 
     def _cut(self, blocks: Sequence[ops.Block], tapped_layers: Sequence[int]) -> list[ops.Decoder | None]:
         """The blocks in stretches, with None where hidden states are copied."""
-        counts = [0, *accumulate(map(len, self.files.layers))]
+        counts = [0, *accumulate(map(len, self.files.layers[: self.config.num_target_layers]))]
         ends = [counts[layer] for layer in tapped_layers]
         stretches: list[ops.Decoder | None] = []
         for begin, end in pairwise([0, *ends, counts[-1]]):

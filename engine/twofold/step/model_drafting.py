@@ -9,11 +9,17 @@ from collections.abc import Sequence as Seq
 from typing import Final
 
 from twofold.api.speculative_config import SpeculativeConfig
-from twofold.step.draft_price import LEAST_GAIN, Acceptance, StepTimes
+from twofold.step.draft_price import LEAST_GAIN, StepTimes
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafts import Draft, DraftState
 from twofold.step.sequences import Sequence
 
+_UNTRIED: Final = 0.7
+"""Acceptance that is expected of a model's drafts before there was any."""
+_UNTRIED_WEIGHT: Final = 2.0
+"""Drafts that it counts for."""
+_KEPT: Final = 0.97
+"""What a draft keeps of its weight when the next one is counted."""
 _FIRST_PROBE: Final = 16
 _LAST_PROBE: Final = 1024
 """Most steps passed over between two probes."""
@@ -22,18 +28,26 @@ _LAST_PROBE: Final = 1024
 class ModelDrafting:
     """One engine's model drafter, and the price of its depth."""
 
-    def __init__(
-        self, drafter: ModelDrafter, config: SpeculativeConfig, acceptance: Acceptance, times: StepTimes
-    ) -> None:
+    def __init__(self, drafter: ModelDrafter, config: SpeculativeConfig, times: StepTimes) -> None:
         self.drafter = drafter
         self.is_probe = False
         """Whether the newest drafts are verified whatever their price."""
         self.spent_s = 0.0
         """Time of the newest drafts, on the run's clock."""
-        self._config, self._acceptance, self._times = config, acceptance, times
+        self._config, self._times = config, times
         self._num_passed = 0
         self._probe_after = _FIRST_PROBE
         self._probe_depth = 1
+        # By position: sum of chances, number of drafts; older ones weigh less.
+        self._expected = [
+            [_UNTRIED * _UNTRIED_WEIGHT, _UNTRIED_WEIGHT] for _ in range(config.num_speculative_tokens)
+        ]
+
+    def expect(self, chances: Seq[float]) -> None:
+        """Learn what drafts promise from a new one, verified or not. chances: as measured acceptance corrects them."""
+        for expected, chance in zip(self._expected, chances, strict=False):
+            expected[0] = _KEPT * expected[0] + chance
+            expected[1] = _KEPT * expected[1] + 1.0
 
     def draft(self, wanted: Seq[tuple[Sequence, DraftState, int]], num_sequences: int) -> list[Draft]:
         """Drafts for (sequence, state, most tokens); none if drafting is not worth its time in this step.
@@ -87,7 +101,7 @@ class ModelDrafting:
         pass_s = self.drafter.pass_s(count)
         if pass_s == 0.0:
             return 1
-        chances = self._acceptance.typical(wanted[0][1].drafter, most)
+        chances = [total / weight for total, weight in self._expected]
         best, best_rate = 0, LEAST_GAIN * num_sequences
         expected, together = float(num_sequences), 1.0
         for depth, chance in enumerate(chances, 1):

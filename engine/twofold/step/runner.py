@@ -22,6 +22,7 @@ from twofold.experts.moe import MoeRuntime
 from twofold.experts.placement import Mask
 from twofold.step.batch import StepBatch
 from twofold.step.model import LoadedModel
+from twofold.step.predictions import Predictions
 from twofold.step.sampler import Sampler, SamplerBatch, logprobs
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.state_memory import StateMemory
@@ -132,6 +133,10 @@ class LoadedRunner:
     """Numbers of further records, for the state after each draft of a step."""
     verifier: Verifier | None = None
     """None: steps with drafts cannot be computed."""
+    predictions: Predictions | None = None
+    """Drafts with the model's prediction layer; None: it is not run."""
+    num_moe_layers: int | None = None
+    """MoE layers of a step, without a prediction layer's; None: all."""
 
 
 class ModelRunner:
@@ -139,6 +144,9 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.StateCache) -> None:
         self.moe = moe
+        layer = model.prediction
+        self.predictions = None if layer is None else Predictions(model, layer, moe, kv_cache)
+        """Drafts with the model's prediction layer; None: it has none."""
         self.pool = model.pool
         self.vocab_size = model.config.vocab_size
         self.sampling_s = 0.0
@@ -170,6 +178,8 @@ class ModelRunner:
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
             logits = self._model.logits(hidden[batch.last_rows])
         self.moe.end_step()
+        if self.predictions is not None:
+            self.predictions.follow(step, scheduled, hidden)
         began = time.perf_counter()
         if samplers is not self._samplers.samplers:
             self._samplers = SamplerBatch(samplers)

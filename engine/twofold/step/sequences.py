@@ -6,9 +6,49 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from twofold.api.types import GenerationRequest, TokenLogprob
 from twofold.step.drafts import DraftState
 from twofold.step.page_tree import CachedPage
+
+
+class KeptStates:
+    """Hidden states of consecutive positions that the model's prediction layer has not computed."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        """The first position."""
+        self._rows: list[npt.NDArray[np.float32]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def is_before(self, position: int) -> bool:
+        """Whether states of all positions from `begin` up to this one are kept."""
+        return self.begin <= position <= self.begin + self._count
+
+    def cut(self, position: int) -> None:
+        """Drop states from `position` on: those of rejected drafts."""
+        while self.begin + self._count > position:
+            last = self._rows.pop()
+            self._count -= len(last)
+            self.add(last[: max(0, position - self.begin - self._count)])
+
+    def add(self, rows: npt.NDArray[np.float32]) -> None:
+        """Keep the states [n, hidden] of the next n positions."""
+        if len(rows):
+            self._rows.append(rows)
+            self._count += len(rows)
+
+    def take(self) -> npt.NDArray[np.float32]:
+        """All states [n, hidden]; the next ones are kept from the position after them on."""
+        taken = self._rows[0] if len(self._rows) == 1 else np.concatenate(self._rows)
+        self.begin += self._count
+        self._rows, self._count = [], 0
+        return taken
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +87,8 @@ class Sequence:
     """Unix time."""
     drafting: DraftState | None = None
     """State of its drafter, once it has one."""
+    kept_states: KeptStates | None = None
+    """What the model's prediction layer has to compute before the next draft; None: there is no such layer."""
     num_accepted: int = 0
     """Drafted tokens that became part of the answer."""
     num_rejected: int = 0

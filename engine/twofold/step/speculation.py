@@ -90,9 +90,7 @@ class Speculator:
         self._drafters: dict[str, Drafter] = {}
         self._acceptance = Acceptance()
         self._times = StepTimes(experts, config.num_speculative_tokens)
-        self._model = (
-            None if drafter is None else ModelDrafting(drafter, config, self._acceptance, self._times)
-        )
+        self._model = None if drafter is None else ModelDrafting(drafter, config, self._times)
         self._num_passed = 0
         self._probe_after = _FIRST_PROBE
         self._probe_depth = 1
@@ -116,6 +114,10 @@ class Speculator:
         if not proposals:
             return decoding
         depths = self._depths(proposals, len(decoding))
+        if self._model is not None:
+            for proposal, depth in zip(proposals, depths, strict=True):
+                if depth == 0:  # drafting itself may have taken pages
+                    self._memory.drop_drafts(decoding[proposal.at].sequence, (), 0)
         if not any(depths):
             return decoding
         self._times.begin()
@@ -170,6 +172,11 @@ class Speculator:
             self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
         else:
             self._probe_depth = 1
+
+    def ending(self, sequence: Sequence) -> None:
+        """A sequence ends; it still has its pages."""
+        if self._model is not None:
+            self._model.drafter.ending(sequence)
 
     def finished(self, sequence: Sequence) -> None:
         """Free what the drafter of an ended sequence holds of it."""
@@ -252,6 +259,7 @@ class Speculator:
             state.draft = draft
             if draft.tokens:
                 chances = self._acceptance.chances(state.drafter, state.cells, draft.chances)
+                model.expect(chances)
                 proposals.append(_Proposal(at, state, chances))
         return proposals
 
@@ -275,7 +283,7 @@ class Speculator:
             self._probe = proposals[0].state
             depths[0] = len(proposals[0].chances)
         for proposal, depth in zip(proposals, depths, strict=True):
-            proposal.state.passed(depth == 0)
+            proposal.state.passed(depth == 0, proposal.chances[0])
         if any(depths):
             self._num_passed, self._probe_after = 0, _FIRST_PROBE
             return depths

@@ -47,15 +47,17 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     fields.only("mlp_bias", False, None)
     rope = config_json.read_rope(fields)
     attention = _read_attention(fields, rope, neighbours=not is_v3 or fields.boolean("rope_interleave", True))
+    layer_of = read_layers(fields, attention, "ffn_norm", has_bias=is_v3)
     config = config_json.compose_model(
         fields,
         generation,
-        read_layers(fields, attention, "ffn_norm", has_bias=is_v3),
+        layer_of,
         eps=attention.eps,
         rope=rope,
         rope_dim=attention.qk_rope_head_dim,
     )
-    return config.without_predictions(fields.where, fields.optional_integer("num_nextn_predict_layers") or 0)
+    count = fields.optional_integer("num_nextn_predict_layers") or 0
+    return config.predicting(fields.where, count, layer_of(config.num_layers))
 
 
 def _read_attention(fields: Fields, rope: RopeConfig, *, neighbours: bool) -> Mla:

@@ -24,6 +24,11 @@ _DEFAULTS: Final = {
     "moe_intermediate_size": 1536, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
 }  # fmt: skip
+_PREDICTION: Final = {
+    "model.mtp_linear_proj.0.": "eh_proj.", "model.mtp_emb_norm.0.": "enorm.", "model.mtp_hidden_norm.0.": "hnorm.",
+    "model.mtp_block.0.": "",
+}  # fmt: skip
+"""Names of the prediction layer's parts in checkpoints. Its feed-forward part is dense."""
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
@@ -55,7 +60,11 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         return (attention, router, *shared, experts) if has_experts else (attention, dense)
 
     config = config_json.read_model(fields, generation, attention, layer)
-    return replace(config, left_out=(("multi-token prediction", "model.mtp_*"),))
+    # config.json does not always say whether the checkpoint has the layer.
+    count = max(1, fields.optional_integer("num_nextn_predict_layers") or 0)
+    return config.predicting(
+        fields.where, count, (attention, dense), own_norm=False, renamed=_PREDICTION, pattern="model.mtp_*"
+    )
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:

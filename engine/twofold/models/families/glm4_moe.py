@@ -28,15 +28,10 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     attention = replace(
         config_json.read_attention(fields), o_bias=False, qk_norm=fields.boolean("use_qk_norm", False)
     )
-    config = config_json.read_model(
-        fields,
-        generation,
-        attention,
-        deepseek.read_layers(fields, attention, "post_attention_norm", has_bias=True),
-        rotated_share=0.5,
-    )
-    further = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
-    return config.without_predictions(fields.where, further)
+    layer_of = deepseek.read_layers(fields, attention, "post_attention_norm", has_bias=True)
+    config = config_json.read_model(fields, generation, attention, layer_of, rotated_share=0.5)
+    count = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
+    return config.predicting(fields.where, count, layer_of(config.num_layers))
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:

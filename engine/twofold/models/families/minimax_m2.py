@@ -51,7 +51,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         lambda n: (attention, router, experts),
         rotated_share=rotated / head_dim,
     )
-    return config.without_predictions(fields.where, fields.optional_integer("num_mtp_modules") or 0)
+    # No published checkpoint has the weights of its prediction layers, so their layout is not known.
+    return config.predicting(fields.where, fields.optional_integer("num_mtp_modules") or 0)
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:

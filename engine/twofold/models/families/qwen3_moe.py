@@ -28,12 +28,15 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         attention = replace(attention, sliding_window=fields.integer("sliding_window"))
     mixture = config_json.read_mixture(fields, attention)
     dense_layers, dense = config_json.read_dense_layers(fields, attention)
-    return config_json.read_model(
+    config = config_json.read_model(
         fields,
         generation,
         attention,
         lambda n: (attention, dense) if n in dense_layers else (attention, *mixture),
     )
+    # Published models have no prediction layer; trained ones are named as DeepSeek-V3's.
+    count = fields.optional_integer("num_nextn_predict_layers") or 0
+    return config.predicting(fields.where, count, (attention, *mixture))
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:

@@ -27,6 +27,11 @@ _DEFAULTS: Final = {
 }  # fmt: skip
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _GGUF_NORM: Final = "post_attention_norm"
+PREDICTION: Final = {
+    "mtp.fc.": "eh_proj.", "mtp.pre_fc_norm_embedding.": "enorm.", "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.", "mtp.layers.0.": "",
+}  # fmt: skip
+"""Names of the prediction layer's parts in checkpoints."""
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
@@ -57,9 +62,10 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         return (mixer, dense) if n in dense_layers else (mixer, *mixture)
 
     config = config_json.read_model(fields, generation, attention, layer, rotated_share=0.25)
-    head, mtp = replace(config.head, zero_centred=zero_centred), ("multi-token prediction", "mtp.*")
-    config = replace(config, head=head, left_out=(*config.left_out, mtp))
-    return config.without_predictions(fields.where, fields.optional_integer("num_nextn_predict_layers") or 0)
+    config = replace(config, head=replace(config.head, zero_centred=zero_centred))
+    # config.json does not say whether the checkpoint has the layer.
+    count = max(1, fields.optional_integer("num_nextn_predict_layers") or 0)
+    return config.predicting(fields.where, count, (attention, *mixture), renamed=PREDICTION, pattern="mtp.*")
 
 
 def _read_delta(fields: Fields, attention: Gqa) -> GatedDelta:

@@ -17,6 +17,8 @@ _DRAFTERS: Final = {
     "suffix": "SuffixDrafter",
 }
 """Class of each drafter in the module of its name."""
+WITH_MODEL: Final = ("mtp", "draft_model", "eagle3")
+"""Drafters that compute with a model: loading makes them (`EngineParts.drafter`)."""
 
 
 def open_drafter(name: str, config: SpeculativeConfig) -> Drafter:

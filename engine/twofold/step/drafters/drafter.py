@@ -32,6 +32,11 @@ class ModelDrafter(ABC):
     spent_s: float = 0.0
     """Time spent drafting since the start, on the run's clock."""
 
+    @property
+    def unclocked_s(self) -> float:
+        """The part of `spent_s` that an emulated accelerator's clock does not count."""
+        return self.spent_s
+
     @abstractmethod
     def pass_s(self, num_sequences: int) -> float:
         """Expected time of drafting one token for each of so many sequences, on the run's clock; 0: unknown."""
@@ -44,3 +49,6 @@ class ModelDrafter(ABC):
     @abstractmethod
     def release(self, sequence: Sequence) -> None:
         """The sequence has ended: free its pages."""
+
+    def ending(self, sequence: Sequence) -> None:  # noqa: B027
+        """The sequence ends; it still has its pages, which others may use from now on."""

@@ -59,7 +59,7 @@ def _pack(source: Path, output: Path, threads: int) -> dict[str, Any]:
             bar.show(progress.bytes_done, progress.bytes_total)
 
         written = pack_directory(
-            open_model_files(source), source, output, ops.ThreadPool(threads), progress=show
+            open_model_files(source, "keep"), source, output, ops.ThreadPool(threads), progress=show
         )
     if not written:
         print(f"{output} is complete already", file=sys.stderr)

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     rules = _rules(args)
     text = read_text(args.text) if args.max_tokens else ""
     source, output = Path(args.model).expanduser(), Path(args.output).expanduser()
-    files = open_model_files(source)
+    files = open_model_files(source, "keep")
     sequences = token_sequences(source, files, text, args.max_tokens) if args.max_tokens else []
     pool = ops.ThreadPool(args.cpu_threads)
     job = _Job(files, make_recipe(files, rules, pool), rules, source=source, output=output)

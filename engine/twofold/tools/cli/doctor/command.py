@@ -52,7 +52,9 @@ def _memory_table(args: argparse.Namespace) -> list[memory_table.ContextNeeds]:
     """The memory table; empty if the model cannot be opened, which a check has reported."""
     try:
         engine = engine_config(args)
-        return memory_table.memory_table(open_model_files(engine.model), engine)
+        return memory_table.memory_table(
+            open_model_files(engine.model, engine.speculation.predictions), engine
+        )
     except ModelLoadError:
         return []
 

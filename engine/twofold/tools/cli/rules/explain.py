@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = Path(args.model).expanduser() if args.model else bundled_model_path()
-    files = open_model_files(path)
+    files = open_model_files(path, "keep")
     rules = read_placement_rules(args.optimize_config)
     _, decisions = decide(files, rules, None)
     if args.json:
