@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.types import SamplingParams
 from twofold.blocks import ops
+from twofold.engine import Engine
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.step.model import BatchMeta, LoadedModel
+from twofold.tools.cli.main import main
 
 from tests.engine.model_runs import Runner, random_prompt
-from tests.models.drawn_families import EXAMPLES
+from tests.models.drawn_families import EXAMPLES, all_chosen
 from tests.models.prediction_reference import PredictionReference
 from tests.models.transformers_runs import one_torch_thread
 from tests.tiny_models.deepseek import V3
@@ -98,3 +102,39 @@ def test_the_layer_is_counted_only_where_it_is_run(tmp_path: Path, family: str) 
     more = len(whole.config.moe_layers) - len(without.config.moe_layers)
     assert more == (family != "ernie4_5_moe")
     assert whole.num_experts_total == without.num_experts_total + more * whole.config.num_experts
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
+def test_quantised_and_packed_models_keep_the_layer(tmp_path: Path, family: str) -> None:
+    # Every token uses all experts, so that rounding cannot change the choice.
+    source = write_tiny_model(tmp_path / "hf", all_chosen(MODELS[family]))
+    quantised, packed = tmp_path / "quantised", tmp_path / "packed"
+    assert main(["quantize", str(source), str(quantised), "--format", "q8_0", "--max-tokens", "0"]) == 0
+    assert main(["pack", str(source), str(packed)]) == 0
+    expected = predicted(load(source), PROMPT)
+    assert np.linalg.norm(predicted(load(quantised), PROMPT) - expected) < 0.05 * np.linalg.norm(expected)
+    for path in (quantised, packed):
+        for drafts in (None, '{"method": "mtp", "num_speculative_tokens": 2, "adaptive": false}'):
+            engine = Engine.load(
+                EngineConfig(model=str(path), accelerator="none", cpu_threads=1, speculative_config=drafts)
+            )
+            usage = engine.generate(PROMPT, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
+            assert usage.completion_tokens == 6
+            drafted = engine.stats().speculation
+            assert (drafted is not None) == (drafts is not None)
+            engine.close()
+
+
+def test_doctor_counts_the_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_tiny_model(tmp_path, MODELS["glm4_moe"])
+    told = []
+    for more in ([], ["--speculative-config", '{"method": "mtp"}']):
+        main(["doctor", str(path), "--accelerator", "none", *more])
+        told.append(next(line for line in capsys.readouterr().out.splitlines() if " experts of " in line))
+    model = MODELS["glm4_moe"]
+    assert [
+        f"{count * model.num_experts} experts" in line for count, line in zip((2, 3), told, strict=True)
+    ] == [
+        True,
+        True,
+    ]

@@ -242,7 +242,7 @@ def run_info(
         accelerator_reason=choice.reason,
         clock=choice.clock,
         policy=moe.policy if moe.num_slots else "",
-        num_layers=len(model.moe_layers),
+        num_layers=model.num_target_moe_layers,
         num_experts=model.num_experts,
         top_k=model.top_k,
         num_slots=moe.num_slots,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from twofold.api.types import TraceSizes
-from twofold.blocks.block import ExpertBlock
+from twofold.blocks.block import Block, ExpertBlock
 from twofold.blocks.head import Embedding
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles, OpenPart, open_model_files
@@ -168,8 +168,12 @@ def cpu_stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> tuple[list[float
 
 def _stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> list[list[tuple[OpenPart, bool]]]:
     """Parts without experts, split at the layers with experts, each with its value of `on_cpu` (empty: False)."""
-    found: list[list[tuple[OpenPart, bool]]] = [[]]
+    config, found = files.config, list[list[tuple[OpenPart, bool]]]([[]])
+    # A prediction layer without experts would count as part of every step's head.
+    uncounted = set(range(config.num_target_layers, config.num_layers)) - set(config.moe_layers)
     for opened, here in zip(files.parts(), on_cpu or repeat(False), strict=False):
+        if isinstance(opened[0], Block) and opened[0].layer in uncounted:
+            continue
         if isinstance(opened[0], ExpertBlock):
             found.append([])
         else:

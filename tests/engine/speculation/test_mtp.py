@@ -244,8 +244,11 @@ def test_a_damaged_layer_is_refused_in_one_line(tmp_path: Path) -> None:
         Engine.load(EngineConfig(model=str(directory), accelerator="none", speculative_config=FIXED))
 
 
-def test_a_prediction_layer_costs_nothing_while_drafts_do_not_pay(tmp_path: Path) -> None:
+def test_a_prediction_layer_costs_nothing_while_drafts_do_not_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the virtual clock, whose time other load does not change: prompts cost the layer, answers next to nothing."""
+    monkeypatch.setattr(predictions, "MOST_KEPT", 64)
     model = replace(MODELS["glm4_moe"], num_layers=6)
     directory = str(write_tiny_model(tmp_path, model))
     sampling = SamplingParams(max_tokens=150, temperature=1.0, seed=1, ignore_eos=True)

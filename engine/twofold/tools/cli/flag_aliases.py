@@ -317,8 +317,8 @@ LLAMA_CPP: Final = (
     _refused("rules place tensors here, see --optimize-config", "-ot", "--override-tensor"),
     _refused("nothing is downloaded; give the path of a file or directory", "-hf", "--hf-repo", "-mu", "--model-url"),
     _refused("there are no LoRA adapters; merge them into the weights", "--lora"),
-    _drafter(dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "ngram"),
-             "--spec-type"),
+    _drafter(dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "ngram")
+             | {"draft-mtp": "mtp"}, "--spec-type"),
     _drafting("num_speculative_tokens", "--draft", "--draft-n", "--draft-max", "--spec-ngram-size-m"),
     _drafting("prompt_lookup_min", "--spec-ngram-size-n"),
     _ignored("each step's price decides how many tokens are drafted", "--draft-min", "--draft-n-min", "--draft-p-min"),
