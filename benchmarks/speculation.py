@@ -122,16 +122,15 @@ def compare(
     speculator = on._speculator
     assert speculator is not None, "an engine that cannot verify drafts"
     speculator._config = config
-    speculator._acceptance = Acceptance()  # nothing is known from another task
+    speculator._acceptance, speculator._drafters = Acceptance(), {}  # nothing is known from another task
     before = speculator.counts or SpeculationCounts()
     by_clock, by_cpu = [], []
     for _ in range(rounds):
         clock_s, cpu_s = [0.0, 0.0], [0.0, 0.0]
         for task in tasks:
             plain = answer(off, task)
-            speculator._drafters = (
-                {} if task.wrong is None else {"ngram": KnownAnswer(plain.tokens, task.wrong)}
-            )
+            if task.wrong is not None:
+                speculator._drafters = {"ngram": KnownAnswer(plain.tokens, task.wrong)}
             drafted = answer(on, task)
             assert drafted.tokens == plain.tokens, "an answer depends on its drafts"
             for at, measured in enumerate((plain, drafted)):
@@ -190,6 +189,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50, help="of prose")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
     args = parser.parse_args()
     plain = EngineConfig(
         model=args.model,
@@ -203,12 +203,17 @@ def main() -> None:
     text = _TALE.read_text(encoding="utf-8")
     free = prose(off, text, args.prompts, args.new_tokens)
     fixed = dataclasses.replace(price, adaptive=False)
+    suffix = dataclasses.replace(price, method="suffix")
     known = [dataclasses.replace(task, wrong=0.0) for task in free[:8]]
     lies = [dataclasses.replace(task, wrong=1.0) for task in free]
     cases = [
         ("edit, n-gram", edits(off, text, 6), price),
         ("prose, n-gram", free, price),
         ("prose, n-gram, fixed depth", free, fixed),
+        ("edit, suffix", edits(off, text, 6), suffix),
+        ("prose, suffix", free, suffix),
+        ("repeated answers, n-gram", free[:8], price),
+        ("repeated answers, suffix", free[:8], dataclasses.replace(suffix, suffix_decoding_max_cached_requests=100)),
         ("oracle", known, price),
         *((f"oracle, fixed depth {depth}", known, dataclasses.replace(fixed, num_speculative_tokens=depth))
           for depth in (1, 2, 4, 8)),
@@ -217,7 +222,7 @@ def main() -> None:
     ]  # fmt: skip
     clock = "virtual clock of an emulated accelerator" if off.info.clock == "virtual" else "wall clock"
     print(f"{args.accelerator}, {clock}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
-    for name, tasks, config in cases:
+    for name, tasks, config in (case for case in cases if args.only in case[0]):
         found = compare(off, on, tasks, config, args.rounds)
         low, high = found["range"]
         print(

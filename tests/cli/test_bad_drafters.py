@@ -37,7 +37,7 @@ def run(capsys: pytest.CaptureFixture[str], model: Path, config: object) -> str:
     ("config", "expected"),
     [
         ("{", "it takes a JSON object"),
-        ({"method": "medusa"}, "'medusa'; it takes ngram or suffix or mtp or draft_model"),
+        ({"method": "medusa"}, "'medusa'; it takes ngram, suffix, mtp"),
         ({"method": "ngram", "num_speculative_tokens": 17}, "17; it takes a whole number from 1 to 16"),
         ({"method": "ngram", "depth": 3}, "'depth' is no key"),
         ({"method": "ngram", "model": "/x"}, "method ngram has none"),

@@ -72,7 +72,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ConfigError(f"{_FLAG}: method was given {self.method!r}; it takes {' or '.join(METHODS)}")
+            raise ConfigError(f"{_FLAG}: method was given {self.method!r}; it takes {', '.join(METHODS)}")
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
@@ -131,7 +131,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if "method" not in given and "model" in given:
         given["method"] = "draft_model"  # as vLLM reads it
     if "method" not in given:
-        raise ConfigError(f"{_FLAG}: method is missing; it takes {' or '.join(METHODS)}")
+        raise ConfigError(f"{_FLAG}: method is missing; it takes {', '.join(METHODS)}")
     return SpeculativeConfig(**given)
 
 

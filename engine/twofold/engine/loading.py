@@ -38,7 +38,7 @@ from twofold.models.sizing import trace_sizes
 from twofold.step.capacity import plan_capacity
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafters.mtp import MtpDrafter
-from twofold.step.drafters.opening import NO_DRAFT_MEMORY, DraftMemory, open_drafter_model
+from twofold.step.drafters.opening import NO_DRAFT_MEMORY, OpenedDrafter, open_drafter_model
 from twofold.step.expert_loading import load_experts, slot_plan
 from twofold.step.model import LoadedModel
 from twofold.step.runner import LoadedRunner, ModelRunner
@@ -109,9 +109,8 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             )
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
         else:
-            memory = NO_DRAFT_MEMORY if drafter is None else drafter.memory
             loaded = _load_on_cpu(
-                config, files, pool=pool, choice=choice, progress=progress, rules=rules, drafter=memory
+                config, files, pool=pool, choice=choice, progress=progress, rules=rules, drafter=drafter
             )
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
@@ -121,7 +120,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         if loaded.predictions is not None:
             model_drafter = MtpDrafter(loaded.predictions, kv_pages)
         elif drafter is not None:
-            model_drafter = drafter.load(pool, loaded.num_pages, choice.profile, progress)
+            model_drafter = drafter.load(loaded, choice.profile, progress)
         return EngineParts(
             tokenizer=tokenizer,
             info=run_info(config, path, files=files, choice=choice, moe=moe, pool=pool),
@@ -171,7 +170,7 @@ def _load_on_cpu(
     choice: AcceleratorChoice,
     progress: ProgressFn | None,
     rules: ModuleRules,
-    drafter: DraftMemory,
+    drafter: OpenedDrafter | None,
 ) -> LoadedRunner:
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     model = files.config
@@ -181,12 +180,16 @@ def _load_on_cpu(
     slots = num_slots(config, num_layers, num_experts, slot_bytes)
     plan = slot_plan(config, files, slots, devices=rules.devices)
     check_pins(rules.devices, slots, num_layers, num_experts, is_placed=plan.placement.is_static)
-    loaded = LoadedModel(files, pool, progress=progress, threads=rules.threads, pools=rules.pools)
+    taps = () if drafter is None else drafter.target_layers
+    loaded = LoadedModel(
+        files, pool, progress=progress, threads=rules.threads, pools=rules.pools, tapped_layers=taps
+    )
     moe = load_experts(
         files, pool, choice=choice, config=config, slots=plan, progress=progress, on_cpu=rules.on_cpu
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
-    capacity = plan_capacity(config, model, mapped_bytes + drafter.weights_bytes, drafter.bytes_per_token)
+    own = NO_DRAFT_MEMORY if drafter is None else drafter.memory
+    capacity = plan_capacity(config, model, mapped_bytes + own.weights_bytes, own.bytes_per_token)
     cache_dtype = model.cache_dtype(config.kv_cache_dtype)
     page_bytes = config.page_size * model.cache_bytes_per_token(cache_dtype)
     kv_cache = ops.StateCache(

@@ -16,7 +16,10 @@ class Draft(NamedTuple):
 
 
 NOTHING: Final = Draft((), ())
-_MOST_SKIPPED: Final = 8
+_MOST_SKIPPED: Final = 7
+_MOST_SKIPPED_IF_HOPELESS: Final = 127
+_HOPELESS: Final = 0.2
+"""Chance of a draft's first token below which no step is so cheap that the draft could pay."""
 
 
 @dataclass(slots=True)
@@ -35,7 +38,14 @@ class DraftState:
     num_passed: int = 0
     """Latest proposals in a row that were not worth a draft."""
 
-    def passed(self, is_passed: bool) -> None:
-        """Skip more steps the more proposals in a row were not worth a draft: to make one takes time, too."""
-        self.num_passed = min(self.num_passed + 1, _MOST_SKIPPED) if is_passed else 0
-        self.num_skipped = self.num_passed - 1 if is_passed else 0
+    def passed(self, is_passed: bool, chance: float = 1.0) -> None:
+        """Skip more steps the more proposals in a row were not worth a draft: to make one takes time, too.
+
+        chance: of the first token of the proposal.
+        """
+        if not is_passed:
+            self.num_passed = self.num_skipped = 0
+            return
+        most = _MOST_SKIPPED_IF_HOPELESS if chance < _HOPELESS else _MOST_SKIPPED
+        self.num_skipped = min(2**self.num_passed - 1, most)
+        self.num_passed = min(self.num_passed + 1, 7)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -66,12 +67,14 @@ class LoadedModel:
         progress: ProgressFn | None = None,
         threads: PerModule[int] | None = None,
         pools: PerModule[ops.ThreadPool] | None = None,
+        tapped_layers: Sequence[int] = (),
     ) -> None:
         """Pack everything but the experts on `pool`; the files' pages are released afterwards.
 
         Args:
             threads: threads of the pool per part, 0 for all; None: all.
             pools: per-part views of `pool` with that part's kernels; None: the process's kernels.
+            tapped_layers: layers before which `forward` copies the hidden states to `tapped`, ascending.
         """
         config = files.config
         self.config = config
@@ -98,6 +101,9 @@ class LoadedModel:
         self.prediction = self._prediction_layer(blocks, num_blocks)
         """Predicts the token after the next one; None: the model's files were opened without it."""
         loading.done("head")
+        self.tapped: list[F32] = []
+        """Hidden states [T, hidden] of the newest step before each of the tapped layers."""
+        self._stretches = self._cut(blocks, tapped_layers) if tapped_layers else []
         self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
         self._rope, *self._further_ropes = rope_tables(config.rotations, config.max_position_embeddings)
 
@@ -135,8 +141,33 @@ class LoadedModel:
         """Hidden states [T, hidden] after the last layer. Writes the tokens' keys and values to `kv_cache`."""
         hidden = self.embed(token_ids)
         prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
-        self._decoder.forward(hidden, prepared, kv_cache, experts)
+        if not self._stretches:
+            self._decoder.forward(hidden, prepared, kv_cache, experts)
+            return hidden
+        self.tapped = []
+        for decoder in self._stretches:
+            if decoder is None:
+                self.tapped.append(hidden.copy())
+            else:
+                decoder.forward(hidden, prepared, kv_cache, experts)
         return hidden
+
+    def _cut(self, blocks: Sequence[ops.Block], tapped_layers: Sequence[int]) -> list[ops.Decoder | None]:
+        """The blocks in stretches, with None where hidden states are copied."""
+        counts = [0, *accumulate(map(len, self.files.layers[: self.config.num_target_layers]))]
+        ends = [counts[layer] for layer in tapped_layers]
+        stretches: list[ops.Decoder | None] = []
+        for begin, end in pairwise([0, *ends, counts[-1]]):
+            if begin < end:
+                limits = None if self._threads is None else self._threads.blocks[begin:end]
+                own = blocks[begin:end]
+                stretches.append(ops.Decoder(own) if limits is None else ops.Decoder(own, self.pool, limits))
+            stretches.append(None)
+        return stretches[:-1]  # after the last layer nothing is tapped, unless a layer after it is
+
+    @property
+    def embedding(self) -> ops.Embedding:
+        return self._embedding
 
     def embed(self, token_ids: I32) -> F32:
         """Embeddings [T, hidden]. Token ids must be within the vocabulary."""

@@ -99,6 +99,9 @@ class Verifier(Protocol):
         """
 
 
+Follower = Callable[[Seq[ScheduledSequence], Seq[F32]], None]
+"""Takes a computed step and its tapped hidden states, each [T, hidden]."""
+
 Planner = Callable[[EngineConfig, int], MemorySplit]
 """Plans the sizes for a configuration, given the number of KV cache pages in use. ConfigError: it does not fit; the
 message says what would."""
@@ -157,6 +160,12 @@ class ModelRunner:
         self._logits: F32 = np.empty((0, 0), np.float32)
         self._ahead: list[int] | None = None
         """Tokens of the last step's rows, picked at once; None: they are picked as they are verified."""
+        self.follower: Follower | None = None
+        """Receives each step's tapped hidden states."""
+
+    @property
+    def embedding(self) -> ops.Embedding:
+        return self._model.embedding
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         began = time.perf_counter()
@@ -165,6 +174,8 @@ class ModelRunner:
         self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
         self.batch_s += time.perf_counter() - began
         hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
+        if self.follower is not None:
+            self.follower(scheduled, self._model.tapped)
         if batch.continues_decode:  # decode only: no prompt log probabilities to report
             logits = self._model.logits(hidden)
         else:

@@ -202,8 +202,6 @@ class Speculator:
         with drafts."""
         if not self._is_used:
             return
-        if self._model is not None:
-            self._model.drafter.computed(scheduled)
         is_decode = len(scheduled) == num_sequences
         if num_tokens == num_sequences:
             self._num_plain += 1
@@ -286,7 +284,7 @@ class Speculator:
             self._probe = proposals[0].state
             depths[0] = len(proposals[0].chances)
         for proposal, depth in zip(proposals, depths, strict=True):
-            proposal.state.passed(depth == 0)
+            proposal.state.passed(depth == 0, proposal.chances[0])
         if any(depths):
             self._num_passed, self._probe_after = 0, _FIRST_PROBE
             return depths

@@ -100,6 +100,16 @@ class Checkpoint(TensorSource):
             *(part for each in (name, *others) if each in self._made for part in self._made[each].companions),
         )
 
+    def integers(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Tensor `name`, of integers. Raises ModelLoadError for another type or shape."""
+        entry = self.entry(name)
+        if entry.dtype not in _INTEGERS or entry.shape != shape:
+            raise ModelLoadError(
+                f"{entry.file}: tensor {name} is {entry.dtype} {list(entry.shape)}, expected integers of shape "
+                f"{list(shape)}; download it again"
+            )
+        return self._stored(entry).astype(np.int64)
+
     def _elements(self, entry: TensorEntry, format: str) -> npt.NDArray[Any]:
         matrix = self._made.get(entry.name)
         if matrix is None:

@@ -31,16 +31,26 @@ from tests.engine.speculation.speculated_answers import (
 )
 from tests.engine.speculation.test_speculation import ASKED, SAMPLINGS
 from tests.models.drawn_families import EXAMPLES
+from tests.tiny_models.eagle3 import TinyEagle3
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TARGETS = {
     "mixture": TinyModel(num_layers=3, num_experts=9, top_k=3),
     "dense": EXAMPLES["qwen3"],
+    "deep": replace(EXAMPLES["llama"], num_layers=6),
     "gated-delta": EXAMPLES["qwen3_next"],
     "windows": EXAMPLES["gpt_oss"],
 }
 SMALL = replace(EXAMPLES["qwen3"], num_layers=1)
-DRAFTERS = ("ngram", "suffix", "suffix over earlier answers", "draft model", "draft model that is right")
+HEAD = TinyEagle3()
+DRAFTERS = (
+    "eagle3",
+    "ngram",
+    "suffix",
+    "suffix over earlier answers",
+    "draft model",
+    "draft model that is right",
+)
 
 
 @dataclass
@@ -77,8 +87,14 @@ class Engines:
 
     def speculative_config(self, target: str, drafter: str, depth: int, adaptive: bool) -> str | None:
         own = self.model("mixture" if target == "gated-delta" else target)
+        hidden_size = TARGETS[target].hidden_size
+        head = self.root / f"head {hidden_size}"
+        if not head.exists():
+            size = {"hidden_size": hidden_size, "target_hidden_size": hidden_size}
+            replace(HEAD, **size, target_layers=(0, 1, 3)).write(head)  # type: ignore[arg-type]
         keys: dict[str, object] = {
             "": {},
+            "eagle3": {"method": "eagle3", "model": str(head)},
             "ngram": {"method": "ngram", "prompt_lookup_min": 1},
             "suffix": {"method": "suffix"},
             "suffix over earlier answers": {"method": "suffix", "suffix_decoding_max_cached_requests": 9},

@@ -8,7 +8,6 @@ in chunks of about `_CATCH_UP_S`, one per step of the engine, and the sequence d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -19,8 +18,10 @@ import numpy.typing as npt
 from twofold.api.speculative_config import MAX_DEPTH
 from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
-from twofold.step.drafters.draft_pages import DraftPagePool, DraftPages
+from twofold.step.drafters.draft_pages import DraftPagePool, DraftPages, page_tables
 from twofold.step.drafters.drafter import ModelDrafter
+from twofold.step.drafters.likeliest import likeliest
+from twofold.step.drafters.pass_times import PassTimes
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.model import BatchMeta, LoadedModel
 from twofold.step.sequences import Sequence
@@ -33,8 +34,6 @@ _FEWEST_CAUGHT_UP: Final = 32
 """Tokens of such a text per step, however long they take."""
 _LEAST_CHANCE: Final = 0.1
 """A draft ends where its tokens are right together with less than this chance, as the draft model sees it."""
-_NEWEST_WEIGHT: Final = 0.2
-"""Weight of the newest measured time in its average."""
 
 
 class Chunk(NamedTuple):
@@ -61,14 +60,11 @@ class DraftModel:
         """Logits [chunks, vocabulary] after each chunk's last token. Writes keys and values to the chunks' pages."""
         lengths = [len(chunk.tokens) for chunk in chunks]
         positions = [at for chunk in chunks for at in range(chunk.begin, chunk.begin + len(chunk.tokens))]
-        tables = np.zeros((len(chunks), max(len(chunk.held.pages) for chunk in chunks)), np.int32)
-        for row, chunk in zip(tables, chunks, strict=True):
-            row[: len(chunk.held.pages)] = chunk.held.pages
         index = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
         batch = BatchMeta(
             positions=np.array(positions, np.int32),
             sequence_index=index,
-            page_tables=tables,
+            page_tables=page_tables([chunk.held for chunk in chunks]),
             prompt_lengths=np.array([chunk.prompt_length for chunk in chunks], np.int32),
             last_position=max(positions),
             records=np.zeros(len(chunks), np.int32),
@@ -109,30 +105,14 @@ class DraftModelDrafter(ModelDrafter):
     """See `ModelDrafter`."""
 
     def __init__(
-        self,
-        model: DraftModel,
-        pages: DraftPagePool,
-        *,
-        stops_early: bool = True,
-        emulated_s: Callable[[int], float] | None = None,
+        self, model: DraftModel, pages: DraftPagePool, times: PassTimes, *, stops_early: bool = True
     ) -> None:
-        """
-        Args:
-            stops_early: end a draft whose tokens have become unlikely.
-            emulated_s: time of a pass of so many tokens on an emulated machine; None: passes are measured.
-        """
-        self._model, self.pages = model, pages
+        """stops_early: end a draft whose tokens have become unlikely."""
+        self._model, self.pages, self._times = model, pages, times
         self._stops_early = stops_early
-        self._emulated_s = emulated_s
-        self._passes_s: dict[int, float] = {}
-        """Mean time of a pass by its number of sequences."""
-        self._token_s = 0.0
-        """Mean time of a token of a long text; 0: unknown."""
 
     def pass_s(self, num_sequences: int) -> float:
-        if self._emulated_s is not None:
-            return self._emulated_s(num_sequences)
-        return self._passes_s.get(num_sequences, 0.0)
+        return self._times.pass_s(num_sequences)
 
     def release(self, sequence: Sequence) -> None:
         self.pages.release(sequence)
@@ -159,7 +139,7 @@ class DraftModelDrafter(ModelDrafter):
 
     def _room(self) -> int:
         """Tokens of long texts that this call may compute."""
-        token_s = self._token_s if self._emulated_s is None else self._emulated_s(256) / 256
+        token_s = self._times.token_s
         return max(int(_CATCH_UP_S / token_s), _FEWEST_CAUGHT_UP) if token_s else _FEWEST_CAUGHT_UP
 
     def _unseen(self, sequence: Sequence, depth: int, room: int, in_use: Seq[DraftPages]) -> Chunk | None:
@@ -188,7 +168,7 @@ class DraftModelDrafter(ModelDrafter):
             rows = [row for row, each in enumerate(drafting) if each is not None]
             if not rows:
                 return
-            tokens, chances = _likeliest(logits[rows])
+            tokens, chances = likeliest(logits[rows])
             going = []
             for row, token, chance in zip(rows, tokens, chances, strict=True):
                 each = drafting[row]
@@ -207,21 +187,6 @@ class DraftModelDrafter(ModelDrafter):
         began = time.perf_counter()
         logits = self._model.forward(chunks)
         took_s = time.perf_counter() - began
-        if self._emulated_s is not None:
-            took_s = self._emulated_s(num_tokens)
-        self.spent_s += took_s
-        if all(len(chunk.tokens) <= MAX_DEPTH + 1 for chunk in chunks):
-            before = self._passes_s.get(len(chunks), took_s)
-            self._passes_s[len(chunks)] = before + _NEWEST_WEIGHT * (took_s - before)
-        else:
-            before = self._token_s or took_s / num_tokens
-            self._token_s = before + _NEWEST_WEIGHT * (took_s / num_tokens - before)
+        is_long = any(len(chunk.tokens) > MAX_DEPTH + 1 for chunk in chunks)
+        self.spent_s += self._times.observe(len(chunks), num_tokens, took_s, is_long=is_long)
         return logits
-
-
-def _likeliest(logits: F32) -> tuple[list[int], list[float]]:
-    """The likeliest token of each row, and its probability."""
-    tokens = logits.argmax(1)
-    best = logits[np.arange(len(logits)), tokens]
-    chances = 1.0 / np.exp(logits - best[:, None]).sum(1)
-    return tokens.tolist(), chances.tolist()

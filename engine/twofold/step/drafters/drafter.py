@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 
 from twofold.step.drafts import Draft
-from twofold.step.sequences import ScheduledSequence, Sequence
+from twofold.step.sequences import Sequence
 
 
 class Drafter(ABC):
@@ -52,6 +52,3 @@ class ModelDrafter(ABC):
 
     def ending(self, sequence: Sequence) -> None:  # noqa: B027
         """The sequence ends; it still has its pages, which others may use from now on."""
-
-    def computed(self, scheduled: Seq[ScheduledSequence]) -> None:  # noqa: B027
-        """The target has computed and verified a step."""
