@@ -8,7 +8,8 @@ turns, one expert at a time, each turn on weights that no cache still holds, so 
 "best" is the fastest turn, "quarter" the lower quartile. With several threads each has experts of its own and a turn
 lasts as long as the slowest. "of read": the share of the bandwidth of a plain read of the same memory; near 1 a kernel
 waits for memory and nothing else. "of peak": the share of what products in registers alone reach with the level's own
-instructions (f32, bf16 or int8, as the kernel multiplies, in tiles at level amx). Only kernels of a level's own are
+instructions (f32, bf16 or int8, as the kernel multiplies, in tiles at level amx). "x one": the best time as a multiple
+of one token's at the same level, the cost of a step that verifies drafts. Only kernels of a level's own are
 run; what a level takes from the one below is in that one's lines.
 """
 
@@ -56,6 +57,7 @@ class Row:
     share_of_read: float
     gop_per_s: float
     share_of_peak: float | None
+    times_one_token: float | None
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ def measure(
     read = turns[cases[0]][0]
     rows = []
     for case, s in turns.items():
+        one = turns.get(Case(case.kernel, case.level, 1)) if case.tokens else None
         gop = 2 * elements * case.tokens / s[0] / 1e9
         kind = PEAK_OF[kernels.format_kernel(case.level, format_name)[0]] + "_tiles" * (case.level == "amx")
         peak = peaks[case.level].get(f"{kind}_gop_per_s")
@@ -183,6 +186,7 @@ def measure(
             Row(
                 case.kernel, case.level, format_name, case.tokens, args.threads, 1e3 * s[0], 1e3 * s[len(s) // 4],
                 size / s[0] / 1e9, read / s[0], gop, gop / peak if peak and case.tokens else None,
+                s[0] / one[0] if one else None,
             )
         )  # fmt: skip
     return rows
@@ -201,13 +205,15 @@ def print_table(rows: list[Row], peaks: dict[str, dict[str, float]], threads: in
         "of read",
         "Gop/s",
         "of peak",
+        "x one",
     )
-    print("{:8}{:13}{:8}{:>7}{:>8}{:>9}{:>9}{:>8}{:>9}{:>9}{:>9}".format(*names))
+    print("{:8}{:13}{:8}{:>7}{:>8}{:>9}{:>9}{:>8}{:>9}{:>9}{:>9}{:>7}".format(*names))
     for r in rows:
-        of_peak = "" if r.share_of_peak is None else f"{r.share_of_peak:9.2f}"
+        of_peak = " " * 9 if r.share_of_peak is None else f"{r.share_of_peak:9.2f}"
+        times_one = "" if r.times_one_token is None else f"{r.times_one_token:7.2f}"
         print(
             f"{r.kernel:8}{r.level:13}{r.format:8}{r.tokens:7}{r.threads:8}{r.ms:9.3f}{r.quarter_ms:9.3f}"
-            f"{r.gb_per_s:8.1f}{r.share_of_read:9.2f}{r.gop_per_s:9.1f}{of_peak}"
+            f"{r.gb_per_s:8.1f}{r.share_of_read:9.2f}{r.gop_per_s:9.1f}{of_peak}{times_one}"
         )
     for level, found in peaks.items():
         print(
@@ -223,7 +229,7 @@ def main() -> None:
     parser.add_argument("--level", action="append", choices=kernels.supported_levels(), help="default: all")
     parser.add_argument("--format", action="append", choices=list(FORMATS), help="default: all")
     parser.add_argument("--threads", type=int, default=ops.ThreadPool(0).num_threads)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 8, 32, 128])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7, 8, 32, 128])
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--intermediate", type=int, default=768)
     parser.add_argument(

@@ -426,10 +426,10 @@ def test_rows_that_report_log_probabilities_are_sampled_from_the_devices_logits(
     reported: list[TokenLogprob] = []
 
     class Reporting(Sampler):
-        def draw(self) -> None:
+        def draw(self, num_later: int = 0) -> None:
             if self.logprob is not None:
                 reported.append(self.logprob)
-            super().draw()
+            super().draw(num_later)
 
     runner = make_runner(fake, path, slots=6)
     samplers = [Reporting(replace(params, logprobs=2), prompts[0]), Sampler(params, prompts[1])]

@@ -18,7 +18,7 @@ class ToldSampler(Sampler):
         self._tokens = list(tokens)
         self.seen: list[npt.NDArray[np.float32]] = []
 
-    def draw(self) -> Draw | None:
+    def draw(self, num_later: int = 0) -> Draw | None:
         """The host has to see the logits."""
         return None
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLayer
-from twofold.blocks.gated_delta import GatedDelta
-from twofold.blocks.gated_delta_device import GatedDeltaOnDevice
+from twofold.blocks.gated_delta import GatedDelta, GatedDeltaOnDevice
 from twofold.blocks.mla import Mla, MlaOnDevice
 from twofold.blocks.router import Router
 from twofold.device.kernels import TorchKernels
@@ -150,7 +149,7 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
 
 
 def gated_delta_nets(machine: Machine) -> dict[str, Any]:
-    """Against torch: the whole block, of Qwen3-Next's sizes and odd ones: a chunk, then one step twice."""
+    """Against torch: the whole block, of Qwen3-Next's sizes and odd ones: a chunk, one step twice, and a draft."""
     worst = 0.0
     for heads, of_key, key, value in ((16, 2, 128, 128), (3, 1, 130, 33)):
         shape = GatedDelta(0, 256, heads, heads * of_key, key, value, 4, 1e-6)
@@ -178,21 +177,25 @@ def gated_delta_nets(machine: Machine) -> dict[str, Any]:
                 )
 
             state, parts = shape.device_state(1, 16, allocate, 3), []
-            for rows, begin, records in (
-                (hidden[:19], 0, (2,)),
-                *((hidden[19:], 19, (2, -1)) for _ in range(2)),
+            for rows, begin, records, chain in (
+                (hidden[:19], 0, (2,), None),
+                *((hidden[19:], 19, (2, -1), None) for _ in range(2)),
+                (hidden[19:], 19, (2, 0), (0, 1)),
             ):
                 numbers = torch.tensor(records, dtype=torch.int32, device=machine.device)
                 positions = (
                     torch.arange(len(rows), device=machine.device)
                     if begin == 0
-                    else numbers.long() * 0 + begin
+                    else torch.tensor(chain or (0, 0), device=machine.device) + begin
                 )
+                chained = None if chain is None else torch.tensor(chain, device=machine.device).int()
                 lens = (len(rows),) if begin == 0 else None
-                batch = DeviceBatch(positions, positions, positions, numbers, numbers, lens, records=numbers)
+                batch = DeviceBatch(
+                    positions, positions, positions, numbers, numbers, lens, records=numbers, chain=chained
+                )
                 out = rows.clone()
                 block.forward(out, out, state, DeviceStep(batch, [(out, out)], kernels, NoExperts()))
-                parts.append((out - rows)[: 19 if begin == 0 else 1])
+                parts.append((out - rows)[: 19 if begin == 0 else 1 if chain is None else 2])
             results.append(torch.cat(parts))
         worst = max(worst, relative_error(*results))
     return within(worst, 2e-2)
