@@ -200,6 +200,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help="VRAM for KV cache and buffers, with --vram (default: 1)",
     )
+    _add_drafting_arguments(parser)
+
+
+def _add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--acceptance",
         metavar="P[,P…]|DB",
