@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import twofold
 from twofold.api.config import EngineConfig
+from twofold.models.bundled import bundled_model_path
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.tools.cli.doctor import machine_checks, memory_table
-from twofold.models.bundled import bundled_model_path
 from twofold.tools.cli.main import main
 
 from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model, write_weights

@@ -187,6 +187,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="price of one upload, in misses (default: the profile's)",
     )
+    _add_card_arguments(parser)
+    _add_drafting_arguments(parser)
+
+
+def _add_card_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vram",
         type=number_list(float, "sizes above 0 GB such as 8,12,24", 1e-9, 10_000),
@@ -200,7 +205,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help="VRAM for KV cache and buffers, with --vram (default: 1)",
     )
-    _add_drafting_arguments(parser)
 
 
 def _add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
