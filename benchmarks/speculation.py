@@ -1,6 +1,6 @@
 """Speculative decoding against none, on one model: edits, prose, an oracle and a drafter that is always wrong.
 
-    python -m benchmarks.speculation [MODEL] [--accelerator emulated:rtx4090-pcie4] [--cpu-threads 1]
+    python -m benchmarks.speculation [MODEL] [--accelerator emulated:rtx4090-pcie4] [--cpu-threads 1] [--mtp]
 
 Two engines answer in turn, one with --speculative-config, and their answers are compared bit for bit. On a wall clock
 the ratios are medians of wall time and of this process's CPU time, which other load disturbs less. On an emulated
@@ -178,6 +178,26 @@ def prose(engine: Engine, text: str, count: int, max_tokens: int) -> list[Task]:
     ]
 
 
+def own_layer(off: Engine, plain: EngineConfig, tasks: Sequence[Task], depth: int, rounds: int) -> None:
+    """The model's own prediction layer: speed at priced and fixed depths, and acceptance by position."""
+    priced = SpeculativeConfig("mtp", num_speculative_tokens=depth)
+    fixed = [SpeculativeConfig("mtp", num_speculative_tokens=each, adaptive=False) for each in (1, 2, 4)]
+    for config in (priced, *fixed):
+        on = Engine.load(
+            dataclasses.replace(plain, speculative_config=json.dumps(dataclasses.asdict(config)))
+        )
+        found = compare(off, on, tasks, config, rounds)
+        counts = on.stats().speculation or SpeculationCounts()
+        shares = " ".join(f"{each / max(counts.num_drafts, 1):.0%}" for each in counts.accepted_by_position)
+        name = "priced" if config.adaptive else f"fixed depth {config.num_speculative_tokens}"
+        print(
+            f"prose, mtp, {name:14} x {found['speed']:.3f}, by CPU time x {found['speed_by_cpu_time']:.3f}; "
+            f"{counts.num_drafts} drafts, accepted by position {shares or 'none'}",
+            flush=True,
+        )
+        on.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -190,6 +210,10 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--mtp", action="store_true", help="only the model's own prediction layer, on prose")
+    parser.add_argument(
+        "--text", type=Path, default=_TALE, help="text whose sentences the prompts begin with"
+    )
     args = parser.parse_args()
     plain = EngineConfig(
         model=args.model,
@@ -200,8 +224,13 @@ def main() -> None:
     price = SpeculativeConfig("ngram", num_speculative_tokens=args.depth)
     off = Engine.load(plain)
     on = Engine.load(dataclasses.replace(plain, speculative_config=json.dumps(dataclasses.asdict(price))))
-    text = _TALE.read_text(encoding="utf-8")
+    text = args.text.read_text(encoding="utf-8")
     free = prose(off, text, args.prompts, args.new_tokens)
+    if args.mtp:
+        on.close()
+        own_layer(off, plain, free, args.depth, args.rounds)
+        off.close()
+        return
     fixed = dataclasses.replace(price, adaptive=False)
     suffix = dataclasses.replace(price, method="suffix")
     known = [dataclasses.replace(task, wrong=0.0) for task in free[:8]]

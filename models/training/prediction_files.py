@@ -11,7 +11,7 @@ from tales_model import Layer, Model, Shape
 from tales_prediction import PredictionLayer
 from torch import Tensor
 
-# Of a layer's tensors in checkpoints and in `Layer`; experts are stacked there.
+# Names of a layer's tensors in checkpoints and in `Layer`, which stacks the experts.
 NAMES = {
     "self_attn.q_proj": "q",
     "self_attn.k_proj": "k",

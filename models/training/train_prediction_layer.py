@@ -35,7 +35,7 @@ DEPTH_WEIGHTS = (1.0, 0.5)
 SCORED_SHARE = 0.4
 """Share of the positions whose loss is computed in a step: the head takes more time than the layer."""
 TEMPERATURE = 0.8
-"""Of the probabilities that are learnt: the temperature at which the model is sampled by default."""
+"""The layer learns probabilities at this temperature, at which the model is sampled by default."""
 MUON_LR, ADAM_LR, DECAY = 0.01, 0.002, 0.05
 WARMUP_STEPS, DECAY_SHARE = 20, 0.6
 BALANCE_WEIGHT = 0.01

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import twofold
 from twofold.api.config import EngineConfig
+from twofold.models.bundled import bundled_model_path
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.tools.cli.doctor import machine_checks, memory_table
@@ -248,6 +249,23 @@ def test_bench_measures_and_compares(tiny, capsys):
     assert result["transformers"]["decode_tokens_per_s"] > 0
     assert result["decode_ratio"] > 0
     assert len(result["transformers"]["trial_decode_tokens_per_s"]) >= 2
+
+
+def test_bench_compares_drafts_with_none(capsys):
+    model = str(bundled_model_path())
+    config = '{"method": "mtp", "num_speculative_tokens": 2, "adaptive": false}'
+    lengths = ("--prompt-tokens", "16", "--new-tokens", "24", "--repeats", "2", "--no-compare-transformers")
+    flags = (*lengths, "--no-ceilings", "--no-profile", "--speculative-config", config, *NONE)
+    assert main(["bench", model, "--json", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)["speculation"]
+    first, second = found["accepted_by_position"]
+    assert 1 >= first >= second > 0
+    # Two answers of 23 decoded tokens; a step yields one token and what it accepts of two drafts.
+    assert 1 < found["tokens_per_step"] <= 3
+    assert found["num_drafts"] <= 2 * 23
+    assert found["off"]["decode_tokens_per_s"] > 0 < found["speed_ratio"]
+    assert main(["bench", model, *flags]) == 0
+    assert "with drafts / without" in capsys.readouterr().out
 
 
 BRIEF = (

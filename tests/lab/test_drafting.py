@@ -82,7 +82,7 @@ def test_the_engines_choice_is_near_the_best_fixed_depth(
     for row in rows:
         speeds.setdefault(row["slots"], {})[row["drafts"]] = row["tokens_per_s"]
     for of in speeds.values():
-        assert of.pop("adaptive") >= 0.97 * max(of.values()), (of, speeds)
+        assert of.pop("adaptive") >= 0.95 * max(of.values()), (of, speeds)
 
 
 def test_the_command_reads_a_runs_acceptance(

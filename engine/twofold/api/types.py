@@ -206,6 +206,10 @@ class SpeculationCounts:
     num_accepted_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()
     """Accepted tokens by their position in the draft."""
+    predicted_s: float = field(default=0.0, compare=False)
+    """Time of steps with drafts that had a price, as it predicted them, on the run's clock."""
+    measured_s: float = field(default=0.0, compare=False)
+    """Time that these steps took."""
 
 
 @dataclass(frozen=True)

@@ -252,6 +252,11 @@ class Engine:
         """Whether all requests are drafted for, not only those with a prediction."""
         return self._speculator is not None and self.config.speculative_config is not None
 
+    def pause_speculation(self, is_paused: bool) -> None:
+        """Decode without drafts until it is resumed. Outputs do not depend on it."""
+        if self._speculator is not None:
+            self._speculator.is_paused = is_paused
+
     @property
     def caches_prefixes(self) -> bool:
         return self.config.enable_prefix_caching

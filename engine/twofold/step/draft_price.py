@@ -28,6 +28,8 @@ LEAST_GAIN: Final = 1.02
 """How much better than no draft a draft must be, because times and chances are estimates."""
 _REFRESH_AFTER: Final = 64
 """Steps after which residency and times without drafts are read again."""
+_FIRST_REFRESH: Final = 1
+"""The step after which that is done first."""
 _PLAIN_AFTER: Final = 64
 """Measured steps after which one without drafts is measured again."""
 _FORGET_AFTER: Final = 128
@@ -36,9 +38,9 @@ _LEAST_ADDED: Final = 0.01
 """Time that each drafted token adds beside the experts', as a share of a plain step's."""
 _GROWING_SHARE: Final = 0.5
 """Share of the deepest measured draft's added time that is taken to grow with depth; the rest is taken as fixed."""
-_PREDICTED_WEIGHT: Final = 4.0
+_PREDICTED_WEIGHT: Final = 1.0
 """Measured steps that the model's time counts for."""
-_COMMON_WEIGHT: Final = 8.0
+_COMMON_WEIGHT: Final = 4.0
 """Measured steps of a depth that those of all depths count for: a step's time varies with its experts."""
 _MOST_DRAFTS: Final = 64
 """Most drafted tokens per step, of all sequences, where depths are chosen by price."""
@@ -136,15 +138,27 @@ class MoeTimes:
         return self._known[num_tokens]
 
     def _step_s(self, num_tokens: int) -> float:
-        shape = self._moe.shape
         if self._num_layers == 0:
             return 0.0
-        union = max(round(self._independent(num_tokens) * self._overlap), shape.top_k)
-        share, rest = divmod(num_tokens * shape.top_k, union)
+        union = max(self._independent(num_tokens) * self._overlap, self._moe.shape.top_k)
+        # Whole experts would make steps of a plan's time, where the mean of many layers has none.
+        low, part = int(union), union - int(union)
+        layer_us = (1.0 - part) * self._layer_us(num_tokens, low)
+        if part > 0:
+            layer_us += part * self._layer_us(num_tokens, low + 1)
+        return 1e-6 * self._num_layers * layer_us
+
+    def _layer_us(self, num_tokens: int, union: int) -> float:
+        """Mean time of a layer whose tokens use so many distinct experts."""
+        share, rest = divmod(num_tokens * self._moe.shape.top_k, union)
         loads = [share + 1] * rest + [max(share, 1)] * (union - rest)
         # Heavily used experts are resident first.
-        num_hits = round(self._resident * union)
-        return 1e-6 * self._num_layers * self._moe.cost.layer_us(loads[:num_hits], loads[num_hits:])
+        hits = self._resident * union
+        low, part = int(hits), hits - int(hits)
+        layer_us = (1.0 - part) * self._moe.cost.layer_us(loads[:low], loads[low:])
+        if part > 0:
+            layer_us += part * self._moe.cost.layer_us(loads[: low + 1], loads[low + 1 :])
+        return layer_us
 
     def _independent(self, num_tokens: int) -> float:
         experts, top_k = self._moe.shape.num_experts, self._moe.shape.top_k
@@ -181,7 +195,7 @@ class StepTimes:
     def observe(self, num_sequences: int, num_tokens: int, step_s: float) -> None:
         """Record a step without prompt tokens, of `num_tokens` tokens, drafts included."""
         self._num_observed += 1
-        if self._num_observed % _REFRESH_AFTER == 0:
+        if self._num_observed % _REFRESH_AFTER == 0 or self._num_observed == _FIRST_REFRESH:
             self._experts.refresh()
             self._tables.clear()
         num_drafts = num_tokens - num_sequences

@@ -83,8 +83,11 @@ class Speculator:
         """drafter: that of the configured method, if it has a model of its own."""
         self._counts: Counter[str] = Counter()
         self._accepted_at: Counter[int] = Counter()
+        self._predicted_s = self._measured_s = 0.0
         self.newest = StepDrafts()
         """Drafts of the newest step."""
+        self.is_paused = False
+        """Whether nothing is drafted for now."""
         self._config = config
         self._memory = memory
         self._drafters: dict[str, Drafter] = {}
@@ -105,6 +108,8 @@ class Speculator:
         """Add drafts to decoding sequences, at most `room` tokens, and allocate their pages and records. The same list
         if there are none."""
         self.newest = NO_DRAFTS
+        if self.is_paused:
+            return decoding
         if not self._is_used and not any(item.sequence.request.prediction for item in decoding):
             return decoding
         self._is_used = True
@@ -160,6 +165,8 @@ class Speculator:
             self._counts["drafted"],
             self._counts["accepted"],
             tuple(self._accepted_at[position] for position in range(deepest + 1)),
+            self._predicted_s,
+            self._measured_s,
         )
 
     def _judge_probe(self, depth: int, num_accepted: int) -> None:
@@ -202,6 +209,9 @@ class Speculator:
         with drafts."""
         if not self._is_used:
             return
+        if self.newest.predicted_s > 0 and len(scheduled) == num_sequences:
+            self._predicted_s += self.newest.predicted_s
+            self._measured_s += step_s + self.newest.drafting_s
         is_decode = len(scheduled) == num_sequences
         if num_tokens == num_sequences:
             self._num_plain += 1

@@ -90,12 +90,14 @@ def test_times_are_predicted_measured_and_forgotten(monkeypatch: pytest.MonkeyPa
     assert times.table(2) is None
     for _ in range(5):
         times.observe(1, 3, 18e-3)
-    # Before the measured time in proportion; after it, half of the added 0.8 is taken to grow.
-    assert times.table(1) == pytest.approx([1.0, 1.4, 1.8, 2.0, 2.2])
+    # All depths together: (0.22 + 5 * 0.8) / (0.22 + 5 * 0.22) = 3.197 times the model's added time. This depth:
+    # (5 * 1.8 + 4 * (1 + 3.197 * 0.22)) / 9 = 1.757. Before it in proportion; after it, half of what it adds grows.
+    assert times.table(1) == pytest.approx([1.0, 1.3785, 1.7570, 1.9463, 2.1356], abs=1e-4)
     times.observe(1, 5, 20e-3)
-    assert times.table(1) == pytest.approx([1.0, 1.4, 1.8, 1.9, 2.0])
+    # (0.22 + 4 + 1) / (0.22 + 1.1 + 0.44) = 2.966; (9 + 4 * 1.6525) / 9 and (2 + 4 * 2.305) / 5.
+    assert times.table(1) == pytest.approx([1.0, 1.3672, 1.7344, 1.9892, 2.2440], abs=1e-4)
     times.observe(1, 2, 30e-3)
-    assert times.table(1) == pytest.approx([1.0, 1.8, 1.8, 1.9, 2.0])
+    assert times.table(1) == pytest.approx([1.0, 1.7555, 1.8394, 2.2307, 2.6220], abs=1e-4)
     for _ in range(draft_price._FORGET_AFTER):
         times.observe(1, 1, 20e-3)
     assert times.table(1) == pytest.approx([1.0, 1.06, 1.12, 1.18, 1.24])

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from twofold import _core
 from twofold.api.errors import ConfigError
@@ -20,7 +20,7 @@ from twofold.api.types import GenerationRequest, PlacementCounts, SamplingParams
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.profiles import MachineProfile
 from twofold.step.draft_price import MoeTimes
-from twofold.step.drafters.drafter import BatchDrafter
+from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.sequences import Sequence as DecodedSequence
@@ -29,9 +29,6 @@ from twofold.telemetry import queries
 from twofold.tools.lab.shapes import ModelShape
 from twofold.tools.lab.systems import System
 from twofold.tools.lab.trace import Trace
-
-_STATED: Final = 0.5
-"""What the drafter says of each token; the engine learns the acceptance from its trials."""
 
 
 @dataclass(frozen=True)
@@ -82,26 +79,26 @@ class _Unlimited:
     def drop_drafts(self, sequence: DecodedSequence, records: Sequence[int], kept: int) -> None: ...
 
 
-class _Guesses(BatchDrafter):
-    """A drafter whose tokens have no meaning: a die decides which are right."""
+class _Guesses(ModelDrafter):
+    """A drafter whose tokens have no meaning: a die decides which are right. It knows how often it is right."""
 
-    num_caught_up = 0
+    def __init__(self, token_us: float, chances: tuple[float, ...]) -> None:
+        """chances: what it states of each position; the last one goes on."""
+        self._token_us, self._chances = token_us, chances
 
-    def __init__(self, token_us: float) -> None:
-        self._token_us = token_us
-        self.used_us = 0.0
-        """Time that it has drafted."""
-        self._depth = 0
+    def pass_s(self, num_sequences: int) -> float:
+        return 1e-6 * self._token_us * num_sequences
 
-    def prepare(self, sequences: Sequence[DecodedSequence], depth: int) -> None:
-        self.used_us += depth * self._token_us
-        self._depth = depth
+    def propose_all(self, sequences: Sequence[DecodedSequence], depths: Sequence[int]) -> list[Draft]:
+        self.spent_s += 1e-6 * self._token_us * sum(depths)
+        return [self._draft(depth) for depth in depths]
 
-    def settle(self, sequence: DecodedSequence) -> None: ...
+    def _draft(self, depth: int) -> Draft:
+        last = len(self._chances) - 1
+        stated = tuple(self._chances[min(position, last)] for position in range(depth))
+        return Draft((0,) * depth, stated) if depth else NOTHING
 
-    def propose(self, sequence: DecodedSequence, depth: int) -> Draft:
-        depth, self._depth = min(depth, self._depth), 0
-        return Draft((0,) * depth, (_STATED,) * depth) if depth else NOTHING
+    def release(self, sequence: DecodedSequence) -> None: ...
 
 
 class _PlayedExperts:
@@ -138,7 +135,7 @@ class _Play:
         self._drafting, self._offsets = drafting, trace.offsets
         self._experts = _PlayedExperts(trace, cost)
         self._random = random.Random(1)  # noqa: S311
-        self._drafter = _Guesses(drafting.draft_us)
+        self._drafter = _Guesses(drafting.draft_us, drafting.acceptance)
         self._speculator = None if drafting.depth == 0 else self._opened()
         self._sequence: DecodedSequence | None = None
         self._number = -1
@@ -151,13 +148,7 @@ class _Play:
         config = SpeculativeConfig(
             "mtp", num_speculative_tokens=self._drafting.depth, adaptive=self._drafting.adaptive
         )
-        return Speculator(
-            config,
-            _Unlimited(),
-            MoeTimes(cast(MoeRuntime, self._experts)),
-            ahead=self._drafter,
-            clock=lambda: 1e-6 * self._drafter.used_us,
-        )
+        return Speculator(config, _Unlimited(), MoeTimes(cast(MoeRuntime, self._experts)), self._drafter)
 
     def next_rows(self, so_far: _core.SimulationResult) -> list[int]:
         """Rows of the next step; see `_core.simulate_steps`."""
@@ -194,13 +185,13 @@ class _Play:
         if self._item is None or self._sequence is None:
             return
         depth = len(self._item.drafts)
-        now_us = so_far.total_us + self._drafter.used_us
+        now_us = so_far.total_us + 1e6 * self._drafter.spent_s
         self._experts.update(so_far)
         if self._speculator is not None:
             if depth:
                 self._speculator.verified(self._item, self._accepted, has_ended=False)
             step_s = 1e-6 * (now_us - self._before_us)
-            self._speculator.step_done(1, 1 + depth, step_s, is_decode=True)
+            self._speculator.step_done([self._item], 1, 1 + depth, step_s)
         self._before_us = now_us
         self._row += 1 + self._accepted
         self._sequence.token_ids.extend([0] * (1 + self._accepted))

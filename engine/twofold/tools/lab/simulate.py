@@ -188,6 +188,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="price of one upload, in misses (default: the profile's)",
     )
+    _add_card_arguments(parser)
+    _add_drafting_arguments(parser)
+
+
+def _add_card_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vram",
         type=number_list(float, "sizes above 0 GB such as 8,12,24", 1e-9, 10_000),
@@ -201,6 +206,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         help="VRAM for KV cache and buffers, with --vram (default: 1)",
     )
+
+
+def _add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--acceptance",
         metavar="P[,P…]|DB",

@@ -1,5 +1,5 @@
 """`twofold bench`: this machine's ceilings, prefill and decode speed of one request and their shares of the ceilings,
-an alternating comparison with transformers, and where the time of a step goes.
+alternating comparisons with transformers and without drafts, and where the time of a step goes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twofold.api.errors import ConfigError, KernelError
 from twofold.api.types import Chunk, SamplingParams
+from twofold.tools.cli.bench.drafted_speed import DraftedBench, drafted_lines
 from twofold.tools.cli.bench.speed import Speed, median_speed
 from twofold.tools.cli.bench.transformers_speed import TransformersBench
 from twofold.tools.cli.model_options import add_model_arguments, engine_config, running_engine
@@ -156,7 +157,12 @@ def measure_prompt(
     """Medians of alternating rounds with this prompt."""
     ours: list[Speed] = []
     theirs: list[Speed] = []
+    drafted = DraftedBench(engine) if engine.speculates else None
     for turn in range(args.repeats + 1):
+        if drafted is not None:
+            drafted.answer_off(lambda: answer_once(engine, prompt, args.new_tokens), counts=turn > 0)
+            if turn == 1:
+                drafted.begin()
         mine = answer_once(engine, prompt, args.new_tokens)
         yours = other.answer_once(prompt, args.new_tokens) if other is not None else None
         # The first round warms up caches and thread pools of both programs.
@@ -179,6 +185,7 @@ def measure_prompt(
         "prefill_ratio": None,
         "decode_ratio_range": None,
         "prefill_ratio_range": None,
+        "speculation": None if drafted is None else drafted.as_json(ours),
     }
     if other is not None:
         result["transformers"] = median_speed(theirs).as_json() | other.describe()
@@ -265,6 +272,8 @@ def table(result: dict[str, Any]) -> str:
         *(f"  {a:<14}{b:>22}{c:>22}" for a, b, c in rows),
         *(f"  note: {text}" for text in result["output_changes"]),
     ]
+    if result["speculation"]:
+        lines += drafted_lines(result["speculation"])
     if shares := result["shares"]:
         for name in ("of_read", "of_products"):
             prefill, decode = (f"{shares[step][name]:.0%}" for step in ("prefill", "decode"))
