@@ -6,6 +6,7 @@ A page refreshes while its run is live, and no longer after it has ended.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,9 @@ import streamlit as st
 from twofold.api.errors import ConfigError
 from twofold.telemetry import queries
 
-from dashboard import parts
+from dashboard import pace, parts
 from dashboard.view import (
     NEWEST,
-    REFRESH_S,
     View,
     chosen_run,
     chosen_window_s,
@@ -88,7 +88,8 @@ def live_page(
     refresh: bool = True,
     subject: Callable[[View], View | None] = lambda chosen: chosen,
 ) -> None:
-    """A page about `subject(view)`, refreshed every two seconds while that run is live.
+    """A page about `subject(view)`, refreshed while that run is live: every two seconds, more rarely if a refresh is
+    costly (`pace`).
 
     If the subject is None (unknown run), there is no header and `body` gets the chosen view.
     """
@@ -101,10 +102,11 @@ def live_page(
     if wanted and shown is None:
         every = POLL_S  # until there is something to show
     elif wanted and refresh and shown is not None and shown.live:
-        every = REFRESH_S
+        every = pace.interval_s(st.session_state, title)
 
     @st.fragment(run_every=every)
     def fragment() -> None:
+        begun_cpu_s = time.thread_time()
         current = _view()
         if current is None:
             return
@@ -118,6 +120,8 @@ def live_page(
             return
         if every is not None and (shown is None or (about is not None and not about.live)):
             st.rerun()  # the first run has begun, or this one has ended: the refresh interval changes
+        if every is not None and pace.slow_down(st.session_state, title, time.thread_time() - begun_cpu_s):
+            st.rerun()
 
     fragment()
     if wanted and shown is not None and not shown.live and st.session_state.get("run", NEWEST) == NEWEST:
