@@ -18,5 +18,5 @@ def test_a_costly_page_refreshes_less_often() -> None:
     assert not slow_down(state, "overview", 0.19)
     assert not slow_down(state, "overview", 9.0)
     assert slow_down(state, "overview", 9.0)
-    assert interval_s(state, "overview") == 10.0
+    assert interval_s(state, "overview") == 30.0
     assert interval_s(state, "requests") == 2.0
