@@ -39,7 +39,7 @@ def sidebar() -> None:
             "Refresh live",
             value=True,
             key="refresh",
-            help=f"Read the database every {REFRESH_S:.0f} s while the run is live.",
+            help=f"Read the database every {REFRESH_S:.0f} s while the run is live; up to 30 s if that is costly.",
         )
         if db is not None:
             st.caption(f"Reading `{formats.last_part(db.path)}`", help=f"`{db.path}`")

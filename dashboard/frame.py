@@ -6,6 +6,7 @@ A page refreshes while its run is live, and no longer after it has ended.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,9 @@ import streamlit as st
 from twofold.api.errors import ConfigError
 from twofold.telemetry import queries
 
-from dashboard import parts
+from dashboard import pace, parts
 from dashboard.view import (
     NEWEST,
-    REFRESH_S,
     View,
     chosen_run,
     chosen_window_s,
@@ -26,7 +26,9 @@ from dashboard.view import (
 )
 
 POLL_S: Final = 10.0
-"""Seconds between checks for a first or newer run; only a stamp is read until it changes."""
+"""Seconds between checks for a first run."""
+NEWER_RUN_POLL_S: Final = 30.0
+"""Seconds between checks for a newer run than the ended one that is shown; a check takes 0.1 s of a busy core."""
 
 _STYLE: Final = f"<style>{Path(__file__).with_name('style.css').read_text(encoding='utf-8')}</style>"
 
@@ -88,7 +90,8 @@ def live_page(
     refresh: bool = True,
     subject: Callable[[View], View | None] = lambda chosen: chosen,
 ) -> None:
-    """A page about `subject(view)`, refreshed every two seconds while that run is live.
+    """A page about `subject(view)`, refreshed while that run is live: every two seconds, more rarely if a refresh is
+    costly (`pace`).
 
     If the subject is None (unknown run), there is no header and `body` gets the chosen view.
     """
@@ -101,10 +104,11 @@ def live_page(
     if wanted and shown is None:
         every = POLL_S  # until there is something to show
     elif wanted and refresh and shown is not None and shown.live:
-        every = REFRESH_S
+        every = pace.interval_s(st.session_state, title)
 
     @st.fragment(run_every=every)
     def fragment() -> None:
+        begun_cpu_s = time.thread_time()
         current = _view()
         if current is None:
             return
@@ -119,6 +123,8 @@ def live_page(
             return
         if every is not None and (shown is None or (about is not None and not about.live)):
             st.rerun()  # the first run has begun, or this one has ended: the refresh interval changes
+        if every is not None and pace.slow_down(st.session_state, title, time.thread_time() - begun_cpu_s):
+            st.rerun()
 
     fragment()
     if wanted and shown is not None and not shown.live and st.session_state.get("run", NEWEST) == NEWEST:
@@ -142,7 +148,7 @@ def _await_newer_run(db: queries.Database) -> None:
     """Show a run that begins after the newest has ended; asks for runs only when the database has changed."""
     seen, newest = [db.stamp()], _newest_run_id(db)
 
-    @st.fragment(run_every=POLL_S)
+    @st.fragment(run_every=NEWER_RUN_POLL_S)
     def wait() -> None:
         stamp = db.stamp()
         if stamp == seen[0]:

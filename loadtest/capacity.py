@@ -71,15 +71,18 @@ class Measurements:
 
     def _load(self, rate: float, repetition: int, seconds: float) -> Load:
         plan = self.plan
-        shape = PromptShape(plan.input_len, plan.output_len, drawn=True, lengths_seed=plan.seed + repetition)
+        # Seeds that follow one another share no repetition.
+        seed = 1000 * plan.seed + repetition
+        shape = PromptShape(plan.input_len, plan.output_len, drawn=True, lengths_seed=seed)
         # New prompts for each load: none is in the prefix cache.
         workload = replace(self.workload, seed=1000 * (plan.seed + 1) + self.num_loads)
         load_plan = LoadPlan(
             num_prompts=max(10, int(3 * rate * seconds)),
             request_rate=rate,
             duration_s=seconds,
+            fixed_count=True,
             timeout_s=_TIMEOUT_S,
-            seed=plan.seed + repetition,
+            seed=seed,
             slos=plan.slos,
         )
         return Load(self.client, workload, shape, load_plan, stage=f"{rate:.3g}/s")

@@ -18,6 +18,13 @@ from tests.e2e.waiting import wait_until
 @contextmanager
 def served(database: Path, folder: Path) -> Iterator[str]:
     """The dashboard, started from another folder than the repository; its address."""
+    with served_process(database, folder) as (url, _):
+        yield url
+
+
+@contextmanager
+def served_process(database: Path, folder: Path) -> Iterator[tuple[str, int]]:
+    """As `served`, with the number of its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -31,7 +38,7 @@ def served(database: Path, folder: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(lambda: _answers(url), limit_s=60)
-        yield url
+        yield url, process.pid
     finally:
         process.terminate()
         process.wait(20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +63,7 @@ class OnCpu(TelemetrySink):
 
     def step(self, record: StepRecord) -> None:
         slow = record.step == self.SLOW_STEP
-        self._sink.step(replace(record, involuntary_switches=7 * slow, major_faults=0, cpu_us=1.0))
+        self._sink.step(record._replace(involuntary_switches=7 * slow, major_faults=0, cpu_us=1.0))
 
     def native_events(self, kind: str, rows: np.ndarray) -> None:
         if kind != "token_layer":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from loadtest.capacity import Measurements
 
 PLACES, SERVICE_S = 4, 0.25
 CAPACITY = PLACES / SERVICE_S
+SEEDS = (0, 1, 2)
 
 
 class QueueingServer:
@@ -110,16 +112,17 @@ def test_a_rate_below_the_lowest_is_not_found(server: QueueingServer, tmp_path: 
     assert {sample["stage"] for sample in server.samples} == {"4/s"}
 
 
-def rate_found(seed: int) -> Capacity:
+QUICK = Search(10.0, 100.0, repeats=1)
+
+
+def rate_found(seed: int, within: Search = QUICK, *, seconds: float = 8.0) -> Capacity:
     """A search in virtual time, so that nothing else on this machine changes its result."""
 
     async def search() -> Capacity:
         server = QueueingServer(asyncio.get_running_loop())
         listening = await asyncio.start_server(server.answer, "127.0.0.1", 0)
         client = HttpClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
-        plan = CapacityPlan(
-            parse_slos("ttft_p95_ms=900"), Search(10.0, 100.0, repeats=1), seconds=8.0, seed=seed
-        )
+        plan = CapacityPlan(parse_slos("ttft_p95_ms=900"), within, seconds=seconds, seed=seed)
         workload = Workload(CHAT, "random", ["a", "fox"], {"model": "m"})
         # Nothing listens at port 1: the samples are not stored.
         store = SampleStore("http://127.0.0.1:1", "capacity", None)
@@ -138,3 +141,12 @@ def test_the_same_rate_is_found_twice_and_it_is_the_servers() -> None:
     assert rates[1] == pytest.approx(rates[0], rel=0.1)
     # The places serve 16 per second; other arrivals of eight seconds may come closer together.
     assert all(0.6 * CAPACITY < rate < 1.4 * CAPACITY for rate in rates), rates
+
+
+@pytest.mark.slow
+def test_other_seeds_find_the_same_rate() -> None:
+    """With the default length and repetitions of a load: every rate within 10 % of their median."""
+    rates = sorted(rate_found(seed, Search(10.0, 100.0), seconds=20.0).held or 0.0 for seed in SEEDS)
+    print(f"\nrates found with {len(SEEDS)} seeds: {', '.join(f'{rate:.2f}' for rate in rates)}")
+    assert rates[0] > 0
+    assert rates == pytest.approx([statistics.median(rates)] * len(rates), rel=0.1)

@@ -12,7 +12,7 @@ import pytest
 from twofold.api.errors import ConfigError
 from twofold.tools.loadgen import report
 from twofold.tools.loadgen.answer_stream import AnswerStream
-from twofold.tools.loadgen.arrivals import arrival_times
+from twofold.tools.loadgen.arrivals import arrival_times, arrivals_within
 from twofold.tools.loadgen.http_client import check_url
 from twofold.tools.loadgen.metrics import Run, Sample, percentile
 from twofold.tools.loadgen.slo import limits
@@ -161,6 +161,17 @@ def test_arrivals_are_a_poisson_process_of_their_seed() -> None:
     assert first(50, 8.0, 1.0, 2) != times[:50]
     assert statistics.stdev(np.diff(first(2000, 8.0, 0.25, 1))) == pytest.approx(2 / 8, rel=0.2)
     assert first(4, 8.0, math.inf, 1) == [0, 0.125, 0.25, 0.375]
+
+
+def test_a_fixed_number_of_arrivals_is_spread_as_a_poisson_process_spreads_them() -> None:
+    times = arrivals_within(8.0, 2500.0, 1)
+    gaps = np.diff(times)
+    assert len(times) == 20_000
+    assert 0 < times[0] < times[-1] < 2500
+    assert (gaps > 1 / 8).mean() == pytest.approx(math.exp(-1), abs=0.015)
+    assert [len(arrivals_within(16.0, 20.0, seed)) for seed in range(3)] == [320] * 3
+    assert arrivals_within(16.0, 20.0, 1) != arrivals_within(16.0, 20.0, 2)
+    assert len(arrivals_within(0.01, 1.0, 0)) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,48 @@ def test_a_lower_limit_shrinks_the_file(tmp_path: Path) -> None:
     sink.close()
     assert size_of(path) <= limit
     assert scalar(path, "PRAGMA integrity_check") == "ok"
+
+
+@pytest.mark.slow
+def test_shrinking_stops_neither_writer_nor_readers(tmp_path: Path) -> None:
+    """Prints the longest push, query and pause between two transactions while a file shrinks to a fifth."""
+    path, clock = tmp_path / "t.db", ManualClock()
+    sink = open_writer(path, now=clock, max_queued_rows=1 << 20)
+    Load(sink, clock).run(4_000, seconds=1.0)
+    sink.close()
+    before, limit = size_of(path), size_of(path) // 5
+    sink = open_writer(path, max_bytes=limit, now=clock)
+    load = Load(sink, clock)
+    reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    longest = {"push": 0.0, "query": 0.0, "pause": 0.0}
+    written, written_s = sink.stats().num_written, time.perf_counter()
+
+    def shrunk() -> bool:
+        nonlocal written, written_s
+        begun_s = time.perf_counter()
+        load.run(1, seconds=2.0)
+        pushed_s = time.perf_counter()
+        reader.execute("SELECT max(step), count(*) FROM step").fetchone()
+        now_s = time.perf_counter()
+        if sink.stats().num_written != written:
+            written, written_s = sink.stats().num_written, now_s
+        for name, took_s in (
+            ("push", pushed_s - begun_s),
+            ("query", now_s - pushed_s),
+            ("pause", now_s - written_s),
+        ):
+            longest[name] = max(longest[name], took_s)
+        return size_of(path) <= limit
+
+    wait_until(shrunk)
+    reader.close()
+    sink.close()
+    shown = ", ".join(f"{name} {1e3 * took_s:.0f} ms" for name, took_s in longest.items())
+    print(f"\n{before / 1e6:.0f} MB to {limit / 1e6:.0f} MB, longest: {shown}; load {os.getloadavg()[0]:.1f}")
+    assert sink.stats().num_dropped == 0
+    assert longest["push"] < 0.5
+    assert longest["query"] < 1.0
+    assert longest["pause"] < 3.0
 
 
 def test_requests_and_samples_go_when_nothing_else_is_left(tmp_path: Path) -> None:

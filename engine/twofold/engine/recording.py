@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence as Seq
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy.typing as npt
 
 from twofold import _core
 from twofold.api.types import ControlRecord, PlacementCounts, PrefetchCounts, RunInfo, StepRecord
 from twofold.engine.requests import RequestState
-from twofold.engine.step_clock import ProcessUsage, StepClock
+from twofold.engine.step_clock import StepClock
 from twofold.experts.moe import MoeRuntime
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.speculation import NO_DRAFTS, Speculator
@@ -35,7 +35,7 @@ for _stored, _native in (
 # Draining the event rings at every step would cost a decode step of a small model several percent.
 _DRAIN_EVERY_S = 0.05
 _RATE_SMOOTHING = 0.1
-_NOT_COUNTED = (None,) * len(ProcessUsage._fields)
+_NOT_COUNTED: Final = (None, None, None)
 
 
 class Recorder:
@@ -117,7 +117,7 @@ class Recorder:
             self.decode_tokens_per_s = previous + _RATE_SMOOTHING * (rate - previous) if previous else rate
         if self._sink is not None:
             parts, emulated = clock.parts()
-            usage = clock.usage()
+            switches, faults, cpu_us = clock.usage() or _NOT_COUNTED
             self._sink.step(
                 StepRecord(  # positional: keywords take 1 us of a step
                     number,
@@ -130,7 +130,9 @@ class Recorder:
                     wall_s * 1e6,
                     parts,
                     emulated,
-                    *(usage or _NOT_COUNTED),
+                    switches,
+                    faults,
+                    cpu_us,
                     begin_s * 1e6,
                     drafts.num_drafted,
                     drafts.num_accepted,

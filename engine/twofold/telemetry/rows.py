@@ -79,16 +79,10 @@ def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:
 
 def step_rows(run_id: int, records: Iterable[StepRecord]) -> Iterator[Row]:
     """Rows of table `step`: the records' numbers, then the parts of their times."""
-    return (
-        (
-            run_id,
-            *record[:_PARTS],
-            *record[_PARTS + 2 :],
-            *record[_PARTS],
-            *(record[_PARTS + 1] or _NOT_EMULATED),
-        )
-        for record in records
-    )
+    for record in records:
+        fields: tuple[Any, ...] = record
+        emulated = record.emulated or _NOT_EMULATED
+        yield (run_id, *fields[:_PARTS], *fields[_PARTS + 2 :], *record.parts, *emulated)
 
 
 @dataclass

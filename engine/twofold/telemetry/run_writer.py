@@ -74,7 +74,7 @@ class _StepSeconds:
         begins = np.flatnonzero(
             np.diff(seconds, prepend=self._seconds[-1] if self._seconds else seconds[0] - 1)
         )
-        self._first_steps.extend(steps[begin].step for begin in begins)
+        self._first_steps.extend(steps[begin].step for begin in begins.tolist())
         self._seconds.extend(seconds[begins].tolist())
         self._last_step = steps[-1].step
         del self._first_steps[:-_REMEMBERED_SECONDS], self._seconds[:-_REMEMBERED_SECONDS]

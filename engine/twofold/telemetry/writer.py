@@ -40,7 +40,7 @@ MAX_QUEUED_ROWS: Final = 262_144
 _RESERVED_ROWS: Final = 8_192
 """Queue room that native events leave to requests and steps, without which they would mean little."""
 MAX_DATABASE_BYTES: Final = TelemetryConfig.telemetry_max_bytes
-_FLUSH_INTERVAL_S: Final = 0.15
+_FLUSH_INTERVAL_S: Final = 0.1
 """From the begin of one write to the begin of the next, so that a slow write does not postpone the next one."""
 _FIRST_PAUSE_S: Final = 0.2
 _HEARTBEAT_S: Final = 1.0
@@ -201,8 +201,9 @@ class DatabaseSink(TelemetrySink):
             if closing and deadline_s is None:
                 deadline_s = time.monotonic() + _CLOSE_PATIENCE_S
             batch = self._take()
+            # What comes during a write waits for the next one, unless it fills a transaction.
             while batch and self._write(batch):
-                batch = self._take()
+                batch = self._take() if closing or self._is_crowded() else []
             if closing and (not (batch or self._in_doubt) or time.monotonic() >= (deadline_s or 0.0)):
                 break
             if not batch and self._now() >= self._next_heartbeat_s:
@@ -213,6 +214,10 @@ class DatabaseSink(TelemetrySink):
         self._write([], finished=True)
         if self._database is not None:
             self._database.close()
+
+    def _is_crowded(self) -> bool:
+        with self._mutex:
+            return self._queued_rows >= self._budget.transaction_rows
 
     def _take(self) -> list[Item]:
         """The next items, at most a transaction's worth of rows and never across the beginning of a run.

@@ -10,11 +10,11 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from twofold.tools.loadgen.answer_stream import AnswerStream, MalformedStreamError
-from twofold.tools.loadgen.arrivals import arrival_times
+from twofold.tools.loadgen.arrivals import arrival_times, arrivals_within
 from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError
 from twofold.tools.loadgen.metrics import Run, Sample
 from twofold.tools.loadgen.slo import Slo
@@ -34,6 +34,8 @@ class LoadPlan:
     burstiness: float = 1.0
     duration_s: float | None = None
     """No request starts later than this."""
+    fixed_count: bool = False
+    """Exactly `request_rate` × `duration_s` conversations, at the moments of a Poisson process of so many arrivals."""
     timeout_s: float = 600.0
     """Limit for one request."""
     num_warmups: int = 0
@@ -97,9 +99,11 @@ class Load:
                 if not self._is_over:
                     await self._converse(number, waited_s=self._loop.time() - due_s)
 
-        arrivals = itertools.islice(arrival_times(request_rate, plan.burstiness, plan.seed), plan.num_prompts)
+        arrivals: Iterable[float] = arrival_times(request_rate, plan.burstiness, plan.seed)
+        if plan.fixed_count and plan.duration_s is not None:
+            arrivals = arrivals_within(request_rate, plan.duration_s, plan.seed)
         async with asyncio.TaskGroup() as tasks:
-            for number, at_s in enumerate(arrivals):
+            for number, at_s in enumerate(itertools.islice(arrivals, plan.num_prompts)):
                 due_s = begin_s + at_s
                 if due_s > self._last_begin_s:
                     break

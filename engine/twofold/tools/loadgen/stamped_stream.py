@@ -79,7 +79,7 @@ async def post(
     transport: asyncio.Transport | None = None
     try:
         transport, inbox = await loop.create_connection(
-            lambda: _Inbox(loop), parsed.hostname, port, ssl=tls if parsed.scheme == "https" else None
+            lambda: _Inbox(loop), parsed.hostname or "", port, ssl=tls if parsed.scheme == "https" else None
         )
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         head = {**headers, "Host": parsed.netloc, "Connection": "close", "Content-Length": str(len(body))}
@@ -93,11 +93,8 @@ async def post(
                 names = {name.decode(): value.decode("latin-1") for name, value in event.headers}
                 yield StampedAnswer(event.status_code, names, _body(events))
                 return
-        raise ConnectionError("the connection was closed before an answer came")
     except h11.ProtocolError as error:
         raise ConnectionError(str(error) or type(error).__name__) from error
-    except (TimeoutError, ConnectionError):
-        raise
     except OSError as error:
         raise ConnectionError(str(error) or type(error).__name__) from error
     finally:
@@ -116,6 +113,8 @@ async def _events(connection: h11.Connection, inbox: _Inbox) -> AsyncIterator[tu
         event = connection.next_event()
         if event is h11.NEED_DATA:
             data, at_s = await inbox.next()
+            if not data and connection.their_state is h11.SEND_RESPONSE:
+                raise ConnectionError("the server disconnected without sending a response")
             connection.receive_data(data)
             continue
         assert isinstance(event, h11.Event)
