@@ -27,10 +27,10 @@ def write_database(path: Path, accelerator: str, *, seconds: int = 8, failures: 
 
 
 def show(
-    monkeypatch: pytest.MonkeyPatch, path: Path | None, page: str = "overview", **address: str
+    monkeypatch: pytest.MonkeyPatch, path: Path | str | None, page: str = "overview", **address: str
 ) -> AppTest:
-    """The page as drawn for a new viewer; `address` holds the query parameters of its address."""
-    url = "" if path is None else f"sqlite:///{path}"
+    """The page as drawn for a new viewer of a file or URL; `address` holds the query parameters of its address."""
+    url = path if isinstance(path, str) else "" if path is None else f"sqlite:///{path}"
     monkeypatch.setenv("TWOFOLD_TELEMETRY_URL", url)
     app = AppTest.from_file(str(DASHBOARD / "pages" / "main.py"), default_timeout=60)
     for name, value in address.items():

@@ -36,7 +36,8 @@ def prediction_error(db: Database, run: Run) -> PredictionError | None:
     newest = select(table.first_step, table.num_events).where(table.run_id == run.run_id)
     blocks = db.rows(newest.order_by(table.last_step.desc()).limit(_MOST_BLOCKS))
     enough = int(np.searchsorted(np.cumsum([block.num_events for block in blocks]), MAX_ROWS))
-    first_step = blocks[min(enough, len(blocks) - 1)].first_step if blocks else 0
+    # A long request's block can begin before blocks that end earlier.
+    first_step = min((block.first_step for block in blocks[: enough + 1]), default=0)
     rows = events(db, run, "token_layer", first_step=first_step)
     rows = rows[(rows["predicted_us"] > 0) & (rows["layer_us"] > 0)]
     if not len(rows):
