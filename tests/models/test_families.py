@@ -373,6 +373,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4v_moe", {"text_config": None}, "text_config"),
     ("seed_oss", {"attention_out_bias": True}, "attention_out_bias is True, expected False"),
     ("mimo_v2_flash", {"v_head_dim": 14}, "v_head_dim 14 is more than head_dim 12"),
+    (
+        "step3p7",
+        {"text_config": EXAMPLES["step3p7"].text_config() | {"swiglu_limits": [0, 0, 7]}},
+        "swiglu_limits",
+    ),
     ("laguna", {"gating": "per-layer"}, "gating is 'per-layer'"),
     ("laguna", {"num_attention_heads_per_layer": [4]}, "one number for each of 3 layers"),
     ("hunyuan_v1_moe", {"moe_topk": [4, 4, 4], "num_experts_per_tok": None}, "moe_topk"),

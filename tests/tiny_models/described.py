@@ -66,6 +66,10 @@ class TinyDescribed(TinyModel):
             for key, value in self.settings.items()
             if key in ("layer_types", "mlp_layer_types", "layer_rope_theta", "num_attention_heads_per_layer")
         }
+        if self.outer == "ernie4_5_vl_moe":  # sections fill half of a head
+            half = model.hidden_size // model.num_heads // 2
+            section = [3 * half // 8, 3 * half // 8, half // 4]
+            lists["rope_parameters"] = self.settings["rope_parameters"] | {"mrope_section": section}
         return model.with_settings(**lists, **self._one_group())
 
     def _one_group(self) -> dict[str, int]:

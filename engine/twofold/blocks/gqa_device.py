@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from twofold.blocks.device_step import (
     DeviceState,
@@ -17,14 +17,45 @@ from twofold.blocks.device_step import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from twofold.blocks.gqa import Gqa
+    from twofold.blocks.temperature import Temperature
+
+
+class GqaFields(Protocol):
+    """Fields of `blocks.gqa.Gqa` that its device operator reads."""
+
+    @property
+    def eps(self) -> float: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def value_scale(self) -> float: ...
+    @property
+    def flat_norms(self) -> bool: ...
+    @property
+    def rotated(self) -> bool: ...
+    @property
+    def rotation(self) -> int: ...
+    @property
+    def temperature(self) -> Temperature | None: ...
+    @property
+    def keys_are_values(self) -> bool: ...
+    @property
+    def gated(self) -> bool: ...
+    @property
+    def gate_rows(self) -> int: ...
+    @property
+    def all_gate_rows(self) -> int: ...
+    @property
+    def softplus(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class GqaOnDevice:
-    """See `Gqa`. Where values are shorter than keys, both get zeros up to a length that kernels have."""
+    """See `blocks.gqa`. Where values are shorter than keys, both get zeros up to a length that kernels have."""
 
-    attention: Gqa
+    attention: GqaFields
     shape: HeadShape
     norm: Tensor | None
     qkv: Tensor
