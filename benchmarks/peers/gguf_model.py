@@ -76,8 +76,12 @@ def write_model(
     format_name: str,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, whole: None,
+    *,
+    is_sparse: bool = False,
 ) -> None:
     """Write the file; it appears under its name only when it is whole. `progress` is given bytes done and in all.
+
+    is_sparse: headers alone, then holes of the right size: for sizes, not for running.
 
     Raises:
         ValueError: the format cannot hold this shape.
@@ -89,7 +93,7 @@ def write_model(
     whole = sum(tensor.bytes for tensor in tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
-    if free < whole + _FREE_BYTES:
+    if free < whole + _FREE_BYTES and not is_sparse:
         raise OSError(
             f"{path.name} takes {whole / 1e9:.1f} GB, {path.parent} has {free / 1e9:.1f} GB free and "
             f"{_FREE_BYTES / 1e9:.1f} GB are to stay free; give another directory or fewer layers"
@@ -115,7 +119,9 @@ def write_model(
             # One file, written piece by piece: write_tensor_data would want the whole stack in memory.
             out = writer.fout[0]
             writer.write_padding(out, out.tell())
-            for piece in _pieces(rng, tensor):
+            if is_sparse:
+                out.truncate(out.seek(tensor.bytes, os.SEEK_CUR))
+            for piece in () if is_sparse else _pieces(rng, tensor):
                 out.write(piece.data)
                 done += piece.nbytes
                 progress(done, whole)

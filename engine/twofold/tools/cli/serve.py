@@ -18,8 +18,10 @@ from twofold.tools.cli.model_options import (
     add_model_arguments,
     emulation_notice,
     engine_config,
+    fitted,
     load_engine,
     open_telemetry,
+    report_lack_of_memory,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
     # The seed is logged here too: the choices of one request draw with consecutive seeds.
     defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
+    config, plan = fitted(args, config)
     sink = open_telemetry(args)
     loaded: list[Engine] = []
     try:
@@ -54,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         port = int(listener.getsockname()[1])
 
         def load() -> tuple[ServingEngine, SamplingParams]:
-            engine = load_engine(config, sink)
+            with report_lack_of_memory(plan):
+                engine = load_engine(config, sink)
             engine.start()
             loaded.append(engine)
             return engine, defaults
