@@ -102,17 +102,7 @@ def write_model(
     writer = gguf.GGUFWriter(part, shape.architecture)
     try:
         _add_metadata(writer, shape, format_name)
-        for tensor in tensors:
-            writer.add_tensor_info(
-                tensor.name,
-                tensor.byte_shape,
-                np.dtype(np.uint8),
-                tensor.bytes,
-                raw_dtype=gguf.GGMLQuantizationType[tensor.block_format.gguf_type],
-            )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
+        _write_headers(writer, tensors)
         rng = np.random.Generator(np.random.SFC64(seed))
         done = 0
         for tensor in tensors:
@@ -133,6 +123,22 @@ def write_model(
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _write_headers(writer: gguf.GGUFWriter, tensors: list[Tensor]) -> None:
+    import gguf
+
+    for tensor in tensors:
+        writer.add_tensor_info(
+            tensor.name,
+            tensor.byte_shape,
+            np.dtype(np.uint8),
+            tensor.bytes,
+            raw_dtype=gguf.GGMLQuantizationType[tensor.block_format.gguf_type],
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
 
 
 def _pieces(rng: np.random.Generator, tensor: Tensor) -> Iterator[npt.NDArray[Any]]:

@@ -103,7 +103,13 @@ class FitPlan:
 
 
 def plan_fit(config: EngineConfig, given: Collection[str], files: ModelFiles, machine: Machine) -> FitPlan:
-    """Fit `config` to a machine; settings in `given` are kept. Never raises for a model that does not fit."""
+    """Fit `config` to a machine; settings in `given` are kept.
+
+    A model that does not fit gives a plan with a `problem`.
+
+    Raises:
+        ConfigError: a given number of slots or of KV cache tokens cannot be met.
+    """
     draft = _Draft(config, given, files, machine)
     return draft.on_device() if machine.device_bytes is not None else draft.on_host()
 
@@ -114,7 +120,7 @@ class _Draft:
     def __init__(
         self, config: EngineConfig, given: Collection[str], files: ModelFiles, machine: Machine
     ) -> None:
-        self.config, self.given, self.files, self.machine = config, given, files, machine
+        self.config, self.given, self.files, self.machine = config, frozenset(given), files, machine
         self.longest = min(config.max_model_len or files.config.max_context, files.config.max_context)
         self.target = self.longest if "max_model_len" in given else min(self.longest, USUAL_CONTEXT)
         self.changes: dict[str, Any] = {}
@@ -139,6 +145,8 @@ class _Draft:
         is_emulated = self.machine.accelerator.startswith("emulated")
         on_device = measure_files(self.files, kv_cache_dtype="bfloat16")
         budget, problem = self._device_budget(on_device)
+        if budget is None and self.given & {*SLOT_FIELDS, "max_total_tokens"}:
+            raise ConfigError(problem)  # names the flag and what it takes
         if budget is None:
             return self._unfit(on_device, f"the accelerator is too small: {problem}", ["--accelerator none"])
         slots = budget.num_slots

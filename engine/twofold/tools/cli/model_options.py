@@ -95,10 +95,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def fitted(args: argparse.Namespace, config: EngineConfig) -> tuple[EngineConfig, FitPlan | None]:
-    """`config` with what no flag sets chosen for this machine; the table goes to stderr. None with --no-auto-fit.
+    """`config` with what no flag sets chosen for this machine, and the plan; None with --no-auto-fit.
 
     Raises:
-        ConfigError: the model does not fit; the table has said what would.
+        ConfigError: the model does not fit; the table on stderr says what would.
     """
     if not config.auto_fit:
         return config, None
@@ -110,8 +110,8 @@ def fitted(args: argparse.Namespace, config: EngineConfig) -> tuple[EngineConfig
     if hasattr(args, N_CPU_MOE):
         given.add("gpu_experts_ratio")
     plan = fit_here(config, given, open_model_files(Path(config.model)))
-    print("\n".join(plan.lines()), file=sys.stderr)
     if not plan.fits:
+        print("\n".join(plan.lines()), file=sys.stderr)
         raise ConfigError(f"{plan.problem}; --no-auto-fit tries nevertheless")
     return plan.config, plan
 

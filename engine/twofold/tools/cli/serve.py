@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
     telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
     # The seed is logged here too: the choices of one request draw with consecutive seeds.
     defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
-    config, plan = fitted(args, config)
     sink = open_telemetry(args)
     loaded: list[Engine] = []
     try:
@@ -57,8 +57,11 @@ def run(args: argparse.Namespace) -> int:
         port = int(listener.getsockname()[1])
 
         def load() -> tuple[ServingEngine, SamplingParams]:
+            chosen, plan = fitted(args, config)
             with report_lack_of_memory(plan):
-                engine = load_engine(config, sink)
+                engine = load_engine(chosen, sink)
+            if plan is not None:
+                print("\n".join(plan.lines()), file=sys.stderr)
             engine.start()
             loaded.append(engine)
             return engine, defaults
