@@ -76,8 +76,12 @@ def write_model(
     format_name: str,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, whole: None,
+    *,
+    is_sparse: bool = False,
 ) -> None:
     """Write the file; it appears under its name only when it is whole. `progress` is given bytes done and in all.
+
+    is_sparse: headers alone, then holes of the right size: for sizes, not for running.
 
     Raises:
         ValueError: the format cannot hold this shape.
@@ -89,7 +93,7 @@ def write_model(
     whole = sum(tensor.bytes for tensor in tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
-    if free < whole + _FREE_BYTES:
+    if free < whole + _FREE_BYTES and not is_sparse:
         raise OSError(
             f"{path.name} takes {whole / 1e9:.1f} GB, {path.parent} has {free / 1e9:.1f} GB free and "
             f"{_FREE_BYTES / 1e9:.1f} GB are to stay free; give another directory or fewer layers"
@@ -98,24 +102,16 @@ def write_model(
     writer = gguf.GGUFWriter(part, shape.architecture)
     try:
         _add_metadata(writer, shape, format_name)
-        for tensor in tensors:
-            writer.add_tensor_info(
-                tensor.name,
-                tensor.byte_shape,
-                np.dtype(np.uint8),
-                tensor.bytes,
-                raw_dtype=gguf.GGMLQuantizationType[tensor.block_format.gguf_type],
-            )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
+        _write_headers(writer, tensors)
         rng = np.random.Generator(np.random.SFC64(seed))
         done = 0
         for tensor in tensors:
             # One file, written piece by piece: write_tensor_data would want the whole stack in memory.
             out = writer.fout[0]
             writer.write_padding(out, out.tell())
-            for piece in _pieces(rng, tensor):
+            if is_sparse:
+                out.truncate(out.seek(tensor.bytes, os.SEEK_CUR))
+            for piece in () if is_sparse else _pieces(rng, tensor):
                 out.write(piece.data)
                 done += piece.nbytes
                 progress(done, whole)
@@ -127,6 +123,22 @@ def write_model(
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _write_headers(writer: gguf.GGUFWriter, tensors: list[Tensor]) -> None:
+    import gguf
+
+    for tensor in tensors:
+        writer.add_tensor_info(
+            tensor.name,
+            tensor.byte_shape,
+            np.dtype(np.uint8),
+            tensor.bytes,
+            raw_dtype=gguf.GGMLQuantizationType[tensor.block_format.gguf_type],
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
 
 
 def _pieces(rng: np.random.Generator, tensor: Tensor) -> Iterator[npt.NDArray[Any]]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from scripts.reference import command_pages, server_pages
+from scripts.reference import command_pages, fit_page, server_pages
 
 FOLDER: Final = command_pages.ROOT / "docs" / "reference"
 PAGES: Final[dict[str, tuple[str, Callable[[], str]]]] = {
@@ -21,6 +21,7 @@ PAGES: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     "http-routes": ("HTTP routes", server_pages.http_routes),
     "request-fields": ("Request fields", server_pages.request_fields),
     "metrics": ("Metrics", server_pages.metrics),
+    "serve-a-real-model": ("Serve a real model", fit_page.serve_a_real_model),
     "telemetry-tables": ("Telemetry tables", server_pages.telemetry_tables),
 }
 

@@ -24,7 +24,7 @@ VARIABLES: Final = {
     "TWOFOLD_ISA": ("run", "CPU kernel level: generic, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx"),
     "TWOFOLD_PLACEMENT_SWEEP": ("run", "CSV file of `benchmarks.sweep_placement` that the dashboard shows"),
     "OPENAI_API_KEY": ("run", "key that `twofold bench serve` sends, before TWOFOLD_API_KEY"),
-    "XDG_CONFIG_HOME": ("run", "folder for `twofold/machine.json` (default: ~/.config)"),
+    "XDG_CONFIG_HOME": ("run", "folder for `twofold/machine.json` and `twofold/threads.json` (default: ~/.config)"),
     "XDG_CACHE_HOME": ("run", "folder for `huggingface/hub`, the cache of models by name (default: ~/.cache)"),
     "HF_HUB_CACHE": ("run", "the cache of models by name (default: `hub` in HF_HOME)"),
     "HUGGINGFACE_HUB_CACHE": ("run", "the same; read after HF_HUB_CACHE"),

@@ -30,6 +30,7 @@ ROOMS_USED: dict[str, set[str]] = {
     "models": {"api", "blocks", "text.chat", "text.tokenizer", "weights"},
     "step": {"_core", "api", "blocks", "experts", "models", "text.tokenizer", "weights"},
     "device": {"_core", "_cuda", "api", "blocks", "experts", "models", "step", "weights"},
+    "fit": {"_core", "api", "blocks", "device", "experts", "models", "step", "weights"},
     "rules": {"api", "blocks", "models", "weights"},
     "telemetry": {"_core", "api"},
     "engine": {
@@ -112,6 +113,7 @@ ROOMS_USED: dict[str, set[str]] = {
         "device",
         "engine",
         "experts",
+        "fit",
         "hub",
         "models",
         "quantise",

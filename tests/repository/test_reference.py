@@ -12,7 +12,11 @@ from scripts.reference.__main__ import FOLDER, PAGES, page
 DOCS = FOLDER.parent
 
 
-@pytest.mark.parametrize("name", PAGES)
+SLOW = ("serve-a-real-model",)
+"""Pages that take more than ten seconds to write."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in PAGES])
 def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == page(name), (
         "run python -m scripts.reference"

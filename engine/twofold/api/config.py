@@ -49,8 +49,16 @@ class EngineConfig(PlacementConfig):
         "directory for the packed model: written before the first answer if it is missing (as much disk as the model), "
         "memory-mapped from then on (default: off)",
     )
+    auto_fit: bool = setting(
+        True,
+        "let `twofold serve` choose context, KV cache, expert slots and threads for this machine where no flag does, "
+        "and print them with the predicted speed; off: the defaults of each flag",
+    )
     cpu_threads: int = setting(
-        0, "threads that compute on the CPU; 0 = one per physical core", low=0, high=1024
+        0,
+        "threads that compute on the CPU; 0 = one per physical core (`twofold serve` measures instead)",
+        low=0,
+        high=1024,
     )
     numa: str = setting(
         "auto",

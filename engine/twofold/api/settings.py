@@ -131,6 +131,17 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace, environ: Mapping
     return cls(**values)
 
 
+def given_fields(
+    cls: type[Any], namespace: argparse.Namespace, environ: Mapping[str, str] = os.environ
+) -> frozenset[str]:
+    """Names of the fields that a flag or the environment sets."""
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(cls)
+        if getattr(namespace, field.name, None) is not None or environ.get(environment_name(field.name))
+    )
+
+
 def _parse(given: Any, hint: Any, source: str) -> Any:
     if typing.get_origin(hint) is tuple:
         return tuple(given) if isinstance(given, list) else (given,)

@@ -325,16 +325,16 @@ def random_store(shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> _core.
     gate, up, down = _usual(shape)
     # Values do not affect timing, memory does: every expert has its own copy.
     expert = (
-        _random_matrix(random, gate, shape.intermediate, shape.hidden),
-        _random_matrix(random, up, shape.intermediate, shape.hidden),
-        _random_matrix(random, down, shape.hidden, shape.intermediate),
+        random_matrix(random, gate, shape.intermediate, shape.hidden),
+        random_matrix(random, up, shape.intermediate, shape.hidden),
+        random_matrix(random, down, shape.hidden, shape.intermediate),
     )
     for layer in range(shape.num_layers):
         store.put(pool, layer, 0, [expert] * shape.num_experts)
     return store
 
 
-def _random_matrix(random: np.random.Generator, format: str, rows: int, columns: int) -> WeightMatrix:
+def random_matrix(random: np.random.Generator, format: str, rows: int, columns: int) -> WeightMatrix:
     """Random bytes; elements or scales that are floats are small."""
     element = element_type(format)
     width = source_row_bytes(format, columns) // element.itemsize

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from twofold.api.config import EngineConfig, TelemetryConfig
-from twofold.api.errors import ConfigError
+from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
-from twofold.api.settings import add_arguments, flag_name, from_namespace
+from twofold.api.settings import add_arguments, flag_name, from_namespace, given_fields
 from twofold.api.types import SamplingParams
 from twofold.tools.cli.bar import Bar
 from twofold.tools.cli.flag_aliases import (
@@ -28,6 +29,7 @@ from twofold.tools.cli.number_options import within
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
+    from twofold.fit.plan import FitPlan
     from twofold.telemetry.sink import TelemetrySink
 
 
@@ -90,6 +92,39 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             "--n-cpu-moe and --moe-cache-mib were both given; give --moe-cache-mib alone, for all experts on the GPU"
         )
     return config  # of -cmoe the cache is what lies on the GPU
+
+
+def fitted(args: argparse.Namespace, config: EngineConfig) -> tuple[EngineConfig, FitPlan | None]:
+    """`config` with what no flag sets chosen for this machine, and the plan; None with --no-auto-fit.
+
+    Raises:
+        ConfigError: the model does not fit; the table on stderr says what would.
+    """
+    if not config.auto_fit:
+        return config, None
+    # Imported here: other commands need neither.
+    from twofold.fit.machine import fit_here
+    from twofold.models import open_model_files
+
+    given = set(given_fields(EngineConfig, args))
+    if hasattr(args, N_CPU_MOE):
+        given.add("gpu_experts_ratio")
+    plan = fit_here(config, given, open_model_files(Path(config.model)))
+    if not plan.fits:
+        print("\n".join(plan.lines()), file=sys.stderr)
+        raise ConfigError(f"{plan.problem}; --no-auto-fit tries nevertheless")
+    return plan.config, plan
+
+
+@contextlib.contextmanager
+def report_lack_of_memory(plan: FitPlan | None) -> Iterator[None]:
+    """If loading runs out of memory, print what would fit into the memory that is left now."""
+    try:
+        yield
+    except (MemoryError, CapacityError):
+        if plan is not None:
+            print("\n".join(plan.lines()), *plan.lower(), sep="\n", file=sys.stderr)
+        raise
 
 
 def _directory(path: str) -> str | None:

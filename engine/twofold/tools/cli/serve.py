@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,10 @@ from twofold.tools.cli.model_options import (
     add_model_arguments,
     emulation_notice,
     engine_config,
+    fitted,
     load_engine,
     open_telemetry,
+    report_lack_of_memory,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +57,11 @@ def run(args: argparse.Namespace) -> int:
         port = int(listener.getsockname()[1])
 
         def load() -> tuple[ServingEngine, SamplingParams]:
-            engine = load_engine(config, sink)
+            chosen, plan = fitted(args, config)
+            with report_lack_of_memory(plan):
+                engine = load_engine(chosen, sink)
+            if plan is not None:
+                print("\n".join(plan.lines()), file=sys.stderr)
             engine.start()
             loaded.append(engine)
             return engine, defaults

@@ -1,0 +1,283 @@
+"""Chooses the settings that were left open, from sizes and a machine; given settings are kept.
+
+Pure arithmetic on headers and sizes: neither weights nor devices are read. `speed` predicts what the choice reaches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twofold import _core
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.placement_config import SLOT_FIELDS
+from twofold.api.settings import flag_name
+from twofold.device.budget import DeviceBudget, needs_of, plan_device
+from twofold.fit.speed import Speed
+from twofold.models.model_files import ModelFiles
+from twofold.models.sizing import ModelSize, measure_files
+from twofold.weights.weight_format import packed_expert_bytes
+
+USUAL_CONTEXT: Final = 32_768
+"""A context that a shorter one is not chosen below if a smaller KV cache type or fewer slots reach it."""
+_LEAST_CONTEXT: Final = 512
+_CONTEXTS: Final = 8
+_SMALLER_FORMATS: Final = ("q8_0", "q6_k", "q4_k")
+_GIB: Final = 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The part of a machine that the fit depends on."""
+
+    host_bytes: int
+    """Memory available to the process."""
+    accelerator: str
+    """Label of the accelerator: none, cuda, or emulated:PROFILE."""
+    accelerator_reason: str
+    device_bytes: tuple[int, int] | None = None
+    """(total, free) memory of the accelerator; None: there is none."""
+    threads: int = 0
+    threads_reason: str = "one per physical core"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting as it will be used."""
+
+    flag: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """The completed configuration, and why."""
+
+    config: EngineConfig
+    choices: tuple[Choice, ...]
+    size: ModelSize
+    machine: Machine
+    problem: str = ""
+    """Why the model does not fit; empty if it fits."""
+    remedies: tuple[str, ...] = ()
+    """What would fit, one line each."""
+    num_slots: int = 0
+    context: int = 0
+    """Longest prompt plus answer in tokens."""
+    speed: Speed | None = None
+
+    @property
+    def fits(self) -> bool:
+        return not self.problem
+
+    def lines(self) -> Iterator[str]:
+        """The table."""
+        width = max(len(choice.value) for choice in self.choices)
+        flags = max(len(choice.flag) for choice in self.choices)
+        yield "fit: " + (self.problem or "settings of this run; a flag changes its line")
+        for choice in self.choices:
+            yield f"  {choice.flag:<{flags}}  {choice.value:<{width}}  {choice.why}"
+        if self.speed is not None:
+            yield (
+                f"  predicted: {self.speed.decode:.1f} tokens/s decode at context {self.speed.context}, "
+                f"{self.speed.prefill:.0f} tokens/s prefill ({self.speed.source})"
+            )
+        for remedy in self.remedies:
+            yield f"  would fit: {remedy}"
+
+    def lower(self) -> Iterator[str]:
+        """What to lower after memory ran out although the plan fitted: other programs took it meanwhile."""
+        half = max(1, self.context // 2)
+        saved = self.size.kv_bytes_per_token * (self.config.max_total_tokens or half) / 2
+        yield f"  would fit: --max-model-len {half} --max-total-tokens {half}, which saves {_gib(saved)} or more"
+        if self.config.kv_cache_dtype != "q8" and not self.machine.device_bytes:
+            yield "  would fit: --kv-cache-dtype q8, which halves the KV cache"
+        if self.num_slots:
+            ratio = 0.5 * self.num_slots / max(1, self.size.num_experts_total)
+            yield f"  would fit: --gpu-experts-ratio {ratio:.3f}, half the slots"
+
+
+def plan_fit(config: EngineConfig, given: Collection[str], files: ModelFiles, machine: Machine) -> FitPlan:
+    """Fit `config` to a machine; settings in `given` are kept.
+
+    A model that does not fit gives a plan with a `problem`.
+
+    Raises:
+        ConfigError: a given number of slots or of KV cache tokens cannot be met.
+    """
+    draft = _Draft(config, given, files, machine)
+    return draft.on_device() if machine.device_bytes is not None else draft.on_host()
+
+
+class _Draft:
+    """One fit in the making."""
+
+    def __init__(
+        self, config: EngineConfig, given: Collection[str], files: ModelFiles, machine: Machine
+    ) -> None:
+        self.config, self.given, self.files, self.machine = config, frozenset(given), files, machine
+        self.longest = min(config.max_model_len or files.config.max_context, files.config.max_context)
+        self.target = self.longest if "max_model_len" in given else min(self.longest, USUAL_CONTEXT)
+        self.changes: dict[str, Any] = {}
+        self.why: dict[str, str] = {}
+
+    def set(self, name: str, value: Any, why: str) -> None:
+        """Set a field, unless it was given."""
+        if name in self.given:
+            self.why[name] = "given"
+        else:
+            self.changes[name] = value
+            self.why[name] = why
+
+    def on_host(self) -> FitPlan:
+        """All weights in host memory and on the CPU."""
+        size, tokens = self._kv_cache(extra_bytes=0)
+        return self._host_plan(size, tokens, num_slots=0)
+
+    def on_device(self) -> FitPlan:
+        """Dense weights and slots on a device; all experts in host memory."""
+        assert self.machine.device_bytes is not None
+        is_emulated = self.machine.accelerator.startswith("emulated")
+        on_device = measure_files(self.files, kv_cache_dtype="bfloat16")
+        budget, problem = self._device_budget(on_device)
+        if budget is None and self.given & {*SLOT_FIELDS, "max_total_tokens"}:
+            raise ConfigError(problem)  # names the flag and what it takes
+        if budget is None:
+            return self._unfit(on_device, f"the accelerator is too small: {problem}", ["--accelerator none"])
+        slots = budget.num_slots
+        if is_emulated:  # its slots are in host memory, too
+            room = self.machine.host_bytes - on_device.host_bytes(budget.num_kv_tokens)
+            fitting = max(0, room // _core.slot_stride(max(1, on_device.one_expert_bytes)))
+            slots = min(slots, fitting)
+            size, tokens = self._kv_cache(extra_bytes=slots * budget.slot_bytes)
+            self._set_slots(slots, budget)
+            return self._host_plan(size, tokens, slots)
+        self.set("kv_cache_dtype", "auto", "bfloat16, the type that the GPU's kernels read")
+        self.set(
+            "max_total_tokens", budget.num_kv_tokens, f"{_gib(budget.kv_bytes)} of VRAM for the KV cache"
+        )
+        self._set_slots(slots, budget)
+        if on_device.host_bytes(0) > self.machine.host_bytes:
+            return self._unfit(on_device, self._too_large(on_device), [])
+        return self._done(on_device, min(self.longest, budget.num_kv_tokens), slots)
+
+    def _device_budget(self, size: ModelSize) -> tuple[DeviceBudget | None, str]:
+        """The split of the device's memory for the longest context, up to the usual one, that it can hold."""
+        assert self.machine.device_bytes is not None
+        total, free = self.machine.device_bytes
+        needs, page, problem = needs_of(size), self.config.page_size, ""
+
+        def split(tokens: int) -> DeviceBudget:
+            asked = self.config
+            if "max_total_tokens" not in self.given:
+                asked = dataclasses.replace(asked, max_total_tokens=max(tokens, page))
+            return plan_device(asked, needs, total, free)
+
+        with contextlib.suppress(ConfigError):
+            budget = split(self.longest)
+            if budget.num_slots == budget.num_experts:  # all experts and the longest context
+                return budget, ""
+        tokens = self.target
+        while tokens >= min(_LEAST_CONTEXT, self.target):
+            try:
+                return split(tokens), ""
+            except ConfigError as error:
+                problem = str(error)
+            tokens //= 2
+        return None, problem
+
+    def _set_slots(self, slots: int, budget: DeviceBudget) -> None:
+        given = next((name for name in SLOT_FIELDS if name in self.given), None)
+        ratio = int(1000 * slots / budget.num_experts) / 1000 if budget.num_experts else 1.0
+        name = given or "gpu_experts_ratio"
+        self.set(name, ratio, f"{slots} of {budget.num_experts} experts: what VRAM holds beside the KV cache")
+
+    def _kv_cache(self, extra_bytes: int) -> tuple[ModelSize, int]:
+        """KV cache type and the tokens of one request that fit: the model's type, or q8 for a longer context."""
+        kinds: tuple[str, ...] = ("auto", "q8")
+        if "kv_cache_dtype" in self.given:
+            kinds = (self.config.kv_cache_dtype,)
+        best: tuple[ModelSize, int] | None = None
+        for kind in kinds:
+            size = measure_files(self.files, kv_cache_dtype=kind)
+            room = self.machine.host_bytes - size.host_bytes(0) - size.bytes_per_sequence - extra_bytes
+            tokens = max(0, room // max(1, size.kv_bytes_per_token))
+            if best is None or min(tokens, self.target) > min(best[1], self.target):
+                best = size, tokens
+                why = (
+                    "the model's own precision" if kind == "auto" else "holds the context in half the memory"
+                )
+                self.set("kv_cache_dtype", kind, why)
+            if tokens >= self.target:
+                break
+        assert best is not None
+        return best
+
+    def _host_plan(self, size: ModelSize, room_tokens: int, num_slots: int) -> FitPlan:
+        page = self.config.page_size
+        if room_tokens < min(_LEAST_CONTEXT, self.target):
+            return self._unfit(size, self._too_large(size), list(self._smaller(size)))
+        context = min(self.longest, room_tokens)
+        if context < self.longest:
+            self.set(
+                "max_model_len", context // page * page, "what memory holds; the model's limit is longer"
+            )
+        else:
+            self.set("max_model_len", None, "the model's own limit")
+        if "max_total_tokens" in self.given and (self.config.max_total_tokens or 0) > room_tokens:
+            problem = f"--max-total-tokens {self.config.max_total_tokens} needs more memory than there is"
+            return self._unfit(size, problem, [f"--max-total-tokens {room_tokens // page * page}"])
+        tokens = max(context, min(_CONTEXTS * self.longest, room_tokens // 4))
+        why = f"{_gib(tokens * size.kv_bytes_per_token)}, for {tokens / context:.1f} requests of full length"
+        self.set("max_total_tokens", max(page, tokens // page * page), why)
+        return self._done(size, context, num_slots)
+
+    def _too_large(self, size: ModelSize) -> str:
+        return (
+            f"does not fit: weights and working memory take {_gib(size.host_bytes(0))}, "
+            f"{_gib(self.machine.host_bytes)} of memory are available"
+        )
+
+    def _smaller(self, size: ModelSize) -> Iterator[str]:
+        """Formats in which the model would fit."""
+        routed = size.config.routed
+        for name in _SMALLER_FORMATS:
+            try:
+                one = packed_expert_bytes((name,) * 3, routed.hidden_size, routed.intermediate_size)
+            except ValueError:
+                continue
+            needed = size.host_bytes(USUAL_CONTEXT) - size.expert_bytes + one * size.num_experts_total
+            if one < size.one_expert_bytes and needed <= self.machine.host_bytes:
+                yield f"experts in {name} by twofold quantize or as GGUF: {_gib(needed)} at context {USUAL_CONTEXT}"
+        yield f"a machine with {_gib(size.host_bytes(USUAL_CONTEXT))} of free memory, for context {USUAL_CONTEXT}"
+
+    def _unfit(self, size: ModelSize, problem: str, remedies: list[str]) -> FitPlan:
+        return dataclasses.replace(self._done(size, 0, 0), problem=problem, remedies=tuple(remedies))
+
+    def _done(self, size: ModelSize, context: int, num_slots: int) -> FitPlan:
+        single = "max_num_seqs" in self.given and self.config.max_num_seqs == 1
+        self.set(
+            "backend",
+            "single" if single else self.config.backend,
+            "one request at a time was given" if single else "serves several requests; single for one user",
+        )
+        self.set("cpu_threads", self.machine.threads, self.machine.threads_reason)
+        self.set("accelerator", self.config.accelerator, self.machine.accelerator_reason)
+        config = dataclasses.replace(self.config, **self.changes)
+        order = ("accelerator", "gpu_experts_ratio", *SLOT_FIELDS[1:], "max_model_len", "max_total_tokens")
+        names = [name for name in (*order, "kv_cache_dtype", "cpu_threads", "backend") if name in self.why]
+        shown = {"accelerator": self.machine.accelerator, "max_model_len": context or self.longest}
+        choices = [
+            Choice(flag_name(name), str(shown.get(name, getattr(config, name))), self.why[name])
+            for name in names
+        ]
+        return FitPlan(config, tuple(choices), size, self.machine, num_slots=num_slots, context=context)
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

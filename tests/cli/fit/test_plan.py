@@ -1,0 +1,181 @@
+"""The automatic fit: what it chooses for a machine, what it keeps, what it says when nothing fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.device.budget import needs_of, plan_device
+from twofold.experts.profiles import load_profile
+from twofold.fit.plan import FitPlan, Machine, plan_fit
+from twofold.fit.speed import device_speed
+from twofold.models.model_files import ModelFiles, open_model_files
+from twofold.models.sizing import measure_files
+from twofold.tools.cli.main import main
+
+from benchmarks.peers.gguf_model import write_model
+from benchmarks.peers.shapes import FULL_SHAPES
+
+GIB = 2**30
+CONTEXT = 40_960
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """Headers of Qwen3-30B-A3B in Q4_K, with a small vocabulary."""
+    path = tmp_path_factory.mktemp("fit") / "model.gguf"
+    shape = replace(FULL_SHAPES["qwen3-30b-a3b"], vocab=4096, context=CONTEXT)
+    write_model(path, shape, "q4_k", is_sparse=True)
+    return open_model_files(path)
+
+
+def fit(files: ModelFiles, host_gib: float, vram_gib: float | None = None, **given: Any) -> FitPlan:
+    vram = None if vram_gib is None else (int(vram_gib * GIB),) * 2
+    machine = Machine(int(host_gib * GIB), "none" if vram is None else "cuda", "a test", vram, threads=8)
+    return plan_fit(EngineConfig(**given), given.keys(), files, machine)
+
+
+def test_a_large_machine_gets_the_whole_context_and_eight_of_them(files: ModelFiles) -> None:
+    plan = fit(files, 256)
+    assert plan.fits
+    assert plan.config.max_model_len is None
+    assert plan.config.max_total_tokens == 8 * CONTEXT
+    assert plan.config.kv_cache_dtype == "auto"
+    assert plan.config.cpu_threads == 8
+    flags = [choice.flag for choice in plan.choices]
+    assert flags == [
+        "--accelerator", "--max-model-len", "--max-total-tokens", "--kv-cache-dtype", "--cpu-threads", "--backend",
+    ]  # fmt: skip
+    assert all(choice.why for choice in plan.choices)
+
+
+def test_a_smaller_machine_gets_a_smaller_cache_type_then_a_shorter_context(files: ModelFiles) -> None:
+    weights = measure_files(files).host_bytes(0)
+    by_type = {kind: measure_files(files, kv_cache_dtype=kind).kv_bytes_per_token for kind in ("auto", "q8")}
+    in_q8 = fit(files, (weights + 1.1 * CONTEXT * by_type["q8"]) / GIB)
+    assert in_q8.config.kv_cache_dtype == "q8"
+    assert in_q8.context == CONTEXT
+    short = fit(files, (weights + 4096 * by_type["q8"]) / GIB)
+    assert 3500 < (short.config.max_model_len or 0) <= 4096
+    assert short.fits
+    kept = fit(files, (weights + 1.1 * CONTEXT * by_type["q8"]) / GIB, kv_cache_dtype="auto")
+    assert kept.config.kv_cache_dtype == "auto"
+    assert kept.context < CONTEXT
+    assert "given" in {choice.why for choice in kept.choices}
+
+
+def test_what_is_too_large_says_what_would_fit(files: ModelFiles) -> None:
+    plan = fit(files, 8)
+    assert not plan.fits
+    text = "\n".join(plan.lines())
+    assert "fit: does not fit: weights and working memory take" in text
+    assert "8.00 GiB of memory are available" in text
+    assert "would fit: a machine with" in text
+    tokens = fit(files, 24, max_total_tokens=10_000_000)
+    assert "--max-total-tokens 10000000 needs more memory" in tokens.problem
+    fitting = int(tokens.remedies[0].split()[-1])
+    assert fit(files, 24, max_total_tokens=fitting).fits
+
+
+def test_every_fit_is_accepted_by_the_sizes_it_is_built_from(files: ModelFiles) -> None:
+    """Sweep of machines: the chosen context always fits, and more memory never gives less."""
+    contexts = []
+    for gib in range(8, 40):
+        plan = fit(files, gib)
+        contexts.append(plan.context)
+        if plan.fits:
+            size = measure_files(files, kv_cache_dtype=plan.config.kv_cache_dtype)
+            assert size.host_bytes(plan.config.max_total_tokens or 0) <= gib * GIB
+    usual = [min(context, 32_768) for context in contexts]  # beyond it, precision comes first
+    assert usual == sorted(usual)
+    assert contexts[0] == 0
+    assert contexts[-1] == CONTEXT
+
+
+def test_one_request_at_a_time_takes_the_single_backend(files: ModelFiles) -> None:
+    assert fit(files, 64, max_num_seqs=1).config.backend == "single"
+    assert fit(files, 64).config.backend == "balance"
+
+
+@pytest.mark.parametrize("vram_gib", [12, 24, 80])
+def test_a_card_gets_the_slots_that_fit_beside_the_context(files: ModelFiles, vram_gib: int) -> None:
+    plan = fit(files, 64, vram_gib)
+    assert plan.context >= 32_768
+    budget = plan_device(plan.config, needs_of(measure_files(files)), *(vram_gib * GIB,) * 2)
+    assert budget.num_slots == pytest.approx(plan.num_slots, abs=budget.num_experts / 1000)
+    assert (plan.num_slots == budget.num_experts) == (vram_gib >= 24)
+
+
+def test_a_given_ratio_is_kept(files: ModelFiles) -> None:
+    plan = fit(files, 64, 24, gpu_experts_ratio=0.1)
+    assert plan.config.gpu_experts_ratio == 0.1
+    assert ("--gpu-experts-ratio", "given") in {(choice.flag, choice.why) for choice in plan.choices}
+
+
+def possible(files: ModelFiles, config: EngineConfig, vram: int) -> Iterator[int]:
+    """Slots of every ratio that fits beside the same KV cache."""
+    for percent in range(0, 101, 5):
+        asked = dataclasses.replace(config, gpu_experts_ratio=percent / 100)
+        try:
+            yield plan_device(asked, needs_of(measure_files(files)), vram, vram).num_slots
+        except ConfigError:
+            return
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["rtx3060-pcie3", "rtx4090-pcie4"])
+def test_the_chosen_split_is_near_the_best_of_a_sweep(files: ModelFiles, profile: str) -> None:
+    machine = load_profile(profile)
+    vram = int(machine.figures["vram_gb"].value * 1e9)
+    plan = plan_fit(
+        EngineConfig(),
+        (),
+        files,
+        Machine(64 * GIB, f"emulated:{profile}", "asked for", (vram, vram), threads=8),
+    )
+    chosen = device_speed(files, machine, plan.num_slots, 4096).decode
+    config = dataclasses.replace(plan.config, gpu_experts_ratio=None, max_total_tokens=32_768)
+    speeds = {
+        slots: device_speed(files, machine, slots, 4096).decode for slots in possible(files, config, vram)
+    }
+    assert len(speeds) > 3
+    assert chosen >= 0.97 * max(speeds.values()), (plan.num_slots, speeds)
+
+
+def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--max-model-len", "512", "--cpu-threads", "1", "--accelerator", "none"]) == 0
+    shown = capsys.readouterr().out
+    assert "--max-model-len" in shown
+    assert "given" in shown
+    assert "tokens/s decode at context 512" in shown
+    assert main(["fit", "--json", "--cpu-threads", "1", "--accelerator", "emulated:rtx3060-pcie3"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"]
+    assert told["predicted"]["decode"] > 0
+    assert any(choice["flag"] == "--gpu-experts-ratio" for choice in told["choices"])
+
+
+def test_the_emulated_ratio_is_what_the_engine_gets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--cpu-threads",
+        "1",
+        "--accelerator",
+        "emulated:rtx3060-pcie3",
+        "--gpu-experts-ratio",
+        "0.5",
+    ]
+    assert main(["fit", "--json", *arguments]) == 0
+    choices = {c["flag"]: c for c in json.loads(capsys.readouterr().out)["choices"]}
+    assert (choices["--gpu-experts-ratio"]["value"], choices["--gpu-experts-ratio"]["why"]) == (
+        "0.5",
+        "given",
+    )
