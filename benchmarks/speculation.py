@@ -198,7 +198,7 @@ def own_layer(off: Engine, plain: EngineConfig, tasks: Sequence[Task], depth: in
         on.close()
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -214,7 +214,11 @@ def main() -> None:
     parser.add_argument(
         "--text", type=Path, default=_TALE, help="text whose sentences the prompts begin with"
     )
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = _arguments()
     plain = EngineConfig(
         model=args.model,
         accelerator=args.accelerator,

@@ -244,7 +244,7 @@ def test_an_ended_run_is_drawn_once_and_asked_for_once(
     write_database(path, "cuda:0", seconds=4)
     app = show(monkeypatch, path, page)
     # What remains looks at the file's time stamp for a newer run.
-    assert set(intervals) == {None, 10.0}
+    assert set(intervals) == {None, 30.0}
     num_queries.clear()
     show(monkeypatch, path, page)  # another viewer
     app.run()

@@ -30,8 +30,7 @@ class Drafting(TelemetrySink):
         if record.num_prefill_tokens == 0:
             drafted, accepted = PLAYED[len(self.played) % len(PLAYED)]
             self.played.append((drafted, accepted))
-            record = replace(
-                record,
+            record = record._replace(
                 num_running=1,
                 num_decode_tokens=1 + drafted,
                 num_drafted_tokens=drafted,

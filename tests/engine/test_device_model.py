@@ -176,7 +176,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_why(tmp_path: Path
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ([], "1 to 32 sequences, 0 were given"),
+        ([], "1 to 32 rows, 0 were given"),
         ([DecodeRow(1, 0, (0,))] * 33, "33 were given"),
         ([DecodeRow(1, PAGE, (0,))], "the page of each position"),
         ([DecodeRow(1, 0, (0, 1, 2))], "at most 2 pages"),

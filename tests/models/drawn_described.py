@@ -264,6 +264,8 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         sizes["tie_word_embeddings"] = base.tie_word_embeddings
     if base.outer and sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
         sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
+    if name == "mimo_v2_flash":  # windows have twice as many KV heads
+        sizes["num_heads"] = 2 * sizes["num_kv_heads"]
     if name == "hunyuan_v1_moe":  # experts have one of the two sizes
         sizes["moe_intermediate_size"] = sizes["intermediate_size"]
     if name == "ernie4_5_vl_moe":  # the only one that is published

@@ -82,6 +82,7 @@ MODELS: dict[str, tuple[TinyModel, ...]] = {
     "glm4_moe_lite": (_small("glm4_moe_lite", first_dense=1),),
     "kimi_k25": (_small("kimi_k25", num_shards=2),),
     **{name: (_small(name, num_shards=2),) for name in DESCRIBED},
+    "mimo_v2_flash": (_small("mimo_v2_flash", num_heads=4, num_shards=2, head_dim=12),),
 }  # fmt: skip
 _SCHEMES = {
     "compressed-tensors": (

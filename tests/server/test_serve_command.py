@@ -61,7 +61,9 @@ def test_serve_greets_answers_records_and_drains(tmp_path):
         rest = list(chunks)
         assert rest[-1].choices[0].finish_reason == "length"
         assert process.wait(60) == 0
-        assert process.stderr.read() == ""
+        said = process.stderr.read().splitlines()
+        assert said[0].startswith("fit: ")
+        assert all(line.startswith("  ") for line in said[1:])
     finally:
         process.kill()
         process.communicate()

@@ -215,7 +215,7 @@ CASES = {
         Answer("\nok", "hm", TWO),
     ),
     "hunyuan-without-an-end": Case(
-        "hunyuan_a13b", None, f'<tool_calls>[{{"name": "f", "arguments": {CALL_JSON}', Answer("", "", TWO[:1])
+        "hunyuan_a13b", None, f'<tool_calls>[{{"name": "f", "arguments": {CALL_JSON}}}', Answer("", "", TWO[:1])
     ),
     "thinking-without-an-end": Case(None, "deepseek_r1", " <think> hm\n", Answer("", "hm\n")),
     "no-thinking": Case(None, "deepseek_r1", "\nA <think> is a mark.\n", Answer("\nA <think> is a mark.\n")),

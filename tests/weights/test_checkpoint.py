@@ -124,12 +124,13 @@ def test_dense_weights_by_name(tmp_path: Path) -> None:
     model = replace(SMALL, attention_bias=True, mlp_only_layers=(0,))
     files = open_model_files(write_tiny_model(tmp_path, model))
     raw = tiny_weights(model)
-    _, attention = files.layers[0][0]
+    block, attention = files.layers[0][0]
+    assert isinstance(block, Gqa)
     for name in "qkv":
         expected = raw[f"model.layers.0.self_attn.{name}_proj.weight"]
         np.testing.assert_array_equal(attention.matrix(name).data, expected)
     biases = [raw[f"model.layers.0.self_attn.{name}_proj.bias"] for name in "qkv"]
-    np.testing.assert_array_equal(Gqa.qkv_bias(attention), np.concatenate(biases))
+    np.testing.assert_array_equal(block.qkv_bias(attention), np.concatenate(biases))
     np.testing.assert_array_equal(files.head.matrix("vocabulary").data, raw["lm_head.weight"])
     assert files.head.specs["vocabulary"] != files.embedding.specs["table"]
 

@@ -246,8 +246,8 @@ def dense_layers(settings: Settings) -> set[int]:
     fields = settings.fields
     num_layers, kinds = config_json.num_layers_of(fields), fields.data.get("mlp_layer_types")
     if kinds is not None:
-        known = isinstance(kinds, list) and len(kinds) >= num_layers and set(kinds[:num_layers])
-        if not known or not known <= {"dense", "sparse"}:
+        is_list = isinstance(kinds, list) and len(kinds) >= num_layers
+        if not is_list or any(kind not in ("dense", "sparse") for kind in kinds[:num_layers]):
             raise fields.error(
                 "mlp_layer_types", kinds, f"'dense' or 'sparse' for each of {num_layers} layers"
             )

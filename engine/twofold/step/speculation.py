@@ -171,10 +171,12 @@ class Speculator:
 
     def _judge_probe(self, depth: int, num_accepted: int) -> None:
         """After a probe that was accepted, the next one comes soon and is deeper: its time may have been wrong."""
-        self._probe = None
+        probed, self._probe = self._probe, None
         if self._model is not None and self._model.is_probe:
             self._model.judge_probe(depth, num_accepted)
         elif num_accepted == depth:
+            if probed is not None:
+                probed.passed(False)
             self._probe_after = _FIRST_PROBE
             self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
         else:
@@ -205,8 +207,10 @@ class Speculator:
     def step_done(
         self, scheduled: Seq[ScheduledSequence], num_sequences: int, num_tokens: int, step_s: float
     ) -> None:
-        """Learn a step's time on the run's clock, without its drafting. num_sequences: decoding ones; num_tokens: theirs,
-        with drafts."""
+        """Learn a step's time on the run's clock, without its drafting.
+
+        num_sequences: decoding ones. num_tokens: theirs, with drafts.
+        """
         if not self._is_used:
             return
         if self.newest.predicted_s > 0 and len(scheduled) == num_sequences:
@@ -235,6 +239,7 @@ class Speculator:
             state = sequence.drafting = DraftState(name)
         elif state.num_skipped > 0:
             state.num_skipped -= 1
+            self._num_passed += 1
             return None
         if self._model is not None and state.drafter == self._config.method:
             return None

@@ -190,7 +190,7 @@ class _Play:
         if self._speculator is not None:
             if depth:
                 self._speculator.verified(self._item, self._accepted, has_ended=False)
-            step_s = 1e-6 * (now_us - self._before_us)
+            step_s = 1e-6 * (now_us - self._before_us) - self._speculator.newest.drafting_s
             self._speculator.step_done([self._item], 1, 1 + depth, step_s)
         self._before_us = now_us
         self._row += 1 + self._accepted
