@@ -12,6 +12,7 @@ from typing import Final
 
 from twofold.api.errors import ConfigError
 from twofold.api.placement_config import PlacementConfig
+from twofold.api.pooling import parse_pooler_config
 from twofold.api.settings import Checked, check, setting
 from twofold.api.speculative_config import SpeculativeConfig, parse_speculative_config
 
@@ -128,6 +129,12 @@ class EngineConfig(PlacementConfig):
         '"num_speculative_tokens": 4}; never changes outputs (docs/explanation/speculation.md; default: only the '
         "`prediction` of requests)",
     )
+    pooler_config: str | None = setting(
+        None,
+        'how /v1/embeddings and /v1/rerank pool, as a JSON object with vLLM\'s keys, such as {"pooling_type": "MEAN", '
+        '"normalize": false, "is_matryoshka": true} or {"classifier_from_token": ["no", "yes"]} '
+        "(docs/guides/embeddings.md; default: as the model's files say, else the last token, normalised)",
+    )
     seed: int | None = setting(
         None, "seed of requests without one (default: a new seed per request)", low=0, high=2**63 - 1
     )
@@ -140,6 +147,7 @@ class EngineConfig(PlacementConfig):
             self._run_one_at_a_time()
         if self.speculative_config is not None:
             self._check_speculation()
+        parse_pooler_config(self.pooler_config)
         if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
             raise ConfigError(
                 "--prefix-cache-dir and --no-enable-prefix-caching were both given; give one of them"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy.typing as npt
 
 from twofold.api.constraints import CompiledConstraint
+from twofold.api.pooling import Pooling
 from twofold.api.request_times import RequestTimes
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -95,6 +96,8 @@ class Chunk(NamedTuple):
     """On the first chunk, if the request asked: one per prompt token, None for the first."""
     stopped_by: str | None = None
     """On the last chunk: which of `SamplingParams.stop` ended the answer."""
+    pooled: npt.NDArray[Any] | None = None
+    """On the last chunk, if the request asked: f32, see `Pooling`."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,8 @@ class GenerationRequest:
     """Called on the engine's thread after a step that gave this request at least one chunk. Called once for all
     requests of the step with the same callable, so that a thread waiting for several requests wakes once. Must return
     at once."""
+    pooling: Pooling | None = None
+    """One vector of the prompt is wanted instead of an answer; `SamplingParams.max_tokens` is 0 then."""
     times: RequestTimes | None = None
     """Wall times of the request before its submission. Its queue time begins where they end; None: at submission."""
 
@@ -393,18 +398,6 @@ class ControlRecord:
     kind: Annotated[Literal["resize", "sleep", "wake"], "resize, sleep or wake"]
     num_slots: Annotated[int, "from then on"]
     num_pages: Annotated[int, "of the KV cache, from then on"]
-
-
-@dataclass(frozen=True)
-class MachineSample:
-    """State of the machine at one moment, as far as the operating system tells."""
-
-    at_s: Annotated[float, "Unix time"]
-    load_1m: Annotated[float, "load average of the last minute"]
-    clock_mhz: Annotated[float | None, "mean over the cores"]
-    lowest_clock_mhz: float | None
-    temperature_c: Annotated[float | None, "highest of all sensors"]
-    available_bytes: Annotated[int | None, "memory that programs can still take"]
 
 
 class TraceSizes(NamedTuple):

@@ -156,6 +156,12 @@ class DeviceModel:
             block.forward(read, totals[-1], kept, step)
         return hidden
 
+    def final_states(self, hidden_rows: Tensor) -> Tensor:
+        """Hidden states f32 [R, hidden] after the last norm, of rows of forward's result."""
+        head = self.config.head
+        rows = torch.nn.functional.rms_norm(hidden_rows, hidden_rows.shape[-1:], self._final_norm, head.eps)
+        return rows / head.scale
+
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Logits f32 [R, vocabulary] of rows of forward's result."""
         rows = normed(hidden_rows, self._final_norm, self.config.head.eps)

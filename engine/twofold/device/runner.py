@@ -36,7 +36,7 @@ from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import cpu_layers
 from twofold.experts.placement import Mask
 from twofold.step.batch import verified_rows
-from twofold.step.runner import report_prompts
+from twofold.step.runner import pool_prompts, report_prompts
 from twofold.step.sampler import Sampler, pick_undecided
 from twofold.step.sequences import ScheduledSequence
 
@@ -318,6 +318,11 @@ class DeviceRunner:
                 scheduled, self._page_size, self._model.device, self.memory.record_index
             )
             hidden = self._model.forward(batch, self._state, self._placed)
+            pool_prompts(
+                scheduled,
+                lambda rows: self._model.final_states(hidden[rows]).cpu().numpy(),
+                lambda rows: self._model.logits(hidden[rows]).cpu().numpy(),
+            )
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
             self._logits = self._model.logits(hidden[sampled_rows]) if samplers else hidden[:0]
             counts = [1 + len(item.drafts) for item in scheduled if item.samples]

@@ -139,6 +139,8 @@ class ActiveRequests:
             if item.samples:
                 self.append_token(state, next(tokens), now_s)
                 row += 1
+            elif item.sequence.pooler is not None and item.sequence.num_uncomputed == 0:
+                self._finish(state, "stop")
         if drafted:
             self._verify(drafted, now_s)
 

@@ -37,7 +37,7 @@ from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.recording import Recorder
-from twofold.engine.requests import RequestState, check_request, max_answer_tokens
+from twofold.engine.requests import RequestState, check_pooling, check_request, max_answer_tokens
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.step_clock import RunClock, StepClock
 from twofold.engine.waiting import Waiter
@@ -59,6 +59,8 @@ class Engine:
         self.config = config
         self.tokenizer = tokenizer
         self.info = info
+        self.pooling = parts.pooling
+        """How the model pools hidden states."""
         self._runner = runner = parts.loaded.runner
         self._moe = runner.moe
         self.vocab_size = runner.vocab_size
@@ -147,6 +149,7 @@ class Engine:
         check_request(
             request, self.vocab_size, self.max_context, by_priority=by_priority, limit_reason=reason
         )
+        check_pooling(request, self.pooling)
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def begin() -> RequestState:

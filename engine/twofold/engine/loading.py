@@ -15,6 +15,7 @@ from pathlib import Path
 
 from twofold import __version__, _core
 from twofold.api.config import EngineConfig
+from twofold.api.pooling import ModelPooling, parse_pooler_config
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
@@ -34,6 +35,7 @@ from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
 from twofold.models.bundled import bundled_model_path
 from twofold.models.config import ModelConfig
+from twofold.models.pooling import read_pooling
 from twofold.models.sizing import trace_sizes
 from twofold.step.capacity import plan_capacity
 from twofold.step.drafters.drafter import ModelDrafter
@@ -65,6 +67,8 @@ class EngineParts:
     """Model description for recordings of routed experts."""
     drafter: ModelDrafter | None
     """Drafter that computes with a model, if one is configured."""
+    pooling: ModelPooling
+    """How the model pools hidden states."""
 
 
 def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
@@ -81,6 +85,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
     path = Path(config.model) if config.model else bundled_model_path()
     # Cheap checks come before gigabytes are read.
     files = open_model_files(path, config.speculation.predictions)
+    pooling = read_pooling(path, files, parse_pooler_config(config.pooler_config))
     if files.mapped is not None:
         check_if_changed(files.mapped.path, files.mapped.contents)
     if files.config.context_limit_reason:
@@ -130,6 +135,7 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
             residency=residency,
             recorded=_recorded_model(path, files.config),
             drafter=model_drafter,
+            pooling=pooling,
         )
     except BaseException:
         if residency is not None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from twofold.api.errors import RequestError
+from twofold.api.pooling import ModelPooling
 from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES
 from twofold.api.types import (
     Chunk,
@@ -59,7 +60,9 @@ def check_request(
     prompt = request.prompt_token_ids
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
-    if len(prompt) >= max_context:
+    if request.pooling is not None:
+        _check_pooled(request, vocab_size, max_context)
+    elif len(prompt) >= max_context:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens; the context holds {max_context} with the answer. Shorten the prompt"
             + (f" ({limit_reason})" if limit_reason else ""),
@@ -75,6 +78,34 @@ def check_request(
                 f"prediction holds token {worst}; ids are from 0 to {vocab_size - 1}", param="prediction"
             )
     check_sampling(request.sampling, vocab_size)
+
+
+def check_pooling(request: GenerationRequest, model: ModelPooling) -> None:
+    """Refuse an embedding of a model that gives none, and an answer of a model without a head."""
+    if request.pooling is None:
+        if not model.generates:
+            raise RequestError(
+                "this model has no head, so it generates nothing; use /v1/embeddings or /v1/rerank",
+                param="model",
+            )
+    elif model.refusal and not request.pooling.tokens:
+        raise RequestError(f"this model gives no embeddings: {model.refusal}", param="model")
+    elif request.pooling.tokens and not model.generates:
+        raise RequestError(
+            "this model has no head, so it has no logits; leave out the classifier", param="model"
+        )
+
+
+def _check_pooled(request: GenerationRequest, vocab_size: int, max_context: int) -> None:
+    if len(request.prompt_token_ids) > max_context:
+        raise RequestError(
+            f"the input has {len(request.prompt_token_ids)} tokens; the context holds {max_context}. Shorten it",
+            param="prompt",
+        )
+    assert request.pooling is not None
+    _check_tokens("pooling", request.pooling.tokens, vocab_size)
+    if request.sampling.max_tokens != 0 or request.return_routed_experts:
+        raise RequestError("a pooled prompt has no answer; leave out max_tokens", param="pooling")
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
@@ -190,8 +221,13 @@ class RequestState:
 
     @property
     def is_empty(self) -> bool:
-        """Whether neither tokens nor prompt log probabilities are requested."""
-        return self.sequence.max_tokens == 0 and self.sequence.request.sampling.prompt_logprobs is None
+        """Whether neither tokens nor prompt log probabilities nor a pooled vector are requested."""
+        request = self.sequence.request
+        return (
+            self.sequence.max_tokens == 0
+            and request.sampling.prompt_logprobs is None
+            and request.pooling is None
+        )
 
     def scheduled(self, now: float) -> None:
         """Record that the request takes part in a step. The first call ends its time in the queue."""
@@ -243,6 +279,7 @@ class RequestState:
             routed_experts=routed_experts,
             logprobs=logprobs,
             prompt_logprobs=self._take_prompt_logprobs() if self._prompt_logprobs_pending else None,
+            pooled=self.sequence.pooler.vector() if self.sequence.pooler and reason == "stop" else None,
         )
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
@@ -322,6 +359,8 @@ class RequestState:
             return 0.0, 0.0, 0.0
         queue_s = self._scheduled - self._submitted
         if self._first_token is None:
-            return queue_s, 0.0, 0.0
+            # A pooled prompt has no token; it is prefilled until its end.
+            is_pooled = self.sequence.pooler is not None and self._finished is not None
+            return queue_s, (self._finished or 0.0) - self._scheduled if is_pooled else 0.0, 0.0
         end = self._first_token if self._finished is None else self._finished
         return queue_s, self._first_token - self._scheduled, end - self._first_token

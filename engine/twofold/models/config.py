@@ -86,6 +86,9 @@ class ModelConfig:
     num_prediction_layers: int = 0
     """How many of `layers`, the last ones, predict the token after the next one."""
 
+    has_head: bool = True
+    """Whether the checkpoint has a head; without one the model only gives embeddings."""
+
     context_limit: int | None = None
     """Positions up to which the model is computed exactly, if fewer than it was made for."""
     context_limit_reason: str = ""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.models.config import ModelConfig
-from twofold.models.model_files import ModelFiles
+from twofold.models.model_files import MODULES, ModelFiles
 from twofold.models.registry import gguf_as_config_json
 from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -32,6 +32,8 @@ TOKENIZER_FILES: Final = (
     "tokenizer.model",
     "LICENSE",
 )
+POOLING_FILES: Final = (MODULES, "1_Pooling/config.json", "config_sentence_transformers.json")
+"""How an embedding model pools, in sentence-transformers' format."""
 
 
 def fingerprint(files: ModelFiles, target: str) -> str:
@@ -79,8 +81,9 @@ def write_tokenizer(source: Path, output: Path, config: ModelConfig) -> None:
         }
         (output / "generation_config.json").write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
         return
-    for name in TOKENIZER_FILES:
+    for name in (*TOKENIZER_FILES, *POOLING_FILES):
         if (source / name).is_file():
+            (output / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, output / name)
 
 

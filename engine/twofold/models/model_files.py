@@ -38,6 +38,12 @@ _PLAIN: Final[Mapping[str, WeightDType]] = MappingProxyType(
 )
 
 
+MODULES: Final = "modules.json"
+"""File of sentence-transformers' directories, whose models give embeddings."""
+_WITHOUT_PREFIX: Final = tuple((f"{part}.", f"model.{part}.") for part in ("layers", "embed_tokens", "norm"))
+"""Names in checkpoints of a decoder without its head, as most embedding models are: (theirs, ours)."""
+
+
 @dataclass(frozen=True)
 class LoadProgress:
     """Loading progress. The totals cover the whole stage and never change during it."""
@@ -206,6 +212,7 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
     if (panel_file := Path(path) / PANEL_FILE).exists():
         panels = MappedPanels(panel_file)
         packed = PanelSource(panel_file, panels.contents)
+        config = _with_head_if_found(config, Path(path), packed)
         config = _predicting(config, predictions, path, lambda spec: spec.name in packed)
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
@@ -215,9 +222,24 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
     renamed = config.renamed
     if predictions != "skip" and config.prediction is not None:
         renamed = (*config.prediction.renamed, *renamed)
+    renamed = (*renamed, *_WITHOUT_PREFIX)
     tensors = Checkpoint.open(path, quantised.block_formats, renamed, quantised.scheme, mxfp4=quantised.mxfp4)
+    config = _with_head_if_found(config, Path(path), tensors)
     config = _predicting(config, predictions, path, lambda spec: spec.name in tensors)
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
+
+
+def _with_head_if_found(config: ModelConfig, directory: Path, tensors: TensorSource) -> ModelConfig:
+    """The configuration itself; of an embedding model without a head, one whose head is the embedding's matrix."""
+    gives_embeddings = config.architecture.endswith("Model") or (directory / MODULES).exists()
+    if config.head.tied or "lm_head.weight" in tensors or not gives_embeddings:
+        return config
+    return replace(
+        config,
+        has_head=False,
+        embedding=replace(config.embedding, tied=True),
+        head=replace(config.head, tied=True),
+    )
 
 
 def _predicting(config: ModelConfig, predictions: Predictions, path: str | Path, found: Found) -> ModelConfig:

@@ -167,10 +167,17 @@ class FamilyModule(Protocol):
 def family_of(architecture: str, *, where: str = "architectures") -> FamilyModule:
     """The family of a class name. Raises ModelLoadError, where `where` names the file."""
     for family in FAMILIES:
-        if architecture in family.classes:
+        if _with_head(architecture) in family.classes:
             return _module(family)
     raise ModelLoadError(
         f"{where}: architecture {architecture!r} is not supported; expected one that `twofold models` lists"
+    )
+
+
+def _with_head(architecture: str) -> str:
+    """The class with a head of a decoder's class without one, as "Qwen3Model" is; any other class itself."""
+    return (
+        architecture.removesuffix("Model") + "ForCausalLM" if architecture.endswith("Model") else architecture
     )
 
 
@@ -212,6 +219,7 @@ def _read_gguf(file: GgufFile) -> tuple[FamilyModule, Fields, GgufMetadata]:
 
 def chat_marks(architecture: str, template: str | None) -> ChatMarks:
     """Tool-call and reasoning markup of a model of this class with this chat template. Unknown class: none."""
+    architecture = _with_head(architecture)
     chat = next((family.chat for family in FAMILIES if architecture in family.classes), _NO_CHAT)
     return chat.marks_of(template)
 

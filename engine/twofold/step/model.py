@@ -177,6 +177,12 @@ class LoadedModel:
         self.config.embedding.scale_rows(hidden)
         return hidden
 
+    def final_states(self, hidden_rows: F32) -> F32:
+        """Hidden states [R, hidden] after the last norm, of rows of forward's result."""
+        normed = np.empty_like(hidden_rows)
+        self.lm_head.norm(hidden_rows, normed)
+        return normed / np.float32(self.config.head.scale)
+
     def logits(self, hidden_rows: F32) -> F32:
         """Logits [R, vocab] of the rows that the caller picked from forward's result, usually the last tokens.
 

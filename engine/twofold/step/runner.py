@@ -22,6 +22,7 @@ from twofold.experts.moe import MoeRuntime
 from twofold.experts.placement import Mask
 from twofold.step.batch import StepBatch
 from twofold.step.model import LoadedModel
+from twofold.step.pooling import Pooler
 from twofold.step.predictions import Predictions
 from twofold.step.sampler import Sampler, SamplerBatch, logprobs, pick_ahead, take_ahead
 from twofold.step.sequences import ScheduledSequence
@@ -52,6 +53,7 @@ class Runner(Protocol):
         """Compute the step's tokens and pick the next ones; keep requested log probabilities.
 
         Those of picked tokens are in `Sampler.logprob` afterwards, those of the prompt in `Sequence.prompt_logprobs`.
+        Hidden states that are pooled are in `Sequence.pooler`.
 
         Args:
             scheduled: the step. The same list object as in the previous step means each sequence advances by one token.
@@ -179,6 +181,11 @@ class ModelRunner:
         if batch.continues_decode:  # decode only: no prompt log probabilities to report
             logits = self._model.logits(hidden)
         else:
+            pool_prompts(
+                scheduled,
+                lambda rows: self._model.final_states(hidden[rows]),
+                lambda rows: self._model.logits(hidden[rows]),
+            )
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
             logits = self._model.logits(hidden[batch.last_rows])
         self.moe.end_step()
@@ -220,6 +227,33 @@ class ModelRunner:
 
 _MAX_ROWS: Final = 64
 """Prompt rows whose logits are in memory at a time: 39 MB at 151,936 entries."""
+
+
+def pool_prompts(
+    scheduled: Seq[ScheduledSequence],
+    states: Callable[[list[int]], F32],
+    logits: Callable[[list[int]], F32],
+) -> None:
+    """Pass hidden states that this step computed to the poolers of their requests.
+
+    Args:
+        states: hidden states after the last norm [rows, hidden] of the given rows of the step.
+        logits: logits [rows, vocabulary] of the given rows. Both are called for few rows at a time.
+    """
+    of_states: list[tuple[Pooler, int]] = []
+    of_logits: list[tuple[Pooler, int]] = []
+    row = 0
+    for item in scheduled:
+        pooler, begin = item.sequence.pooler, item.sequence.num_computed
+        if pooler is not None:
+            wanted = of_logits if pooler.pooling.tokens else of_states
+            wanted += [(pooler, row + at - begin) for at in pooler.wanted(begin, begin + item.num_tokens)]
+        row += item.num_tokens
+    for compute, rows in ((states, of_states), (logits, of_logits)):
+        for at in range(0, len(rows), _MAX_ROWS):
+            part = rows[at : at + _MAX_ROWS]
+            for (pooler, _), values in zip(part, compute([each for _, each in part]), strict=True):
+                pooler.add(values)
 
 
 def report_prompts(

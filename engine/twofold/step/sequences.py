@@ -12,6 +12,7 @@ import numpy.typing as npt
 from twofold.api.types import GenerationRequest, TokenLogprob
 from twofold.step.drafts import DraftState
 from twofold.step.page_tree import CachedPage
+from twofold.step.pooling import Pooler
 
 
 class KeptStates:
@@ -94,9 +95,13 @@ class Sequence:
     num_rejected: int = 0
     """Drafted tokens that were computed in vain."""
     num_prompt_tokens: int = field(init=False)
+    pooler: Pooler | None = field(init=False)
+    """Pools the prompt's hidden states; None: an answer is generated."""
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        pooling = self.request.pooling
+        self.pooler = None if pooling is None else Pooler(pooling, self.num_prompt_tokens)
 
     @property
     def num_uncomputed(self) -> int:
@@ -134,4 +139,5 @@ class ScheduledSequence(NamedTuple):
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        return cls(sequence, num_tokens, samples=num_tokens == sequence.num_uncomputed)
+        is_last = num_tokens == sequence.num_uncomputed
+        return cls(sequence, num_tokens, samples=is_last and sequence.pooler is None)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from twofold.api.types import MachineSample
+from twofold.api.machine_sample import MachineSample
 
 _MAX_SENSORS: Final = 64
 

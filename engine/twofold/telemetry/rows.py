@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from twofold.api.machine_sample import MachineSample
 from twofold.api.types import (
     ControlRecord,
     EmulatedParts,
-    MachineSample,
     RequestRecord,
     RunInfo,
     StepRecord,

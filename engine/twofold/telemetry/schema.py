@@ -41,10 +41,10 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
+from twofold.api.machine_sample import MachineSample
 from twofold.api.types import (
     ControlRecord,
     EmulatedParts,
-    MachineSample,
     RequestFacts,
     RunInfo,
     StepParts,

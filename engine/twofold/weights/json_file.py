@@ -26,6 +26,21 @@ def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
 
     Raises ModelLoadError if the file is missing, unreadable, too large, not JSON or not an object.
     """
+    value = _read_json(path, purpose)
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: holds a JSON {type(value).__name__}, expected an object ({purpose})")
+    return value
+
+
+def read_json_list(path: Path, purpose: str) -> list[Any]:
+    """The JSON list in `path`, otherwise as `read_json_object`."""
+    value = _read_json(path, purpose)
+    if not isinstance(value, list):
+        raise ModelLoadError(f"{path}: holds a JSON {type(value).__name__}, expected a list ({purpose})")
+    return value
+
+
+def _read_json(path: Path, purpose: str) -> Any:
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
@@ -45,15 +60,12 @@ def read_json_object(path: Path, purpose: str) -> dict[str, Any]:
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror} ({purpose})") from None
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError itself: a number of over 4300 digits
         where = "a number is too long" if isinstance(error, ValueError) else "nested too deep"
         if isinstance(error, json.JSONDecodeError):
             where = f"line {error.lineno}: {error.msg}"
         raise ModelLoadError(f"{path}: not valid JSON, {where} ({purpose}); download it again") from None
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: holds a JSON {type(value).__name__}, expected an object ({purpose})")
-    return value
 
 
 class Fields:

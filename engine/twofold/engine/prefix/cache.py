@@ -379,9 +379,10 @@ class CachingPool(PagePool):
 
 
 def _may_use_cache(sequence: Sequence) -> bool:
-    """Whether the sequence may use the cache: the request asks for no result of each prompt token."""
+    """Whether the sequence may use the cache: the request asks for no result of tokens before the prompt's last."""
     request = sequence.request
-    return request.sampling.prompt_logprobs is None and not request.return_routed_experts
+    pools_earlier = request.pooling is not None and request.pooling.kind != "last"
+    return request.sampling.prompt_logprobs is None and not (request.return_routed_experts or pools_earlier)
 
 
 def _digest(before: bytes, tokens: Seq[int]) -> bytes:

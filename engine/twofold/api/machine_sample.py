@@ -1,0 +1,18 @@
+"""The state of the machine at one moment, for telemetry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class MachineSample:
+    """State of the machine at one moment, as far as the operating system tells."""
+
+    at_s: Annotated[float, "Unix time"]
+    load_1m: Annotated[float, "load average of the last minute"]
+    clock_mhz: Annotated[float | None, "mean over the cores"]
+    lowest_clock_mhz: float | None
+    temperature_c: Annotated[float | None, "highest of all sensors"]
+    available_bytes: Annotated[int | None, "memory that programs can still take"]

@@ -1,0 +1,323 @@
+"""Pooled prompts equal sentence-transformers' arithmetic on transformers' hidden states, bit for bit the same however
+they are batched, cut into chunks, cached or preempted."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError, ModelLoadError, RequestError
+from twofold.api.pooling import POOLING_KINDS, ModelPooling, Pooling, PoolingKind, parse_pooler_config
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
+from twofold.engine import Engine
+from twofold.engine.prefix import cache as prefix_cache
+from twofold.models.model_files import open_model_files
+from twofold.models.pooling import read_pooling, read_prompts
+
+from tests.engine.model_runs import random_prompt
+from tests.models.drawn_described import EXAMPLES as DESCRIBED
+from tests.tiny_models.granite import TinyGranite
+from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.writing import (
+    TinyModel,
+    tiny_weights,
+    write_safetensors,
+    write_tiny_model,
+)
+
+F32 = npt.NDArray[np.float32]
+NOTHING = SamplingParams(max_tokens=0)
+PROMPTS = [tuple(random_prompt(length, length)) for length in (1, 7, 40, 33)]
+PROMPTS += [(*PROMPTS[2][:24], 9, 8), PROMPTS[2]]  # a common prefix, and a prompt that was there before
+POOLINGS = (
+    Pooling(), Pooling("last", normalise=False), Pooling("cls"), Pooling("mean", normalise=False),
+    Pooling("mean", dimensions=10), Pooling(tokens=(5, 300, 5)),
+)  # fmt: skip
+DENSE = DESCRIBED["qwen3"]
+MODELS = {
+    "dense": DENSE,
+    "moe": TinyModel(),
+    "scaled logits": TinyGranite(),  # not part of the hidden state
+    "records": TinyQwen3Next(),
+}
+
+
+@functools.cache
+def reference_states(directory: Path, prompts: tuple[tuple[int, ...], ...]) -> list[tuple[Any, Any]]:
+    """transformers' last hidden states [tokens, hidden] and last logits [vocabulary] of each prompt."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        found = [model(torch.tensor([prompt]), output_hidden_states=True) for prompt in prompts]
+    return [(each.hidden_states[-1][0], each.logits[0, -1]) for each in found]
+
+
+def reference(directory: Path, prompts: Sequence[tuple[int, ...]], pooling: Pooling) -> list[F32]:
+    """sentence-transformers' Pooling, truncation and Normalize."""
+    vectors = []
+    for states, logits in reference_states(directory, tuple(prompts)):
+        if pooling.tokens:
+            vectors.append(logits[list(pooling.tokens)].numpy())
+            continue
+        pooled = {"last": states[-1], "cls": states[0], "mean": states.sum(0) / len(states)}[pooling.kind]
+        pooled = pooled[: pooling.dimensions]
+        vectors.append(
+            (torch.nn.functional.normalize(pooled, dim=0) if pooling.normalise else pooled).numpy()
+        )
+    return vectors
+
+
+def submit(engine: Engine, prompt: Sequence[int], pooling: Pooling, name: str) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    engine.submit(GenerationRequest(tuple(prompt), NOTHING, chunks.append, name, pooling=pooling))
+    return chunks
+
+
+def pooled(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) -> list[F32]:
+    """The vectors of all prompts, run as one batch."""
+    answers = [submit(engine, prompt, pooling, f"r{n}") for n, prompt in enumerate(prompts)]
+    while engine.step():
+        pass
+    vectors = []
+    for prompt, (last,) in zip(prompts, answers, strict=True):
+        assert (last.finish_reason, last.text, last.token_ids) == ("stop", "", ())
+        assert last.usage is not None
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(prompt), 0)
+        if pooling.kind != "last":
+            assert last.usage.cached_tokens == 0  # hidden states of cached tokens are not kept
+        assert last.pooled is not None
+        vectors.append(last.pooled)
+    return vectors
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("pooled"), MODELS[request.param])
+
+
+def test_vectors_are_transformers_in_any_batch_chunk_and_cache(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_cache, "SNAPSHOT_INTERVAL", 16)
+    monkeypatch.setattr(prefix_cache, "_MIN_TOKENS_PER_SPLIT", 8)
+    config = EngineConfig(model=str(directory), page_size=4, accelerator="none")
+    plain = Engine.load(replace(config, enable_prefix_caching=False))
+    cached = Engine.load(config)
+    chunked = Engine.load(replace(config, max_num_batched_tokens=5))
+    crowded = Engine.load(replace(config, max_total_tokens=64, max_num_batched_tokens=16))
+    for pooling in POOLINGS:
+        alone = [pooled(plain, [prompt], pooling)[0] for prompt in PROMPTS]
+        for vector, expected in zip(alone, reference(directory, PROMPTS, pooling), strict=True):
+            np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-4)
+        for engine in (plain, cached, chunked, crowded):
+            for vector, expected in zip(pooled(engine, PROMPTS, pooling), alone, strict=True):
+                assert vector.tobytes() == expected.tobytes()
+    assert cached.stats().prefix_cache_hits > 0
+    for engine in (plain, cached, chunked, crowded):
+        assert engine.stats().num_free_pages == engine.stats().num_pages
+        engine.close()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    loaded = Engine.load(EngineConfig(model=str(write_tiny_model(tmp_path)), page_size=4))
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize("kind", POOLING_KINDS)
+def test_a_preempted_prompt_gives_the_same_vector(tmp_path: Path, kind: PoolingKind) -> None:
+    path = write_tiny_model(tmp_path)
+    engine = Engine.load(EngineConfig(model=str(path), page_size=4, max_num_batched_tokens=8))
+    pooling = Pooling(kind)
+    (expected,) = pooled(engine, PROMPTS[2:3], pooling)
+    engine.control.drop_prefixes()
+    answer = submit(engine, PROMPTS[2], pooling, "again")
+    assert engine.step()
+    assert engine.step()
+    assert engine._scheduler.preempt_until(lambda: False) == 1
+    while engine.step():
+        pass
+    assert answer[-1].pooled is not None
+    assert answer[-1].pooled.tobytes() == expected.tobytes()
+    engine.close()
+
+
+def test_pooled_prompts_run_beside_answers_and_change_none(engine: Engine) -> None:
+    """An answer decodes on in each step that computes pooled prompts, and is the answer it gets alone."""
+    sampling = SamplingParams(max_tokens=30, ignore_eos=True)
+    alone: list[Chunk] = []
+    engine.generate(PROMPTS[1], sampling, alone.append)
+    beside: list[Chunk] = []
+    engine.submit(GenerationRequest(PROMPTS[1], sampling, beside.append, "answer"))
+    engine.step()
+    answers = [submit(engine, prompt, Pooling("mean"), f"e{n}") for n, prompt in enumerate(PROMPTS)]
+    while not all(answers):
+        before = next(each.num_generated for each in engine.live_requests() if not each.request.pooling)
+        engine.step()
+        after = next(each.num_generated for each in engine.live_requests() if not each.request.pooling)
+        assert after == before + 1
+    while engine.step():
+        pass
+    assert [t for c in beside for t in c.token_ids] == [t for c in alone for t in c.token_ids]
+
+
+def test_a_prompt_may_fill_the_whole_context(engine: Engine) -> None:
+    full = random_prompt(engine.max_context)
+    assert pooled(engine, [full], Pooling())[0].shape == (48,)
+    with pytest.raises(
+        RequestError, match=f"the input has 257 tokens; the context holds {engine.max_context}"
+    ):
+        submit(engine, [*full, 5], Pooling(), "long")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pooling", "sampling", "message"),
+    [
+        ((), Pooling(), NOTHING, "the prompt is empty"),
+        ((5, 320), Pooling(), NOTHING, "token id 320 is outside the vocabulary of 320"),
+        ((5,), Pooling(tokens=(320,)), NOTHING, "pooling names token 320"),
+        ((5,), Pooling(), SamplingParams(), "a pooled prompt has no answer"),
+    ],
+)
+def test_refused_requests(
+    engine: Engine, prompt: tuple[int, ...], pooling: Pooling, sampling: SamplingParams, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        engine.submit(GenerationRequest(prompt, sampling, lambda chunk: None, "r", pooling=pooling))
+
+
+# ---- files of embedding models -------------------------------------------------------------------------------------
+
+
+def write_embedding_model(directory: Path, *, tied: bool, architecture: str = "Qwen3ForCausalLM") -> Path:
+    """A dense model as Qwen3-Embedding is published: names without "model.", no head, sentence-transformers' files."""
+    model = replace(DENSE, tie_word_embeddings=tied)
+    write_tiny_model(directory, model)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    weights = {
+        name.removeprefix("model."): values
+        for name, values in tiny_weights(model).items()
+        if not name.startswith("lm_head")
+    }
+    write_safetensors(directory / "model.safetensors", weights, "float32")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(kinds.items())
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    pooling = {
+        "word_embedding_dimension": 48,
+        "pooling_mode_mean_tokens": False,
+        "pooling_mode_lasttoken": True,
+    }
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    prompts = {"prompts": {"query": "Query:", "document": ""}, "default_prompt_name": None}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("tied", "architecture"), [(True, "Qwen3ForCausalLM"), (False, "Qwen3ForCausalLM"), (False, "Qwen3Model")]
+)
+def test_an_embedding_model_without_a_head_loads(tmp_path: Path, tied: bool, architecture: str) -> None:
+    path = write_embedding_model(tmp_path / "given", tied=tied, architecture=architecture)
+    whole = write_tiny_model(tmp_path / "whole", replace(DENSE, tie_word_embeddings=tied))
+    engine = Engine.load(EngineConfig(model=str(path)))
+    assert engine.pooling == ModelPooling("last", origin="1_Pooling/config.json", generates=tied)
+    (vector,) = pooled(engine, PROMPTS[2:3], Pooling())
+    np.testing.assert_allclose(vector, reference(whole, PROMPTS[2:3], Pooling())[0], rtol=1e-4, atol=1e-4)
+    if not tied:
+        with pytest.raises(RequestError, match="has no head, so it generates nothing"):
+            engine.generate(PROMPTS[1], SamplingParams())
+        with pytest.raises(RequestError, match="has no logits"):
+            submit(engine, PROMPTS[1], Pooling(tokens=(1, 2)), "r")
+    engine.close()
+    assert read_prompts(path) == {"query": "Query:", "document": ""}
+
+
+def found(path: Path, asked: str | None = None) -> ModelPooling:
+    return read_pooling(path, open_model_files(path), parse_pooler_config(asked))
+
+
+def test_pooling_follows_the_files_and_then_the_flag(tmp_path: Path) -> None:
+    path = write_embedding_model(tmp_path / "Some-Reranker-x", tied=True)
+    config = path / "1_Pooling" / "config.json"
+    assert found(path).classifier == ("no", "yes")
+    config.write_text('{"pooling_mode": "mean"}')
+    assert found(path).kind == "mean"
+    config.write_text('{"pooling_mode_max_tokens": true}')
+    assert "pooling mode 'max', which is not computed" in found(path).refusal
+    config.write_text('{"pooling_mode": "cls"}')
+    (path / "modules.json").write_text('[{"type": "x.Pooling", "path": "1_Pooling"}]')
+    assert (found(path).kind, found(path).normalise) == ("cls", False)
+    asked = '{"pooling_type": "MEAN", "normalize": true, "classifier_from_token": ["a", "b"], "is_matryoshka": true}'
+    flagged = found(path, asked)
+    assert flagged == ModelPooling("mean", True, True, classifier=("a", "b"), origin="--pooler-config")
+    (path / "modules.json").write_text('[{"type": "x.Dense", "path": "2_Dense"}]')
+    assert "Dense" in found(path).refusal
+    (path / "modules.json").write_text("[3]")
+    with pytest.raises(ModelLoadError, match="a module is 3, expected an object"):
+        found(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (
+            "is_causal",
+            False,
+            ("refusal", "config.json has is_causal: false; only causal attention is computed"),
+        ),
+        ("matryoshka_dimensions", [8, 16], ("dimensions", (8, 16))),
+        ("is_matryoshka", True, ("is_matryoshka", True)),
+        ("classifier_from_token", ["0", "1"], ("classifier", ("0", "1"))),
+    ],
+)
+def test_keys_of_config_json(tmp_path: Path, key: str, value: object, expected: tuple[str, object]) -> None:
+    path = write_tiny_model(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {key: value}))
+    assert getattr(found(path), expected[0]) == expected[1]
+
+
+def test_a_model_whose_embeddings_are_refused_still_answers(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"use_bidirectional_attention": True}))
+    engine = Engine.load(EngineConfig(model=str(path)))
+    with pytest.raises(
+        RequestError, match="gives no embeddings: config.json has use_bidirectional_attention"
+    ):
+        submit(engine, PROMPTS[1], Pooling(), "r")
+    assert engine.generate(PROMPTS[1], SamplingParams(max_tokens=2, ignore_eos=True)).completion_tokens == 2
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "it takes a JSON object"),
+        ("{", "it takes a JSON object"),
+        ('{"pooling": "mean"}', "'pooling' is no key; it takes pooling_type"),
+        ('{"pooling_type": "MAX"}', "it takes LAST, MEAN or CLS"),
+        ('{"normalize": 1}', "it takes true or false"),
+        ('{"matryoshka_dimensions": [0]}', "whole numbers above 0"),
+        ('{"classifier_from_token": ["yes"]}', "it takes two tokens"),
+    ],
+)
+def test_refused_pooler_configs(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(pooler_config=text)
