@@ -27,7 +27,7 @@ GIVEN = {
     "--kt-gpu-prefill-token-threshold": "512", "--backend-type": "balance_serve", "--sched-strategy": "FCFS",
     "--otlp-traces-endpoint": "http://127.0.0.1:4318",
     "--speculative-algorithm": "NGRAM", "--spec-type": "ngram-simple",
-    "--speculative-ngram-max-match-window-size": "8",
+    "--speculative-ngram-max-match-window-size": "8", "--pooling": "mean",
 }  # fmt: skip
 """Values given to them here, where not 1."""
 
@@ -94,6 +94,7 @@ def test_every_alias_sets_what_it_says_or_tells_why_not(
         ("-md /small --draft-max 5", {"speculation": SpeculativeConfig("draft_model", "/small", 5)}),
         ("--speculative-algorithm EAGLE3 --speculative-draft-model-path /head",
          {"speculation": SpeculativeConfig("eagle3", "/head")}),
+        ("--pooling cls --embeddings --reranking", {"pooler_config": '{"pooling_type": "CLS"}'}),
         ("--kt_num_gpu_experts 3 --max_model_len=99", {"num_gpu_experts": 3, "max_model_len": 99}),
     ],
 )  # fmt: skip
@@ -113,6 +114,7 @@ def test_values_become_what_the_setting_takes(words: str, expected: dict[str, An
         "--schedule-policy lpm",
         "--speculative-algorithm EAGLE",
         "--draft-max x",
+        "--pooling rank",
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:

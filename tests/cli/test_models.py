@@ -37,7 +37,9 @@ def test_models_says_what_loads_and_what_models_take(tiny, tmp_path, capsys):
     assert "config.json" in entries["broken"]["error"]
     assert entries["tiny"]["largest_context_here"] == entries["one.gguf"]["largest_context_here"] > 0
     assert main(["models", tiny]) == 0
-    assert "fits here up to" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "fits here up to" in shown
+    assert "embeddings: 48 elements, last pooling (the default), normalised" in shown
     assert main(["models", str(tmp_path / "some" / "tiny" / "nothing")]) == 2
     assert "no model; give" in capsys.readouterr().err
 

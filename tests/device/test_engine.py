@@ -17,7 +17,8 @@ import pytest
 import torch
 from twofold.api.config import EngineConfig
 from twofold.api.errors import CapacityError, ConfigError, KernelError
-from twofold.api.types import Chunk, SamplingParams
+from twofold.api.pooling import POOLING_KINDS, Pooling, PoolingKind
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.blocks import ops
 from twofold.device.model import DeviceModel
 from twofold.engine import Engine
@@ -82,6 +83,37 @@ def test_the_bundled_model_answers_as_on_the_cpu(cuda: None) -> None:
     assert counts.cpu_misses > 0
     assert counts.uploads > 0
     engine.close()
+
+
+@pytest.mark.parametrize("kind", POOLING_KINDS)
+def test_embeddings_are_those_of_the_cpu_but_for_rounding(cuda: None, tiny: Path, kind: PoolingKind) -> None:
+    """Beside an answer, whose steps the device places itself when they are alone."""
+    vectors = []
+    prompt = tuple(range(5, 60))
+    for accelerator in ("none", "cuda"):
+        config = EngineConfig(
+            model=str(tiny),
+            accelerator=accelerator,
+            num_gpu_experts=3,
+            max_total_tokens=512,
+            max_num_batched_tokens=24,
+        )
+        engine = Engine.load(config)
+        answers: list[list[Chunk]] = [[], []]
+        beside = SamplingParams(max_tokens=8, ignore_eos=True)
+        engine.submit(GenerationRequest(prompt[:5], beside, answers[0].append, "answer"))
+        nothing = SamplingParams(max_tokens=0)
+        engine.submit(GenerationRequest(prompt, nothing, answers[1].append, "pooled", pooling=Pooling(kind)))
+        while engine.step():
+            pass
+        assert [each[-1].error for each in answers] == [None, None]
+        assert sum(len(chunk.token_ids) for chunk in answers[0]) == 8
+        vectors.append(answers[1][-1].pooled)
+        engine.close()
+    on_cpu, on_device = vectors
+    assert on_cpu is not None
+    assert on_device is not None
+    assert float(on_cpu @ on_device) > 0.999
 
 
 @pytest.mark.parametrize("refuse_read_only", [False, True])

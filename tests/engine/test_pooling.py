@@ -18,11 +18,12 @@ import transformers
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError, ModelLoadError, RequestError
 from twofold.api.pooling import POOLING_KINDS, ModelPooling, Pooling, PoolingKind, parse_pooler_config
-from twofold.api.types import Chunk, GenerationRequest, SamplingParams
+from twofold.api.types import Chunk, GenerationRequest, RequestRecord, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.prefix import cache as prefix_cache
 from twofold.models.model_files import open_model_files
-from twofold.models.pooling import read_pooling, read_prompts
+from twofold.models.pooling import read_pooling
+from twofold.telemetry.sink import TelemetrySink
 
 from tests.engine.model_runs import random_prompt
 from tests.models.drawn_described import EXAMPLES as DESCRIBED
@@ -196,6 +197,30 @@ def test_refused_requests(
         engine.submit(GenerationRequest(prompt, sampling, lambda chunk: None, "r", pooling=pooling))
 
 
+class RecordingSink(TelemetrySink):
+    """Keeps the newest record of each request."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, RequestRecord] = {}
+
+    def request(self, record: RequestRecord) -> None:
+        self.records[record.request_id] = record
+
+
+def test_telemetry_has_a_prefill_and_no_token(tmp_path: Path) -> None:
+    sink = RecordingSink()
+    config = EngineConfig(model=str(write_tiny_model(tmp_path)), accelerator="emulated:rtx4090-pcie4")
+    engine = Engine.load(config, telemetry=sink)
+    pooled(engine, PROMPTS[2:3], Pooling())
+    engine.close()
+    record = sink.records["r0"]
+    assert (record.finish_reason, record.completion_tokens, record.prompt_tokens) == ("stop", 0, 40)
+    assert record.first_token_s is None
+    assert record.finished_s is not None
+    assert record.prefill_s > 0 == record.decode_s
+    assert record.prefill_wall_s > 0 == record.decode_wall_s
+
+
 # ---- files of embedding models -------------------------------------------------------------------------------------
 
 
@@ -236,7 +261,9 @@ def test_an_embedding_model_without_a_head_loads(tmp_path: Path, tied: bool, arc
     path = write_embedding_model(tmp_path / "given", tied=tied, architecture=architecture)
     whole = write_tiny_model(tmp_path / "whole", replace(DENSE, tie_word_embeddings=tied))
     engine = Engine.load(EngineConfig(model=str(path)))
-    assert engine.pooling == ModelPooling("last", origin="1_Pooling/config.json", generates=tied)
+    assert engine.pooling == ModelPooling(
+        origin="1_Pooling/config.json", size=48, prompts={"query": "Query:", "document": ""}, generates=tied
+    )
     (vector,) = pooled(engine, PROMPTS[2:3], Pooling())
     np.testing.assert_allclose(vector, reference(whole, PROMPTS[2:3], Pooling())[0], rtol=1e-4, atol=1e-4)
     if not tied:
@@ -245,7 +272,6 @@ def test_an_embedding_model_without_a_head_loads(tmp_path: Path, tied: bool, arc
         with pytest.raises(RequestError, match="has no logits"):
             submit(engine, PROMPTS[1], Pooling(tokens=(1, 2)), "r")
     engine.close()
-    assert read_prompts(path) == {"query": "Query:", "document": ""}
 
 
 def found(path: Path, asked: str | None = None) -> ModelPooling:
@@ -265,7 +291,8 @@ def test_pooling_follows_the_files_and_then_the_flag(tmp_path: Path) -> None:
     assert (found(path).kind, found(path).normalise) == ("cls", False)
     asked = '{"pooling_type": "MEAN", "normalize": true, "classifier_from_token": ["a", "b"], "is_matryoshka": true}'
     flagged = found(path, asked)
-    assert flagged == ModelPooling("mean", True, True, classifier=("a", "b"), origin="--pooler-config")
+    assert (flagged.kind, flagged.normalise, flagged.is_matryoshka) == ("mean", True, True)
+    assert (flagged.classifier, flagged.origin) == (("a", "b"), "--pooler-config")
     (path / "modules.json").write_text('[{"type": "x.Dense", "path": "2_Dense"}]')
     assert "Dense" in found(path).refusal
     (path / "modules.json").write_text("[3]")
@@ -298,9 +325,7 @@ def test_a_model_whose_embeddings_are_refused_still_answers(tmp_path: Path) -> N
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"use_bidirectional_attention": True}))
     engine = Engine.load(EngineConfig(model=str(path)))
-    with pytest.raises(
-        RequestError, match="gives no embeddings: config.json has use_bidirectional_attention"
-    ):
+    with pytest.raises(RequestError, match=r"gives no embeddings: .* has use_bidirectional_attention: true"):
         submit(engine, PROMPTS[1], Pooling(), "r")
     assert engine.generate(PROMPTS[1], SamplingParams(max_tokens=2, ignore_eos=True)).completion_tokens == 2
     engine.close()

@@ -13,8 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from twofold.api.constraints import CompiledConstraint, Constraint, TokenMatcher
 from twofold.api.errors import CapacityError, RequestError
+from twofold.api.pooling import ModelPooling, Pooling
 from twofold.api.types import (
     Chunk,
     EngineStats,
@@ -60,6 +63,9 @@ class WordTokenizer:
 
     def segments(self, text: str) -> list[str]:
         return [text]
+
+    def literal(self, text: str) -> str:
+        return text
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         with self._lock:
@@ -117,6 +123,14 @@ def fake_logprob(token_id: int, num_top: int) -> TokenLogprob:
     return TokenLogprob(token_id, own, tuple(ranked[:num_top]))
 
 
+def fake_vector(prompt: Sequence[int], pooling: Pooling) -> npt.NDArray[np.float32]:
+    """Number of tokens, first and last one; or how much each of the asked tokens is above the last one."""
+    if pooling.tokens:
+        return np.array([token - prompt[-1] for token in pooling.tokens], np.float32)
+    vector = np.array([len(prompt), prompt[0], prompt[-1]][: pooling.dimensions], np.float32)
+    return vector / np.float32(np.linalg.norm(vector)) if pooling.normalise else vector
+
+
 @dataclass(frozen=True)
 class FakeCompiled:
     """A constraint that is not enforced."""
@@ -141,6 +155,7 @@ class FakeEngine:
         self.tokenizer = WordTokenizer()
         self.info = info
         self.max_context = max_context
+        self.pooling = ModelPooling(size=3)
         self.mapped_weights: MappedWeights | None = None
         self.control = FakeControl()
         self.recording = FakeControl()
@@ -306,6 +321,7 @@ class FakeEngine:
                     logprobs=logprobs,
                     prompt_logprobs=of_prompt,
                     stopped_by=self.stopped_by if reason else None,
+                    pooled=fake_vector(prompt, request.pooling) if request.pooling else None,
                 )
             )
             if request.after_step is not None:
@@ -316,6 +332,8 @@ class FakeEngine:
             nonlocal said
             if request.request_id in self.cancelled:
                 return say("", (), "cancelled")
+            if request.pooling is not None:
+                return self.hold.is_set() and say("", (), "stop")
             if self.fail_after_words is not None and said >= self.fail_after_words:
                 return say("", (), "error", "the native code failed in layer 3")
             if said >= 1 and not self.hold.is_set():

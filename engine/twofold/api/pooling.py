@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast, get_args
 
 from twofold.api.errors import ConfigError
@@ -55,19 +56,24 @@ class ModelPooling:
     """Where `kind` comes from."""
     refusal: str = ""
     """Why the model's embeddings cannot be computed; empty: they can."""
+    size: int = 0
+    """Elements of a hidden state."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts by name that a request can have put before its inputs."""
     generates: bool = True
     """Whether the model has a head, so that it can also answer."""
 
     def describe(self) -> str:
         """One line for `doctor` and `models`."""
         if self.refusal:
-            return f"no embeddings: {self.refusal}"
+            return f"none: {self.refusal}"
         scaled = "normalised" if self.normalise else "not normalised"
         ranks = "cosine of embeddings"
         if self.classifier is not None:
             ranks = "logits of {1!r} and {0!r}".format(*self.classifier)
         alone = "" if self.generates else "; no head, so nothing is generated"
-        return f"embeddings: {self.kind} pooling ({self.origin}), {scaled}; reranking: {ranks}{alone}"
+        vector = f"{self.size} elements, {self.kind} pooling ({self.origin}), {scaled}"
+        return f"{vector}; reranking by {ranks}{alone}"
 
 
 def parse_pooler_config(text: str | None) -> PoolerConfig:

@@ -55,11 +55,13 @@ def read_pooling(path: Path, files: ModelFiles, asked: PoolerConfig) -> ModelPoo
         is_matryoshka=found.is_matryoshka if asked.is_matryoshka is None else asked.is_matryoshka,
         dimensions=asked.dimensions or found.dimensions,
         classifier=asked.classifier or found.classifier,
+        size=files.config.hidden_size,
+        prompts=_prompts(path),
         generates=files.config.has_head,
     )
 
 
-def read_prompts(path: Path) -> dict[str, str]:
+def _prompts(path: Path) -> dict[str, str]:
     """The named texts that sentence-transformers puts before inputs; empty if the model has none."""
     file = path / _PROMPTS
     if not path.is_dir() or not file.is_file():

@@ -22,9 +22,11 @@ from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http import openapi
 from twofold.server.http.errors import ApiError
+from twofold.server.ollama import embeddings as ollama_embeddings
 from twofold.server.ollama import routes as ollama
 from twofold.server.openai import routes as completions
 from twofold.server.openai import tokenization
+from twofold.server.pooling import embeddings, rerank
 from twofold.server.responses import routes as responses
 from twofold.server.web import routes as web
 from twofold.telemetry.sink import TelemetrySink
@@ -67,7 +69,10 @@ def app_of(state: ServerState) -> ASGIApp:
     app.include_router(responses.router(state))
     app.include_router(tokenization.router(state))
     app.include_router(inspection.router(state))
+    app.include_router(embeddings.router(state))
+    app.include_router(rerank.router(state))
     app.include_router(ollama.router(state))
+    app.include_router(ollama_embeddings.router(state))
     app.include_router(anthropic_messages.router(state))
     if state.config.admin_key:
         app.include_router(admin.router(state))

@@ -97,6 +97,14 @@ POSTS = {
     "/api/chat": {"model": "fake-tales", "messages": [{"role": "user", "content": "a"}]},
     "/api/generate": {"model": "fake-tales", "prompt": "a"},
     "/api/show": {"model": "fake-tales"},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v2/rerank": {"query": "a", "documents": ["b"]},
+    "/rerank": {"query": "a", "documents": ["b"]},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/api/embed": {"model": "fake-tales", "input": "a"},
+    "/api/embeddings": {"model": "fake-tales", "prompt": "a"},
 }
 
 

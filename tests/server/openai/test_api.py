@@ -228,6 +228,11 @@ NAMING_ROUTES = {
     "/api/chat": CHAT,
     "/api/generate": {"prompt": "a"},
     "/api/show": {},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/api/embed": {"input": "a"},
+    "/api/embeddings": {"prompt": "a"},
 }
 """Routes whose body names a model, with what else each needs."""
 

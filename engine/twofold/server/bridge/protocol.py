@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.control import ExpertPlacement, LayerPlacement, MemoryUse, Resize
+from twofold.api.pooling import ModelPooling
 from twofold.api.types import EngineStats, GenerationRequest, MappedWeights, RequestProgress, RunInfo
 from twofold.text.tokenizer import ToolForm
 
@@ -17,6 +18,10 @@ class ServingTokenizer(Protocol):
     """Tokenizer and chat template. Called on worker threads, concurrently."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
+
+    def literal(self, text: str) -> str:
+        """`text` for `encode`, with its control tokens as text."""
+        ...
 
     def segments(self, text: str) -> list[str]:
         """`text` split into parts whose ids, concatenated, are those of the whole."""
@@ -121,6 +126,11 @@ class ServingEngine(Protocol):
 
     @property
     def max_context(self) -> int: ...
+
+    @property
+    def pooling(self) -> ModelPooling:
+        """How the model pools hidden states."""
+        ...
 
     @property
     def caches_prefixes(self) -> bool:

@@ -59,6 +59,18 @@ class OllamaProcessList(TypedDict):
     models: list[OllamaProcess]
 
 
+class OllamaEmbedded(TypedDict):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(TypedDict):
+    embedding: list[float]
+
+
 class OllamaShown(TypedDict):
     license: str
     modelfile: str

@@ -30,7 +30,8 @@ def ollama_card(state: ServerState, name: str) -> dict[str, Any]:
         "description": "",
         "tags": [],
         "capabilities": [
-            "completion",
+            *(["completion"] if state.engine.pooling.generates else []),
+            *([] if state.engine.pooling.refusal else ["embedding"]),
             *(["tools"] if marks.calls_tools(state.engine.tokenizer.template_variables) else []),
             *(["thinking"] if marks.reasoning_parser else []),
         ],
@@ -56,6 +57,11 @@ def ollama_process(state: ServerState, name: str) -> dict[str, Any]:
         "size_vram": info.num_slots * info.expert_bytes,
         "context_length": state.engine.max_context,
     }
+
+
+def served_name(state: ServerState, name: str) -> str:
+    """The model name without Ollama's default tag, which clients may append."""
+    return name if name in state.model_names else name.removesuffix(":latest")
 
 
 def _size_and_time(path: Path) -> tuple[int, float]:

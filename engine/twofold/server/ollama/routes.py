@@ -28,7 +28,7 @@ from twofold.server.ollama.answer_schemas import (
     OllamaVersion,
 )
 from twofold.server.ollama.formats import OllamaChat, OllamaGenerate, OllamaRaw, now
-from twofold.server.ollama.model_card import ollama_card, ollama_process
+from twofold.server.ollama.model_card import ollama_card, ollama_process, served_name
 from twofold.server.ollama.schemas import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -108,7 +108,7 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
     )
     async def show(request: Request) -> dict[str, Any]:
         body = await parse_body(request, OllamaShowRequest, state)
-        state.check_model(_served_name(state, body.model or body.name or ""))
+        state.check_model(served_name(state, body.model or body.name or ""))
         return _shown(state)
 
     @routes.get("/version", response_model=None, responses=answers(OllamaVersion))
@@ -119,7 +119,7 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
 
 def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
     """Fields common to both of OpenAI's requests."""
-    name = _served_name(state, body.model)
+    name = served_name(state, body.model)
     state.check_model(name)
     fields: dict[str, Any] = {"model": name, "stream": body.stream is not False, "return_speed": True}
     options = body.options or OllamaOptions()
@@ -179,11 +179,6 @@ def _thinking(state: ServerState, think: bool | str) -> dict[str, Any]:
     if think and state.chat_marks.reasoning_parser is None:
         raise ApiError(400, f"{state.model_name!r} does not support thinking; leave think out", param="think")
     return said
-
-
-def _served_name(state: ServerState, name: str) -> str:
-    """The model name without Ollama's default tag, which clients may append."""
-    return name if name in state.model_names else name.removesuffix(":latest")
 
 
 def _loaded(body: OllamaChatRequest | OllamaGenerateRequest, empty: dict[str, Any]) -> Response:

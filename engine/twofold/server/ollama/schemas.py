@@ -11,6 +11,7 @@ from twofold.server.http.bodies import Body, ModelName, refused
 from twofold.server.openai.completion_schema import fits_the_context
 from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, Name, Text
 from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, PassedSampling, TokenId
+from twofold.server.pooling.schemas import MAX_INPUTS
 
 _NoImages = refused("the model reads text only")
 Context = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(fits_the_context)]
@@ -92,6 +93,30 @@ class OllamaGenerateRequest(_Shared):
         if self.raw and self.context:
             raise ValueError("raw: not supported beside context; leave one of them out")
         return self
+
+
+class _Embedded(Body):
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    options: OllamaOptions | None = None
+    """Ignored: nothing is sampled."""
+    keep_alive: float | str | None = None
+    """Ignored: the model stays loaded."""
+
+
+class OllamaEmbedRequest(_Embedded):
+    """Body of POST /api/embed."""
+
+    input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS, fail_fast=True)] | None = None
+    truncate: bool | None = None
+    """Cut inputs that are longer than the context, which is the default; false refuses them."""
+    dimensions: Annotated[int, Field(ge=0)] | None = None
+    """Elements of each vector; 0: all."""
+
+
+class OllamaEmbeddingsRequest(_Embedded):
+    """Body of POST /api/embeddings, the older route."""
+
+    prompt: Text | None = None
 
 
 class OllamaShowRequest(Body):

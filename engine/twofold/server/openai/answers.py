@@ -1,72 +1,32 @@
-"""Sends an answer, streamed or whole, and detects client disconnects."""
+"""Sends an answer, streamed or whole."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from twofold.api.types import Chunk, Usage
+from twofold.server.bridge.connected import ConnectedAnswer
 from twofold.server.bridge.crossing import AnswerStream
 from twofold.server.bridge.metrics import RequestTimer
-from twofold.server.http.errors import ApiError, unavailable
+from twofold.server.http.errors import ApiError
 from twofold.server.openai.formats import AnswerFormat, joined_chunks
 
 PING_S: Final = 5.0
 """Seconds of silence before a stream sends `AnswerFormat.stream_ping`; clients time out after a minute or more."""
 
 
-class AnswerResponse(Response):
-    """Sends the answer and watches the connection concurrently; whichever ends first ends both.
-
-    The answer is closed in every case (complete, disconnected, server stopping), so its place in the engine is freed.
-    """
+class AnswerResponse(ConnectedAnswer):
+    """An answer in an API's format."""
 
     def __init__(self, answer: AnswerStream, form: AnswerFormat, timers: Sequence[RequestTimer]) -> None:
         """`timers`: one per answer."""
-        super().__init__()
-        self.answer = answer
+        super().__init__(answer, timers)
         self.form = form
-        self.timers = timers
-
-    async def deliver(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise AssertionError("StreamedAnswer and WholeAnswer each deliver in their own way")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        delivery = asyncio.create_task(self.deliver(scope, receive, send))
-        watch = asyncio.create_task(_until_disconnected(receive))
-        try:
-            await asyncio.wait({delivery, watch}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            delivery_done = delivery.done()
-            for task in (delivery, watch):
-                task.cancel()
-            await asyncio.gather(delivery, watch, return_exceptions=True)
-            self.answer.close()
-            for timer in self.timers:
-                timer.end()
-        if delivery_done:
-            delivery.result()
-
-    async def batches(self) -> AsyncIterator[list[tuple[int, Chunk]]]:
-        """The answers' chunks, with timing; raises ApiError when the engine aborted one of them."""
-        async for batch in self.answer.batches():
-            delivered: list[tuple[int, Chunk]] = []
-            aborted: Chunk | None = None
-            for index, chunk in batch:
-                self.timers[index].observe([chunk])
-                if chunk.finish_reason in ("error", "cancelled"):
-                    aborted = aborted or chunk
-                    # Chunks computed before the failure still go to the client.
-                    delivered.append((index, chunk._replace(finish_reason=None)))
-                else:
-                    delivered.append((index, chunk))
-            yield delivered
-            if aborted is not None:
-                raise _abort_error(aborted)
 
 
 class StreamedAnswer(AnswerResponse):
@@ -133,16 +93,3 @@ class WholeAnswer(AnswerResponse):
             await error.response(scope["path"])(scope, receive, send)
             return
         await JSONResponse(self.form.whole([joined_chunks(parts) for parts in chunks]))(scope, receive, send)
-
-
-def _abort_error(last: Chunk) -> ApiError:
-    if last.finish_reason == "error":
-        message = last.error or "the engine failed while it computed this answer"
-        return ApiError(500, message, code="engine_error")
-    message = "the server is shutting down and cancelled this answer; send the request again later"
-    return unavailable(message, "server_draining", 5)
-
-
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

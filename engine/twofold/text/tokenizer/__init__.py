@@ -189,6 +189,10 @@ class Tokenizer:
         (ids,) = _encode_all(self._backend, [text], add_special_tokens)
         return ids
 
+    def literal(self, text: str) -> PromptText:
+        """`text` for `encode`, with its control tokens as text. RequestError as `apply_chat_template`."""
+        return self._controls.render(lambda given: given, text)
+
     def segments(self, text: str) -> list[str]:
         """`text` split after its control tokens, so that the concatenated ids of the parts equal the ids of the whole.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import tokenizers
@@ -90,9 +90,7 @@ class ControlTokens:
                 begin = match.end()
         return [*parts, text[begin:]] if begin < len(text) or not parts else parts
 
-    def render(
-        self, render: Callable[[Sequence[Mapping[str, Any]], Any, Mapping[str, Any]], str], *client: Any
-    ) -> PromptText:
+    def render(self, render: Callable[..., str], *client: Any) -> PromptText:
         """`render`'s prompt for (messages, tools, variables) in `client`, with every control token in them as text."""
         if not self._occurs_in(client):
             return PromptText(render(*client))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError
+from twofold.api.pooling import POOLING_KINDS
 from twofold.api.settings import flag_name
 from twofold.api.speculative_config import MODEL_METHODS
 
@@ -156,6 +157,12 @@ def _speculation(before: str | None, given: str) -> str:
     return json.dumps({"method": "ngram"} | merged)
 
 
+def _pooling(given: str) -> Values:
+    if given not in POOLING_KINDS:
+        raise ValueError(f"it takes {', '.join(POOLING_KINDS)} here; /v1/rerank needs no flag")
+    return {"pooler_config": json.dumps({"pooling_type": given.upper()})}
+
+
 _KT_BACKENDS: Final = {"balance_serve": "balance", "ktransformers": "single", "transformers": "single"}
 
 
@@ -278,6 +285,7 @@ SGLANG: Final = (
              nargs=0),
     _ignored("it is always on", "--enable-mixed-chunk", "--enable-metrics", "--enable-cache-report", nargs=0),
     _ignored("a watchdog always runs", "--watchdog-timeout"),
+    _ignored("embeddings are served beside answers", "--is-embedding", nargs=0),
     _ignored("use --debug", "--log-level", "--log-level-http"),
     _drafter({"NGRAM": "ngram", "ngram": "ngram", "STANDALONE": "draft_model", "EAGLE3": "eagle3",
               "NEXTN": "mtp"},
@@ -323,6 +331,9 @@ LLAMA_CPP: Final = (
     _drafting("prompt_lookup_min", "--spec-ngram-size-n"),
     _ignored("each step's price decides how many tokens are drafted", "--draft-min", "--draft-n-min", "--draft-p-min"),
     _draft_model("-md", "--model-draft"),
+    Alias(("--pooling",), "is pooling_type of --pooler-config here", ("pooler_config",), values=_pooling),
+    _ignored("embeddings and reranking are served beside answers", "--embedding", "--embeddings", "--rerank",
+             "--reranking", nargs=0),
     # ik_llama.cpp
     _ignored("weights are always packed for the CPU when they are loaded", "-rtr", "--run-time-repack", nargs=0),
     _ignored("gate, up and activation of an expert are always fused", "-fmoe", "--fused-moe", nargs=0),
@@ -334,6 +345,7 @@ LLAMA_CPP: Final = (
 OTHER_SERVERS: Final = (
     _to("served_model_name", "-a", "--alias"),
     _to("admin_key", "--admin-api-key"),
+    _ignored("answers, embeddings and reranking are all served", "--runner", "--convert", "--task"),
     _to("otlp_endpoint", "--otlp-traces-endpoint", but="OTLP over HTTP, not over gRPC"),
 )
 """Flags of the servers of SGLang, vLLM and llama.cpp."""

@@ -72,6 +72,8 @@ def examine(args: argparse.Namespace) -> list[Check]:
         checks += [machine_checks.check_accelerator(engine), machine_checks.check_model(engine)]
         chat = machine_checks.check_chat(engine, server)
         checks += [chat] if chat is not None else []
+        pooling = machine_checks.check_pooling(engine)
+        checks += [pooling] if pooling is not None else []
         drafter = check_drafter(engine)
         checks += [drafter] if drafter is not None else []
         device_memory = machine_checks.check_device_memory(engine)

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.api.errors import ConfigError, TwofoldError
+from twofold.api.pooling import parse_pooler_config
 from twofold.weights.host_memory import available_memory_bytes
 
 Verdict = Literal["ok", "note", "bad"]
@@ -108,6 +109,20 @@ def check_model(config: EngineConfig) -> Check:
     if fit.fits:
         return Check("model", "ok", found)
     return Check("model", "bad", found, fit.advice)
+
+
+def check_pooling(config: EngineConfig) -> Check | None:
+    """What /v1/embeddings and /v1/rerank give; None for a model that cannot be opened."""
+    from twofold.models.model_files import open_model_files
+    from twofold.models.pooling import read_pooling
+
+    try:
+        files = open_model_files(config.model)
+        pooling = read_pooling(Path(config.model), files, parse_pooler_config(config.pooler_config))
+    except TwofoldError:
+        # The check of the model reports why.
+        return None
+    return Check("embeddings", "note" if pooling.refusal else "ok", pooling.describe())
 
 
 def check_chat(config: EngineConfig, server: ServerConfig) -> Check | None:

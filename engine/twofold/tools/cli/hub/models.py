@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError, ModelLoadError
+from twofold.api.pooling import PoolerConfig
 from twofold.models.model_files import open_model_files
+from twofold.models.pooling import read_pooling
 from twofold.models.registry import FAMILIES, describe_family
 from twofold.tools.cli.doctor.memory_table import ContextNeeds, memory_table
 from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path
@@ -81,6 +83,7 @@ def _examine(path: Path) -> dict[str, Any]:
     try:
         files = open_model_files(path)
         rows = memory_table(files, EngineConfig(model=str(path)))
+        pooling = read_pooling(path, files, PoolerConfig())
     except ModelLoadError as error:
         return {"path": str(path), "error": " ".join(str(error).split())}
     return {
@@ -89,6 +92,7 @@ def _examine(path: Path) -> dict[str, Any]:
         "layers": files.config.num_layers,
         "experts_per_layer": files.config.num_experts,
         "expert_formats": sorted({format for each in files.expert_formats() for format in each}),
+        "embeddings": pooling.describe(),
         "file_bytes": files.file_bytes,
         "contexts": [dataclasses.asdict(row) for row in rows],
         "largest_context_here": max((row.tokens for row in rows if row.fits), default=0),
@@ -122,3 +126,4 @@ def _entry_lines(entries: list[dict[str, Any]]) -> Iterator[str]:
             f"{least.host_bytes / _GIB:.2f} GiB for {least.tokens} tokens, {most.host_bytes / _GIB:.2f} GiB for "
             f"{most.tokens}: " + (f"fits here up to {here}" if here else "does not fit here")
         )
+        yield f"     embeddings: {entry['embeddings']}"

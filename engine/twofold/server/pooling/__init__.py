@@ -1,0 +1,1 @@
+"""Embeddings and reranking: vectors of inputs instead of answers."""

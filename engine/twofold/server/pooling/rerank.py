@@ -1,0 +1,150 @@
+"""POST /v1/rerank, /v2/rerank, /rerank, and vLLM's /score.
+
+A model with classifier tokens reads query and document together, in Qwen3-Reranker's prompt. The score is the
+probability of the second token against the first, as in vLLM's Qwen3ForSequenceClassification. Any other model gives
+the cosine of the two embeddings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from twofold.api.errors import RequestError
+from twofold.api.pooling import Pooling
+from twofold.server.bridge.request_body import parse_body
+from twofold.server.bridge.state import ServerState
+from twofold.server.http.openapi import answers, body_of
+from twofold.server.pooling.answer_schemas import Reranked, Scores
+from twofold.server.pooling.answers import F32, answer_pooled, embedding_of
+from twofold.server.pooling.embeddings import places, usage
+from twofold.server.pooling.inputs import InputTokens
+from twofold.server.pooling.schemas import RerankRequest, ScoreRequest
+
+Pairs = Sequence[tuple[str, str]]
+
+
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter()
+    rerank_paths, score_paths = ("/v1/rerank", "/v2/rerank", "/rerank"), ("/score", "/v1/score")
+    state.computing_paths |= {*rerank_paths, *score_paths}
+
+    async def rerank(request: Request) -> Response:
+        body = await parse_body(request, RerankRequest, state)
+        state.check_model(body.model)
+        limit = body.max_tokens_per_doc
+
+        def pairs(tokens: InputTokens) -> Pairs:
+            return [(body.query, tokens.cut(text, limit)) for text in body.texts]
+
+        def write(scores: list[float], num_tokens: int) -> dict[str, object]:
+            return _reranked(state, body, scores, num_tokens)
+
+        return await _answer_pairs(request, state, body, pairs, write, ("query", "documents"))
+
+    async def score(request: Request) -> Response:
+        body = await parse_body(request, ScoreRequest, state)
+        state.check_model(body.model)
+
+        def write(scores: list[float], num_tokens: int) -> dict[str, object]:
+            return {
+                "id": f"score-{uuid.uuid4().hex}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": state.model_name,
+                "data": [{"index": n, "object": "score", "score": each} for n, each in enumerate(scores)],
+                "usage": usage(num_tokens),
+            }
+
+        return await _answer_pairs(
+            request, state, body, lambda tokens: body.pairs, write, ("text_1", "text_2")
+        )
+
+    for path in rerank_paths:
+        routes.post(path, openapi_extra=body_of(RerankRequest), responses=answers(Reranked))(rerank)
+    for path in score_paths:
+        routes.post(path, openapi_extra=body_of(ScoreRequest), responses=answers(Scores))(score)
+    return routes
+
+
+def _reranked(
+    state: ServerState, body: RerankRequest, scores: list[float], num_tokens: int
+) -> dict[str, object]:
+    """The best documents first; equal ones in the request's order."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+    results: list[dict[str, object]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if body.return_documents is not False:
+        for result, index in zip(results, order, strict=True):
+            result["document"] = {"text": body.texts[index]}
+    return {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "model": state.model_name,
+        "usage": usage(num_tokens),
+        "results": results,
+    }
+
+
+async def _answer_pairs(
+    request: Request,
+    state: ServerState,
+    body: RerankRequest | ScoreRequest,
+    pairs: Callable[[InputTokens], Pairs],
+    write: Callable[[list[float], int], dict[str, object]],
+    fields: tuple[str, str],
+) -> Response:
+    """Score pairs of texts from these two fields of the request."""
+    model = state.engine.pooling
+    rows: list[tuple[int, int]] = []
+    """Of each pair without a classifier: the vectors of its two texts."""
+
+    def classify(tokens: InputTokens) -> dict[str, tuple[int, ...]]:
+        found = places(fields[1], list(pairs(tokens)))
+        return {
+            where: tokens.pair(query, document, where, instruction=body.instruction)
+            for where, (query, document) in found.items()
+        }
+
+    def embed(tokens: InputTokens) -> dict[str, tuple[int, ...]]:
+        both = pairs(tokens)
+        queries = {query: n for n, query in enumerate(dict.fromkeys(query for query, _ in both))}
+        rows.extend((queries[query], len(queries) + n) for n, (query, _) in enumerate(both))
+        texts = places(fields[0], list(queries)) | places(fields[1], [text for _, text in both])
+        return {where: tokens.encode(text, where) for where, text in texts.items()}
+
+    def written(vectors: list[F32], num_tokens: int) -> bytes:
+        if model.classifier is None:
+            scores = [float(vectors[a].astype("f8") @ vectors[b].astype("f8")) for a, b in rows]
+        else:
+            scores = [_probability(*map(float, vector)) for vector in vectors]
+        return json.dumps(write(scores, num_tokens), ensure_ascii=False).encode(errors="replace")
+
+    pooling = embedding_of(model, normalise=True)
+    if model.classifier is not None:
+        pooling = Pooling(tokens=_token_ids(state, model.classifier))
+    work = embed if model.classifier is None else classify
+    return await answer_pooled(request, state, body, pooling, work, written, endpoint="rerank")
+
+
+def _token_ids(state: ServerState, texts: Sequence[str]) -> tuple[int, ...]:
+    ids = []
+    for text in texts:
+        found = state.engine.tokenizer.token_id(text)
+        if found is None:
+            raise RequestError(
+                f"the classifier's token {text!r} is not in the vocabulary; give others as classifier_from_token of "
+                "--pooler-config",
+                param="model",
+            )
+        ids.append(found)
+    return tuple(ids)
+
+
+def _probability(no: float, yes: float) -> float:
+    """Softmax of two logits: the second one's share."""
+    return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
