@@ -101,7 +101,7 @@ async def _answer_pairs(
     """Score pairs of texts from these two fields of the request."""
     model = state.engine.pooling
     rows: list[tuple[int, int]] = []
-    """Of each pair without a classifier: the vectors of its two texts."""
+    """Indices of the two vectors of each pair, where there is no classifier."""
 
     def classify(tokens: InputTokens) -> dict[str, tuple[int, ...]]:
         found = places(fields[1], list(pairs(tokens)))
