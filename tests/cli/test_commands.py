@@ -339,27 +339,6 @@ def test_doctor_checks_everything_it_names(tiny, capsys):
     assert "Qwen3MoeForCausalLM" in checks["model"]["found"]
 
 
-def test_doctor_says_what_embeddings_and_reranking_do(tmp_path, capsys):
-    model = write_tiny_model(tmp_path / "m")
-    for flags, found in (
-        ((), "48 elements, last pooling (the default), normalised; reranking by cosine of embeddings"),
-        (
-            (
-                "--pooler-config",
-                '{"pooling_type": "MEAN", "normalize": false, "classifier_from_token": ["a", "b"]}',
-            ),
-            "48 elements, mean pooling (--pooler-config), not normalised; reranking by logits of 'b' and 'a'",
-        ),
-    ):
-        _, checks = doctor(capsys, str(model), *NONE, *flags)
-        assert (checks["embeddings"]["verdict"], checks["embeddings"]["found"]) == ("ok", found)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"is_causal": False}))
-    _, checks = doctor(capsys, str(model), *NONE)
-    assert checks["embeddings"]["verdict"] == "note"
-    assert "none: config.json has is_causal: false" in checks["embeddings"]["found"]
-
-
 def test_doctor_says_how_the_model_calls_tools_and_thinks(tmp_path, capsys):
     model = write_tiny_model(tmp_path / "m", TinyModel())
     told = '{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call>{"name": … </think> #}'
