@@ -12,6 +12,7 @@ from twofold.api.errors import ConfigError
 PoolingKind = Literal["last", "mean", "cls"]
 POOLING_KINDS: Final[tuple[PoolingKind, ...]] = get_args(PoolingKind)
 _FLAG: Final = "--pooler-config"
+_DEFAULT: Final = "the default"
 _EXAMPLE: Final = '{"pooling_type": "MEAN", "normalize": true}'
 
 
@@ -52,7 +53,7 @@ class ModelPooling:
     is_matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
     classifier: tuple[str, str] | None = None
-    origin: str = "the default"
+    origin: str = _DEFAULT
     """Where `kind` comes from."""
     refusal: str = ""
     """Why the model's embeddings cannot be computed; empty: they can."""
@@ -62,6 +63,11 @@ class ModelPooling:
     """Texts by name that a request can have put before its inputs."""
     generates: bool = True
     """Whether the model has a head, so that it can also answer."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether its files, or a flag, say that the model gives embeddings."""
+        return self.origin != _DEFAULT and not self.refusal
 
     def describe(self) -> str:
         """One line for `doctor` and `models`."""

@@ -267,7 +267,7 @@ class RequestTimer:
     def _observe(self, usage: Usage) -> None:
         queue_s, prefill_s, decode_s = usage.wall_s
         if usage.completion_tokens:  # a pooled prompt has no tokens to time
-            per_token_s = decode_s / max(usage.completion_tokens - 1, 1)
+            per_token_s = decode_s / (usage.completion_tokens - 1) if usage.completion_tokens > 1 else 0.0
             self._metrics.observe("request_time_per_output_token_seconds", per_token_s)
         for name, value in (
             ("request_queue_time_seconds", queue_s),

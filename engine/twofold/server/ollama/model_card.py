@@ -31,7 +31,8 @@ def ollama_card(state: ServerState, name: str) -> dict[str, Any]:
         "tags": [],
         "capabilities": [
             *(["completion"] if state.engine.pooling.generates else []),
-            *([] if state.engine.pooling.refusal else ["embedding"]),
+            # Some clients offer no chat with such a model, so it is not told of every model.
+            *(["embedding"] if state.engine.pooling.is_set else []),
             *(["tools"] if marks.calls_tools(state.engine.tokenizer.template_variables) else []),
             *(["thinking"] if marks.reasoning_parser else []),
         ],
