@@ -91,7 +91,7 @@ def test_the_module_runs_as_a_program():
         ([], "COMMAND"),
         (["fly"], "'fly'"),
         (["serve", "--colour", "red"], "--colour"),
-        (["serve", "a", "b"], "b"),
+        (["chat", "a", "b"], "b"),
         (["bench", "--repeats", "many"], "many"),
         (["bench", "--prompt-tokens", "16,0"], "'0'"),
         (["bench", "--new-tokens", "1"], "--new-tokens"),
