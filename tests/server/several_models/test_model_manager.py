@@ -310,7 +310,7 @@ def test_llama_cpps_routes_load_and_unload() -> None:
 
 def test_metrics_slots_and_admin_routes_tell_models_apart() -> None:
     key = {"Authorization": "Bearer secret"}
-    with server("a", "b", admin_key="secret") as (url, _):
+    with server("a", "b", admin_key="secret") as (url, sources):
         complete(url, "b").raise_for_status()
         text = HTTP.get(f"{url}/metrics").text
         assert 'vllm:generation_tokens_total{model_name="a"} 0' in text
@@ -322,6 +322,8 @@ def test_metrics_slots_and_admin_routes_tell_models_apart() -> None:
         assert {slot["model"] for slot in HTTP.get(f"{url}/slots").json()} == {"a", "b"}
         assert {slot["model"] for slot in HTTP.get(f"{url}/slots?model=b").json()} == {"b"}
         assert HTTP.get(f"{url}/props?model=b").json()["model_alias"] == "b"
+        control: Any = sources["b"].engines[0].control
+        control.requests = list  # the other model's would be an error
         found = HTTP.get(f"{url}/admin/requests?model=b", headers=key).json()
         assert found["num_requests"] == 0
         assert HTTP.get(f"{url}/admin/requests?model=c", headers=key).status_code == 404
