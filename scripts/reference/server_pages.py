@@ -40,7 +40,8 @@ ROUTES: Final = {
     "GET /slots": "llama.cpp's: the request of each slot.",
     "GET /start_expert_distribution_record": "SGLang's name of `/admin/experts/start`.",
     "GET /stop_expert_distribution_record": "SGLang's name of `/admin/experts/stop`.",
-    "GET /v1/models": "The served model, once for each name.",
+    "GET /models": "llama.cpp's name of `/v1/models`.",
+    "GET /v1/models": "The served models, once for each name, with their states.",
     "GET /v1/models/{name}": "One served model.",
     "GET /v1/responses/{response_id}": "404: nothing is stored.",
     "GET /v1/responses/{response_id}/input_items": "404: nothing is stored.",
@@ -63,6 +64,8 @@ ROUTES: Final = {
     "POST /internal/load_samples": "Samples of a load test, from this machine only.",
     "POST /rerank": "As `/v1/rerank`.",
     "POST /score": "vLLM: scores of pairs of texts.",
+    "POST /models/load": "llama.cpp's: begins to load a model of several.",
+    "POST /models/unload": "llama.cpp's: unloads a model once its running requests have finished.",
     "POST /start_expert_distribution_record": "SGLang's name of `/admin/experts/start`.",
     "POST /stop_expert_distribution_record": "SGLang's name of `/admin/experts/stop`.",
     "POST /tokenize": "Text or messages to token ids.",
@@ -253,11 +256,12 @@ def metrics() -> str:
         control=_Figures(asleep=False),
     )
     sink: Any = _Figures(stats=lambda: _Figures(level="expert", dropped={"ring": 1}))
-    state = ServerState(ServerConfig(), sink)
-    state.ready(engine)
+    source: Any = _Figures(path="model")
+    state = ServerState(ServerConfig(), sink, {"model": source})
+    state.default.loaded(engine, sink=sink)
     spans: Any = _Figures(counts={"exported": 1})
     state.spans = spans
-    state.metrics.http["/v1/models", "GET", "2xx"] = 1
+    state.http.answered["/v1/models", "GET", "2xx"] = 1
     text = TestClient(app_of(state)).get("/metrics", headers={"host": "localhost"}).raise_for_status().text
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     rows = []

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
+from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.main import COMMANDS, build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
-CONFIGS = (EngineConfig, ServerConfig, TelemetryConfig)
+CONFIGS = (EngineConfig, ServerConfig, ModelsConfig, TelemetryConfig)
 
 
 def documented() -> list[tuple[str, list[str]]]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
+from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import from_namespace
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.tools.cli.flag_aliases import ENGINE, SERVER, Alias, cpu_moe_ratio, gguf_model
@@ -21,7 +22,7 @@ from twofold.tools.cli.model_options import engine_config
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
-CONFIGS = (EngineConfig, ServerConfig, TelemetryConfig)
+CONFIGS = (EngineConfig, ServerConfig, ModelsConfig, TelemetryConfig)
 GIVEN = {
     "--schedule-policy": "fcfs", "-ctk": "q8_0", "-fa": "on", "--kt-expert-placement-strategy": "uniform",
     "--kt-gpu-prefill-token-threshold": "512", "--backend-type": "balance_serve", "--sched-strategy": "FCFS",

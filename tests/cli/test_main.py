@@ -12,6 +12,7 @@ import pytest
 import twofold
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
+from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import flag_name
 from twofold.tools.cli import main as cli
 
@@ -90,7 +91,7 @@ def test_the_module_runs_as_a_program():
         ([], "COMMAND"),
         (["fly"], "'fly'"),
         (["serve", "--colour", "red"], "--colour"),
-        (["serve", "a", "b"], "b"),
+        (["chat", "a", "b"], "b"),
         (["bench", "--repeats", "many"], "many"),
         (["bench", "--prompt-tokens", "16,0"], "'0'"),
         (["bench", "--new-tokens", "1"], "--new-tokens"),
@@ -169,7 +170,7 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly():
 @pytest.mark.parametrize(
     ("command", "configs"),
     [
-        ("serve", (EngineConfig, ServerConfig, TelemetryConfig)),
+        ("serve", (EngineConfig, ServerConfig, ModelsConfig, TelemetryConfig)),
         ("generate", (EngineConfig, TelemetryConfig)),
         ("chat", (EngineConfig, TelemetryConfig)),
         ("bench", (EngineConfig, TelemetryConfig)),

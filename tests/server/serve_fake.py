@@ -16,6 +16,7 @@ from typing import Any
 from fake_engine import FakeEngine
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ModelLoadError, TwofoldError
+from twofold.server.bridge.state import ServerState
 from twofold.server.listening import bind
 from twofold.server.process import ServerProcess
 
@@ -45,7 +46,9 @@ def main(drain_timeout_s: float, modes: list[str]) -> int:
             threading.Event().wait()
         say("draining", number)
 
-    process = ServerProcess(config, None, load, on_ready=lambda _: say("ready"), on_drain=tell_drain)
+    process = ServerProcess(
+        ServerState(config, None), load, on_ready=lambda: say("ready"), on_drain=tell_drain
+    )
     try:
         process.run(listener)
     except TwofoldError as error:

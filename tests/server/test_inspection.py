@@ -102,7 +102,7 @@ def test_tokens_of_earlier_turns_are_kept_only_where_prefixes_are(engine, caches
     engine.caches_prefixes = caches
     state = ServerState(ServerConfig(), None)
     state.ready(engine)
-    assert (state.token_cache is not None) == caches
+    assert (state.default.token_cache is not None) == caches
     with serving(app_of(state)) as url:
         body = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2}
         assert HTTP.post(f"{url}/v1/chat/completions", json=body).status_code == 200

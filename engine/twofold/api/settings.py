@@ -98,7 +98,8 @@ def _add_argument(group: Any, field: dataclasses.Field[Any], hint: Any, detail: 
         help_text += f" (default: {field.default})"
     common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_text, "metavar": field.name.upper()}
     if field.metadata["positional"]:
-        group.add_argument(field.name, nargs="?", **common)
+        nargs = "*" if typing.get_origin(hint) is tuple else "?"
+        group.add_argument(field.name, nargs=nargs, **common)
     elif hint is bool:
         del common["metavar"]
         group.add_argument(

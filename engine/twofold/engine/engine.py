@@ -36,6 +36,7 @@ from twofold.engine.expert_recording import ExpertRecording
 from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.prefill_budget import PrefillBudget
+from twofold.engine.prefix.store import PrefixStore
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_pooling, check_request, max_answer_tokens
 from twofold.engine.scheduler import Scheduler
@@ -116,15 +117,18 @@ class Engine:
         *,
         telemetry: TelemetrySink | None = None,
         progress: ProgressFn | None = None,
+        prefix_store: PrefixStore | None = None,
     ) -> Engine:
         """Load the model of `config` and get ready to serve.
+
+        prefix_store: files of the prefix cache that several engines share; its owner closes it.
 
         Raises:
             ConfigError: a setting cannot be met.
             ModelLoadError: the model cannot be used; the message names the file and the remedy.
             CapacityError, KernelError: the device has no room, or failed.
         """
-        return cls(config, load_parts(config, progress), telemetry)
+        return cls(config, load_parts(config, progress, prefix_store), telemetry)
 
     # ---- callers' threads -------------------------------------------------------------------------------------------
 

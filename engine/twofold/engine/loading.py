@@ -23,6 +23,7 @@ from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.module_rules import ModuleRules, apply_rules
 from twofold.engine.prefix.loading import make_pool
+from twofold.engine.prefix.store import PrefixStore
 from twofold.engine.residency import Residency
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
 from twofold.experts.expert_recordings import RecordedModel
@@ -71,8 +72,10 @@ class EngineParts:
     """How the model pools hidden states."""
 
 
-def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> EngineParts:
-    """Load the model of `config`.
+def load_parts(
+    config: EngineConfig, progress: ProgressFn | None = None, prefix_store: PrefixStore | None = None
+) -> EngineParts:
+    """Load the model of `config`. prefix_store: as in `make_pool`.
 
     Raises:
         ConfigError: a setting cannot be met.
@@ -120,7 +123,9 @@ def load_parts(config: EngineConfig, progress: ProgressFn | None = None) -> Engi
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
         rules.set_kernels(moe.store)
-        kv_pages = make_pool(config, files, loaded=loaded, accelerator=choice.label, levels=rules.levels)
+        kv_pages = make_pool(
+            config, files, loaded=loaded, accelerator=choice.label, levels=rules.levels, store=prefix_store
+        )
         model_drafter: ModelDrafter | None = None
         if loaded.predictions is not None:
             model_drafter = MtpDrafter(loaded.predictions, kv_pages)

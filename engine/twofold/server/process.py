@@ -15,18 +15,17 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
 from twofold.server.app import app_of
 from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.connections import ConnectionLimits
 from twofold.server.listening import HttpServer, certificate_of, connection_bound
-from twofold.telemetry.sink import TelemetrySink
 
 _logger = logging.getLogger("twofold.server")
 
@@ -36,16 +35,16 @@ class ServerProcess:
 
     def __init__(
         self,
-        config: ServerConfig,
-        sink: TelemetrySink | None,
-        load: Callable[[], tuple[ServingEngine, SamplingParams | None]],
+        state: ServerState,
+        load: Callable[[], tuple[ServingEngine, SamplingParams | None]] | None,
         *,
-        on_ready: Callable[[ServingEngine], None] = lambda engine: None,
+        on_ready: Callable[[], None] = lambda: None,
         on_drain: Callable[[int], None] = lambda num_running: None,
     ) -> None:
         """
         Args:
-            load: loads and starts the engine; called on its own thread.
+            load: loads and starts the single model's engine; called on its own thread. None: the models are loaded on
+                demand.
             on_ready: called when requests are accepted.
             on_drain: called at the first signal with the number of running requests.
 
@@ -55,8 +54,8 @@ class ServerProcess:
         Raises:
             ConfigError: --max-connections exceeds the limit of open files, or the certificate cannot be used.
         """
-        self.state = ServerState(config, sink)
-        self._config = config
+        self.state = state
+        self._config = config = state.config
         self._load = load
         self._on_ready = on_ready
         self._on_drain = on_drain
@@ -79,29 +78,32 @@ class ServerProcess:
 
     @property
     def is_still_loading(self) -> bool:
-        """Whether a signal ended the server before its model was loaded; the thread cannot be stopped."""
-        return self._loader.is_alive()
+        """Whether a signal ended the server while a model was loading; the thread cannot be stopped."""
+        return self._loader.is_alive() or (self.state.manager is not None and self.state.manager.is_busy)
 
     async def _serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._loader.start()
+        if self.state.manager is not None:
+            self._start(self.state.manager.describe_all())
         await self._server.serve(sockets=[listener])
         self.state.close()
 
     def _run_load(self) -> None:
         try:
-            engine, sampling_defaults = self._load()
+            loaded = None if self._load is None else self._load()
             # Started before the first large body, which would otherwise wait for it.
             self.state.body_worker.start()
         except BaseException as error:
             self._post(self._failed, error)
         else:
-            self._post(self._ready, engine, sampling_defaults)
+            self._post(self._ready, loaded)
 
-    def _ready(self, engine: ServingEngine, sampling_defaults: SamplingParams | None) -> None:
-        self.state.ready(engine, sampling_defaults)
+    def _ready(self, loaded: tuple[ServingEngine, SamplingParams | None] | None) -> None:
+        if loaded is not None:
+            self.state.ready(*loaded)
         if self.state.phase == "ready":
-            self._notifier.notify(self._on_ready, engine)
+            self._notifier.notify(self._on_ready)
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error
@@ -115,19 +117,28 @@ class ServerProcess:
 
     def _begin_drain(self) -> None:
         self.state.phase = "draining"
+        if self.state.manager is not None:
+            self.state.manager.begin_drain()
+        self._start(self._drain())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._loop is not None
-        task = self._loop.create_task(self._drain())
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _drain(self) -> None:
-        engine = self.state.loaded_engine
-        if engine is not None:
-            self._notifier.notify(self._on_drain, len(self.state.answers))
-            if not await asyncio.to_thread(engine.drain, self._config.drain_timeout_s):
-                for answer in list(self.state.answers):
-                    answer.cancel()
+        models = self.state.loaded_models
+        if models:
+            self._notifier.notify(self._on_drain, sum(len(model.answers) for model in models))
+            await asyncio.gather(*map(self._drain_model, models))
         self._server.should_exit = True
+
+    async def _drain_model(self, model: ServedModel) -> None:
+        engine = model.engine_while_draining
+        if not await asyncio.to_thread(engine.drain, self._config.drain_timeout_s):
+            for answer in list(model.answers):
+                answer.cancel()
 
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
         """Run `function` on the event loop, from any thread or signal handler."""

@@ -7,7 +7,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
@@ -100,11 +100,11 @@ class WritableDatabase:
     def label(self) -> str:
         return str(self.path)
 
-    def record_run(self, run_id: int) -> None:
-        """Store which run is being written, for `written_run`."""
+    def record_runs(self, run_ids: Set[int]) -> None:
+        """Store which runs are being written, for `written_runs`."""
         with contextlib.suppress(OSError):  # a full disk
             self.lock_file.truncate(0)
-            self.lock_file.write(str(run_id))
+            self.lock_file.write(" ".join(map(str, sorted(run_ids))))
             self.lock_file.flush()
 
     def close(self) -> None:
@@ -142,22 +142,22 @@ def open_for_writing(path: Path) -> WritableDatabase:
         identity = _identity(path)
         assert identity is not None
         opened = WritableDatabase(path, engine, lock_file, identity)
-        opened.record_run(0)
+        opened.record_runs(set())
         return opened
     except BaseException:
         lock_file.close()
         raise
 
 
-def written_run(path: Path) -> int | None:
-    """The run that a process is writing now, 0 if no run is being written; None if unknown."""
+def written_runs(path: Path) -> set[int] | None:
+    """The runs that a process is writing now; None if unknown."""
     try:
         with open(f"{path.resolve()}.lock", encoding="ascii") as lock_file:
             try:
                 fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(lock_file.read())
-            return 0
+                return set(map(int, lock_file.read().split()))
+            return set()
     except (OSError, ValueError):  # no lock file, or no permission to read it
         return None
 

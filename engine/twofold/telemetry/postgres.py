@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -76,28 +76,28 @@ class PostgresDatabase:
     engine: Engine
     doubts_commits: bool = True
     """A connection lost during a commit does not say whether the server has committed."""
-    _run_id: int = 0
+    _run_ids: frozenset[int] = frozenset()
     _next_check_s: float = 0.0
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction on a connection that holds the lock of the run."""
+        """A transaction on a connection that holds the locks of the runs."""
         with self.engine.begin() as connection:
             self._hold_lock(connection)
             yield connection
 
-    def record_run(self, run_id: int) -> None:
-        """Hold the lock of this run from now on, on whichever connection is open."""
-        self._run_id = run_id
+    def record_runs(self, run_ids: Set[int]) -> None:
+        """Hold the locks of these runs from now on, on whichever connection is open."""
+        self._run_ids = frozenset(run_ids)
         with contextlib.suppress(SQLAlchemyError), self.transaction():
             pass
 
     def _hold_lock(self, connection: Connection) -> None:
-        held = connection.info.get("run_id", 0)
-        if held != self._run_id:
+        if connection.info.get("run_ids", frozenset()) != self._run_ids:
             connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
-            connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s, %s)", (LOCK_CLASS, self._run_id))
-            connection.info["run_id"] = self._run_id
+            for run_id in self._run_ids:
+                connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s, %s)", (LOCK_CLASS, run_id))
+            connection.info["run_ids"] = self._run_ids
 
     def prepare(self, budget: Budget) -> None:
         """Nothing: a server manages its own log."""

@@ -36,13 +36,15 @@ class Item:
     payload: Any
     num_rows: int
     arrived_s: float
+    run: int = 0
+    """Number of its run in this process."""
 
     def split(self, num_rows: int) -> tuple[Item, Item]:
         """The first `num_rows` rows, and the rest; only for arrays and lists."""
         head, tail = self.payload[:num_rows], self.payload[num_rows:]
         return (
-            Item(self.kind, head, num_rows, self.arrived_s),
-            Item(self.kind, tail, self.num_rows - num_rows, self.arrived_s),
+            Item(self.kind, head, num_rows, self.arrived_s, self.run),
+            Item(self.kind, tail, self.num_rows - num_rows, self.arrived_s, self.run),
         )
 
 
@@ -96,6 +98,9 @@ class RunWriter:
     def __init__(self, level: TelemetryLevel) -> None:
         self._level = level
         self._run: Item | None = None
+        self.is_over = False
+        """Whether the run has ended, so that it is to be marked as finished."""
+        self.next_heartbeat_s = 0.0
         self._run_id: int | None = None
         self._ended_run_id: int | None = None
         self._seconds = _StepSeconds()
@@ -210,6 +215,16 @@ class RunWriter:
         sums = rows.layer_second_rows(run_id, num_experts, events_by_kind, seconds_by_kind)
         statements.insert(connection, schema.layer_second, sums)
         return events_by_kind
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A transaction whose commit failed without a word of the database: it may have been committed."""
+
+    run: RunWriter
+    written: Written
+    batch: list[Item]
+    lost: Losses
 
 
 def _mark(connection: Connection, run_id: int, now_s: float, *, finished: bool) -> None:

@@ -137,6 +137,10 @@ class TelemetrySink:
         """The run's number in that database; None before its first row is stored."""
         return None
 
+    def another_run(self) -> TelemetrySink:
+        """A sink for a further run, recorded beside this one's. Its `close` ends the run; the database stays open."""
+        return TelemetrySink()
+
     def begin_run(self, run: RunInfo) -> None:
         """First call: everything that follows belongs to this run."""
 

@@ -12,19 +12,17 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from twofold.api.config import TelemetryConfig
 from twofold.api.errors import ConfigError
-from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
 from twofold.telemetry import retention, rows, stores
-from twofold.telemetry.run_writer import Item, Losses, RunWriter, Written
+from twofold.telemetry.run_sink import RunSink
+from twofold.telemetry.run_writer import Doubt, Item, Losses, RunWriter, Written
 from twofold.telemetry.sink import (
     EVENT_DTYPES,
     LOSS_PLACES,
-    LoadSample,
     LossPlace,
     SinkStats,
     TelemetryLevel,
@@ -50,21 +48,13 @@ _CLOSE_PATIENCE_S: Final = 10.0
 """How long `close` tries to write queued rows."""
 
 
-@dataclass(frozen=True)
-class _Doubt:
-    """A transaction whose commit failed without a word of the database: it may have been committed."""
-
-    written: Written
-    batch: list[Item]
-    lost: Losses
-
-
 class _NoRoomError(Exception):
     """No room for another transaction within the size limit at present."""
 
 
-class DatabaseSink(TelemetrySink):
-    """A `TelemetrySink` that writes a database. Created by `open_sink`, which checks the URL and the file."""
+class DatabaseSink(RunSink):
+    """Writes a database: a run of its own, and those of `another_run`. Created by `open_sink`, which checks the
+    URL and the file."""
 
     def __init__(
         self,
@@ -76,10 +66,10 @@ class DatabaseSink(TelemetrySink):
         now: Callable[[], float] = time.time,
     ) -> None:
         opened = stores.open_for_writing(url)
+        self.takes_events, self.url = level != "step", url
+        super().__init__(self, 0)
         self._label = opened.label
         self._level = level
-        self.takes_events = level != "step"
-        self.url = url
         self._max_queued_rows = max_queued_rows
         self._budget = retention.Budget(max_bytes)
         self._now = now
@@ -94,10 +84,11 @@ class DatabaseSink(TelemetrySink):
         self._last_error: str | None = None
         # The rest belongs to the writer thread.
         self._database: Store | None = opened
-        self._in_doubt: _Doubt | None = None
-        self._run = RunWriter(level)
-        self._recorded_run_id: int | None = None
-        self._next_heartbeat_s = 0.0
+        self._in_doubt: Doubt | None = None
+        self._runs = {0: RunWriter(level)}
+        self._run_ids: dict[int, int] = {}
+        """Number in the database of each run that is being written."""
+        self._last_run = 0
         self._pause_s = 0.0
         self._has_trimmed = False
         self._unchecked_rows = 0
@@ -108,46 +99,47 @@ class DatabaseSink(TelemetrySink):
 
     # -- any thread ----------------------------------------------------------------------------------------
 
-    def begin_run(self, run: RunInfo) -> None:
+    def another_run(self) -> TelemetrySink:
         with self._mutex:
-            if not self._closing:
-                self._items.append(Item("run", run, 0, self._now()))
-        self._wake.set()
+            self._last_run += 1
+            return RunSink(self, self._last_run)
 
-    def request(self, record: RequestRecord) -> None:
-        self._push("request", record, 1)
+    def put(self, kind: str, payload: Any, run: int) -> None:
+        """Queue a record of a run, a list of load samples, or the run's begin ("run") or end ("end")."""
+        if kind == "step":
+            with self._mutex:
+                last = self._items[-1] if self._items else None
+                # A loaded small model takes thousands of steps a second: an entry each would cost a microsecond.
+                is_of_run = last is not None and last.kind == "step" and last.run == run
+                if last is not None and is_of_run and self._has_room_for_a_record():
+                    last.payload.append(payload)
+                    last.num_rows += 1
+                    self._queued_rows += 1
+                    return
+            self._push(kind, [payload], 1, run)
+        elif kind in ("run", "end"):
+            with self._mutex:
+                if not self._closing:
+                    self._items.append(Item(kind, payload, 0, self._now(), run))
+            self._wake.set()
+        elif kind != "load_sample":
+            self._push(kind, payload, 1, run)
+        elif payload:
+            self._push(kind, list(payload), len(payload), run)
 
-    def step(self, record: StepRecord) -> None:
-        with self._mutex:
-            last = self._items[-1] if self._items else None
-            # A loaded small model takes thousands of steps a second: an entry of its own would cost each a microsecond.
-            if last is not None and last.kind == "step" and self._has_room_for_a_record():
-                last.payload.append(record)
-                last.num_rows += 1
-                self._queued_rows += 1
-                return
-        self._push("step", [record], 1)
-
-    def control(self, record: ControlRecord) -> None:
-        self._push("control", record, 1)
-
-    def load_samples(self, rows: list[LoadSample]) -> None:
-        if rows:
-            self._push("load_sample", list(rows), len(rows))
-
-    def native_events(self, kind: str, rows: rows.Events) -> None:
+    def put_events(self, kind: str, rows: rows.Events, run: int) -> None:
         check_event_dtype(kind, rows)
         if len(rows) and self.takes_events:
-            self._push(kind, rows, len(rows))
+            self._push(kind, rows, len(rows), run)
 
     def dropped(self, kind: str, count: int) -> None:
         if count > 0:
             with self._mutex:
                 self._count_lost(kind, "ring", count)
 
-    @property
-    def run_id(self) -> int | None:
-        return self._recorded_run_id
+    def recorded_run_id(self, run: int) -> int | None:
+        """Number in the database of a run of this process; None before its first row is stored."""
+        return self._run_ids.get(run)
 
     def stats(self) -> SinkStats:
         with self._mutex:
@@ -164,7 +156,7 @@ class DatabaseSink(TelemetrySink):
         """Call with the mutex held."""
         return not self._closing and self._queued_rows < self._max_queued_rows + _RESERVED_ROWS
 
-    def _push(self, kind: str, payload: Any, num_rows: int) -> None:
+    def _push(self, kind: str, payload: Any, num_rows: int, run: int) -> None:
         with self._mutex:
             limit = self._max_queued_rows + (0 if kind in EVENT_DTYPES else _RESERVED_ROWS)
             room = 0 if self._closing else max(0, limit - self._queued_rows)
@@ -176,7 +168,7 @@ class DatabaseSink(TelemetrySink):
                     payload = payload[:num_rows]
                 elif kind in EVENT_DTYPES:
                     payload = payload[:num_rows].copy()
-                self._items.append(Item(kind, payload, num_rows, self._now()))
+                self._items.append(Item(kind, payload, num_rows, self._now(), run))
                 self._queued_rows += num_rows
             crowded = self._queued_rows >= self._budget.transaction_rows
         if crowded:
@@ -200,70 +192,90 @@ class DatabaseSink(TelemetrySink):
                 closing = self._closing
             if closing and deadline_s is None:
                 deadline_s = time.monotonic() + _CLOSE_PATIENCE_S
-            batch = self._take()
+            written: set[int] = set()
+            batch = self._take(written)
             # What comes during a write waits for the next one, unless it fills a transaction.
-            while batch and self._write(batch):
-                batch = self._take() if closing or self._is_crowded() else []
+            while batch and self._write(batch, run := batch[0].run):
+                written.add(run)
+                batch = self._take(set() if closing or self._is_crowded() else written)
             if closing and (not (batch or self._in_doubt) or time.monotonic() >= (deadline_s or 0.0)):
                 break
-            if not batch and self._now() >= self._next_heartbeat_s:
-                self._write([])
+            if not batch:
+                self._write_heartbeats()
             if self._pause_s:
                 time.sleep(self._pause_s)
         self._discard_queue()
-        self._write([], finished=True)
+        for run in list(self._runs):
+            self._write([], run, finished=True)
         if self._database is not None:
             self._database.close()
+
+    def _write_heartbeats(self) -> None:
+        for run, writer in list(self._runs.items()):
+            if self._now() >= writer.next_heartbeat_s or writer.is_over:
+                self._write([], run)
 
     def _is_crowded(self) -> bool:
         with self._mutex:
             return self._queued_rows >= self._budget.transaction_rows
 
-    def _take(self) -> list[Item]:
-        """The next items, at most a transaction's worth of rows and never across the beginning of a run.
+    def _take(self, but: Collection[int]) -> list[Item]:
+        """The next items of one run that is not in `but`, at most a transaction's worth of rows and never across the
+        beginning or the end of a run.
 
         Their rows count as queued until they are committed or lost.
         """
         batch: list[Item] = []
+        left: list[Item] = []
         room = self._budget.transaction_rows
         with self._mutex:
             while self._items and room > 0:
-                if batch and self._items[0].kind == "run":
-                    break
                 item = self._items.popleft()
+                if item.run != batch[0].run if batch else item.run in but:
+                    left.append(item)
+                    continue
+                if batch and item.kind in ("run", "end"):
+                    self._items.appendleft(item)
+                    break
                 if item.num_rows > room:
                     item, tail = item.split(room)
                     self._items.appendleft(tail)
                 batch.append(item)
                 room -= item.num_rows
+            self._items.extendleft(reversed(left))
         return batch
 
-    def _write(self, batch: list[Item], *, finished: bool = False) -> bool:
-        """Write one transaction. False if it failed and the batch is back in the queue for another attempt."""
+    def _write(self, batch: list[Item], run: int, *, finished: bool = False) -> bool:
+        """Write one transaction of a run. False if it failed and the batch is back in the queue for another attempt."""
+        writer = self._runs.setdefault(run, RunWriter(self._level))
         if batch and batch[0].kind == "run":
-            self._run.begin(batch.pop(0))
+            writer.begin(batch.pop(0))
+        elif batch and batch[0].kind == "end":
+            batch.pop(0)
+            writer.is_over = True
+        finished = finished or writer.is_over
         if self._in_doubt is not None:
             return self._settle(batch)
         with self._mutex:
             lost, self._lost = self._lost, Counter()
         now_s = self._now()
-        heartbeat_due = now_s >= self._next_heartbeat_s
+        heartbeat_due = now_s >= writer.next_heartbeat_s
         written: Written | None = None
         opened: Store | None = None
         try:
             opened = self._current_database(lost)
             self._make_room(opened, sum(item.num_rows for item in batch))
             with opened.transaction() as connection:
-                written = self._run.write(
+                written = writer.write(
                     connection, batch, lost, now_s=now_s, heartbeat=heartbeat_due, finished=finished
                 )
         except Exception as error:  # the engine must continue whatever the error
             if written is not None and opened is not None and opened.doubts_commits:
-                self._in_doubt, batch, lost = _Doubt(written, batch, lost), [], Counter()
-            return self._failed(batch, lost, error)
+                self._in_doubt, batch, lost = Doubt(writer, written, batch, lost), [], Counter()
+            return self._failed(writer, batch, lost, error)
         if heartbeat_due:
-            self._next_heartbeat_s = now_s + _HEARTBEAT_S
-        self._committed(opened, _Doubt(written, batch, lost))
+            writer.next_heartbeat_s = now_s + _HEARTBEAT_S
+        self._committed(opened, Doubt(writer, written, batch, lost))
         return True
 
     def _settle(self, batch: list[Item]) -> bool:
@@ -276,9 +288,9 @@ class DatabaseSink(TelemetrySink):
         try:
             opened = self._current_database(doubt.lost)
             with opened.transaction() as connection:
-                was_committed = self._run.was_committed(connection, doubt.written)
+                was_committed = doubt.run.was_committed(connection, doubt.written)
         except Exception as error:  # the engine must continue whatever the error
-            self._failed([], Counter(), error)
+            self._failed(doubt.run, [], Counter(), error)
             return False
         self._in_doubt = None
         if was_committed:
@@ -289,13 +301,20 @@ class DatabaseSink(TelemetrySink):
             self._lost.update(doubt.lost)
         return True
 
-    def _committed(self, opened: Store, done: _Doubt) -> None:
+    def _committed(self, opened: Store, done: Doubt) -> None:
         """Update the state after the transaction was committed."""
         written = done.written
-        self._run.committed(written)
-        if written.run_id is not None and written.run_id != self._recorded_run_id:
-            self._recorded_run_id = written.run_id
-            opened.record_run(written.run_id)
+        done.run.committed(written)
+        run = next(number for number, writer in self._runs.items() if writer is done.run)
+        recorded = dict(self._run_ids)
+        if written.run_id is not None:
+            recorded[run] = written.run_id
+        if done.run.is_over:
+            del self._runs[run]
+            recorded.pop(run, None)
+        if recorded != self._run_ids:
+            self._run_ids = recorded
+            opened.record_runs(set(recorded.values()))
         self._pause_s = 0.0
         with self._mutex:
             self._queued_rows -= sum(item.num_rows for item in done.batch)
@@ -315,9 +334,12 @@ class DatabaseSink(TelemetrySink):
         opened."""
         if self._database is not None and self._database.is_gone():
             self._database.close_gone()
-            self._database = self._recorded_run_id = None
-            gone, losses = self._run.forget()
-            lost.update(losses)
+            self._database, self._run_ids = None, {}
+            gone: Counter[str] = Counter()
+            for writer in self._runs.values():
+                of_run, losses = writer.forget()
+                gone += of_run
+                lost.update(losses)
             with self._mutex:
                 self._dropped["database"] += gone.total()
             lost.update({(kind, "database"): count for kind, count in gone.items()})
@@ -351,7 +373,7 @@ class DatabaseSink(TelemetrySink):
             )
         self._unchecked_rows = room.unchecked_rows
 
-    def _failed(self, batch: list[Item], lost: Losses, error: Exception) -> bool:
+    def _failed(self, run: RunWriter, batch: list[Item], lost: Losses, error: Exception) -> bool:
         cause = getattr(error, "orig", None) or error
         may_pass = isinstance(error, ConfigError | _NoRoomError) or (
             self._database is not None and self._database.may_pass(error)
@@ -363,7 +385,7 @@ class DatabaseSink(TelemetrySink):
             else:
                 self._discard(batch)
             first, self._last_error = self._last_error is None, " ".join(str(cause).split())
-        self._next_heartbeat_s = self._now() + _HEARTBEAT_S
+        run.next_heartbeat_s = self._now() + _HEARTBEAT_S
         self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FIRST_PAUSE_S) if may_pass else 0.0
         if first:
             _log.error(

@@ -9,7 +9,14 @@ import httpx
 import pytest
 from twofold.api.request_times import PARTS, RequestTimes
 from twofold.api.types import Chunk, SpeculationCounts, Usage
-from twofold.server.bridge.metrics import _STAGES, Metrics, _bound_text, _buckets_up_to
+from twofold.server.bridge.metrics import (
+    _STAGES,
+    Metrics,
+    Series,
+    _bound_text,
+    _buckets_up_to,
+    exposition,
+)
 
 from tests.server.fake_engine import FakeEngine
 
@@ -181,7 +188,7 @@ def test_stages_before_the_first_token_sum_to_its_time() -> None:
     timer.observe([Chunk("a", (1,)), Chunk("b", (2,), "stop", usage)])
     stages = timer.stages(usage)
     assert stages["deliver"] == pytest.approx(1.0, abs=0.5)
-    lines = metrics.text("m", []).splitlines()
+    lines = exposition([Series("m", metrics.counters(), metrics.histograms())]).splitlines()
     prefix = "vllm:time_to_first_token_seconds_sum"
     (ttft_s,) = (float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefix))
     assert sum(stages.values()) - stages["decode"] == pytest.approx(ttft_s, abs=1e-9)

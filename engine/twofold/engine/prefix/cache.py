@@ -59,6 +59,7 @@ class CachingPool(PagePool):
         key: bytes = b"",
         depends_on_length: bool = False,
         store: PrefixStore | None = None,
+        keeps_store: bool = False,
     ) -> None:
         """
         Args:
@@ -67,6 +68,7 @@ class CachingPool(PagePool):
             key: everything besides tokens that decides the contents of pages.
             depends_on_length: whether page contents also depend on the prompt's length.
             store: on-disk store for evicted pages, and for all pages at shutdown.
+            keeps_store: leave the store open at the end, for other engines.
         """
         super().__init__(num_pages, page_size, num_records, draft_records)
         self._memory = memory
@@ -74,7 +76,11 @@ class CachingPool(PagePool):
         self._key = key
         self._keeps_records = num_records is not None
         self._tree = PageTree(cost, None if num_records is None else num_snapshots)
-        self._disk = None if store is None else PrefixDisk(store, memory, self._tree, num_records)
+        self._disk = (
+            None
+            if store is None
+            else PrefixDisk(store, memory, self._tree, num_records, keeps_store=keeps_store)
+        )
 
     @property
     def num_free(self) -> int:

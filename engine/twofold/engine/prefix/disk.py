@@ -45,9 +45,20 @@ class PrefixDisk:
     """Disk side of the prefix cache. Owned by the engine's thread."""
 
     def __init__(
-        self, store: PrefixStore, memory: StateMemory, tree: PageTree, num_records: int | None
+        self,
+        store: PrefixStore,
+        memory: StateMemory,
+        tree: PageTree,
+        num_records: int | None,
+        *,
+        keeps_store: bool = False,
     ) -> None:
-        """num_records: records of sequences, numbered before the snapshots; None: layers keep no records."""
+        """
+        Args:
+            num_records: records of sequences, numbered before the snapshots; None: layers keep no records.
+            keeps_store: `close` leaves the store open.
+        """
+        self._keeps_store = keeps_store
         self._store, self._memory, self._tree = store, memory, tree
         self._first_snapshot = num_records
         self._page_bytes = len(memory.read_page(0))
@@ -128,10 +139,12 @@ class PrefixDisk:
         return True
 
     def close(self) -> None:
-        """Stop reading, save, and close the store."""
+        """Stop reading and save; also close a store of its own."""
         self._reader.shutdown(cancel_futures=True)
         self.save()
-        self._store.close()
+        self._store.flush()
+        if not self._keeps_store:
+            self._store.close()
 
     def save(self) -> None:
         """Write everything in memory, most valuable first, up to the store's size limit."""

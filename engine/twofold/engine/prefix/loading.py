@@ -26,8 +26,13 @@ def make_pool(
     loaded: LoadedRunner,
     accelerator: str = "none",
     levels: tuple[str, ...] = (),
+    store: PrefixStore | None = None,
 ) -> PagePool:
-    """Page pool with the sizes of `loaded`. levels: CPU kernel levels by module; empty: the process's level."""
+    """Page pool with the sizes of `loaded`.
+
+    levels: CPU kernel levels by module; empty: the process's level. store: one that other engines use too, which its
+    owner closes; None: one of its own, if configured.
+    """
     if not config.enable_prefix_caching:
         return PagePool(loaded.num_pages, config.page_size, loaded.num_records, loaded.draft_records)
     if loaded.num_records is not None and loaded.num_snapshots == 0:
@@ -45,12 +50,13 @@ def make_pool(
         cost=recompute_cost(files),
         num_snapshots=loaded.num_snapshots,
         key=_key(config, files, accelerator, levels),
-        store=_open_store(config),
+        store=store or open_store(config),
+        keeps_store=store is not None,
         depends_on_length=files.config.rope.kind == "dynamic",
     )
 
 
-def _open_store(config: EngineConfig) -> PrefixStore | None:
+def open_store(config: EngineConfig) -> PrefixStore | None:
     """Open the on-disk store. None if not configured, or, with a log line, if it cannot be opened; the start never
     fails."""
     if config.prefix_cache_dir is None:

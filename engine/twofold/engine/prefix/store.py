@@ -33,7 +33,8 @@ _STAMP_PER_TOKEN_S: Final = 1e-6
 
 
 class PrefixStore:
-    """The store's files in one directory. Used by the engine's thread; a lock excludes other writers."""
+    """The store's files in one directory. Used by the threads of one process's engines; a lock excludes other
+    processes."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         """Raises OSError if the directory cannot be made or read, or another process writes there."""
@@ -90,6 +91,11 @@ class PrefixStore:
             if (digest, kind) in self._files:  # the writer may have removed it meanwhile
                 self._files[digest, kind] = (_HEAD.size + num_bytes, stamp)
         return data
+
+    def flush(self) -> None:
+        """Wait until everything queued is written, or dropped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or self._waiting_bytes == 0)
 
     def close(self) -> None:
         """Write everything queued, then stop."""

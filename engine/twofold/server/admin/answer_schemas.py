@@ -38,6 +38,8 @@ class Health(Readiness):
     output_changes: NotRequired[list[str]]
     mapped_weights: NotRequired[dict[str, Any] | None]
     queue: NotRequired[dict[str, int]]
+    models: NotRequired[dict[str, Any]]
+    """With several models: each one's state, and the fields of its engine while it is loaded."""
 
 
 class ModelList(TypedDict):
@@ -84,6 +86,12 @@ class Slot(TypedDict):
     params: NotRequired[SlotParams]
     next_token: NotRequired[list[NextToken]]
     prompt: NotRequired[str]
+    model: NotRequired[str]
+    """With several models."""
+
+
+class ModelChanged(TypedDict):
+    success: Literal[True]
 
 
 class Props(TypedDict):

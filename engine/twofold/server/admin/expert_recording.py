@@ -31,19 +31,19 @@ def router(state: ServerState) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/admin/experts")
-    async def status() -> dict[str, Any]:
-        return await asyncio.to_thread(state.engine_while_draining.recording.status)
+    async def status(request: Request) -> dict[str, Any]:
+        return await asyncio.to_thread(state.queried(request).engine_while_draining.recording.status)
 
     async def start(request: Request) -> dict[str, Any]:
         asked = await small_body(request, StartBody, _MAX_BODY, if_empty=b"{}")
-        return await asyncio.to_thread(state.engine.recording.start, asked.mode)
+        return await asyncio.to_thread(state.queried(request).engine.recording.start, asked.mode)
 
-    async def stop() -> dict[str, Any]:
-        return await asyncio.to_thread(state.engine_while_draining.recording.stop)
+    async def stop(request: Request) -> dict[str, Any]:
+        return await asyncio.to_thread(state.queried(request).engine_while_draining.recording.stop)
 
-    async def dump() -> dict[str, Any]:
+    async def dump(request: Request) -> dict[str, Any]:
         try:
-            return await asyncio.to_thread(state.engine_while_draining.recording.dump)
+            return await asyncio.to_thread(state.queried(request).engine_while_draining.recording.dump)
         except ConfigError as error:
             raise ApiError(500, str(error), code="cannot_write") from None
 

@@ -4,18 +4,40 @@ fit."""
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 from twofold.api.types import EngineStats, RunInfo, SpeculationCounts
 from twofold.server.admin.process_metrics import process_rows
-from twofold.server.bridge.metrics import Gauge, Histogram, label_text, step_tokens
+from twofold.server.bridge.metrics import Gauge, Series, label_text, step_tokens
 from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.served_model import ModelState, ServedModel
 from twofold.server.bridge.state import ServerState
-from twofold.telemetry.sink import LEVELS
+from twofold.telemetry.sink import LEVELS, TelemetrySink
 
 
-def gauges(state: ServerState) -> list[Gauge]:
-    """All current values, whatever the server's phase."""
-    return _engine_gauges(state) + _telemetry_gauges(state) + _span_counters(state) + process_rows()
+def series(state: ServerState) -> list[Series]:
+    """All current values, whatever the server's phase: each model's, then the server's own."""
+    own = [*state.http.counters(), *_span_counters(state), *process_rows()]
+    if state.manager is None:
+        model = state.default
+        return [_model_series(model, [*_engine_gauges(model), *_telemetry_gauges(state.sink), *own])]
+    models = [
+        _model_series(model, [_model_state(model), *_engine_gauges(model), *_telemetry_gauges(model.sink)])
+        for model in state.models
+    ]
+    return [*models, Series("", own)]
+
+
+def _model_state(model: ServedModel) -> Gauge:
+    states = {label_text(state=each): float(each == model.state) for each in get_args(ModelState)}
+    return "twofold:model_state", "1 for the model's present state, with several models.", states
+
+
+def _model_series(model: ServedModel, gauges: list[Gauge]) -> Series:
+    engine, histograms = model.loaded_engine, model.metrics.histograms()
+    if engine is not None:
+        histograms = [*histograms, (step_tokens(engine.stats().step_tokens), "")]
+    return Series(model.name, [*model.metrics.counters(), *gauges], histograms)
 
 
 def _span_counters(state: ServerState) -> list[Gauge]:
@@ -25,8 +47,8 @@ def _span_counters(state: ServerState) -> list[Gauge]:
     return [("twofold:spans_total", "OpenTelemetry spans: exported, failed or dropped (full queue).", counts)]
 
 
-def _telemetry_gauges(state: ServerState) -> list[Gauge]:
-    stats = state.sink.stats() if state.sink is not None else None
+def _telemetry_gauges(sink: TelemetrySink | None) -> list[Gauge]:
+    stats = sink.stats() if sink is not None else None
     if stats is None:
         return []
     is_recording = float(stats.last_error is None)
@@ -48,8 +70,8 @@ def _telemetry_gauges(state: ServerState) -> list[Gauge]:
     ]
 
 
-def _engine_gauges(state: ServerState) -> list[Gauge]:
-    engine = state.loaded_engine
+def _engine_gauges(model: ServedModel) -> list[Gauge]:
+    engine = model.loaded_engine
     if engine is None:
         return []
     stats = engine.stats()
@@ -164,11 +186,6 @@ def _info(info: RunInfo) -> dict[str, float]:
         "cpu_isa": info.cpu_isa,
     }
     return {label_text(**{name: str(value) for name, value in shown.items()}): 1.0}
-
-
-def engine_histograms(state: ServerState) -> list[Histogram]:
-    engine = state.loaded_engine
-    return [] if engine is None else [step_tokens(engine.stats().step_tokens)]
 
 
 def _cache_config(engine: ServingEngine, num_pages: int) -> dict[str, float]:

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from twofold import __version__
 from twofold.api.types import RequestProgress, SamplingParams
 from twofold.server.admin.answer_schemas import Props, Readiness, Slot, Version
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers
@@ -20,7 +21,7 @@ from twofold.weights.gguf_file import model_name
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter()
-    table = SlotTable()
+    tables: dict[ServedModel, SlotTable] = {}
 
     @routes.get("/version", response_model=None, responses=answers(Version))
     async def version() -> dict[str, str]:
@@ -34,28 +35,39 @@ def router(state: ServerState) -> APIRouter:
     async def ready() -> Response:
         """Whether requests are accepted: 503 while the model loads, while it sleeps, and from the first stop signal
         on."""
-        engine = state.loaded_engine
-        asleep = state.phase == "ready" and engine is not None and engine.control.asleep
-        phase = "asleep" if asleep else state.phase
+        phase = phase_of(state, state.default)
         return JSONResponse({"status": phase}, status_code=200 if phase == "ready" else 503)
 
     @routes.get("/props", response_model=None, responses=answers(Props))
-    async def props() -> dict[str, Any]:
-        return _props(state)
+    async def props(request: Request) -> dict[str, Any]:
+        """`?model=` chooses among several models; else it is the one used last."""
+        return _props(state.queried(request))
 
     @routes.get("/slots", response_model=None, responses=answers(list[Slot]))
-    async def slots(fail_on_no_slot: Annotated[str, Query()] = "") -> list[dict[str, Any]]:
-        engine = state.engine_while_draining
-        places = table.places(engine.live_requests(), engine.max_num_seqs)
-        if fail_on_no_slot in ("1", "true") and None not in places:
+    async def slots(request: Request, fail_on_no_slot: Annotated[str, Query()] = "") -> list[dict[str, Any]]:
+        """The slots of all loaded models, or of the one that `?model=` names."""
+        one = "model" in request.query_params or not state.loaded_models
+        models = [state.queried(request)] if one else state.loaded_models
+        found: list[tuple[ServedModel, int, RequestProgress | None]] = []
+        for model in models:
+            engine = model.engine_while_draining
+            table = tables.setdefault(model, SlotTable())
+            places = table.places(engine.live_requests(), engine.max_num_seqs)
+            found += [(model, number, progress) for number, progress in enumerate(places)]
+        if fail_on_no_slot in ("1", "true") and all(progress is not None for _, _, progress in found):
             raise ApiError(503, "no slot is free", code="no_slot_available")
+        described = [_slot(*place) for place in found]
+        if state.manager is not None:
+            described = [
+                slot | {"model": model.name} for slot, (model, *_) in zip(described, found, strict=True)
+            ]
         if not state.config.slots_show_prompts:
-            return [_slot(state, number, progress) for number, progress in enumerate(places)]
+            return described
         loop = asyncio.get_running_loop()
         return [
-            _slot(state, number, progress)
-            | {"prompt": await loop.run_in_executor(state.threads.tokenisers, _prompt_text, state, progress)}
-            for number, progress in enumerate(places)
+            slot
+            | {"prompt": await loop.run_in_executor(state.threads.tokenisers, _prompt_text, model, progress)}
+            for slot, (model, _, progress) in zip(described, found, strict=True)
         ]
 
     return routes
@@ -77,13 +89,20 @@ class SlotTable:
         return [by_slot.get(slot) for slot in range(total)]
 
 
-def _props(state: ServerState) -> dict[str, Any]:
-    engine = state.engine_while_draining
+def phase_of(state: ServerState, model: ServedModel) -> str:
+    """The server's phase, or "asleep" while the single model's memory is freed."""
+    engine = model.loaded_engine
+    asleep = state.phase == "ready" and engine is not None and engine.control.asleep
+    return "asleep" if asleep and state.manager is None else state.phase
+
+
+def _props(model: ServedModel) -> dict[str, Any]:
+    engine = model.engine_while_draining
     return {
-        "default_generation_settings": _slot(state, 0, None)
-        | {"params": _params(state.sampling_defaults), "prompt": ""},
+        "default_generation_settings": _slot(model, 0, None)
+        | {"params": _params(model.sampling_defaults), "prompt": ""},
         "total_slots": engine.max_num_seqs,
-        "model_alias": state.model_name,
+        "model_alias": model.name,
         # The file name only: paths stay private.
         "model_path": model_name(engine.info.model),
         "chat_template": engine.tokenizer.chat_template or "",
@@ -111,12 +130,12 @@ def _params(sampling: SamplingParams) -> dict[str, Any]:
     }
 
 
-def _slot(state: ServerState, number: int, progress: RequestProgress | None) -> dict[str, Any]:
+def _slot(model: ServedModel, number: int, progress: RequestProgress | None) -> dict[str, Any]:
     slot: dict[str, Any] = {
         "id": number,
         "id_task": -1 if progress is None else progress.number,
-        "n_ctx": state.engine_while_draining.max_context,
-        "speculative": state.engine_while_draining.speculates or _has_prediction(progress),
+        "n_ctx": model.engine_while_draining.max_context,
+        "speculative": model.engine_while_draining.speculates or _has_prediction(progress),
         "is_processing": progress is not None,
     }
     if progress is None:
@@ -138,8 +157,8 @@ def _has_prediction(progress: RequestProgress | None) -> bool:
     return progress is not None and bool(progress.request.prediction)
 
 
-def _prompt_text(state: ServerState, progress: RequestProgress | None) -> str:
+def _prompt_text(model: ServedModel, progress: RequestProgress | None) -> str:
     if progress is None:
         return ""
-    tokenizer = state.engine_while_draining.tokenizer
+    tokenizer = model.engine_while_draining.tokenizer
     return tokenizer.decode(progress.request.prompt_token_ids, skip_special_tokens=False)

@@ -20,8 +20,10 @@ from twofold import __version__
 from twofold.api.control import MemoryUse, Resize
 from twofold.api.errors import ConfigError
 from twofold.api.types import RequestProgress
+from twofold.server.admin.inspection import phase_of
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.request_body import small_body
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
 
@@ -58,35 +60,37 @@ def router(state: ServerState) -> APIRouter:
     _add_placement(routes, state)
 
     @routes.get("/status")
-    async def status() -> dict[str, Any]:
-        return _status(state)
+    async def status(request: Request) -> dict[str, Any]:
+        return _status(state, state.queried(request))
 
     @routes.post("/resize")
     async def resize(request: Request) -> dict[str, Any]:
-        control = state.engine.control
+        control = state.queried(request).engine.control
         asked = await small_body(request, ResizeBody, _MAX_BODY)
         await _change(control.resize, Resize(**asked.model_dump()))
         return {"memory": _memory(control.memory())}
 
     @routes.post("/sleep")
-    async def sleep() -> dict[str, Any]:
-        control = state.engine.control
+    async def sleep(request: Request) -> dict[str, Any]:
+        model = state.queried(request)
+        control = model.engine.control
         await _change(control.sleep)
-        return {"state": _phase(state), "memory": _memory(control.memory())}
+        return {"state": phase_of(state, model), "memory": _memory(control.memory())}
 
     @routes.post("/wake")
-    async def wake() -> dict[str, Any]:
-        control = state.engine.control
+    async def wake(request: Request) -> dict[str, Any]:
+        model = state.queried(request)
+        control = model.engine.control
         await _change(control.wake)
-        return {"state": _phase(state), "memory": _memory(control.memory())}
+        return {"state": phase_of(state, model), "memory": _memory(control.memory())}
 
     return routes
 
 
 def _add_requests(routes: APIRouter, state: ServerState) -> None:
     @routes.get("/requests")
-    async def requests() -> dict[str, Any]:
-        live = state.engine_while_draining.control.requests()
+    async def requests(request: Request) -> dict[str, Any]:
+        live = state.queried(request).engine_while_draining.control.requests()
         now = time.time()
         return {
             "num_requests": len(live),
@@ -94,8 +98,8 @@ def _add_requests(routes: APIRouter, state: ServerState) -> None:
         }
 
     @routes.delete("/requests/{request_id}")
-    async def cancel(request_id: str) -> dict[str, str]:
-        engine = state.engine_while_draining
+    async def cancel(request: Request, request_id: str) -> dict[str, str]:
+        engine = state.queried(request).engine_while_draining
         # A request for several answers is several engine requests under one client-visible id.
         pattern = re.compile(re.escape(request_id) + r"(-\d+)?", re.ASCII)
         own = {
@@ -113,8 +117,8 @@ def _add_requests(routes: APIRouter, state: ServerState) -> None:
 
 def _add_placement(routes: APIRouter, state: ServerState) -> None:
     @routes.get("/cache")
-    async def cache() -> dict[str, Any]:
-        engine = state.engine_while_draining
+    async def cache(request: Request) -> dict[str, Any]:
+        engine = state.queried(request).engine_while_draining
         placed = await asyncio.to_thread(engine.control.placement, None, 1)
         return _cache(engine) | {
             "expert_slots_per_layer": [
@@ -124,13 +128,14 @@ def _add_placement(routes: APIRouter, state: ServerState) -> None:
         }
 
     @routes.post("/cache/drop_prefixes")
-    async def drop_prefixes() -> dict[str, int]:
-        return {"dropped_pages": await asyncio.to_thread(state.engine_while_draining.control.drop_prefixes)}
+    async def drop_prefixes(request: Request) -> dict[str, int]:
+        control = state.queried(request).engine_while_draining.control
+        return {"dropped_pages": await asyncio.to_thread(control.drop_prefixes)}
 
     @routes.get("/placement")
     async def placement(request: Request) -> dict[str, Any]:
         layer, top = _whole(request, "layer"), _whole(request, "top")
-        engine = state.engine_while_draining
+        engine = state.queried(request).engine_while_draining
         layers = None if layer is None else [layer]
         try:
             placed = await asyncio.to_thread(engine.control.placement, layers, 16 if top is None else top)
@@ -152,13 +157,14 @@ def _add_placement(routes: APIRouter, state: ServerState) -> None:
         }
 
     @routes.get("/placement/experts")
-    async def placed_experts() -> dict[str, Any]:
-        found = await asyncio.to_thread(state.engine_while_draining.control.expert_placement)
-        return found._asdict() | {"model": state.model_name}
+    async def placed_experts(request: Request) -> dict[str, Any]:
+        model = state.queried(request)
+        found = await asyncio.to_thread(model.engine_while_draining.control.expert_placement)
+        return found._asdict() | {"model": model.name}
 
     @routes.post("/placement/experts")
     async def place_experts(request: Request) -> dict[str, int]:
-        control = state.engine.control
+        control = state.queried(request).engine.control
         asked = await small_body(request, PlacementBody, _MAX_PLACEMENT_BODY)
         return {"uploaded": await _change(control.place_experts, asked.resident)}
 
@@ -171,20 +177,14 @@ async def _change(work: Callable[..., T], *arguments: Any) -> T:
         raise ApiError(400, str(error), code="does_not_fit") from None
 
 
-def _phase(state: ServerState) -> str:
-    engine = state.loaded_engine
-    asleep = state.phase == "ready" and engine is not None and engine.control.asleep
-    return "asleep" if asleep else state.phase
-
-
-def _status(state: ServerState) -> dict[str, Any]:
-    engine = state.engine_while_draining
+def _status(state: ServerState, model: ServedModel) -> dict[str, Any]:
+    engine = model.engine_while_draining
     info, stats = engine.info, engine.stats()
     return {
-        "model": state.model_name,
-        "aliases": list(state.model_names[1:]),
+        "model": model.name,
+        "aliases": list(model.names[1:]),
         "version": __version__,
-        "state": _phase(state),
+        "state": phase_of(state, model),
         "uptime_s": round(time.time() - state.started_s, 3),
         "accelerator": info.accelerator,
         "clock": info.clock,

@@ -12,15 +12,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from twofold import __version__
 from twofold.api.addresses import is_loopback
-from twofold.server.admin.answer_schemas import Health, ModelList
-from twofold.server.admin.gauges import engine_histograms, gauges
+from twofold.server.admin.answer_schemas import Health
+from twofold.server.admin.gauges import series
+from twofold.server.bridge.metrics import exposition
+from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.request_body import read_body
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers, text_answer
-from twofold.server.ollama.model_card import ollama_card
-from twofold.server.openai.answer_schemas import Model
-from twofold.server.openai.model_card import listed_names, openai_card
 from twofold.telemetry.sink import parse_load_samples
 
 
@@ -37,28 +37,9 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/metrics", response_class=PlainTextResponse, responses=text_answer("text/plain"))
     async def metrics() -> Response:
-        text = state.metrics.text(state.model_name, gauges(state), engine_histograms(state))
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @routes.get("/v1/models", response_model=None, responses=answers(ModelList))
-    async def models() -> dict[str, Any]:
-        names = listed_names(state)
-        cards = [ollama_card(state, name) for name in names]
-        return {
-            "object": "list",
-            "data": [openai_card(state, name) for name in names],
-            # Anthropic's fields for a list of a single page.
-            "first_id": names[0],
-            "last_id": names[-1],
-            "has_more": False,
-            "models": cards,
-        }
-
-    @routes.get("/v1/models/{name:path}", response_model=None, responses=answers(Model))
-    async def model(name: str) -> dict[str, Any]:
-        served = openai_card(state, name)
-        state.check_model(name)
-        return served
+        return PlainTextResponse(
+            exposition(series(state)), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     _add_load_samples(routes, state)
     return routes
@@ -78,7 +59,8 @@ def _add_load_samples(routes: APIRouter, state: ServerState) -> None:
         except (ValueError, RecursionError):
             raise ApiError(400, "the request body is not valid JSON", code="invalid_json") from None
         rows = parse_load_samples(body)
-        state.sink.load_samples(rows)
+        used_last = next((model.sink for model in state.loaded_models if model.sink is not None), state.sink)
+        used_last.load_samples(rows)
         return {"accepted": len(rows)}
 
 
@@ -89,12 +71,24 @@ def _health(state: ServerState) -> dict[str, Any]:
         "uptime_s": round(time.time() - state.started_s, 3),
         "telemetry": _telemetry(state),
     }
-    engine = state.loaded_engine
+    if state.manager is not None:
+        return body | {"models": {model.name: _model_health(model) for model in state.models}}
+    model = state.default
+    engine = model.loaded_engine
     if engine is None:
         return body
+    return body | {"model": model.name} | _engine_health(engine)
+
+
+def _model_health(model: ServedModel) -> dict[str, Any]:
+    engine = model.loaded_engine
+    told = {"state": model.state} | ({"reason": model.problem} if model.problem else {})
+    return told if engine is None else told | _engine_health(engine)
+
+
+def _engine_health(engine: ServingEngine) -> dict[str, Any]:
     info, stats, mapped = engine.info, engine.stats(), engine.mapped_weights
-    return body | {
-        "model": state.model_name,
+    return {
         "max_context": engine.max_context,
         "accelerator": info.accelerator,
         "accelerator_reason": info.accelerator_reason,

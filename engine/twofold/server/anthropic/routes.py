@@ -13,6 +13,7 @@ from twofold.server.anthropic.format import AnthropicMessage
 from twofold.server.anthropic.prompts import chat_fields
 from twofold.server.anthropic.schemas import CountTokensRequest, MessagesChat, MessagesRequest
 from twofold.server.bridge.request_body import parse_body, translated
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import set_error_format
 from twofold.server.http.openapi import body_of
@@ -40,24 +41,25 @@ def router(state: ServerState) -> APIRouter:
             "top_k": body.top_k,
             "stream": body.stream,
         }
-        return await answer_chat(request, state, _translated(state, body, **fields), AnthropicMessage)
+        async with state.using(body.model) as model:
+            return await answer_chat(request, model, _translated(model, body, **fields), AnthropicMessage)
 
     @routes.post("/count_tokens", openapi_extra=body_of(CountTokensRequest), responses=COUNTED)
     async def count_tokens(request: Request) -> Response:
         body = await parse_body(request, CountTokensRequest, state)
-        state.check_model(body.model)
-        asked = _translated(state, body)
-        tokenizer, marks = state.tokenizer, state.chat_marks
-        ChatReading.of(asked, marks, tokenizer)  # refuses tools whose calls cannot be parsed
+        async with state.using(body.model) as model:
+            asked = _translated(model, body)
+            tokenizer, marks, cache = model.tokenizer, model.chat_marks, model.token_cache
+            ChatReading.of(asked, marks, tokenizer)  # refuses tools whose calls cannot be parsed
 
-        def count() -> int:
-            return len(chat_prompts(asked, tokenizer, marks, cache=state.token_cache)[0].token_ids)
+            def count() -> int:
+                return len(chat_prompts(asked, tokenizer, marks, cache=cache)[0].token_ids)
 
-        number = await state.threads.tokenise(count, param="messages")
+            number = await state.threads.tokenise(count, param="messages")
         return JSONResponse({"input_tokens": number})
 
     return routes
 
 
-def _translated(state: ServerState, body: CountTokensRequest, **fields: Any) -> MessagesChat:
-    return translated(MessagesChat, chat_fields(body, state.tokenizer) | fields, state)
+def _translated(model: ServedModel, body: CountTokensRequest, **fields: Any) -> MessagesChat:
+    return translated(MessagesChat, chat_fields(body, model.tokenizer) | fields, model)

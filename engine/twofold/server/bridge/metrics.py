@@ -98,7 +98,7 @@ def step_tokens(steps: Mapping[int, int]) -> Histogram:
 
 
 class Metrics:
-    """The server's own part of /metrics."""
+    """Counters and histograms of one model's requests."""
 
     def __init__(self, max_context: int = 1) -> None:
         self.prompt_tokens = 0
@@ -106,9 +106,6 @@ class Metrics:
         self.generation_tokens = 0
         # Zeros, because Prometheus' rate() takes no account of the increment that creates a series.
         self.finished = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
-        self.refused = Counter(dict.fromkeys(("400", "429", "500", "503"), 0))
-        self.http: Counter[tuple[str, str, str]] = Counter()
-        """HTTP answers by (route, method, status class such as "2xx")."""
         self._histograms: dict[str, Histogram] = {}
         self._stages: dict[str, Histogram] = {}
         self.set_context(max_context)
@@ -137,11 +134,8 @@ class Metrics:
         times = times or RequestTimes.begin()
         return [RequestTimer(self, prompt, times) for _ in range(num_answers)]
 
-    def text(self, model: str, gauges: Iterable[Gauge], histograms: Iterable[Histogram] = ()) -> str:
-        """The exposition text. `gauges` and `histograms` are current values from the engine and its sink."""
-        labels = label_text(model_name=model)
-        lines: list[str] = []
-        counters: list[Gauge] = [
+    def counters(self) -> list[Gauge]:
+        return [
             ("vllm:prompt_tokens_total", "Prompt tokens of finished requests.", self.prompt_tokens),
             ("vllm:prompt_tokens_cached_total", "Prefix-cache hits among them.", self.cached_tokens),
             (
@@ -156,33 +150,66 @@ class Metrics:
             _by_label(
                 "vllm:request_success_total", "finished_reason", "Requests by how they ended.", self.finished
             ),
+        ]
+
+    def histograms(self) -> list[tuple[Histogram, str]]:
+        """Each histogram, and its labels."""
+        stages = [(each, label_text(stage=stage)) for stage, each in self._stages.items()]
+        return [(each, "") for each in self._histograms.values()] + stages
+
+
+class HttpCounts:
+    """HTTP requests of a server, whatever their model."""
+
+    def __init__(self) -> None:
+        # Zeros, because Prometheus' rate() takes no account of the increment that creates a series.
+        self.refused = Counter(dict.fromkeys(("400", "429", "500", "503"), 0))
+        self.answered: Counter[tuple[str, str, str]] = Counter()
+        """HTTP answers by (route, method, status class such as "2xx")."""
+
+    def counters(self) -> list[Gauge]:
+        return [
             _by_label(
                 "twofold:requests_refused_total", "code", "Requests refused, by HTTP code.", self.refused
             ),
-        ]
-        counters.append(
             (
                 "http_requests_total",
                 "HTTP requests by route, method and class of status.",
                 {
                     label_text(handler=route, method=method, status=status): float(count)
-                    for (route, method, status), count in sorted(self.http.items())
+                    for (route, method, status), count in sorted(self.answered.items())
                 },
-            )
-        )
-        for name, help_text, value in (*counters, *gauges):
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one model, or of the whole server, for /metrics."""
+
+    model: str
+    """Value of the label model_name; empty for the server's own values beside several models."""
+    gauges: Sequence[Gauge] = ()
+    histograms: Sequence[tuple[Histogram, str]] = ()
+    """Each with further labels."""
+
+
+def exposition(parts: Iterable[Series]) -> str:
+    """Prometheus' text format: all series of a name follow one another."""
+    lines: dict[str, list[str]] = {}
+    for part in parts:
+        labels = label_text(model_name=part.model)
+        for name, help_text, value in part.gauges:
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+            of_name = lines.setdefault(name, [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"])
             if isinstance(value, Mapping):
-                lines += [f"{name}{{{labels},{further}}} {one}" for further, one in value.items()]
+                of_name += [f"{name}{{{labels},{further}}} {one}" for further, one in value.items()]
             else:
-                lines.append(f"{name}{{{labels}}} {value}")
-        for histogram in (*self._histograms.values(), *histograms):
-            lines += [*histogram.head(), *histogram.lines(labels)]
-        lines.extend(next(iter(self._stages.values())).head())
-        for stage, histogram in self._stages.items():
-            lines.extend(histogram.lines(f"{labels},{label_text(stage=stage)}"))
-        return "\n".join(lines) + "\n"
+                of_name.append(f"{name}{{{labels}}} {value}")
+        for histogram, further in part.histograms:
+            of_name = lines.setdefault(histogram.name, [*histogram.head()])
+            of_name += histogram.lines(f"{labels},{further}" if further else labels)
+    return "\n".join(line for of_name in lines.values() for line in of_name) + "\n"
 
 
 @dataclass

@@ -53,7 +53,7 @@ class RequestFrame:
                 self._label(MutableHeaders(scope=message), request_id)
                 self._count(scope, message["status"])
                 if scope["method"] == "POST" and message["status"] >= 400:
-                    self._state.metrics.refused[str(message["status"])] += 1
+                    self._state.http.refused[str(message["status"])] += 1
             await send(message)
 
         try:
@@ -81,12 +81,13 @@ class RequestFrame:
         # The route's template: paths are the client's choice and would make endless series.
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._state.metrics.http[route, method, f"{status // 100}xx"] += 1
+        self._state.http.answered[route, method, f"{status // 100}xx"] += 1
 
     def _label(self, headers: MutableHeaders, request_id: str) -> None:
         headers["x-request-id"] = request_id
-        engine = self._state.loaded_engine
-        if engine is not None:
+        # All models of a server have the same accelerator.
+        for model in self._state.loaded_models[:1]:
+            engine = model.engine_while_draining
             headers["x-twofold-accelerator"] = engine.info.accelerator
             headers["x-twofold-clock"] = engine.info.clock
 
@@ -113,9 +114,10 @@ class RequestFrame:
         return refusal
 
     def _full(self) -> ApiError | None:
-        """The refusal of a full server, before the request is read: the running requests need the time."""
-        engine = self._state.loaded_engine
-        if engine is None or self._state.phase != "ready":
+        """The refusal of a full server, before the request is read: the running requests need the time. With several
+        models the request's body names the full one."""
+        engine = self._state.default.loaded_engine
+        if self._state.manager is not None or engine is None or self._state.phase != "ready":
             return None
         try:
             engine.check_room()

@@ -10,6 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from twofold.server.bridge.body_worker import parse
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.arrival import times_of
@@ -50,7 +51,7 @@ async def parse_body(request: Request, schema: type[M], state: ServerState) -> M
     """Parse the body as `schema`. ApiError 415 for a browser's body that is not declared as JSON, 400 naming the field
     that is wrong, 503 while there is no engine."""
     _refuse_undeclared_json_of_browsers(request)
-    max_context = state.engine.max_context
+    max_context = state.max_context
     times = times_of(request.scope)
     body = await read_body(request, state.config.max_body_bytes)
     times.mark("read")
@@ -76,12 +77,12 @@ async def small_body(request: Request, schema: type[M], max_bytes: int, *, if_em
         raise api_errors.from_validation(error) from None
 
 
-def translated(schema: type[M], fields: Mapping[str, Any], state: ServerState) -> M:
-    """Another API's request as `schema`, validated as if it had been sent; fields that are None are left out. ApiError
-    400 naming the field that is wrong."""
+def translated(schema: type[M], fields: Mapping[str, Any], model: ServedModel) -> M:
+    """Another API's request to `model` as `schema`, validated as if it had been sent; fields that are None are left
+    out. ApiError 400 naming the field that is wrong."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return schema.model_validate(given, context={"max_context": state.engine.max_context})
+        return schema.model_validate(given, context={"max_context": model.engine.max_context})
     except ValidationError as error:
         raise api_errors.from_validation(error) from None
 

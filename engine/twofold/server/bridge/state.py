@@ -1,159 +1,135 @@
-"""State of the application: the engine once loaded, and the phase of the process."""
+"""State of the application: the models it serves, and the phase of the process."""
 
 from __future__ import annotations
 
-import time
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import Final
 
-from twofold import __version__
+from fastapi import Request
+
 from twofold.api.config import ServerConfig
-from twofold.api.errors import ConfigError
+from twofold.api.models_config import ModelsConfig
 from twofold.api.types import SamplingParams
-from twofold.models.registry import chat_marks
-from twofold.server.bridge.body_worker import BodyWorker
-from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer
-from twofold.server.bridge.crossing import AnswerStream, Crossing
-from twofold.server.bridge.metrics import Metrics
-from twofold.server.bridge.protocol import ServingEngine, ServingTokenizer
-from twofold.server.bridge.sampling_defaults import OPENAI_DEFAULTS
-from twofold.server.bridge.threads import Threads
-from twofold.server.bridge.token_cache import TokenCache
-from twofold.server.http.errors import ApiError, unavailable
+from twofold.server.bridge.model_manager import ModelManager
+from twofold.server.bridge.protocol import ServingEngine
+from twofold.server.bridge.resources import ServerResources
+from twofold.server.bridge.served_model import ModelSource, ServedModel
+from twofold.server.http.errors import ApiError
 from twofold.telemetry.sink import TelemetrySink
-from twofold.text.chat.marks import ChatMarks, check_parsers, chosen_marks
+from twofold.text.chat.marks import check_parsers
 from twofold.weights.gguf_file import model_name
-
-if TYPE_CHECKING:
-    from twofold.server.bridge.spans import RequestSpans
 
 _ANY_NAME: Final = "*"
 """A served name that accepts any model name in requests."""
 
-Phase = Literal["loading", "ready", "draining"]
 
+class ServerState(ServerResources):
+    """State shared by all endpoints of one application; changed on the event loop only.
 
-class ServerState:
-    """State shared by all endpoints of one application; changed on the event loop only."""
+    It serves one model that its owner loads, or several that a `ModelManager` loads on demand.
+    """
 
-    def __init__(self, config: ServerConfig, sink: TelemetrySink | None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        sink: TelemetrySink | None,
+        sources: Mapping[str, ModelSource] | None = None,
+        limits: ModelsConfig | None = None,
+    ) -> None:
+        """sources: several models by name, the first is the default. limits: of models loaded at a time."""
         check_parsers(config.tool_call_parser, config.reasoning_parser)
-        self.config = config
+        super().__init__(config)
         self.sink = sink
-        self.metrics = Metrics()
-        self.sampling_defaults = OPENAI_DEFAULTS
-        self.chat_marks = ChatMarks()
-        """The model's markers of tool calls and thinking; known once it is loaded."""
-        self.spans = _open_spans(config.otlp_endpoint)
-        """Writer of OpenTelemetry spans; None without --otlp-endpoint."""
-        self.started_s = time.time()
-        self.phase: Phase = "loading"
-        self.threads = Threads()
-        self.body_worker = BodyWorker()
-        self.token_cache: TokenCache | None = None
-        """Set if the engine caches prefixes; known once it is loaded."""
-        self.answers: set[AnswerStream] = set()
-        """Submitted answers whose client is still connected."""
         self.computing_paths: set[str] = set()
         """Paths of POST requests that a full server refuses before reading them; the routers add theirs."""
-        self._engine: ServingEngine | None = None
+        named = tuple(name for name in self._given_names if name != _ANY_NAME)
+        self.models: tuple[ServedModel, ...] = (ServedModel(self, named),)
+        self.manager: ModelManager | None = None
+        """Loads and unloads the models; None for a single model."""
+        if sources is not None:
+            self.models = tuple(ServedModel(self, (name,), source) for name, source in sources.items())
+            self.manager = ModelManager(self.models, limits or ModelsConfig())
+            self.phase = "ready"
 
     def ready(self, engine: ServingEngine, sampling_defaults: SamplingParams | None = None) -> None:
-        """Enter the phase "ready": the engine is loaded and takes requests from now on."""
-        self._engine = engine
-        self.metrics.set_context(engine.max_context)
-        self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
-        self.token_cache = TokenCache() if engine.caches_prefixes else None
-        self.chat_marks = _chat_marks(self.config, engine)
+        """Enter the phase "ready": the single model's engine is loaded and takes requests from now on."""
+        model = self.models[0]
+        model.loaded(engine, sampling_defaults, self.sink)
+        model.names = model.names or (model_name(engine.info.model),)
         if self.phase == "loading":
             self.phase = "ready"
 
     def close(self) -> None:
-        """Stop the threads and the process that prepare requests."""
-        self.threads.close()
-        self.body_worker.close()
-        if self.spans is not None:
-            self.spans.close()
-
-    @cached_property
-    def crossing(self) -> Crossing:
-        """The crossing, created on the event loop that asks first (the application has only one)."""
-        return Crossing()
+        if self.manager is not None:
+            self.manager.close()
+        super().close()
 
     @property
-    def loaded_engine(self) -> ServingEngine | None:
-        return self._engine
+    def loaded_models(self) -> list[ServedModel]:
+        """Models with an engine, most recently used first."""
+        found = [model for model in self.models if model.loaded_engine is not None]
+        return sorted(found, key=lambda model: -model.last_used_s)
 
     @property
-    def engine(self) -> ServingEngine:
-        """The engine, for endpoints that need it. ApiError 503 while it loads or drains."""
-        if self.phase == "draining":
-            message = "the server is shutting down and takes no new requests; send it to another one or later"
-            raise unavailable(message, "server_draining", 5)
-        return self.engine_while_draining
+    def default(self) -> ServedModel:
+        """The model of requests that name none."""
+        return self.models[0]
 
     @property
-    def engine_while_draining(self) -> ServingEngine:
-        """The engine, for queries that compute nothing. ApiError 503 while it loads."""
-        if self._engine is None:
-            raise unavailable(
-                "the model is still loading; /health tells when it is ready", "model_loading", 2
-            )
-        return self._engine
+    def max_context(self) -> int:
+        """Longest context of a request that may be for any model. ApiError 503 if none can be served now."""
+        if self.manager is None:
+            return self.default.engine.max_context
+        self.refuse_while_draining()
+        return self.manager.max_context
 
-    @property
-    def tokenizer(self) -> ServingTokenizer:
-        """The engine's tokenizer, bounded for texts that are too long. ApiError 503 as `engine`."""
-        return cast(ServingTokenizer, BoundedTokenizer(self.engine.tokenizer, self.engine.max_context))
+    def find(self, name: str | None) -> ServedModel:
+        """The model of this name; None means the default. ApiError 404 for an unknown name, unless any is accepted."""
+        if name is None or _ANY_NAME in self._given_names:
+            return self.default
+        for model in self.models:
+            if name in model.names:
+                return model
+        served = ", ".join(repr(each) for model in self.models for each in model.names)
+        raise ApiError(
+            404,
+            f"the model {name[:200]!r} does not exist here; this server serves {served}; "
+            + (
+                f"--served-model-name gives it more names, and --served-model-name '{_ANY_NAME}' any name"
+                if self.manager is None
+                else "start it with further models to serve more"
+            ),
+            param="model",
+            code="model_not_found",
+        )
+
+    def queried(self, request: Request) -> ServedModel:
+        """The model that a query's `?model=` names, else the one used last. ApiError 404 for an unknown name."""
+        name = request.query_params.get("model")
+        return self.find(name) if name else next(iter(self.loaded_models), self.default)
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str | None, keep_alive_s: float | None = None) -> AsyncIterator[ServedModel]:
+        """The model of a request, loaded, and not unloaded inside the block. Waits while it loads.
+
+        keep_alive_s: how long it stays loaded after this request if nothing else needs the memory; inf: for ever.
+
+        Raises:
+            ApiError: 404 for an unknown name, 429 if too many requests wait, 503 if it cannot be loaded or used now.
+        """
+        model = self.find(name)
+        if self.manager is None:
+            _ = model.engine  # refuses while it loads or drains
+            yield model
+            return
+        self.refuse_while_draining()
+        async with self.manager.holding(model, keep_alive_s):
+            yield model
 
     @cached_property
     def _given_names(self) -> tuple[str, ...]:
         """The names of --served-model-name, without duplicates."""
         given = ",".join(self.config.served_model_name)
         return tuple(dict.fromkeys(name.strip() for name in given.split(","))) if given else ()
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """The listed names: those of --served-model-name, else that of the model's directory or file."""
-        given = tuple(name for name in self._given_names if name != _ANY_NAME)
-        if given:
-            return given
-        return () if self._engine is None else (model_name(self._engine.info.model),)
-
-    @property
-    def model_name(self) -> str:
-        """The first model name, used in answers and records."""
-        return next(iter(self.model_names), "")
-
-    def check_model(self, name: str | None) -> None:
-        """Check a request's model name; None means the loaded model. ApiError 404 for an unknown name, unless any is
-        accepted."""
-        if name is not None and name not in self.model_names and _ANY_NAME not in self._given_names:
-            served = ", ".join(map(repr, self.model_names))
-            raise ApiError(
-                404,
-                f"the model {name[:200]!r} does not exist here; this server serves {served}; --served-model-name gives "
-                f"it more names, and --served-model-name '{_ANY_NAME}' any name",
-                param="model",
-                code="model_not_found",
-            )
-
-
-def _open_spans(endpoint: str | None) -> RequestSpans | None:
-    """ConfigError if OpenTelemetry is asked for and not installed."""
-    if endpoint is None:
-        return None
-    try:
-        from twofold.server.bridge.spans import otlp_spans
-    except ImportError as error:
-        raise ConfigError(
-            f"--otlp-endpoint was given, but OpenTelemetry cannot be imported ({error}); "
-            "install it: pip install 'twofold[otel]'"
-        ) from None
-    return otlp_spans(endpoint, __version__)
-
-
-def _chat_marks(config: ServerConfig, engine: ServingEngine) -> ChatMarks:
-    """Chat marks of the served model; --tool-call-parser and --reasoning-parser override them."""
-    shown = chat_marks(engine.info.architecture, engine.tokenizer.chat_template)
-    return chosen_marks(shown, config.tool_call_parser, config.reasoning_parser)

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from twofold.server.bridge.request_body import parse_body, translated
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.arrival import times_of
 from twofold.server.http.openapi import answers, body_of
 from twofold.server.ollama.answer_schemas import OllamaEmbedded, OllamaEmbedding
-from twofold.server.ollama.model_card import served_name
+from twofold.server.ollama.keep_alive import using_model
 from twofold.server.ollama.schemas import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from twofold.server.pooling.answers import F32, Tokenise, answer_pooled, embedding_of
 from twofold.server.pooling.embeddings import places
@@ -28,49 +29,56 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/embed", openapi_extra=body_of(OllamaEmbedRequest), responses=answers(OllamaEmbedded))
     async def embed(request: Request) -> Response:
         body = await parse_body(request, OllamaEmbedRequest, state)
-        state.check_model(served_name(state, body.model))
-
-        def write(vectors: list[F32], num_tokens: int) -> bytes:
-            nanoseconds = int((time.perf_counter() - times_of(request.scope).received) * 1e9)
-            answer = {
-                "model": body.model,
-                "embeddings": [vector.tolist() for vector in vectors],
-                "total_duration": nanoseconds,
-                "load_duration": 0,
-                "prompt_eval_count": num_tokens,
-            }
-            return json.dumps(answer).encode()
-
-        if not body.input:  # clients load a model so
-            return Response(write([], 0), media_type="application/json")
-        fields = {"input": body.input, "truncate_prompt_tokens": None if body.truncate is False else -1}
-        asked = translated(EmbeddingRequest, fields | {"dimensions": body.dimensions or None}, state)
-        pooling = embedding_of(state.engine.pooling, dimensions=asked.dimensions, normalise=True)
-        return await answer_pooled(
-            request, state, asked, pooling, _tokeniser(asked), write, endpoint="embeddings"
-        )
+        async with using_model(state, body) as model:
+            return await _embed(request, model, body)
 
     @routes.post(
         "/embeddings", openapi_extra=body_of(OllamaEmbeddingsRequest), responses=answers(OllamaEmbedding)
     )
     async def embeddings(request: Request) -> Response:
         body = await parse_body(request, OllamaEmbeddingsRequest, state)
-        state.check_model(served_name(state, body.model))
-        if not body.prompt:
-            return JSONResponse({"embedding": []})
-        fields = {"input": body.prompt, "truncate_prompt_tokens": -1}
-        asked = translated(EmbeddingRequest, fields, state)
-
-        def write(vectors: list[F32], num_tokens: int) -> bytes:
-            return json.dumps({"embedding": vectors[0].tolist()}).encode()
-
-        # Ollama normalises the newer route's vectors alone.
-        pooling = embedding_of(state.engine.pooling, normalise=False)
-        return await answer_pooled(
-            request, state, asked, pooling, _tokeniser(asked), write, endpoint="embeddings"
-        )
+        async with using_model(state, body) as model:
+            return await _embeddings(request, model, body)
 
     return routes
+
+
+async def _embed(request: Request, model: ServedModel, body: OllamaEmbedRequest) -> Response:
+    def write(vectors: list[F32], num_tokens: int) -> bytes:
+        nanoseconds = int((time.perf_counter() - times_of(request.scope).received) * 1e9)
+        answer = {
+            "model": body.model,
+            "embeddings": [vector.tolist() for vector in vectors],
+            "total_duration": nanoseconds,
+            "load_duration": 0,
+            "prompt_eval_count": num_tokens,
+        }
+        return json.dumps(answer).encode()
+
+    if not body.input:  # clients load a model so
+        return Response(write([], 0), media_type="application/json")
+    fields = {"input": body.input, "truncate_prompt_tokens": None if body.truncate is False else -1}
+    asked = translated(EmbeddingRequest, fields | {"dimensions": body.dimensions or None}, model)
+    pooling = embedding_of(model.engine.pooling, dimensions=asked.dimensions, normalise=True)
+    return await answer_pooled(
+        request, model, asked, pooling, _tokeniser(asked), write, endpoint="embeddings"
+    )
+
+
+async def _embeddings(request: Request, model: ServedModel, body: OllamaEmbeddingsRequest) -> Response:
+    if not body.prompt:
+        return JSONResponse({"embedding": []})
+    fields = {"input": body.prompt, "truncate_prompt_tokens": -1}
+    asked = translated(EmbeddingRequest, fields, model)
+
+    def write(vectors: list[F32], num_tokens: int) -> bytes:
+        return json.dumps({"embedding": vectors[0].tolist()}).encode()
+
+    # Ollama normalises the newer route's vectors alone.
+    pooling = embedding_of(model.engine.pooling, normalise=False)
+    return await answer_pooled(
+        request, model, asked, pooling, _tokeniser(asked), write, endpoint="embeddings"
+    )
 
 
 def _tokeniser(asked: EmbeddingRequest) -> Tokenise:

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from twofold import __version__
 from twofold.server.bridge.request_body import parse_body, translated
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import ApiError, set_error_format
 from twofold.server.http.openapi import answers, body_of, lines_of
@@ -28,16 +29,18 @@ from twofold.server.ollama.answer_schemas import (
     OllamaVersion,
 )
 from twofold.server.ollama.formats import OllamaChat, OllamaGenerate, OllamaRaw, now
+from twofold.server.ollama.keep_alive import keep_alive_s, using_model
 from twofold.server.ollama.model_card import ollama_card, ollama_process, served_name
 from twofold.server.ollama.schemas import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
     OllamaOptions,
+    OllamaRequest,
     OllamaShowRequest,
 )
 from twofold.server.openai.completion_schema import CompletionRequest
-from twofold.server.openai.model_card import listed_names
+from twofold.server.openai.model_card import listed_models
 from twofold.server.openai.routes import answer_chat, answer_completion
 from twofold.server.openai.schemas import ChatRequest
 from twofold.server.openai.template_variables import thinking_variables
@@ -59,11 +62,12 @@ def router(state: ServerState) -> APIRouter:
     )
     async def chat(request: Request) -> Response:
         body = await parse_body(request, OllamaChatRequest, state)
-        fields = _fields(state, body)
         if not body.messages:
-            return _loaded(body, {"message": {"role": "assistant", "content": ""}})
-        fields |= {"tools": body.tools or None, "messages": _messages(body.messages)}
-        return await answer_chat(request, state, translated(ChatRequest, fields, state), OllamaChat)
+            return await _load(state, body, {"message": {"role": "assistant", "content": ""}})
+        async with using_model(state, body) as model:
+            fields = _fields(model, body)
+            fields |= {"tools": body.tools or None, "messages": _messages(body.messages)}
+            return await answer_chat(request, model, translated(ChatRequest, fields, model), OllamaChat)
 
     @routes.post(
         "/generate",
@@ -72,19 +76,10 @@ def router(state: ServerState) -> APIRouter:
     )
     async def generate(request: Request) -> Response:
         body = await parse_body(request, OllamaGenerateRequest, state)
-        fields = _fields(state, body)
         if not body.prompt:
-            return _loaded(body, {"response": ""})
-        if body.raw:
-            # OpenAI's default there is 16 tokens.
-            fields.setdefault("max_tokens", state.engine.max_context)
-            fields["logprobs"] = fields.pop("top_logprobs", None)
-            raw = translated(CompletionRequest, fields | {"prompt": body.prompt}, state)
-            return await answer_completion(request, state, raw, OllamaRaw)
-        messages = [{"role": "system", "content": body.system}] if body.system else []
-        messages.append({"role": "user", "content": body.prompt})
-        asked = translated(ChatRequest, fields | {"messages": messages}, state)
-        return await answer_chat(request, state, asked, OllamaGenerate, context=body.context or ())
+            return await _load(state, body, {"response": ""})
+        async with using_model(state, body) as model:
+            return await _generate(request, model, body)
 
     _add_queries(routes, state)
     return routes
@@ -94,11 +89,12 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
     @routes.get("/tags", response_model=None, responses=answers(OllamaModelList))
     @routes.head("/tags", include_in_schema=False)
     async def tags() -> dict[str, Any]:
-        return {"models": [ollama_card(state, name) for name in listed_names(state)]}
+        return {"models": [ollama_card(model, name) for model, name in listed_models(state)]}
 
     @routes.get("/ps", response_model=None, responses=answers(OllamaProcessList))
-    async def loaded() -> dict[str, Any]:
-        return {"models": [ollama_process(state, name) for name in listed_names(state)]}
+    async def processes() -> dict[str, Any]:
+        loaded = [(model, name) for model, name in listed_models(state) if model.state == "loaded"]
+        return {"models": [ollama_process(state, model, name) for model, name in loaded]}
 
     @routes.post(
         "/show",
@@ -108,8 +104,7 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
     )
     async def show(request: Request) -> dict[str, Any]:
         body = await parse_body(request, OllamaShowRequest, state)
-        state.check_model(served_name(state, body.model or body.name or ""))
-        return _shown(state)
+        return _shown(state.find(served_name(state, body.model or body.name or "")))
 
     @routes.get("/version", response_model=None, responses=answers(OllamaVersion))
     @routes.head("/version", include_in_schema=False)
@@ -117,11 +112,23 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
         return {"version": OLLAMA_VERSION, "twofold_version": __version__}
 
 
-def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
+async def _generate(request: Request, model: ServedModel, body: OllamaGenerateRequest) -> Response:
+    fields = _fields(model, body)
+    if body.raw:
+        # OpenAI's default there is 16 tokens.
+        fields.setdefault("max_tokens", model.engine.max_context)
+        fields["logprobs"] = fields.pop("top_logprobs", None)
+        raw = translated(CompletionRequest, fields | {"prompt": body.prompt}, model)
+        return await answer_completion(request, model, raw, OllamaRaw)
+    messages = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": body.prompt or ""})
+    asked = translated(ChatRequest, fields | {"messages": messages}, model)
+    return await answer_chat(request, model, asked, OllamaGenerate, context=body.context or ())
+
+
+def _fields(model: ServedModel, body: OllamaRequest) -> dict[str, Any]:
     """Fields common to both of OpenAI's requests."""
-    name = served_name(state, body.model)
-    state.check_model(name)
-    fields: dict[str, Any] = {"model": name, "stream": body.stream is not False, "return_speed": True}
+    fields: dict[str, Any] = {"model": model.name, "stream": body.stream is not False, "return_speed": True}
     options = body.options or OllamaOptions()
     fields |= options.passed_on() | {name: getattr(options, name) for name in _REFUSED_THERE}
     fields["repetition_penalty"] = options.repeat_penalty
@@ -133,7 +140,7 @@ def _fields(state: ServerState, body: OllamaChatRequest | OllamaGenerateRequest)
         schema = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
         fields["response_format"] = {"type": "json_object"} if body.format == "json" else schema
     if body.think is not None:
-        fields |= _thinking(state, body.think)
+        fields |= _thinking(model, body.think)
     return {field: value for field, value in fields.items() if value is not None}
 
 
@@ -167,29 +174,35 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     return messages
 
 
-def _thinking(state: ServerState, think: bool | str) -> dict[str, Any]:
+def _thinking(model: ServedModel, think: bool | str) -> dict[str, Any]:
     """Thinking fields by the variable that the model's template reads; thinking without a switch can be left out of the
     answer."""
     if isinstance(think, str):
         return {"reasoning_effort": think}
     said = {} if think else {"include_reasoning": False}
-    variables = thinking_variables(state.tokenizer, think)
+    variables = thinking_variables(model.tokenizer, think)
     if variables:
         return said | {"chat_template_kwargs": variables}
-    if think and state.chat_marks.reasoning_parser is None:
-        raise ApiError(400, f"{state.model_name!r} does not support thinking; leave think out", param="think")
+    if think and model.chat_marks.reasoning_parser is None:
+        raise ApiError(400, f"{model.name!r} does not support thinking; leave think out", param="think")
     return said
 
 
-def _loaded(body: OllamaChatRequest | OllamaGenerateRequest, empty: dict[str, Any]) -> Response:
-    """The answer to an empty request, by which clients load or unload a model; here the model stays loaded."""
-    done = {"done": True, "done_reason": "unload" if body.keep_alive in (0, "0") else "load"}
+async def _load(state: ServerState, body: OllamaRequest, empty: dict[str, Any]) -> Response:
+    """The answer to an empty request, by which clients load or unload a model."""
+    unloads = body.keep_alive is not None and keep_alive_s(body) == 0
+    if unloads and state.manager is not None:
+        state.manager.unload(state.find(served_name(state, body.model)))
+    else:
+        async with using_model(state, body):
+            pass
+    done = {"done": True, "done_reason": "unload" if unloads else "load"}
     return JSONResponse({"model": body.model, "created_at": now()} | empty | done)
 
 
-def _shown(state: ServerState) -> dict[str, Any]:
-    card, engine = ollama_card(state, state.model_name), state.engine
-    defaults = state.sampling_defaults
+def _shown(model: ServedModel) -> dict[str, Any]:
+    card, engine = ollama_card(model, model.name), model.loaded_engine
+    defaults = model.sampling_defaults
     parameters = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,
@@ -197,18 +210,15 @@ def _shown(state: ServerState) -> dict[str, Any]:
         "min_p": defaults.min_p,
         "repeat_penalty": defaults.repetition_penalty,
     }
-    family = engine.info.architecture
+    family = card["details"]["family"]
+    context = {} if model.description is None else {f"{family}.context_length": model.description.max_context}
     return {
         "license": "",
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in parameters.items()),
-        "template": engine.tokenizer.chat_template or "",
+        "template": "" if engine is None else engine.tokenizer.chat_template or "",
         "details": card["details"],
-        "model_info": {
-            "general.architecture": family,
-            "general.basename": state.model_name,
-            f"{family}.context_length": engine.max_context,
-        },
+        "model_info": {"general.architecture": family, "general.basename": model.name, **context},
         "capabilities": card["capabilities"],
         "modified_at": card["modified_at"],
     }

@@ -53,7 +53,9 @@ class OllamaOptions(PassedSampling):
     typical_p: float | None = None
 
 
-class _Shared(Body):
+class OllamaRequest(Body):
+    """Fields of both requests."""
+
     model: Annotated[str, Field(min_length=1, max_length=512)]
     stream: bool | None = None
     """Streams by default."""
@@ -62,21 +64,21 @@ class _Shared(Body):
     """"json" or a schema."""
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: float | str | None = None
-    """Ignored: the model stays loaded."""
+    """How long the model stays loaded afterwards; a single model always does."""
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     """Used with `logprobs` only."""
     images: _NoImages = None  # type: ignore[valid-type]
 
 
-class OllamaChatRequest(_Shared):
+class OllamaChatRequest(OllamaRequest):
     """Body of POST /api/chat."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
-class OllamaGenerateRequest(_Shared):
+class OllamaGenerateRequest(OllamaRequest):
     """Body of POST /api/generate."""
 
     prompt: Text | None = None
@@ -100,7 +102,7 @@ class _Embedded(Body):
     options: OllamaOptions | None = None
     """Ignored: nothing is sampled."""
     keep_alive: float | str | None = None
-    """Ignored: the model stays loaded."""
+    """How long the model stays loaded afterwards; a single model always does."""
 
 
 class OllamaEmbedRequest(_Embedded):

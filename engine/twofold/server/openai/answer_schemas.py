@@ -11,14 +11,23 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 
+class ModelStatus(TypedDict):
+    """llama.cpp's. A model that failed to load is unloaded: the next request loads it again."""
+
+    value: Literal["unloaded", "loading", "loaded", "unloading"]
+    failed: NotRequired[Literal[True]]
+    reason: NotRequired[str]
+
+
 class Model(TypedDict):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: int | None
     root: str
     parent: None
+    status: ModelStatus
     type: Literal["model"]
     display_name: str
     created_at: str

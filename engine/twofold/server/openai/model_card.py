@@ -5,31 +5,42 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.weights.gguf_file import model_name
 
 
-def listed_names(state: ServerState) -> tuple[str, ...]:
-    """The listed model names. ApiError 503 while there is no engine."""
-    return state.model_names if state.engine else ()
+def listed_models(state: ServerState) -> list[tuple[ServedModel, str]]:
+    """The listed models, once per name. ApiError 503 while the single model loads, and while draining."""
+    _ = state.max_context
+    return [(model, name) for model in state.models for name in model.names]
 
 
-def openai_card(state: ServerState, name: str) -> dict[str, Any]:
-    """OpenAI's and vLLM's fields, and those that Anthropic's clients need: they use the same path."""
-    engine = state.engine
+def openai_card(model: ServedModel, name: str) -> dict[str, Any]:
+    """OpenAI's and vLLM's fields, llama.cpp's status, and the fields of Anthropic's clients, who use the same path."""
+    started_s = model.server.started_s
+    description = model.description
     return {
         "id": name,
         "object": "model",
-        "created": int(state.started_s),
+        "created": int(started_s),
         "owned_by": "twofold",
-        "max_model_len": engine.max_context,
-        "root": model_name(engine.info.model),
+        "max_model_len": None if description is None else description.max_context,
+        "root": model_name(model.path),
         "parent": None,
+        "status": _status(model),
         "type": "model",
         "display_name": name,
-        "created_at": rfc3339(state.started_s),
+        "created_at": rfc3339(started_s),
         "lifecycle": "active",
     }
+
+
+def _status(model: ServedModel) -> dict[str, Any]:
+    """The state under llama.cpp's names: a model that failed is unloaded, as the next request loads it again."""
+    if model.state != "failed":
+        return {"value": model.state}
+    return {"value": "unloaded", "failed": True, "reason": model.problem}
 
 
 def rfc3339(unix_s: float) -> str:

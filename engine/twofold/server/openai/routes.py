@@ -18,6 +18,7 @@ from twofold.server.bridge.answered import SETTINGS, AnsweredRequest, note_answe
 from twofold.server.bridge.crossing import AnswerStream, RequestPlan, submit
 from twofold.server.bridge.protocol import Prompt
 from twofold.server.bridge.request_body import parse_body
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.arrival import times_of
 from twofold.server.http.openapi import answers, body_of, events_of
@@ -52,7 +53,8 @@ def router(state: ServerState) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         body = await parse_body(request, ChatRequest, state)
-        return await answer_chat(request, state, body, ChatFormat)
+        async with state.using(body.model) as model:
+            return await answer_chat(request, model, body, ChatFormat)
 
     @routes.post(
         "/completions",
@@ -61,14 +63,15 @@ def router(state: ServerState) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
-        return await answer_completion(request, state, body, CompletionFormat)
+        async with state.using(body.model) as model:
+            return await answer_completion(request, model, body, CompletionFormat)
 
     return routes
 
 
 async def answer_chat(
     request: Request,
-    state: ServerState,
+    model: ServedModel,
     body: ChatRequest,
     make_format: Callable[..., ChatFormat],
     *,
@@ -76,14 +79,14 @@ async def answer_chat(
 ) -> Response:
     """Answer a conversation, in any API's format; `context`: tokens placed before it."""
     times = times_of(request.scope)
-    tokenizer = state.tokenizer
-    marks = state.chat_marks
+    tokenizer = model.tokenizer
+    marks = model.chat_marks
     reading = ChatReading.of(body, marks, tokenizer)
 
     def tokenise() -> list[Prompt]:
         # Models without records can resume a conversation at any position.
-        with_turn_ends = state.engine.stats().num_records > 0
-        cache = state.token_cache
+        with_turn_ends = model.engine.stats().num_records > 0
+        cache = model.token_cache
         prompts = chat_prompts(
             body,
             tokenizer,
@@ -92,10 +95,10 @@ async def answer_chat(
             cache=cache,
             on_rendered=partial(times.mark, "template"),
         )
-        prompts = with_prediction(prompts, body, tokenizer, state.engine.max_context)
+        prompts = with_prediction(prompts, body, tokenizer, model.engine.max_context)
         return [continuing(context, prompt, tokenizer) for prompt in prompts] if context else prompts
 
-    plan = _plan(state, body, tokenise, times, endpoint="chat.completions")
+    plan = _plan(model, body, tokenise, times, endpoint="chat.completions")
     plan = replace(
         plan,
         template=replace(plan.template, shown_tokens=reading.shown_tokens),
@@ -109,20 +112,20 @@ async def answer_chat(
         ),
         end_tokens=reading.end_tokens,
     )
-    return await _answer(state, body, plan, partial(make_format, reading=reading), scope=request.scope)
+    return await _answer(model, body, plan, partial(make_format, reading=reading), scope=request.scope)
 
 
 async def answer_completion(
-    request: Request, state: ServerState, body: CompletionRequest, make_format: type[AnswerFormat]
+    request: Request, model: ServedModel, body: CompletionRequest, make_format: type[AnswerFormat]
 ) -> Response:
     """Complete a prompt, in any API's format."""
-    tokenise = partial(completion_prompts, body, state.tokenizer)
-    plan = _plan(state, body, tokenise, times_of(request.scope), endpoint="completions")
-    return await _answer(state, body, plan, make_format, scope=request.scope)
+    tokenise = partial(completion_prompts, body, model.tokenizer)
+    plan = _plan(model, body, tokenise, times_of(request.scope), endpoint="completions")
+    return await _answer(model, body, plan, make_format, scope=request.scope)
 
 
 def _plan(
-    state: ServerState,
+    model: ServedModel,
     body: SamplingFields,
     tokenise: Callable[[], list[Prompt]],
     times: RequestTimes,
@@ -130,55 +133,60 @@ def _plan(
     endpoint: str,
 ) -> RequestPlan:
     """The plan with what both endpoints have in common."""
-    bad_words = cache(lambda: bad_word_sequences(body.bad_words or (), state.engine.tokenizer))
+    bad_words = cache(lambda: bad_word_sequences(body.bad_words or (), model.engine.tokenizer))
     return RequestPlan(
         GenerationRequest(
-            model=state.model_name,
+            model=model.name,
             endpoint=endpoint,
             return_routed_experts=bool(body.return_routed_experts),
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
         ),
         tokenise,
-        lambda room: replace(body.sampling(state.sampling_defaults, room), bad_words=bad_words()),
+        lambda room: replace(body.sampling(model.sampling_defaults, room), bad_words=bad_words()),
         lambda prompt: body.constraint,
         times=times,
     )
 
 
 async def _answer(
-    state: ServerState,
+    model: ServedModel,
     body: SamplingFields,
     plan: RequestPlan,
     make_format: Callable[..., AnswerFormat],
     *,
     scope: Scope,
 ) -> Response:
-    state.check_model(body.model)
-    engine = state.engine
+    engine = model.engine
     timers = [
         timer
         for _ in range(body.num_prompts)
-        for timer in state.metrics.begin(body.num_candidates, plan.times)
+        for timer in model.metrics.begin(body.num_candidates, plan.times)
     ]
     request_id = f"{_ID_PREFIXES[plan.template.endpoint]}-{uuid.uuid4().hex}"
-    if state.spans is not None:
+    if model.server.spans is not None:
         settings = {name: value for name in SETTINGS if (value := getattr(body, name)) is not None}
         note_answered(
             scope,
             AnsweredRequest(
                 request_id,
                 plan.template.endpoint,
-                model=state.model_name,
+                model=model.name,
                 asked_model=body.model,
                 settings=settings,
                 timers=timers,
                 answers_per_prompt=body.num_candidates,
             ),
         )
-    answer = AnswerStream(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
-    prompts = await submit(plan, answer, state.threads)
-    state.answers.add(answer)
-    asked = Asked(request_id, state.model_name, body, prompts=prompts, tokenizer=engine.tokenizer)
+    answer = AnswerStream(
+        engine, model.server.crossing, request_id, len(timers), on_close=model.answer_closed
+    )
+    model.answers.add(answer)
+    try:
+        prompts = await submit(plan, answer, model.server.threads)
+    except BaseException:
+        model.answer_closed(answer)
+        raise
+    asked = Asked(request_id, model.name, body, prompts=prompts, tokenizer=engine.tokenizer)
     respond = StreamedAnswer if body.stream else WholeAnswer
     return respond(answer, make_format(asked), timers)

@@ -32,18 +32,18 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/tokenize", openapi_extra=body_of(TokenizeRequest), responses=answers(Tokenized))
     async def tokenize(request: Request) -> Response:
         body = (await parse_body(request, TokenizeRequest, state)).root
-        state.check_model(body.model)
-        tokenizer, max_context = state.tokenizer, state.engine.max_context
-        marks = state.chat_marks
         param = "messages" if isinstance(body, TokenizeChatRequest) else "prompt"
-        return await _answer(state, lambda: _tokenized(body, tokenizer, marks, max_context), param)
+        async with state.using(body.model) as model:
+            tokenizer, max_context = model.tokenizer, model.engine.max_context
+            marks = model.chat_marks
+            return await _answer(state, lambda: _tokenized(body, tokenizer, marks, max_context), param)
 
     @routes.post("/detokenize", openapi_extra=body_of(DetokenizeRequest), responses=answers(Detokenized))
     async def detokenize(request: Request) -> Response:
         body = await parse_body(request, DetokenizeRequest, state)
-        state.check_model(body.model)
-        tokenizer = state.tokenizer
-        return await _answer(state, lambda: _detokenized(body.tokens, tokenizer), "tokens")
+        async with state.using(body.model) as model:
+            tokenizer = model.tokenizer
+            return await _answer(state, lambda: _detokenized(body.tokens, tokenizer), "tokens")
 
     return routes
 

@@ -25,7 +25,7 @@ from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.server.bridge.connected import ConnectedAnswer
 from twofold.server.bridge.crossing import AnswerStream
 from twofold.server.bridge.metrics import RequestTimer
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.http import errors as api_errors
 from twofold.server.http.arrival import times_of
 from twofold.server.http.errors import ApiError, wrong_field
@@ -41,7 +41,7 @@ Tokenise = Callable[[InputTokens], dict[str, tuple[int, ...]]]
 
 async def answer_pooled(
     request: Request,
-    state: ServerState,
+    model: ServedModel,
     body: PooledFields,
     pooling: Pooling,
     tokenise: Tokenise,
@@ -50,10 +50,10 @@ async def answer_pooled(
     endpoint: str,
 ) -> Response:
     """Pool the inputs of a request and answer with what `write` makes of them; it and `tokenise` run on threads."""
-    engine, times = state.engine, times_of(request.scope)
+    engine, times = model.engine, times_of(request.scope)
     limit = body.truncate_prompt_tokens
     reader = InputTokens(
-        state.tokenizer if limit is None else engine.tokenizer, engine.max_context, truncated_to=limit
+        model.tokenizer if limit is None else engine.tokenizer, engine.max_context, truncated_to=limit
     )
 
     def work() -> dict[str, tuple[int, ...]]:
@@ -62,33 +62,34 @@ async def answer_pooled(
         times.mark("tokenise")
         return found
 
-    prompts = await state.threads.tokenise(work, param="input")
+    prompts = await model.server.threads.tokenise(work, param="input")
     request_id = f"{endpoint}-{uuid.uuid4().hex}"
-    timers = [timer for _ in prompts for timer in state.metrics.begin(1, times)]
-    answer = AnswerStream(engine, state.crossing, request_id, len(prompts), on_close=state.answers.discard)
+    timers = [timer for _ in prompts for timer in model.metrics.begin(1, times)]
+    crossing = model.server.crossing
+    answer = AnswerStream(engine, crossing, request_id, len(prompts), on_close=model.answer_closed)
     template = GenerationRequest(
-        model=state.model_name,
+        model=model.name,
         endpoint=endpoint,
         sampling=SamplingParams(max_tokens=0),
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
-        after_step=state.crossing.wake,
+        after_step=crossing.wake,
         times=times,
         pooling=pooling,
     )
-    pooled = PooledAnswer(answer, timers, _Queue(answer, template, prompts), partial(_write, state, write))
+    pooled = PooledAnswer(answer, timers, _Queue(answer, template, prompts), partial(_write, model, write))
     try:
         pooled.queue.submit_some()
     except BaseException:
         answer.close()
         raise
-    state.answers.add(answer)
+    model.answers.add(answer)
     return pooled
 
 
-async def _write(state: ServerState, write: Write, vectors: list[F32], num_tokens: int) -> bytes:
+async def _write(model: ServedModel, write: Write, vectors: list[F32], num_tokens: int) -> bytes:
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(state.threads.tokenisers, write, vectors, num_tokens)
+    return await loop.run_in_executor(model.server.threads.tokenisers, write, vectors, num_tokens)
 
 
 class _Queue:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from twofold.server.bridge.request_body import parse_body
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.errors import wrong_field
 from twofold.server.http.openapi import answers, body_of
@@ -26,38 +27,41 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/embeddings", openapi_extra=body_of(EmbeddingRequest), responses=answers(Embeddings))
     async def embeddings(request: Request) -> Response:
         body = await parse_body(request, EmbeddingRequest, state)
-        state.check_model(body.model)
-        model = state.engine.pooling
-        before = _prompt(state, body.prompt_name)
-        adds = body.add_special_tokens is not False
-
-        def tokenise(tokens: InputTokens) -> dict[str, tuple[int, ...]]:
-            return {
-                where: tokens.encode(_after(before, text, where), where, add_special_tokens=adds)
-                for where, text in places("input", body.inputs).items()
-            }
-
-        def write(vectors: list[F32], num_tokens: int) -> bytes:
-            return json.dumps(
-                {
-                    "object": "list",
-                    "data": [
-                        {
-                            "object": "embedding",
-                            "index": index,
-                            "embedding": _encoded(vector, body.encoding_format),
-                        }
-                        for index, vector in enumerate(vectors)
-                    ],
-                    "model": state.model_name,
-                    "usage": usage(num_tokens),
-                }
-            ).encode()
-
-        pooling = embedding_of(model, dimensions=body.dimensions, normalise=body.normalize)
-        return await answer_pooled(request, state, body, pooling, tokenise, write, endpoint="embeddings")
+        async with state.using(body.model) as model:
+            return await _answer(request, model, body)
 
     return routes
+
+
+async def _answer(request: Request, model: ServedModel, body: EmbeddingRequest) -> Response:
+    before = _prompt(model, body.prompt_name)
+    adds = body.add_special_tokens is not False
+
+    def tokenise(tokens: InputTokens) -> dict[str, tuple[int, ...]]:
+        return {
+            where: tokens.encode(_after(before, text, where), where, add_special_tokens=adds)
+            for where, text in places("input", body.inputs).items()
+        }
+
+    def write(vectors: list[F32], num_tokens: int) -> bytes:
+        return json.dumps(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "object": "embedding",
+                        "index": index,
+                        "embedding": _encoded(vector, body.encoding_format),
+                    }
+                    for index, vector in enumerate(vectors)
+                ],
+                "model": model.name,
+                "usage": usage(num_tokens),
+            }
+        ).encode()
+
+    pooling = embedding_of(model.engine.pooling, dimensions=body.dimensions, normalise=body.normalize)
+    return await answer_pooled(request, model, body, pooling, tokenise, write, endpoint="embeddings")
 
 
 def places(field: str, inputs: list[Any]) -> dict[str, Any]:
@@ -69,8 +73,8 @@ def usage(num_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-def _prompt(state: ServerState, name: str | None) -> str:
-    prompts = state.engine.pooling.prompts
+def _prompt(model: ServedModel, name: str | None) -> str:
+    prompts = model.engine.pooling.prompts
     if name is None:
         return ""
     if name not in prompts:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from twofold.api.errors import RequestError
 from twofold.api.pooling import Pooling
 from twofold.server.bridge.request_body import parse_body
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http.openapi import answers, body_of
 from twofold.server.pooling.answer_schemas import Reranked, Scores
@@ -37,34 +38,13 @@ def router(state: ServerState) -> APIRouter:
 
     async def rerank(request: Request) -> Response:
         body = await parse_body(request, RerankRequest, state)
-        state.check_model(body.model)
-        limit = body.max_tokens_per_doc
-
-        def pairs(tokens: InputTokens) -> Pairs:
-            return [(body.query, tokens.cut(text, limit)) for text in body.texts]
-
-        def write(scores: list[float], num_tokens: int) -> dict[str, object]:
-            return _reranked(state, body, scores, num_tokens)
-
-        return await _answer_pairs(request, state, body, pairs, write, ("query", "documents"))
+        async with state.using(body.model) as model:
+            return await _rerank(request, model, body)
 
     async def score(request: Request) -> Response:
         body = await parse_body(request, ScoreRequest, state)
-        state.check_model(body.model)
-
-        def write(scores: list[float], num_tokens: int) -> dict[str, object]:
-            return {
-                "id": f"score-{uuid.uuid4().hex}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": state.model_name,
-                "data": [{"index": n, "object": "score", "score": each} for n, each in enumerate(scores)],
-                "usage": usage(num_tokens),
-            }
-
-        return await _answer_pairs(
-            request, state, body, lambda tokens: body.pairs, write, ("text_1", "text_2")
-        )
+        async with state.using(body.model) as model:
+            return await _score(request, model, body)
 
     for path in rerank_paths:
         routes.post(path, openapi_extra=body_of(RerankRequest), responses=answers(Reranked))(rerank)
@@ -73,8 +53,34 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
+async def _rerank(request: Request, model: ServedModel, body: RerankRequest) -> Response:
+    limit = body.max_tokens_per_doc
+
+    def pairs(tokens: InputTokens) -> Pairs:
+        return [(body.query, tokens.cut(text, limit)) for text in body.texts]
+
+    def write(scores: list[float], num_tokens: int) -> dict[str, object]:
+        return _reranked(model, body, scores, num_tokens)
+
+    return await _answer_pairs(request, model, body, pairs, write, ("query", "documents"))
+
+
+async def _score(request: Request, model: ServedModel, body: ScoreRequest) -> Response:
+    def write(scores: list[float], num_tokens: int) -> dict[str, object]:
+        return {
+            "id": f"score-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model.name,
+            "data": [{"index": n, "object": "score", "score": each} for n, each in enumerate(scores)],
+            "usage": usage(num_tokens),
+        }
+
+    return await _answer_pairs(request, model, body, lambda tokens: body.pairs, write, ("text_1", "text_2"))
+
+
 def _reranked(
-    state: ServerState, body: RerankRequest, scores: list[float], num_tokens: int
+    model: ServedModel, body: RerankRequest, scores: list[float], num_tokens: int
 ) -> dict[str, object]:
     """The best documents first; equal ones in the request's order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
@@ -84,7 +90,7 @@ def _reranked(
             result["document"] = {"text": body.texts[index]}
     return {
         "id": f"rerank-{uuid.uuid4().hex}",
-        "model": state.model_name,
+        "model": model.name,
         "usage": usage(num_tokens),
         "results": results,
     }
@@ -92,14 +98,14 @@ def _reranked(
 
 async def _answer_pairs(
     request: Request,
-    state: ServerState,
+    served: ServedModel,
     body: RerankRequest | ScoreRequest,
     pairs: Callable[[InputTokens], Pairs],
     write: Callable[[list[float], int], dict[str, object]],
     fields: tuple[str, str],
 ) -> Response:
     """Score pairs of texts from these two fields of the request."""
-    model = state.engine.pooling
+    model = served.engine.pooling
     rows: list[tuple[int, int]] = []
     """Indices of the two vectors of each pair, where there is no classifier."""
 
@@ -126,15 +132,15 @@ async def _answer_pairs(
 
     pooling = embedding_of(model, normalise=True)
     if model.classifier is not None:
-        pooling = Pooling(tokens=_token_ids(state, model.classifier))
+        pooling = Pooling(tokens=_token_ids(served, model.classifier))
     work = embed if model.classifier is None else classify
-    return await answer_pooled(request, state, body, pooling, work, written, endpoint="rerank")
+    return await answer_pooled(request, served, body, pooling, work, written, endpoint="rerank")
 
 
-def _token_ids(state: ServerState, texts: Sequence[str]) -> tuple[int, ...]:
+def _token_ids(model: ServedModel, texts: Sequence[str]) -> tuple[int, ...]:
     ids = []
     for text in texts:
-        found = state.engine.tokenizer.token_id(text)
+        found = model.engine.tokenizer.token_id(text)
         if found is None:
             raise RequestError(
                 f"the classifier's token {text!r} is not in the vocabulary; give others as classifier_from_token of "

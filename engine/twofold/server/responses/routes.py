@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from twofold.api.errors import RequestError
 from twofold.api.types import Usage
 from twofold.server.bridge.request_body import parse_body, translated
+from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
@@ -64,38 +65,8 @@ def router(state: ServerState) -> APIRouter:
     )
     async def responses(request: Request) -> Response:
         body = await parse_body(request, ResponsesRequest, state)
-        state.check_model(body.model)
-        offer = offer_of(body.all_tools)
-        effort = _effort(state, body)
-        asked = AskedResponse(
-            body, offer, model=state.model_name, defaults=state.sampling_defaults, effort=effort
-        )
-        if not any(item.kind != "additional_tools" for item in body.items):
-            return _empty(asked)
-        functions, tool_choice = tool_choice_of(body, offer)
-        fields: dict[str, Any] = body.passed_on() | {name: getattr(body, name) for name in _SAME}
-        fields |= {
-            "messages": messages_of(body, state.tokenizer),
-            "max_tokens": body.max_output_tokens,
-            "logprobs": body.wants_logprobs or None,
-            "tools": functions or None,
-            "tool_choice": tool_choice,
-            "response_format": _response_format(body),
-            "reasoning_effort": effort,
-        }
-        try:
-            chat = translated(ChatRequest, fields, state)
-        except ApiError as error:
-            raise _renamed(error) from None
-        try:
-            make_format = functools.partial(ResponsesFormat, response=asked)
-            return await answer_chat(request, state, chat, make_format)
-        except RequestError as error:
-            raise _renamed(api_errors.from_twofold(error)) from None
-        except ApiError as error:
-            if body.stream and error.code == CONTEXT_LENGTH:
-                return _failed_stream(asked, _renamed(error))
-            raise _renamed(error) from None
+        async with state.using(body.model) as model:
+            return await _answer(request, model, body)
 
     @routes.get("/{response_id}")
     @routes.delete("/{response_id}")
@@ -110,6 +81,38 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
+async def _answer(request: Request, model: ServedModel, body: ResponsesRequest) -> Response:
+    offer = offer_of(body.all_tools)
+    effort = _effort(model, body)
+    asked = AskedResponse(body, offer, model=model.name, defaults=model.sampling_defaults, effort=effort)
+    if not any(item.kind != "additional_tools" for item in body.items):
+        return _empty(asked)
+    functions, tool_choice = tool_choice_of(body, offer)
+    fields: dict[str, Any] = body.passed_on() | {name: getattr(body, name) for name in _SAME}
+    fields |= {
+        "messages": messages_of(body, model.tokenizer),
+        "max_tokens": body.max_output_tokens,
+        "logprobs": body.wants_logprobs or None,
+        "tools": functions or None,
+        "tool_choice": tool_choice,
+        "response_format": _response_format(body),
+        "reasoning_effort": effort,
+    }
+    try:
+        chat = translated(ChatRequest, fields, model)
+    except ApiError as error:
+        raise _renamed(error) from None
+    try:
+        make_format = functools.partial(ResponsesFormat, response=asked)
+        return await answer_chat(request, model, chat, make_format)
+    except RequestError as error:
+        raise _renamed(api_errors.from_twofold(error)) from None
+    except ApiError as error:
+        if body.stream and error.code == CONTEXT_LENGTH:
+            return _failed_stream(asked, _renamed(error))
+        raise _renamed(error) from None
+
+
 def _not_stored(response_id: str) -> ApiError:
     return ApiError(
         404,
@@ -120,14 +123,14 @@ def _not_stored(response_id: str) -> ApiError:
     )
 
 
-def _effort(state: ServerState, body: ResponsesRequest) -> str | None:
+def _effort(model: ServedModel, body: ResponsesRequest) -> str | None:
     """The requested effort, if the model's template reads one in any form.
 
     Agents send an effort without knowing the model. A model that does not think runs without it, and the response then
     says null.
     """
     effort = body.reasoning.effort if body.reasoning is not None else None
-    return effort if reads_effort(state.tokenizer) else None
+    return effort if reads_effort(model.tokenizer) else None
 
 
 def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:

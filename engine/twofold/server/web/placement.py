@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -13,22 +14,25 @@ MAX_TOKENS: Final = 4096
 """Most tokens of one answer; later ones are left out."""
 
 
-def answer_placement(url: str, run_id: int | None, request_id: str) -> dict[str, Any] | None:
-    """Per generated token: experts by place and the time of its step; None if run `run_id` has no such
-    request (yet).
+def answer_placement(url: str, run_ids: Iterable[int | None], request_id: str) -> dict[str, Any] | None:
+    """Per generated token: experts by place and the time of its step; None if none of
+    these runs has such a request (yet).
 
     A token's entry belongs to the step that computed it, so entry 0 is the end of the prompt's computation. Tokens
     whose rows were dropped or removed have null. ConfigError if the database is unreadable.
     """
-    if run_id is None:
-        return None
     db = queries.open_database(url)
     try:
-        run = queries.find_run(db, run_id)
-        found = [
-            each for each in queries.requests(db, run, search=request_id) if each.request_id == request_id
-        ]
-        if not found:
+        for run_id in run_ids:
+            if run_id is None:
+                continue
+            run = queries.find_run(db, run_id)
+            found = [
+                each for each in queries.requests(db, run, search=request_id) if each.request_id == request_id
+            ]
+            if found:
+                break
+        else:
             return None
         first = found[0].prompt_tokens - 1
         tokens = queries.request_tokens(

@@ -45,10 +45,11 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/chat/placement/{request_id}", response_model=None)
     async def placement(request_id: str) -> dict[str, Any]:
+        runs = [model.sink.run_id for model in state.loaded_models if model.sink is not None]
         if state.sink is None or not state.sink.url:
             raise ApiError(404, "placements are recorded with --telemetry-url only", code="no_telemetry")
         try:
-            found = await asyncio.to_thread(answer_placement, state.sink.url, state.sink.run_id, request_id)
+            found = await asyncio.to_thread(answer_placement, state.sink.url, runs, request_id)
         except ConfigError as error:
             raise ApiError(503, str(error), code="telemetry_unreadable") from None
         if found is None:

@@ -51,8 +51,7 @@ class Database:
     def written_runs(self) -> set[int] | None:
         """Runs that a process is writing now; None if unknown."""
         if self.is_file:
-            run_id = database.written_run(Path(self.path))
-            return None if run_id is None else {run_id}
+            return database.written_runs(Path(self.path))
         from twofold.telemetry import postgres
 
         with contextlib.suppress(SQLAlchemyError), self.engine.connect() as connection:

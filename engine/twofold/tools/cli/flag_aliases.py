@@ -346,6 +346,9 @@ OTHER_SERVERS: Final = (
     _to("served_model_name", "-a", "--alias"),
     _to("admin_key", "--admin-api-key"),
     _ignored("answers, embeddings and reranking are all served", "--runner", "--convert", "--task"),
+    _ignored("a request always loads its model; --models-dir names the folder", "--models-autoload", nargs=0),
+    _refused("a request always loads its model", "--no-models-autoload", nargs=0),
+    _refused("all flags apply to all models", "--models-preset"),
     _to("otlp_endpoint", "--otlp-traces-endpoint", but="OTLP over HTTP, not over gRPC"),
 )
 """Flags of the servers of SGLang, vLLM and llama.cpp."""

@@ -6,12 +6,15 @@ import argparse
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold import __version__
 from twofold.api.addresses import is_loopback, without_password
-from twofold.api.config import ServerConfig, TelemetryConfig
+from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
+from twofold.api.errors import ConfigError
+from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.flag_aliases import SERVER, add_aliases
@@ -26,27 +29,38 @@ from twofold.tools.cli.model_options import (
 )
 
 if TYPE_CHECKING:
+    import socket
+
     from twofold.api.types import RunInfo, SamplingParams
     from twofold.engine import Engine
     from twofold.server.bridge.protocol import ServingEngine
+    from twofold.server.process import ServerProcess
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, ServerConfig)
     add_model_arguments(parser)
+    add_config_arguments(parser, ModelsConfig)
     add_aliases(parser, SERVER)
 
 
 def run(args: argparse.Namespace) -> int:
-    from twofold.server.bridge.sampling_defaults import sampling_defaults
-    from twofold.server.listening import bind
-    from twofold.server.process import ServerProcess
     from twofold.text.chat.marks import check_parsers
 
     # All checks that read no weights run first, before the server listens.
-    config = engine_config(args)
     server_config = from_namespace(ServerConfig, args)
+    limits = from_namespace(ModelsConfig, args)
     check_parsers(server_config.tool_call_parser, server_config.reasoning_parser)
+    return _run_several(args, server_config, limits) if limits.is_used else _run_single(args, server_config)
+
+
+def _run_single(args: argparse.Namespace, server_config: ServerConfig) -> int:
+    from twofold.server.bridge.sampling_defaults import sampling_defaults
+    from twofold.server.bridge.state import ServerState
+    from twofold.server.listening import bind
+    from twofold.server.process import ServerProcess
+
+    config = engine_config(args)
     telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
     # The seed is logged here too: the choices of one request draw with consecutive seeds.
     defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
@@ -54,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     loaded: list[Engine] = []
     try:
         listener = bind(server_config)
-        port = int(listener.getsockname()[1])
+        url = _url(server_config, listener)
 
         def load() -> tuple[ServingEngine, SamplingParams]:
             chosen, plan = fitted(args, config)
@@ -66,25 +80,96 @@ def run(args: argparse.Namespace) -> int:
             loaded.append(engine)
             return engine, defaults
 
-        def announce(engine: ServingEngine) -> None:
-            scheme = "https" if server_config.ssl_certfile else "http"
-            url = f"{scheme}://{_in_url(server_config.host)}:{port}/v1"
-            name = process.state.model_name
-            _write_line(
-                greeting(engine.info, name, url, telemetry_url=telemetry_url, server_config=server_config)
-            )
+        def announce() -> None:
+            name, info = state.default.name, loaded[0].info
+            _write_line(greeting(info, name, url, telemetry_url=telemetry_url, server_config=server_config))
 
-        process = ServerProcess(server_config, sink, load, on_ready=announce, on_drain=_announce_drain)
+        state = ServerState(server_config, sink)
+        process = ServerProcess(state, load, on_ready=announce, on_drain=_announce_drain)
         process.run(listener)
     finally:
         for engine in loaded:
             engine.close()
         if sink is not None:
             sink.close()
+    return _end(process)
+
+
+def _run_several(args: argparse.Namespace, server_config: ServerConfig, limits: ModelsConfig) -> int:
+    from twofold.device.finding import choose_accelerator
+    from twofold.engine.prefix.loading import open_store
+    from twofold.server.bridge.state import ServerState
+    from twofold.server.listening import bind
+    from twofold.server.process import ServerProcess
+    from twofold.tools.cli.hub.several_models import SharedByModels, completed, on_demand_models
+
+    telemetry = from_namespace(TelemetryConfig, args)
+    for flag, is_given in (
+        ("--served-model-name", server_config.served_model_name),
+        ("--record-routing", telemetry.record_routing),
+        ("--cache-state", getattr(args, "cache_state", None)),
+    ):
+        if is_given:
+            raise ConfigError(
+                f"{flag} was given with several models; it is for one model, so serve that alone"
+            )
+    config = from_namespace(EngineConfig, args)
+    limits = completed(limits, choose_accelerator(config.accelerator)[0].kind)
+    sink = open_telemetry(args)
+    store = open_store(config)
+    try:
+        shared = SharedByModels(limits, store, lambda: None if sink is None else sink.another_run())
+        sources = on_demand_models(args, shared)
+        listener = bind(server_config)
+        url = _url(server_config, listener)
+        state = ServerState(server_config, sink, sources, limits)
+
+        def announce() -> None:
+            _write_line(
+                "\n".join(_several_greeting(list(sources), limits, url, config, telemetry.telemetry_url))
+            )
+
+        process = ServerProcess(state, None, on_ready=announce, on_drain=_announce_drain)
+        process.run(listener)
+    finally:
+        if store is not None:
+            store.close()
+        if sink is not None:
+            sink.close()
+    return _end(process)
+
+
+def _end(process: ServerProcess) -> int:
     if process.is_still_loading:
         # Otherwise the interpreter would wait for native code of a model that is no longer needed.
         os._exit(0)
     return 0
+
+
+def _url(server_config: ServerConfig, listener: socket.socket) -> str:
+    scheme = "https" if server_config.ssl_certfile else "http"
+    return f"{scheme}://{_in_url(server_config.host)}:{listener.getsockname()[1]}/v1"
+
+
+def _several_greeting(
+    names: list[str], limits: ModelsConfig, url: str, config: EngineConfig, telemetry_url: str | None
+) -> Iterator[str]:
+    """What is served, and within which limits."""
+    memory = (limits.models_memory_bytes or 0) / 2**30
+    most = f"{limits.models_max} at a time" if limits.models_max else "as many as fit"
+    kept = config.prefix_cache_dir or "lost when a model is unloaded (--prefix-cache-dir keeps them)"
+    yield f"Twofold {__version__} is ready"
+    for label, text in (
+        ("models", f"{len(names)}, loaded on demand: {', '.join(names[:8])}{', …' if names[8:] else ''}"),
+        ("default", f"{names[0]}, for requests that name no model"),
+        ("loaded", f"{most}, within {memory:.2f} GiB of memory"),
+        ("prefixes", kept),
+        ("API", url),
+        ("chat", f"{url.removesuffix('/v1')}/ in a browser"),
+        ("telemetry", without_password(telemetry_url or "off (--telemetry-url records every decision)")),
+        ("stop", "Ctrl-C: running answers finish first; Ctrl-C again: stop at once"),
+    ):
+        yield f"  {label:<12} {text}"
 
 
 def greeting(

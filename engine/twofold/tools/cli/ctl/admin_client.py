@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import httpx
@@ -35,6 +35,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds to wait for an answer (default: 120)",
     )
+    group.add_argument("--model", metavar="NAME", help="which of several models (default: the one used last)")
     group.add_argument("--json", action="store_true", help="print the server's answer as JSON")
 
 
@@ -53,12 +54,15 @@ class AdminClient:
             raise ConfigError("--admin-key was given a key that is not printable ASCII")
         self._url = check_url(args.url, flag="--url", allow_remote=True)
         self._timeout_s = args.timeout
+        self._model = args.model
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
         given = {name: str(value) for name, value in query.items() if value is not None}
         return self.ask("GET", path, params=given)
 
-    def ask(self, method: str, path: str, body: object = None, **options: Any) -> dict[str, Any]:
+    def ask(
+        self, method: str, path: str, body: object = None, *, params: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """The answer's JSON.
 
         Raises:
@@ -74,7 +78,7 @@ class AdminClient:
                 headers={"Authorization": f"Bearer {self._key}"},
                 timeout=self._timeout_s,
                 trust_env=False,
-                **options,
+                params={**(params or {}), **({"model": self._model} if self._model else {})},
             )
             status, found = answer.status_code, answer.json()
         except (httpx.HTTPError, ValueError, RecursionError) as error:

@@ -1,0 +1,169 @@
+"""One model of the server: its names, its state, and its engine while it is loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
+
+from twofold.api.config import ServerConfig
+from twofold.api.types import SamplingParams
+from twofold.models.registry import chat_marks
+from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer
+from twofold.server.bridge.crossing import AnswerStream
+from twofold.server.bridge.metrics import Metrics
+from twofold.server.bridge.protocol import ServingEngine, ServingTokenizer
+from twofold.server.bridge.resources import ServerResources
+from twofold.server.bridge.sampling_defaults import OPENAI_DEFAULTS
+from twofold.server.bridge.token_cache import TokenCache
+from twofold.server.http.errors import unavailable
+from twofold.telemetry.sink import TelemetrySink
+from twofold.text.chat.marks import ChatMarks, chosen_marks
+
+ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What a model's files tell without loading it."""
+
+    architecture: str
+    max_context: int
+
+
+class LoadedModel(Protocol):
+    """A started engine, and all that ends with it."""
+
+    engine: ServingEngine
+    sampling_defaults: SamplingParams | None
+    num_bytes: int
+    """Memory that it takes."""
+    sink: TelemetrySink | None
+
+    def close(self) -> None:
+        """End the engine and free its memory. Blocks."""
+
+
+class ModelSource(Protocol):
+    """Loads one model. All methods block, and raise TwofoldError or OSError."""
+
+    path: str
+    """The model's directory or file, or its name on a hub."""
+
+    def describe(self) -> ModelDescription: ...
+
+    def required_bytes(self) -> int:
+        """Memory that the model takes when loaded. ConfigError, with what would fit, if it cannot fit alone."""
+        ...
+
+    def load(self) -> LoadedModel: ...
+
+
+class ServedModel:
+    """Changed on the event loop only."""
+
+    def __init__(
+        self, server: ServerResources, names: tuple[str, ...] = (), source: ModelSource | None = None
+    ) -> None:
+        """names: empty if the engine gives the name. source: None for an engine that is never unloaded."""
+        self.server = server
+        self.source = source
+        self.names = names
+        """The listed names."""
+        self.metrics = Metrics()
+        self.sampling_defaults = OPENAI_DEFAULTS
+        self.chat_marks = ChatMarks()
+        """The model's markers of tool calls and thinking; known once it is loaded."""
+        self.token_cache: TokenCache | None = None
+        """Set if the engine caches prefixes; known once it is loaded."""
+        self.answers: set[AnswerStream] = set()
+        """Answers whose client is still connected."""
+        self.description: ModelDescription | None = None
+        """Known once its files were read."""
+        self.state: ModelState = "loading" if source is None else "unloaded"
+        self.problem = ""
+        """Why the last attempt to load it failed."""
+        self.last_used_s = 0.0
+        """Time of the last request, on the clock of `time.time`."""
+        self.sink: TelemetrySink | None = None
+        """Takes the telemetry of its present run."""
+        self.on_answer_closed: Callable[[ServedModel], None] | None = None
+        self._engine: ServingEngine | None = None
+
+    def loaded(
+        self,
+        engine: ServingEngine,
+        sampling_defaults: SamplingParams | None = None,
+        sink: TelemetrySink | None = None,
+    ) -> None:
+        """Serve requests by `engine` from now on."""
+        self._engine, self.sink = engine, sink
+        self.metrics.set_context(engine.max_context)
+        self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
+        self.token_cache = TokenCache() if engine.caches_prefixes else None
+        self.chat_marks = _chat_marks(self.server.config, engine)
+        self.description = ModelDescription(engine.info.architecture, engine.max_context)
+        self.state, self.problem = "loaded", ""
+        self.last_used_s = time.time()
+
+    def unloaded(self) -> None:
+        """Forget the engine, which its owner has closed."""
+        self._engine = self.token_cache = self.sink = None
+        self.state = "unloaded"
+
+    def answer_closed(self, answer: AnswerStream) -> None:
+        """Forget an answer that is complete, or whose client is gone. May be called twice."""
+        self.answers.discard(answer)
+        if self.on_answer_closed is not None:
+            self.on_answer_closed(self)
+
+    @property
+    def loaded_engine(self) -> ServingEngine | None:
+        return self._engine
+
+    @property
+    def engine(self) -> ServingEngine:
+        """The engine, for endpoints that need it. ApiError 503 while it loads or drains."""
+        self.server.refuse_while_draining()
+        return self.engine_while_draining
+
+    @property
+    def engine_while_draining(self) -> ServingEngine:
+        """The engine, for queries that compute nothing. ApiError 503 while there is none."""
+        if self._engine is not None:
+            return self._engine
+        if self.source is not None and self.state != "loading":
+            why = f" ({self.problem})" if self.problem else ""
+            raise unavailable(
+                f"the model {self.name!r} is {self.state}{why}; a request for an answer loads it",
+                "model_not_loaded",
+                2,
+            )
+        raise unavailable("the model is still loading; /health tells when it is ready", "model_loading", 2)
+
+    @property
+    def tokenizer(self) -> ServingTokenizer:
+        """The engine's tokenizer, bounded for texts that are too long. ApiError 503 as `engine`."""
+        return cast(ServingTokenizer, BoundedTokenizer(self.engine.tokenizer, self.engine.max_context))
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names that its chat template reads; empty while it is not loaded."""
+        return frozenset() if self._engine is None else self._engine.tokenizer.template_variables
+
+    @property
+    def path(self) -> str:
+        """Its directory or file."""
+        return self.source.path if self.source is not None else self.engine_while_draining.info.model
+
+    @property
+    def name(self) -> str:
+        """The first name, used in answers and records; empty before it is known."""
+        return next(iter(self.names), "")
+
+
+def _chat_marks(config: ServerConfig, engine: ServingEngine) -> ChatMarks:
+    """Chat marks of the served model; --tool-call-parser and --reasoning-parser override them."""
+    shown = chat_marks(engine.info.architecture, engine.tokenizer.chat_template)
+    return chosen_marks(shown, config.tool_call_parser, config.reasoning_parser)
