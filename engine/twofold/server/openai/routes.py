@@ -19,7 +19,7 @@ from twofold.server.bridge.crossing import AnswerStream, RequestPlan, submit
 from twofold.server.bridge.protocol import Prompt
 from twofold.server.bridge.request_body import parse_body
 from twofold.server.bridge.state import ServerState
-from twofold.server.http.arrival import times_of
+from twofold.server.http.arrival import prefix_labels_of, times_of
 from twofold.server.http.openapi import answers, body_of, events_of
 from twofold.server.openai.answer_schemas import ChatChunk, ChatCompletion, TextChunk, TextCompletion
 from twofold.server.openai.answers import StreamedAnswer, WholeAnswer
@@ -177,6 +177,7 @@ async def _answer(
             ),
         )
     answer = AnswerStream(engine, state.crossing, request_id, len(timers), on_close=state.answers.discard)
+    plan = replace(plan, template=replace(plan.template, prefix_labels=prefix_labels_of(scope)))
     prompts = await submit(plan, answer, state.threads)
     state.answers.add(answer)
     asked = Asked(request_id, state.model_name, body, prompts=prompts, tokenizer=engine.tokenizer)

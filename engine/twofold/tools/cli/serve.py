@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from twofold import __version__
 from twofold.api.addresses import is_loopback, without_password
 from twofold.api.config import ServerConfig, TelemetryConfig
+from twofold.api.fleet_config import FleetConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.flag_aliases import SERVER, add_aliases
@@ -33,11 +34,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, ServerConfig)
+    add_config_arguments(parser, FleetConfig)
     add_model_arguments(parser)
     add_aliases(parser, SERVER)
 
 
 def run(args: argparse.Namespace) -> int:
+    if from_namespace(FleetConfig, args).ray:
+        from twofold.tools.cli.serve_fleet import run_fleet
+
+        return run_fleet(sys.argv[2:], args)
     from twofold.server.bridge.sampling_defaults import sampling_defaults
     from twofold.server.listening import bind
     from twofold.server.process import ServerProcess
