@@ -117,5 +117,6 @@ def _error_event(path: str, error: ApiError) -> bytes:
     body = bytes(error.response(path).body)
     if path.startswith("/api/"):
         return body + b"\n"
-    name = b"event: error\n" if path.startswith("/v1/messages") else b""
-    return b"\n\n" + name + b"data: " + body + b"\n\n"
+    if path.startswith("/v1/messages"):
+        return b"\n\nevent: error\ndata: " + body + b"\n\n"
+    return b"\n\ndata: " + body + b"\n\ndata: [DONE]\n\n"
