@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from twofold.fleet.asgi_call import respond
 from twofold.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
 from twofold.server.http.arrival import call_answer_hook, prefix_labels_of
@@ -80,9 +81,5 @@ def test_an_error_of_the_application_reaches_the_caller() -> None:
     async def parts() -> list[Any]:
         return [part async for part in respond(app, REQUEST)]
 
-    try:
+    with pytest.raises(ValueError, match="broken"):
         asyncio.run(parts())
-    except ValueError as error:
-        assert str(error) == "broken"
-    else:
-        raise AssertionError("the error was lost")

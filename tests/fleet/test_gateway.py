@@ -11,7 +11,6 @@ pytest.importorskip("ray", reason="needs twofold[ray]")
 
 from ray.exceptions import ActorDiedError
 from starlette.requests import Request
-
 from twofold.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
 from twofold.fleet.gateway import Gateway
 
@@ -114,9 +113,7 @@ def test_a_replica_lost_before_the_first_token_is_replaced_unnoticed(lost: list[
         ("/api/chat", b"}\n"),
     ],
 )
-def test_a_replica_lost_after_the_first_token_ends_the_stream_with_an_error(
-    path: str, ending: bytes
-) -> None:
+def test_a_replica_lost_after_the_first_token_ends_the_stream_with_an_error(path: str, ending: bytes) -> None:
     status, body = ask(Replicas([STREAM, PREFACE, answer(b"one"), LOST]), path)
     assert status == 200
     assert body.startswith(b"id-one")

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from twofold.fleet.prefix_labels import prefix_labels
 
 

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-
 from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
 from twofold.fleet.scaling import ObjectiveScaling, wanted_replicas
@@ -21,9 +20,7 @@ from twofold.fleet.scaling import ObjectiveScaling, wanted_replicas
         (3, 9.0, [500.0], 2),  # the objective is met
     ],
 )
-def test_wanted_replicas(
-    num_replicas: int, num_ongoing: float, ttfts_ms: list[float], wanted: int
-) -> None:
+def test_wanted_replicas(num_replicas: int, num_ongoing: float, ttfts_ms: list[float], wanted: int) -> None:
     found = wanted_replicas(num_replicas, num_ongoing, ttfts_ms, target_ongoing=8, slo_ttft_ms=500)
     assert found == wanted
 
