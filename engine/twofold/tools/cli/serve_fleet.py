@@ -108,7 +108,7 @@ def run_fleet(arguments: Sequence[str], args: argparse.Namespace) -> int:
 
 
 def _application(arguments: tuple[str, ...]) -> Application:
-    from twofold.fleet.deployment import application
+    from twofold.server.fleet.deployment import application
 
     args = serve_arguments(arguments)
     loader = ReplicaLoader(arguments)

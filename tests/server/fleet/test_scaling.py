@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
-from twofold.fleet.scaling import ObjectiveScaling, wanted_replicas
+from twofold.server.fleet.scaling import ObjectiveScaling, wanted_replicas
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from twofold.fleet.asgi_call import respond
-from twofold.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
+from twofold.server.fleet.asgi_call import respond
+from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
 from twofold.server.http.arrival import call_answer_hook, prefix_labels_of
 
 REQUEST = ForwardedRequest(

@@ -18,14 +18,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.free_ports import free_port
 from twofold.tools.loadgen.server_process import serving
 
-from tests.fleet.clients import second_turn_hits
+from tests.server.fleet.clients import free_port, second_turn_hits
 
 pytestmark = pytest.mark.slow
 NUM_CONVERSATIONS = 40
-NGINX_CONF = Path(__file__).resolve().parents[2] / "deploy/routers/nginx.conf"
+NGINX_CONF = Path(__file__).resolve().parents[3] / "deploy/routers/nginx.conf"
 POLICY = ["--policy", "cache_aware", "--host", "127.0.0.1"]
 
 

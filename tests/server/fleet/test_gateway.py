@@ -11,8 +11,8 @@ pytest.importorskip("ray", reason="needs twofold[ray]")
 
 from ray.exceptions import ActorDiedError
 from starlette.requests import Request
-from twofold.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
-from twofold.fleet.gateway import Gateway
+from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
+from twofold.server.fleet.gateway import Gateway
 
 LOST = "lost"
 STREAM = ResponseStart(200, ((b"content-type", b"text/event-stream"),))

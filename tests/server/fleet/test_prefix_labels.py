@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from twofold.fleet.prefix_labels import prefix_labels
+from twofold.server.fleet.prefix_labels import prefix_labels
 
 
 def labels(**fields: object) -> tuple[bytes, ...]:

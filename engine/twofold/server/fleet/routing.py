@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from twofold.fleet.choice import ReplicaLoad, ranked
-from twofold.fleet.forwarding import ForwardedRequest
+from twofold.server.fleet.choice import ReplicaLoad, ranked
+from twofold.server.fleet.forwarding import ForwardedRequest
 
 _MAX_SENT: Final = 4096
 _SENT_S: Final = 30.0

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from twofold.fleet.choice import ReplicaLoad, matched, ranked
+from twofold.server.fleet.choice import ReplicaLoad, matched, ranked
 
 LABELS = (b"a", b"b", b"c")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from tests.fleet.clients import free_port
+from tests.server.fleet.clients import free_port
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from twofold.api.config import ServerConfig
 from twofold.api.fleet_config import FleetConfig
-from twofold.fleet.gateway import Gateway
-from twofold.fleet.replica import ModelLoader, Replica
-from twofold.fleet.routing import PrefixRouter
+from twofold.server.fleet.gateway import Gateway
+from twofold.server.fleet.replica import ModelLoader, Replica
+from twofold.server.fleet.routing import PrefixRouter
 
 _STATS_PERIOD_S: Final = 1.0
 """How often replicas publish their prefixes. Until then the gateway counts what it sent itself."""
@@ -50,7 +50,7 @@ def _number(fleet: FleetConfig) -> dict[str, Any]:
     if fleet.max_replicas is None:
         return {"num_replicas": fleet.num_replicas}
     policy = AutoscalingPolicy(
-        policy_function="twofold.fleet.scaling:ObjectiveScaling",
+        policy_function="twofold.server.fleet.scaling:ObjectiveScaling",
         policy_kwargs={"target_ongoing": fleet.target_ongoing_requests, "slo_ttft_ms": fleet.slo_ttft_ms},
     )
     return {

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from starlette.types import ASGIApp, Message
 
-from twofold.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
+from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
 from twofold.server.http.arrival import set_answer_hook, set_prefix_labels
 
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")

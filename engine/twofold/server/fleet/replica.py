@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
-from twofold.fleet.asgi_call import respond
-from twofold.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
 from twofold.server.app import app_of
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.state import ServerState
+from twofold.server.fleet.asgi_call import respond
+from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
 from twofold.telemetry.sink import TelemetrySink
 
 

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("ray", reason="needs twofold[ray]")
 
-from tests.fleet.clients import Streamed, client, second_turn_hits, stream
-from tests.fleet.ray_cluster import fleet_settings, replica_processes, serving
+from tests.server.fleet.clients import Streamed, client, second_turn_hits, stream
+from tests.server.fleet.ray_cluster import fleet_settings, replica_processes, serving
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 import twofold.server.app  # noqa: F401 (registers the error formats of the APIs)
-from twofold.fleet.forwarding import ForwardedRequest, Header, ResponseStart
-from twofold.fleet.prefix_labels import prefix_labels
 from twofold.server.bridge.request_body import read_body
+from twofold.server.fleet.forwarding import ForwardedRequest, Header, ResponseStart
+from twofold.server.fleet.prefix_labels import prefix_labels
 from twofold.server.http.errors import ApiError, unavailable
 
-_logger = logging.getLogger("twofold.fleet")
+_logger = logging.getLogger("twofold.server.fleet")
 _MAX_TRIES: Final = 4
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"expect")
