@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofold.api.config import Checked
 from twofold.api.errors import ConfigError
-from twofold.api.settings import setting
+from twofold.api.settings import Checked, setting
 
 
 @dataclass(frozen=True)
