@@ -152,6 +152,8 @@ class GenerationRequest:
     turn_ends: tuple[int, ...] = ()
     """Ascending prompt lengths after which other prompts may diverge: start of the last message, start of the answer.
     Empty: unknown."""
+    prefix_labels: tuple[bytes, ...] = ()
+    """A router's names of the prompt's prefixes, shortest first. The prefix cache remembers them with its pages."""
     prediction: tuple[int, ...] = ()
     """Tokens that the answer is expected to resemble; a draft, which never changes the answer."""
     priority: int = 0

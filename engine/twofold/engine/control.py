@@ -90,6 +90,10 @@ class LiveControl:
         """Evict all prefix-cache pages in memory that no running sequence uses. Returns the number of pages."""
         return self.between_steps(self._pool.drop_cached)
 
+    def prefix_labels(self) -> list[bytes]:
+        """See `PagePool.prefix_labels`."""
+        return self.between_steps(self._pool.prefix_labels)
+
     def placement(self, layers: Iterable[int] | None = None, top: int = 16) -> list[LayerPlacement]:
         """The `top` experts by worth of each given MoE layer (None: all layers), at most 4096 in all. Empty without
         slots.

@@ -163,6 +163,10 @@ class PagePool:
         """Number of cached record snapshots."""
         return 0
 
+    def prefix_labels(self) -> list[bytes]:
+        """Labels of finished requests' prompts that are still cached, at most 8,192."""
+        return []
+
     def drop_cached(self, *, save: bool = False) -> int:
         """Evict all cached pages that no running sequence uses. save: first write worthwhile pages to the disk store,
         if there is one; this blocks on the disk. Returns the number of pages."""

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.prefix.disk import PrefixDisk, Tail
+from twofold.engine.prefix.labels import PrefixLabels
 from twofold.engine.prefix.store import PrefixStore
 from twofold.step.page_tree import CachedPage, PageTree
 from twofold.step.sequences import Sequence
@@ -76,6 +77,7 @@ class CachingPool(PagePool):
         self._key = key
         self._keeps_records = num_records is not None
         self._tree = PageTree(cost, None if num_records is None else num_snapshots)
+        self._labels = PrefixLabels(self._tree, page_size)
         self._disk = (
             None
             if store is None
@@ -110,6 +112,7 @@ class CachingPool(PagePool):
         """Free the sequence's pages and record; computed pages stay cached while there is room."""
         if keep and sequence.pages:
             self._publish(sequence)
+            self._labels.remember(sequence)
             self._cache_end(sequence)
         num_shared = len(sequence.cached)
         for page in reversed(sequence.cached):
@@ -165,6 +168,9 @@ class CachingPool(PagePool):
     @property
     def num_snapshots(self) -> int:
         return self._tree.num_taken_snapshots
+
+    def prefix_labels(self) -> list[bytes]:
+        return self._labels.cached()
 
     def trim(self, num_pages: int) -> None:
         self._make_free(self.num_pages - num_pages)

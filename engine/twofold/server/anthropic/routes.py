@@ -23,10 +23,11 @@ from twofold.server.openai.routes import answer_chat
 
 _PATH: Final = "/v1/messages"
 
+set_error_format(_PATH, anthropic_error)
+
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix=_PATH)
-    set_error_format(_PATH, anthropic_error)
     state.computing_paths.add(_PATH)
 
     @routes.post("", openapi_extra=body_of(MessagesRequest), responses=MESSAGES)

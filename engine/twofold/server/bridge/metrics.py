@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -106,6 +106,8 @@ class Metrics:
         self.generation_tokens = 0
         # Zeros, because Prometheus' rate() takes no account of the increment that creates a series.
         self.finished = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
+        self._recent_ttfts: deque[tuple[float, float]] = deque(maxlen=256)
+        """(time of arrival, TTFT) of the latest first tokens."""
         self._histograms: dict[str, Histogram] = {}
         self._stages: dict[str, Histogram] = {}
         self.set_context(max_context)
@@ -123,6 +125,16 @@ class Metrics:
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Add a value to histogram `name` of `_HISTOGRAMS`."""
         self._histograms[name].observe(value, times)
+
+    def observe_ttft(self, value: float) -> None:
+        self._recent_ttfts.append((time.monotonic(), value))
+        self.observe("time_to_first_token_seconds", value)
+
+    def recent_ttft_p95_s(self, within_s: float = 30.0) -> float:
+        """95th percentile of the TTFTs measured in the last `within_s` seconds; 0 without one."""
+        since = time.monotonic() - within_s
+        found = sorted(value for at, value in self._recent_ttfts if at >= since)
+        return found[math.ceil(0.95 * len(found)) - 1] if found else 0.0
 
     def observe_stages(self, seconds: Mapping[str, float]) -> None:
         for stage, histogram in self._stages.items():
@@ -255,7 +267,7 @@ class RequestTimer:
         if self._first is None:
             self._first = now
             self._times.first_sent_s = self._times.first_sent_s or time.time()
-            metrics.observe("time_to_first_token_seconds", now - self._times.received)
+            metrics.observe_ttft(now - self._times.received)
             num_tokens -= 1
         if num_tokens:
             for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):

@@ -1,16 +1,21 @@
-"""When a request arrived: its stopwatch in the ASGI scope, and how long its first bytes waited in the kernel."""
+"""What is attached to a request's ASGI scope: stopwatch, a router's prefix labels, a hook at the first token.
+
+Also tells how long a request's first bytes waited in the kernel.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from twofold.api.request_times import RequestTimes
 
 _SCOPE_KEY: Final = "twofold.times"
+_LABELS_KEY: Final = "twofold.prefix_labels"
+_HOOK_KEY: Final = "twofold.on_answer"
 _LAST_DATA_RECV: Final = struct.Struct("<52xI") if sys.byteorder == "little" else struct.Struct(">52xI")
 """`tcpi_last_data_recv` of Linux's struct tcp_info: milliseconds since data last arrived."""
 
@@ -38,3 +43,26 @@ def times_of(scope: MutableMapping[str, Any]) -> RequestTimes:
     found = scope.setdefault(_SCOPE_KEY, RequestTimes.begin())
     assert isinstance(found, RequestTimes)
     return found
+
+
+def set_prefix_labels(scope: MutableMapping[str, Any], labels: tuple[bytes, ...]) -> None:
+    """Attach a router's names of the prompt's prefixes (`GenerationRequest.prefix_labels`)."""
+    scope[_LABELS_KEY] = labels
+
+
+def prefix_labels_of(scope: MutableMapping[str, Any]) -> tuple[bytes, ...]:
+    """The attached labels; empty without a router."""
+    labels: tuple[bytes, ...] = scope.get(_LABELS_KEY, ())
+    return labels
+
+
+def set_answer_hook(scope: MutableMapping[str, Any], hook: Callable[[], None]) -> None:
+    """Attach a function that a stream calls before it sends its first tokens."""
+    scope[_HOOK_KEY] = hook
+
+
+def call_answer_hook(scope: MutableMapping[str, Any]) -> None:
+    """Call the attached function, if there is one."""
+    hook: Callable[[], None] | None = scope.get(_HOOK_KEY)
+    if hook is not None:
+        hook()

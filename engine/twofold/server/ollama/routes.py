@@ -49,10 +49,11 @@ OLLAMA_VERSION: Final = "0.12.11"
 """Ollama version of this API. Clients compare it with their minimum: VS Code needs 0.6.4 or later."""
 _REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
 
+set_error_format("/api", lambda error: (error.status, {"error": error.message}))
+
 
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/api")
-    set_error_format("/api", lambda error: (error.status, {"error": error.message}))
     state.computing_paths |= {"/api/chat", "/api/generate"}
 
     @routes.post(

@@ -13,6 +13,7 @@ from twofold.api.types import Chunk, Usage
 from twofold.server.bridge.connected import ConnectedAnswer
 from twofold.server.bridge.crossing import AnswerStream
 from twofold.server.bridge.metrics import RequestTimer
+from twofold.server.http.arrival import call_answer_hook
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.formats import AnswerFormat, joined_chunks
 
@@ -46,14 +47,19 @@ class StreamedAnswer(AnswerResponse):
         await self._send_body(send, self.form.first_events())
         pings = asyncio.create_task(self._ping(send))
         usages: dict[int, Usage] = {}
+        has_begun = False
         try:
             async for batch in self.batches():
+                if not has_begun:
+                    call_answer_hook(scope)
+                    has_begun = True
                 usages |= {index: chunk.usage for index, chunk in batch if chunk.usage is not None}
                 await self._send_body(
                     send, b"".join(self.form.events(index, chunk) for index, chunk in batch)
                 )
             ending = self.form.stream_end(self.form.total(usages))
         except ApiError as error:
+            call_answer_hook(scope)
             ending = self.form.held_back() + self.form.stream_error(error)
         finally:
             pings.cancel()

@@ -14,6 +14,7 @@ from twofold import __version__
 from twofold.api.addresses import is_loopback, without_password
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
+from twofold.api.fleet_config import FleetConfig
 from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
@@ -39,12 +40,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, ServerConfig)
+    add_config_arguments(parser, FleetConfig)
     add_model_arguments(parser)
     add_config_arguments(parser, ModelsConfig)
     add_aliases(parser, SERVER)
 
 
 def run(args: argparse.Namespace) -> int:
+    if from_namespace(FleetConfig, args).ray:
+        from twofold.tools.cli.serve_fleet import run_fleet
+
+        return run_fleet(sys.argv[2:], args)
     from twofold.text.chat.marks import check_parsers
 
     # All checks that read no weights run first, before the server listens.

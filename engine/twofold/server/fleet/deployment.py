@@ -1,0 +1,65 @@
+"""Gateway and replicas as one Ray Serve application."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from twofold.api.config import ServerConfig
+from twofold.api.fleet_config import FleetConfig
+from twofold.server.fleet.gateway import Gateway
+from twofold.server.fleet.replica import ModelLoader, Replica
+from twofold.server.fleet.routing import PrefixRouter
+
+_STATS_PERIOD_S: Final = 1.0
+"""How often replicas publish their prefixes. Until then the gateway counts what it sent itself."""
+_MAX_ONGOING: Final = 1024
+"""Requests that Ray passes to a replica at once. The engine queues and refuses by its own settings before that."""
+
+
+def application(load: ModelLoader, server: ServerConfig, fleet: FleetConfig) -> Application:
+    """The application, to be run by `ray.serve.run` or built for a cluster's serve.yaml."""
+    replica = serve.deployment(
+        Replica,
+        name="twofold-replica",
+        **_number(fleet),
+        max_ongoing_requests=_MAX_ONGOING,
+        ray_actor_options={"num_cpus": fleet.cpus_per_replica, "num_gpus": fleet.gpus_per_replica},
+        graceful_shutdown_timeout_s=server.drain_timeout_s,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=5.0,
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter,
+            request_routing_stats_period_s=_STATS_PERIOD_S,
+        ),
+    )
+    gateway = serve.deployment(
+        Gateway,
+        name="twofold-gateway",
+        max_ongoing_requests=_MAX_ONGOING * (fleet.max_replicas or fleet.num_replicas),
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=server.drain_timeout_s,
+    )
+    return gateway.bind(replica.bind(load, server), server.max_body_bytes)
+
+
+def _number(fleet: FleetConfig) -> dict[str, Any]:
+    if fleet.max_replicas is None:
+        return {"num_replicas": fleet.num_replicas}
+    policy = AutoscalingPolicy(
+        policy_function="twofold.server.fleet.scaling:ObjectiveScaling",
+        policy_kwargs={"target_ongoing": fleet.target_ongoing_requests, "slo_ttft_ms": fleet.slo_ttft_ms},
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=fleet.num_replicas,
+            max_replicas=fleet.max_replicas,
+            target_ongoing_requests=fleet.target_ongoing_requests,
+            upscale_delay_s=5.0,
+            downscale_delay_s=120.0,
+            policy=policy,
+        )
+    }

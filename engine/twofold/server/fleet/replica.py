@@ -1,0 +1,52 @@
+"""A replica: one engine and its HTTP application inside a Ray actor, without a socket of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from twofold.api.config import ServerConfig
+from twofold.server.app import app_of
+from twofold.server.bridge.served_model import LoadedModel
+from twofold.server.bridge.state import ServerState
+from twofold.server.fleet.asgi_call import respond
+from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
+
+
+class ModelLoader(Protocol):
+    """Loads a replica's model. Pickled to the replica's process."""
+
+    def __call__(self) -> LoadedModel: ...
+
+
+class Replica:
+    """Ray Serve's callable for one replica. Its constructor returns once the model is loaded."""
+
+    def __init__(self, load: ModelLoader, config: ServerConfig) -> None:
+        self._loaded = load()
+        self._state = ServerState(config, self._loaded.sink)
+        self._app = app_of(self._state)
+        self._state.ready(self._loaded.engine, self._loaded.sampling_defaults)
+        self._metrics = self._state.default.metrics
+        self._state.body_worker.start()
+
+    async def handle(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | BodyPart]:
+        """The response of the application, in parts."""
+        async for part in respond(self._app, request):
+            yield part
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What `PrefixRouter` reads: cached prefixes and KV-cache use."""
+        stats = self._loaded.engine.stats()
+        used = 1.0 - stats.num_free_pages / max(1, stats.num_pages)
+        return {"labels": self._loaded.engine.control.prefix_labels(), "kv_usage": used}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `scaling` reads: waiting requests, and the 95th percentile of recent TTFTs in milliseconds."""
+        num_waiting = float(self._loaded.engine.stats().num_waiting)
+        return {"num_waiting": num_waiting, "ttft_p95_ms": 1e3 * self._metrics.recent_ttft_p95_s()}
+
+    def __del__(self) -> None:
+        if hasattr(self, "_state"):
+            self._state.close()
+            self._loaded.close()

@@ -1,0 +1,79 @@
+"""Ray Serve's interface to `choice.ranked`: what each replica published, and what was sent to it since."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from twofold.server.fleet.choice import ReplicaLoad, ranked
+from twofold.server.fleet.forwarding import ForwardedRequest
+
+_MAX_SENT: Final = 4096
+_SENT_S: Final = 30.0
+"""How long a prefix counts as cached where it was sent. Until then the replica has published it, or lost it."""
+
+
+@dataclass
+class _Known:
+    """What is known of one replica."""
+
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    """The published statistics that `published` was made from."""
+    published: frozenset[bytes] = frozenset()
+    sent: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
+    """Labels of requests sent there, with the time until which they count."""
+
+    def __contains__(self, label: object) -> bool:
+        if label in self.published:
+            return True
+        return isinstance(label, bytes) and self.sent.get(label, 0.0) > time.monotonic()
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Sends a request to the replica that holds the longest prefix of it."""
+
+    def initialize_state(self, **_kwargs: Any) -> None:
+        self._known: dict[ReplicaID, _Known] = {}
+        self._random = Random()  # noqa: S311 (spreads load)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        loads = {key: self._load(replica) for key, replica in by_id.items()}
+        groups = ranked(_labels(pending_request), loads, self._random)
+        return [[by_id[key] for key in group] for group in groups]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
+    ) -> None:
+        sent, until = self._known.setdefault(replica_id, _Known()).sent, time.monotonic() + _SENT_S
+        for label in _labels(pending_request):
+            sent[label] = until
+            sent.move_to_end(label)
+        while len(sent) > _MAX_SENT:
+            sent.popitem(last=False)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._known.pop(replica_id, None)
+
+    def _load(self, replica: RunningReplica) -> ReplicaLoad:
+        known = self._known.setdefault(replica.replica_id, _Known())
+        stats = replica.routing_stats or {}
+        if stats is not known.stats:
+            known.stats = stats
+            known.published = frozenset(stats.get("labels", ()))
+        queued = self.replica_queue_len_cache.get(replica.replica_id)
+        return ReplicaLoad(known, queued or 0, stats.get("kv_usage", 0.0))
+
+
+def _labels(request: PendingRequest | None) -> tuple[bytes, ...]:
+    first = request.args[0] if request is not None and request.args else None
+    return first.labels if isinstance(first, ForwardedRequest) else ()

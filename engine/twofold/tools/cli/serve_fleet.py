@@ -1,0 +1,134 @@
+"""`twofold serve --ray`, and the application that a cluster's serve.yaml names."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twofold.api.config import ServerConfig
+from twofold.api.errors import ConfigError
+from twofold.api.fleet_config import FleetConfig
+from twofold.api.settings import flag_name, from_namespace
+from twofold.api.types import SamplingParams
+from twofold.tools.cli.model_options import engine_config, fitted, load_engine, open_telemetry
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+    from twofold.server.bridge.protocol import ServingEngine
+    from twofold.telemetry.sink import TelemetrySink
+
+
+@dataclass
+class LoadedReplica:
+    """One replica's engine and telemetry, as `ServedModel` takes them."""
+
+    engine: ServingEngine
+    sampling_defaults: SamplingParams | None
+    sink: TelemetrySink | None
+    close_engine: Callable[[], None]
+    num_bytes: int = 0
+    """Not counted: a replica's model is never unloaded for another one."""
+
+    def close(self) -> None:
+        self.close_engine()
+        if self.sink is not None:
+            self.sink.close()
+
+
+@dataclass(frozen=True)
+class ReplicaLoader:
+    """Loads a replica as `twofold serve ARGUMENTS` would. Pickled to the replica's process."""
+
+    arguments: tuple[str, ...]
+
+    def __call__(self) -> LoadedReplica:
+        from twofold.server.bridge.sampling_defaults import sampling_defaults
+
+        args = serve_arguments(self.arguments)
+        config, _ = fitted(args, engine_config(args))
+        sink = open_telemetry(args)
+        engine = load_engine(config, sink)
+        engine.start()
+        defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
+        return LoadedReplica(engine, defaults, sink, close_engine=engine.close)
+
+
+def serve_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The parsed arguments of `twofold serve`."""
+    from twofold.tools.cli.serve import add_arguments
+
+    parser = argparse.ArgumentParser("twofold serve", allow_abbrev=False)
+    add_arguments(parser)
+    return parser.parse_args(list(arguments))
+
+
+def build(settings: Mapping[str, Any]) -> Application:
+    """The application of a serve.yaml; `settings` are the flags of `twofold serve`, with underscores.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    return _application(tuple(_as_arguments(settings)))
+
+
+def run_fleet(arguments: Sequence[str], args: argparse.Namespace) -> int:
+    """Serve until a signal; then running answers finish."""
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(
+            f"--ray was given, but Ray Serve cannot be imported ({error}); install it: pip install 'twofold[ray]'"
+        ) from None
+    server, fleet = from_namespace(ServerConfig, args), from_namespace(FleetConfig, args)
+    engine_config(args)  # an error in a model or a setting is one line here, not a traceback of each replica
+    ends = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ends.set())
+    ray.init(address=fleet.ray_address or "local", include_dashboard=False, log_to_driver=False)
+    try:
+        serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
+        serve.run(_application(tuple(arguments)), name="twofold", route_prefix="/")
+        url = f"http://{server.host}:{server.port}/v1"
+        print(
+            f"Twofold is ready\n  replicas     {fleet.num_replicas} on Ray Serve\n  API          {url}",
+            flush=True,
+        )
+        ends.wait()
+        print("stopping: running answers may finish", file=sys.stderr, flush=True)
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def _application(arguments: tuple[str, ...]) -> Application:
+    from twofold.server.fleet.deployment import application
+
+    args = serve_arguments(arguments)
+    loader = ReplicaLoader(arguments)
+    return application(loader, from_namespace(ServerConfig, args), from_namespace(FleetConfig, args))
+
+
+def _as_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """{"model": "m", "ray": True, "api_key": ["a", "b"]} → ["m", "--ray", "--api-key", "a", "--api-key", "b"]"""
+    arguments = [str(settings["model"])] if "model" in settings else []
+    for name, value in settings.items():
+        if name == "model":
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            if each is True:
+                arguments.append(flag_name(name))
+            elif each is False:
+                arguments.append(flag_name(f"no_{name}"))
+            else:
+                arguments += [flag_name(name), str(each)]
+    return arguments
