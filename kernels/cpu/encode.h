@@ -117,31 +117,40 @@ struct Encode {
   }
 
   // As kernels::gated (expert.h).
-  template <ExpertActivation kActivation>
-  static F gated(F gate, F up) {
+  template <ExpertActivation kActivation, bool kLimited>
+  static F gated(F gate, F up, float limit) {
     const F one = V::set1(1.0f), zero = V::zero();
     const auto share = [&](F v, F t) { return V::div(v, V::add(one, V::exp(V::sub(zero, t)))); };
+    const auto at_most = [&](F v) {  // NaN is the second operand: it passes
+      if constexpr (kLimited) return V::min(V::set1(limit), v);
+      return v;
+    };
+    if constexpr (kLimited) up = at_most(V::max(V::set1(-limit), up));
     if constexpr (kActivation == ExpertActivation::kSwigluOai) {
-      const F limit = V::set1(kSwigluLimit);  // NaN is the second operand: it passes
-      const F g = V::min(limit, gate), u = V::min(limit, V::max(V::set1(-kSwigluLimit), up));
-      return V::mul(V::add(u, one), share(g, V::mul(g, V::set1(kSwigluAlpha))));
+      const F g = at_most(gate);
+      return V::mul(V::add(up, one), share(g, V::mul(g, V::set1(kSwigluAlpha))));
     } else if constexpr (kActivation == ExpertActivation::kGeluTanh) {
       const F t = V::fma(V::mul(gate, gate), V::set1(kGeluCubic), V::set1(kGeluLinear));
-      return V::mul(share(gate, V::mul(gate, t)), up);
+      return V::mul(at_most(share(gate, V::mul(gate, t))), up);
     } else {
-      return V::mul(share(gate, gate), up);
+      return V::mul(at_most(share(gate, gate)), up);
     }
   }
 
-  template <ExpertActivation kActivation>
-  static void gated_rows(const float* gate, const float* up, float* h, int n) {
+  template <ExpertActivation kActivation, bool kLimited>
+  static void gated_row(const float* gate, const float* up, float* h, int n, float limit) {
+    const auto both = [&](F g, F u) { return gated<kActivation, kLimited>(g, u, limit); };
     int i = 0;
-    for (; i + kLanes <= n; i += kLanes)
-      V::store(h + i, gated<kActivation>(V::load(gate + i), V::load(up + i)));
+    for (; i + kLanes <= n; i += kLanes) V::store(h + i, both(V::load(gate + i), V::load(up + i)));
     if (i == n) return;
     const int rest = n - i;
-    V::store_first(h + i, gated<kActivation>(V::load_first(gate + i, rest), V::load_first(up + i, rest)),
-                   rest);
+    V::store_first(h + i, both(V::load_first(gate + i, rest), V::load_first(up + i, rest)), rest);
+  }
+
+  template <ExpertActivation kActivation>
+  static void gated_rows(const float* gate, const float* up, float* h, int n, float limit) {
+    if (limit > 0) return gated_row<kActivation, true>(gate, up, h, n, limit);
+    gated_row<kActivation, false>(gate, up, h, n, limit);
   }
 
   static constexpr void add_all(KernelTable& table) {

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor<F>(k
     for (int t = threadIdx.x / kWarpSize; t < count; t += kGateUpThreads / kWarpSize) {
       const float gate = total<kTokens>(sums, 0, t, lane) + gate_bias;
       const float up = total<kTokens>(sums, kWarpsOfMatrix, t, lane) + up_bias;
-      const float h = kernels::gated(layout.activation, gate, up, FastExp());
+      const float h = kernels::gated(layout.activation, layout.limit, gate, up, FastExp());
       uint8_t* row = out + int64_t(groups.pairs[first + t]) * out_row_bytes;
       store_encoded<activation_of(F)>(h, row, item.panel * kernels::kPanelRows, P);
       if (item.panel == panels - 1) {  // zeros after the last column

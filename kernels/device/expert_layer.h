@@ -23,6 +23,7 @@ struct ExpertLayout {
   int64_t down_offset;
   int64_t bias_offset = 0;  // 0: there are none
   kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
+  float limit = 0;  // bound of gate and up (expert.h); 0: none
 };
 
 // Pairs (token, rank) that the device computes, by expert. All arrays are device memory.

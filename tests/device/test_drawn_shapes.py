@@ -115,7 +115,7 @@ def test_experts_for_few_tokens_and_for_many(simt: ModuleType, data: st.DataObje
     sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
     matrices = [tuple(matrix(random, pool, format, *size) for size in sizes) for _ in range(experts)]
     activation = data.draw(st.sampled_from(("silu", "swiglu_oai", "gelu_tanh")), "activation")
-    biased = data.draw(st.booleans(), "biased")
+    biased, limit = data.draw(st.booleans(), "biased"), data.draw(st.sampled_from((0.0, 0.5, 7.0)), "limit")
     biases = random.standard_normal((experts, 2 * inner + hidden), np.float32) * biased
     slots = torch.stack(
         [pack_expert(*each, own if biased else None) for each, own in zip(matrices, biases, strict=True)]
@@ -127,9 +127,9 @@ def test_experts_for_few_tokens_and_for_many(simt: ModuleType, data: st.DataObje
         gate, up, down = (torch.from_numpy(ops.dequantise(pool, part)) for part in matrices[expert])
         x = rows[pair // top_k].float()
         gate_bias, up_bias, bias = torch.from_numpy(biases[expert]).split([inner, inner, hidden])
-        expected[pair] = down @ gated(activation, gate @ x + gate_bias, up @ x + up_bias) + bias
+        expected[pair] = down @ gated(activation, gate @ x + gate_bias, up @ x + up_bias, limit) + bias
 
-    layout = launches.ExpertLayout(format, format, hidden, inner, activation, biased)
+    layout = launches.ExpertLayout(format, format, hidden, inner, activation, biased, limit)
     layer = SimpleNamespace(layout=layout, inner=inner, slots=slots, rows=rows, ids=ids)
     device = simt.open_device()
     for many in (False, True) if format != "f32" else (False,):

@@ -63,6 +63,10 @@ MODELS = {
     "gemma4": TinyGemma4(
         dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64, global_head_dim=512, sliding_window=5, nested=True
     ),
+    "gemma4-shared": TinyGemma4(
+        dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64, global_head_dim=128, sliding_window=5, num_layers=4,
+        full=(1, 3), num_shared=2, layer_input=24,
+    ),
     "olmoe": TinyOlmoe(dtype="bfloat16", hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64),
     "glm4_moe": TinyGlm4Moe(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=128),
     "glm4_moe_lite": TinyGlm4MoeLite(dtype="bfloat16"),

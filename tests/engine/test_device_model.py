@@ -50,6 +50,7 @@ class TorchMoe:
             for layer in (files.expert_weights(index) for index in model.config.moe_layers)
         ]
         routed = self._routed = model.config.routed
+        self._limits = model.config.expert_limits or (0.0,) * len(model.config.moe_layers)
         sizes = (routed.num_experts, 2 * routed.intermediate_size + routed.hidden_size)
         biases = (files.expert_biases(index) for index in model.config.moe_layers)
         self._biases = [torch.zeros(sizes) if found is None else torch.from_numpy(found) for found in biases]
@@ -70,7 +71,8 @@ class TorchMoe:
                 gate_bias, up_bias, bias = self._biases[moe_layer][expert].split(
                     [inner, inner, self._routed.hidden_size]
                 )
-                both = gated(self._routed.activation, gate @ x + gate_bias, up @ x + up_bias)
+                limit = self._limits[moe_layer]
+                both = gated(self._routed.activation, gate @ x + gate_bias, up @ x + up_bias, limit)
                 hidden[t] += weight * (down @ both + bias)
 
 

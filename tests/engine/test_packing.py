@@ -96,6 +96,9 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "llama4": hf(TinyLlama4(dtype="bfloat16", num_experts=9, moe_interval=2)),
     "lfm2": hf(TinyLfm2(dtype="bfloat16")),
     "gemma4": hf(TinyGemma4(dtype="bfloat16")),
+    "gemma4-shared": hf(
+        TinyGemma4(dtype="bfloat16", num_layers=4, full=(1, 3), num_shared=2, layer_input=10)
+    ),
     "olmoe": hf(TinyOlmoe(dtype="bfloat16")),
     "gpt-oss": hf(TinyGptOss(dtype="bfloat16")),
     "gpt-oss-mxfp4": hf(

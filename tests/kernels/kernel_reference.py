@@ -59,16 +59,25 @@ def silu(x: F64) -> F64:
     return x / (1 + np.exp(-x))
 
 
-def swiglu_oai(gate: F64, up: F64) -> F64:
-    gate = np.minimum(gate, 7)
-    return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
+def swiglu_oai(gate: F64, up: F64, limit: float) -> F64:
+    gate = np.minimum(gate, limit)
+    return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -limit, limit) + 1)
 
 
-def gelu_tanh(gate: F64, up: F64) -> F64:
-    return gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+def gelu_tanh(gate: F64) -> F64:
+    return gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
 
 
-ACTIVATIONS = {"silu": lambda gate, up: silu(gate) * up, "swiglu_oai": swiglu_oai, "gelu_tanh": gelu_tanh}
+ACTIVATIONS = ("silu", "swiglu_oai", "gelu_tanh")
+
+
+def gated(activation: str, gate: F64, up: F64, limit: float = 0.0) -> F64:
+    """Activation of gate and up (kernels/include/twofold/expert.h); limit 0: none."""
+    limit = limit or np.inf
+    if activation == "swiglu_oai":
+        return swiglu_oai(gate, up, limit)
+    activated = silu(gate) if activation == "silu" else gelu_tanh(gate)
+    return np.minimum(activated, limit) * np.clip(up, -limit, limit)
 
 
 def rmsnorm(x: NDArray, w: NDArray, eps: float) -> F64:

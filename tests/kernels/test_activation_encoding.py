@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_reference import ACTIVATIONS, F32, silu, to_bf16_bits
+from kernel_reference import ACTIVATIONS, F32, gated, silu, to_bf16_bits
 from packed_reference import encode_q8, encode_q8_token, padded, split_q8, split_q8_token
 from twofold._testing import kernels
 
@@ -82,33 +82,34 @@ def test_floats_are_followed_by_zeros(level: str, columns: int) -> None:
 
 
 @over("n", [1, 7, 16, 32, 45])
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
-def test_gate_and_up_become_one(level: str, n: int, activation: str) -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("limit", [0.0, 2.5])
+def test_gate_and_up_become_one(level: str, n: int, activation: str, limit: float) -> None:
     rng = np.random.default_rng(n)
     gate, up = (rng.standard_normal(n).astype(np.float32) * 6 for _ in range(2))
-    expected = ACTIVATIONS[activation](gate.astype(np.float64), up.astype(np.float64))
+    expected = gated(activation, gate.astype(np.float64), up.astype(np.float64), limit)
     h = np.empty_like(gate)
-    kernels.gated(gate, up, h, activation=activation, level=level)
+    kernels.gated(gate, up, h, activation=activation, limit=limit, level=level)
     np.testing.assert_allclose(h, expected, rtol=2e-6, atol=2e-6)
-    kernels.gated(gate, up, gate, activation=activation, level=level)
+    kernels.gated(gate, up, gate, activation=activation, limit=limit, level=level)
     assert np.array_equal(gate, h)
 
 
-@pytest.mark.parametrize("activation", ["swiglu_oai", "gelu_tanh"])
-def test_far_ends_and_nan(level: str, activation: str) -> None:
+@pytest.mark.parametrize(("activation", "limit"), [("swiglu_oai", 7.0), ("gelu_tanh", 0.0), ("silu", 16.0)])
+def test_far_ends_and_nan(level: str, activation: str, limit: float) -> None:
     ends = np.array([-1e30, -200, -40, 40, 200, 1e18], np.float32)
     gate, up = (part.ravel().copy() for part in np.meshgrid(ends, np.float32([-200, -3, 0, 5, 200])))
     h = np.empty_like(gate)
-    kernels.gated(gate, up, h, activation=activation, level=level)
+    kernels.gated(gate, up, h, activation=activation, limit=limit, level=level)
     with np.errstate(over="ignore"):
-        expected = ACTIVATIONS[activation](gate.astype(np.float64), up.astype(np.float64))
+        expected = gated(activation, gate.astype(np.float64), up.astype(np.float64), limit)
     np.testing.assert_allclose(h, expected, rtol=1e-6, atol=1e-5)
     nan, one, found = (
         np.array([np.nan, 1], np.float32),
         np.array([1, np.nan], np.float32),
         np.empty(2, np.float32),
     )
-    kernels.gated(nan, one, found, activation=activation, level=level)
+    kernels.gated(nan, one, found, activation=activation, limit=limit, level=level)
     assert np.isnan(found).all()
 
 

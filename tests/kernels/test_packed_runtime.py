@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_reference import ACTIVATIONS, F32, F64
+from kernel_reference import F32, F64, gated
 from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_rows
 from twofold import _core
 from twofold._testing import kernels
@@ -52,7 +52,13 @@ def test_stacked_segments_of_several_formats(num_rows: int) -> None:
 class Layer:
     """One layer of random experts and what it computes, in float64 from the encoded activations."""
 
-    def __init__(self, formats: tuple[str, str, str], activation: str = "silu", biased: bool = False) -> None:
+    def __init__(
+        self,
+        formats: tuple[str, str, str],
+        activation: str = "silu",
+        biased: bool = False,
+        limit: float = 0.0,
+    ) -> None:
         rng = np.random.default_rng(2)
         self.formats = formats
         shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
@@ -60,13 +66,19 @@ class Layer:
             tuple(random_rows(rng, name, *shape) for name, shape in zip(formats, shapes, strict=True))
             for _ in range(EXPERTS)
         ]
-        self.activation = activation
+        self.activation, self.limit = activation, limit
         self.biases = rng.standard_normal((EXPERTS, 2 * INNER + HIDDEN)).astype(np.float32) * biased
         self.biased = biased
 
     def store(self, pool: ops.ThreadPool) -> _core.ExpertStore:
         store = _core.ExpertStore(
-            EXPERTS, HIDDEN, INNER, [self.formats], activation=self.activation, biases=self.biased
+            EXPERTS,
+            HIDDEN,
+            INNER,
+            [self.formats],
+            activation=self.activation,
+            biases=self.biased,
+            limits=[self.limit] if self.limit else [],
         )
         if self.biased:
             store.put_biases(0, 0, self.biases)
@@ -80,8 +92,11 @@ class Layer:
             for expert, weight in zip(ids[t], weights[t], strict=True):
                 gate, up, down = self.experts[expert]
                 biases = np.split(self.biases[expert], [INNER, 2 * INNER])
-                inner = ACTIVATIONS[self.activation](
-                    product(row[None], gate) + biases[0], product(row[None], up) + biases[1]
+                inner = gated(
+                    self.activation,
+                    product(row[None], gate) + biases[0],
+                    product(row[None], up) + biases[1],
+                    self.limit,
                 )
                 out[t] += weight * (product(inner.astype(np.float32), down)[0] + biases[2])
         return out
@@ -96,12 +111,20 @@ def test_experts_of_every_format_and_mixture(formats: tuple[str, str, str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("format_name", "activation", "biased"),
-    [("f32", "swiglu_oai", True), ("mxfp4", "swiglu_oai", True), ("int8_channel", "gelu_tanh", True),
-     ("bf16", "gelu_tanh", False)],
+    ("format_name", "activation", "biased", "limit"),
+    [("f32", "swiglu_oai", True, 0.5), ("mxfp4", "swiglu_oai", True, 7.0), ("int8_channel", "gelu_tanh", True, 0.0),
+     ("bf16", "gelu_tanh", False, 0.0), ("f32", "silu", True, 0.5), ("q4_k", "silu", True, 0.3),
+     ("int8_channel", "silu", True, 0.3)],
 )  # fmt: skip
-def test_experts_with_biases_and_other_activations(format_name: str, activation: str, biased: bool) -> None:
-    check_layer(Layer((format_name,) * 3, activation, biased))
+def test_experts_with_biases_limits_and_other_activations(
+    format_name: str, activation: str, biased: bool, limit: float
+) -> None:
+    check_layer(Layer((format_name,) * 3, activation, biased, limit))
+
+
+def test_limits_are_one_per_layer() -> None:
+    with pytest.raises(ValueError, match="limits of 1 layers were given; expected 2 or none"):
+        _core.ExpertStore(4, HIDDEN, INNER, [("f32",) * 3] * 2, limits=[7.0])
 
 
 def check_layer(layer: Layer) -> None:

@@ -197,6 +197,7 @@ EXAMPLES: dict[str, TinyDescribed] = {
             "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 9, "num_sliding_attention_heads": 6,
             "mlp_layer_types": ["dense", "sparse", "sparse"], "share_expert_dim": 40,
             "moe_router_scaling_factor": 1.7, "rope_parameters": _by_kind(5e6, 1e4, 0.5),
+            "swiglu_limits": [0.0, None, 0.4], "swiglu_limits_shared": [0.3, 0.0, 0.5],
         },
     ),
     "ernie4_5_vl_moe": _of(
@@ -236,6 +237,8 @@ FURTHER: Final[dict[str, Callable[[random.Random, TinyDescribed], dict[str, Any]
     "step3p7": lambda r, model: {
         "num_sliding_attention_heads": model.num_kv_heads * r.randint(1, 3), "share_expert_dim": r.randint(5, 70),
         "moe_router_scaling_factor": r.choice((1.0, 3.0)),
+        **{f"swiglu_limits{part}": r.choice((None, [r.choice((0.0, 0.2, 1.0)) for _ in range(model.num_layers)]))
+           for part in ("", "_shared")},
         "rope_parameters": _by_kind(5e6, 1e4, r.choice((0.5, 1.0))),
     },
     "laguna": lambda r, model: {

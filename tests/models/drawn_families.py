@@ -52,6 +52,15 @@ EXAMPLES: dict[str, TinyModel] = {
     # A first token's output is its values, normalised, times the sign of k . q: of this seed none is near zero.
     "qwen3_5_moe": TinyQwen35Moe(nested=True, has_mtp=True, expert_layout="fused", seed=1),
     "gemma4": TinyGemma4(num_experts=9, top_k=3),
+    "gemma4-small": TinyGemma4(
+        dense=True,
+        num_layers=5,
+        full=(1, 4),
+        layer_input=10,
+        num_shared=3,
+        double_wide=True,
+        attention_k_eq_v=False,
+    ),
     "glm4_moe": GLM,
     "gpt_oss": TinyGptOss(top_k=3, num_experts=9),
     "glm4_moe_lite": LITE,
@@ -193,9 +202,24 @@ def _qwen3_next(r: random.Random) -> TinyModel:
 def _gemma4(r: random.Random) -> TinyModel:
     sizes = _sizes(r, attention_bias=r.random() < 0.2, expert_layout="fused")
     last, heads = sizes["num_layers"] - 1, sizes["num_heads"]
+    small: dict[str, Any] = {}
+    if r.random() < 0.6:  # E2B and E4B, or one of their parts
+        sizes |= {"num_layers": 5}
+        last = 4
+        small = {
+            "dense": r.random() < 0.8,
+            "layer_input": r.choice((0, r.randint(1, 20))),
+            "double_wide": r.random() < 0.5,
+            "has_unread": r.random() < 0.5,
+        }
+        if small["layer_input"]:  # transformers shares keys and values only beside inputs of the layers
+            small["num_shared"] = r.choice((0, 1, 2, 3))
+    full = tuple(sorted({last, r.randrange(last)} if r.random() < 0.4 else {last}))
+    if small.get("num_shared"):  # a layer of each kind is left
+        full = (1, last)
     return TinyGemma4(
         **sizes, global_head_dim=2 * r.randint(2, 20), attention_k_eq_v=r.random() < 0.7,
-        full=tuple(sorted({last, r.randrange(last)} if r.random() < 0.4 else {last})),
+        full=full, **small,
         global_kv_heads=r.choice((None, *(n for n in range(1, heads + 1) if heads % n == 0))),
         sliding_window=r.choice((3, 9, 20)), partial_rotary_factor=r.choice((0.25, 0.25, 0.5, 1.0)),
         softcap=r.choice((None, 30.0, 5.0)), nested=r.random() < 0.5, published=r.random() < 0.7,

@@ -70,7 +70,8 @@ MODELS: dict[str, tuple[TinyModel, ...]] = {
     "ernie4_5_moe": (_small("ernie4_5_moe", moe_interval=1, num_shards=2),),
     "granitemoe": (_small("granitemoe"), _small("granitemoe-shared", num_shards=2)),
     "gpt_oss": (_small("gpt_oss"), _small("gpt_oss", rope_scaling=YARN, num_shards=2)),
-    "gemma4": (_small("gemma4", full=(1,)), _small("gemma4", full=(1,), nested=True, published=False, num_shards=2)),
+    "gemma4": (_small("gemma4", full=(1,)), _small("gemma4", full=(1,), nested=True, published=False, num_shards=2),
+               _small("gemma4-small", num_layers=4, full=(1, 3), num_shared=2, layer_input=8)),
     "lfm2_moe": (_small("lfm2_moe"),),
     "llama4": (_small("llama4", moe_interval=2, num_shards=2), _small("llama4", rope_scaling=LLAMA3, nested=True)),
     "deepseek": (

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import RoutedShape
 from twofold.blocks.experts import RoutedExperts
@@ -16,6 +18,8 @@ from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.router import Router
 from twofold.models import read_config
+from twofold.models.registry import ARCHITECTURES
+from twofold.models.unsupported import refusal
 
 from tests.tiny_models.writing import TinyModel, tiny_config, write_tiny_model
 
@@ -142,7 +146,7 @@ Change = dict[str, Any]
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
-        ({"architectures": ["OPTForCausalLM"]}, ["'OPTForCausalLM'", "`twofold models` lists"]),
+        ({"architectures": ["OPTForCausalLM"]}, ["'OPTForCausalLM'", "see `twofold models`"]),
         ({"architectures": []}, ["architectures"]),
         ({"architectures": None}, ["architectures"]),
         (
@@ -247,3 +251,71 @@ def test_a_single_eos_token_and_none_in_generation_config(tmp_path: Path) -> Non
     assert config.eos_token_ids == (7, 8)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
     assert read_config(tmp_path).eos_token_ids == (5,)
+
+
+# What a refusal of another family says, in two lines of a terminal: the missing part, and where the list is.
+# By transformers' model type: the class, and what the refusal names.
+FOREIGN = {
+    "mamba": ("MambaForCausalLM", "state-space layers (Mamba) (state_size)"),
+    "rwkv": ("RwkvForCausalLM", "recurrent layers (RWKV, RG-LRU, KDA) (rescale_every)"),
+    "vit": ("ViTForImageClassification", "it reads images alone"),
+    "bert": ("BertForMaskedLM", "it is or has an encoder"),
+    "t5": ("T5ForConditionalGeneration", "it is or has an encoder"),
+    "opt": ("OPTForCausalLM", "its layers are not described here"),
+}
+
+
+@pytest.mark.parametrize("model_type", FOREIGN)
+def test_a_foreign_config_is_refused_with_what_is_missing(tmp_path: Path, model_type: str) -> None:
+    import transformers
+
+    architecture, missing = FOREIGN[model_type]
+    _refused(
+        tmp_path,
+        transformers.AutoConfig.for_model(model_type).to_dict() | {"architectures": [architecture]},
+        missing,
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "missing"),
+    [
+        (
+            {"index_topk": 2048, "index_n_heads": 64},
+            "a sparse indexer other than DeepSeek-V3.2's (index_topk)",
+        ),
+        ({"hc_mult": 4}, "hyper-connections (hc_mult)"),
+        ({"text_config": {"linear_attn_config": {"num_heads": 4}}}, "KDA) (linear_attn_config)"),
+        ({"index_topk": None, "state_size": False}, "its layers are not described here"),
+    ],
+)
+def test_missing_parts_are_found_by_their_keys(tmp_path: Path, keys: dict[str, Any], missing: str) -> None:
+    _refused(tmp_path, {"architectures": ["AnythingForCausalLM"], "vocab_size": 9, **keys}, missing)
+
+
+def _refused(directory: Path, config: dict[str, Any], missing: str) -> None:
+    (directory / "config.json").write_text(json.dumps(config, default=str))
+    with pytest.raises(ModelLoadError) as error:
+        read_config(directory)
+    text = str(error.value).removeprefix(str(directory))
+    assert missing in text
+    assert "see `twofold models` or docs/guides/models.md" in text
+    assert len(text) <= 240
+    assert text.isprintable()
+    assert not [name for name in ARCHITECTURES if name in text]
+
+
+def test_a_gguf_file_of_another_family_says_what_is_missing(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.add_ssm_state_size(16)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=r"'mamba', which is not supported: it needs state-space layers"):
+        read_config(tmp_path / "model.gguf")
+
+
+def test_an_encoder_is_told_by_its_gguf_header() -> None:
+    assert "has an encoder" in refusal("bert", {"attention.causal": False})

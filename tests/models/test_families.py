@@ -55,7 +55,7 @@ NUM_GREEDY = 64
 # Every kind of block and of state.
 OFTEN = (
     "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
-    "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7",
+    "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7", "gemma4-small",
 )  # fmt: skip
 
 
@@ -94,7 +94,13 @@ def _equals_transformers_and_itself(model: TinyModel, root: Path) -> None:
     logits = ours.logits(hidden)
     difference = float(np.abs(logits - expected).max())
     # Of logits beyond 16 a share: one of 30 has been seen 1.3e-4 away on one CPU and 1.0e-4 on another.
-    assert difference < 1e-4 * max(1.0, float(np.abs(expected).max()) / 16)
+    bound = 1e-4 * max(1.0, float(np.abs(expected).max()) / 16)
+    if difference >= bound:  # norms may magnify what transformers rounds in float32: float64 decides
+        theirs, rounded = theirs.double(), expected
+        expected = reference_logits(theirs, PROMPT)
+        bound = max(bound, float(np.abs(rounded - expected).max()))
+        difference = float(np.abs(logits - expected).max())
+    assert difference < bound
     assert np.abs(expected).max() > 1.0, "logits near zero would agree whatever the model does"
     answer, lead = ours.greedy(PROMPT, NUM_GREEDY)
     assert answer == reference_greedy(theirs, PROMPT, NUM_GREEDY) or lead <= 2 * difference
@@ -177,6 +183,7 @@ def test_layers_of_gemma4_may_all_have_the_same_heads(tmp_path: Path) -> None:
     _same_with(write_tiny_model(tmp_path, model), per_layer_config={})
 
 
+STEP = EXAMPLES["step3p7"].text_config()
 FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"norm_topk_prob": False}),
     ("glm4_moe", {"partial_rotary_factor": 0.5}),
@@ -215,6 +222,9 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("gemma4", {"partial_rotary_factor": 0.5}),
     ("gemma4", {"global_rope_theta": 100.0}),
     ("gemma4", {"softcap": None}),
+    ("gemma4-small", {"sliding_window": 20}),
+    ("step3p7", {"settings": EXAMPLES["step3p7"].settings | {"swiglu_limits": None}}),
+    ("step3p7", {"settings": EXAMPLES["step3p7"].settings | {"swiglu_limits_shared": None}}),
     ("deepseek", {"norm_topk_prob": False}),
     ("deepseek", {"rope_scaling": None}),
     ("deepseek", {"rope_scaling": EXAMPLES["deepseek"].rope_scaling | {"mscale_all_dim": 0.5}}),
@@ -373,11 +383,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm4v_moe", {"text_config": None}, "text_config"),
     ("seed_oss", {"attention_out_bias": True}, "attention_out_bias is True, expected False"),
     ("mimo_v2_flash", {"v_head_dim": 14}, "v_head_dim 14 is more than head_dim 12"),
-    (
-        "step3p7",
-        {"text_config": EXAMPLES["step3p7"].text_config() | {"swiglu_limits": [0, 0, 7]}},
-        "swiglu_limits",
-    ),
+    ("step3p7", {"text_config": STEP | {"swiglu_limits": [0, 7]}}, "a number or null for each of 3 layers"),
+    ("step3p7", {"text_config": STEP | {"swiglu_limits_shared": [0, -1, 0]}}, "swiglu_limits_shared is -1"),
     ("laguna", {"gating": "per-layer"}, "gating is 'per-layer'"),
     ("laguna", {"num_attention_heads_per_layer": [4]}, "one number for each of 3 layers"),
     ("hunyuan_v1_moe", {"moe_topk": [4, 4, 4], "num_experts_per_tok": None}, "moe_topk"),
@@ -396,7 +403,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granitemoe", {"residual_multiplier": 0}, "residual_multiplier is 0"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, expected False"),
     ("ernie4_5_moe", {"moe_layer_start_index": 5}, "mlp.gate_proj.weight is missing"),
-    ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit is 5.0, expected 7.0"),
+    ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit is 0.0, expected a number above 0"),
     ("gpt_oss", {"layer_types": ["linear"] * 3}, "layer_types"),
     ("gpt_oss", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
     ("qwen3_next", {"layer_types": ["linear_attention"] * 5}, "no layer has full attention"),
@@ -404,9 +411,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_next", {"linear_num_value_heads": 3}, "linear_num_value_heads 3 is not a multiple"),
     ("qwen3_next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1"),
     ("qwen3_5_moe", {"text_config": None}, "text_config"),
-    ("gemma4", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input is 256, expected 0"),
-    ("gemma4", {"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2, expected 0"),
-    ("gemma4", {"enable_moe_block": False}, "enable_moe_block is False, expected True"),
+    ("gemma4", {"num_kv_shared_layers": 2}, "so few that a layer of each kind is left"),
+    ("gemma4", {"num_kv_shared_layers": 9}, "num_kv_shared_layers is 9"),
+    ("gemma4", {"hidden_size_per_layer_input": 4}, "embed_tokens_per_layer.weight is missing"),
+    (
+        "gemma4",
+        {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 9},
+        "vocab_size_per_layer_input 9 is less than vocab_size",
+    ),
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
     ("gemma4", {"per_layer_config": {"1": {"head_dim": 24}}}, "one for all layers with full attention"),
     ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_type is 'axial'"),

@@ -30,6 +30,7 @@ from twofold.tools.cli.main import main
 from twofold.weights.weight_format import WeightMatrix
 
 from tests.engine.model_runs import load
+from tests.models.drawn_families import EXAMPLES
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model
 
@@ -379,6 +380,16 @@ def test_the_layered_pass_is_the_engines(source: Path, pool: ops.ThreadPool) -> 
     ours = LayeredModel(open_model_files(source), pool)
     theirs = runner.logits(hidden)
     np.testing.assert_allclose(ours.logits(ours.hidden_states([ids])[0]), theirs, rtol=0.05, atol=0.05)
+
+
+def test_the_layered_pass_keeps_what_later_layers_read(tmp_path: Path, pool: ops.ThreadPool) -> None:
+    directory = write_tiny_model(tmp_path, EXAMPLES["gemma4-small"])
+    ids = [[int(i) for i in np.random.default_rng(length).integers(3, 260, length)] for length in (40, 23)]
+    runner = load(directory)
+    for ours, each in zip(
+        LayeredModel(open_model_files(directory), pool).hidden_states(ids), ids, strict=True
+    ):
+        np.testing.assert_array_equal(ours, runner.prefill(each)[1])
 
 
 def test_log_probabilities_do_not_overflow() -> None:

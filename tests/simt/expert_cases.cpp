@@ -1,6 +1,7 @@
 // The expert kernels on the SIMT machine, stage by stage: each from what the one before it left.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "expert_layer.h"
 #include "packed_matrix.h"
@@ -58,18 +59,23 @@ Sum product(const PackedMatrix& matrix, int row, const std::vector<float>& x, bo
 struct Kind {
   kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
   bool biases = false;
+  float limit = 0;
 };
 
-double gated(kernels::ExpertActivation activation, double gate, double up) {
-  switch (activation) {
+double gated(const Kind& of, double gate, double up) {
+  const double limit = of.limit > 0 ? double(of.limit) : std::numeric_limits<double>::infinity();
+  const double u = std::clamp(up, -limit, limit);
+  switch (of.activation) {
     case kernels::ExpertActivation::kSwigluOai: {
-      const double g = std::min(gate, 7.0), u = std::clamp(up, -7.0, 7.0);
+      const double g = std::min(gate, limit);
       return g / (1 + std::exp(-1.702 * g)) * (u + 1);
     }
-    case kernels::ExpertActivation::kGeluTanh:
-      return 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate))) * up;
+    case kernels::ExpertActivation::kGeluTanh: {
+      const double inner = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+      return std::min(0.5 * gate * (1 + std::tanh(inner)), limit) * u;
+    }
     default:
-      return gate / (1 + std::exp(-gate)) * up;
+      return std::min(gate / (1 + std::exp(-gate)), limit) * u;
   }
 }
 
@@ -91,7 +97,8 @@ struct Experts {
     }
     const int64_t first = kernels::panel_bytes(format, H) * kernels::num_panels(I);
     const int64_t second = kernels::panel_bytes(format, I) * kernels::num_panels(H);
-    layout = {format, format, H, I, first, 2 * first, kind.biases ? 2 * first + second : 0, kind.activation};
+    layout = {format,          format,    H, I, first, 2 * first, kind.biases ? 2 * first + second : 0,
+              kind.activation, kind.limit};
     const int64_t bias_bytes = kernels::expert_bias_bytes(H, I);
     bytes = 2 * first + second + (kind.biases ? bias_bytes : 0);
     slots.resize(size_t(bytes) * kExperts);
@@ -181,7 +188,7 @@ void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes, con
         const float* bias = experts.biases[e].data();
         const Sum gate = plus(product(experts.gate[e], i, in, false), bias[i]);
         const Sum up = plus(product(experts.up[e], i, in, false), bias[kernels::up_bias_at(I) + i]);
-        const double both = gated(of.activation, gate.value, up.value);
+        const double both = gated(of, gate.value, up.value);
         wanted[size_t(i)] = {
             both, std::abs(gate.value) * up.magnitude + 1.8 * gate.magnitude * (1 + std::abs(up.value))};
         if (i % 32 == 0) peak = 0;
@@ -234,7 +241,7 @@ void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens, con
         const Sum up = plus(product(experts.up[e], i, in, true), bias[kernels::up_bias_at(I) + i]);
         CHECK(test::close(own[i], gate.value, gate.magnitude));
         CHECK(test::close(own[I + i], up.value, up.magnitude));
-        const double both = gated(of.activation, double(own[i]), double(own[I + i]));
+        const double both = gated(of, double(own[i]), double(own[I + i]));
         inner[size_t(i)] = test::float_of_bf16(h[int64_t(p) * I + i]);
         close_to(inner[size_t(i)], both, std::abs(both) / 255 + 1e-5 * std::abs(own[i]) + 1e-30, "gated");
       }
@@ -270,8 +277,9 @@ TWOFOLD_WEIGHT_FORMATS(TWOFOLD_FORMAT)
 
 CASE(experts_with_biases_and_another_activation) {
   for (const Kind& kind :
-       {Kind{kernels::ExpertActivation::kSwigluOai, true}, Kind{kernels::ExpertActivation::kGeluTanh, false},
-        Kind{kernels::ExpertActivation::kSilu, true}}) {
+       {Kind{kernels::ExpertActivation::kSwigluOai, true, 0.5f},
+        Kind{kernels::ExpertActivation::kGeluTanh, false}, Kind{kernels::ExpertActivation::kSilu, true},
+        Kind{kernels::ExpertActivation::kSilu, false, 0.5f}}) {
     check_decode(WeightFormat::kMXFP4, {96, 64, 1}, 48 * 1024, kind);
     check_decode(WeightFormat::kF32, {70, 34, 3}, 48 * 1024, kind);
     check_prefill(WeightFormat::kMXFP4, {64, 96, 5}, kFewTokens, kind);

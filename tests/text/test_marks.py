@@ -21,6 +21,9 @@ HERMES = '<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-jso
 XML = "<tool_call>\\n<function=example>\\n<parameter=one>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>"
 GLM = "<tool_call>{function-name}\n<arg_key>{key}</arg_key>\n<arg_value>"
 
+SEED = (
+    "<seed:think>{{ t }}</seed:think><seed:tool_call>\\n<function=example>\\n<parameter=one>value</parameter>"
+)
 HUNYUAN = (
     '<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls><think>{{ t }}</think><answer>{{ m }}</answer>'
 )
@@ -63,6 +66,7 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("MistralForCausalLM", "[TOOL_CALLS] [{{ calls }}]", "mistral", None),
     ("Qwen2ForCausalLM", HERMES, "hermes", None),
     ("Qwen3ForCausalLM", HERMES + THINK, "hermes", "qwen3"),
+    ("SeedOssForCausalLM", SEED, "seed_oss", "seed_oss"),
     ("DeepseekV32ForCausalLM", "f<｜tool▁sep｜>{}" + THINK, "deepseek_v31", "deepseek_r1"),
     ("GlmMoeDsaForCausalLM", GLM.replace("\n", "") + THINK, "glm47", "glm45"),
     ("AXK1ForCausalLM", HERMES + THINK, "hermes", "deepseek_r1"),
@@ -74,6 +78,7 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("AfmoeForCausalLM", XML + THINK, "qwen3_coder", "deepseek_r1"),
     ("AfmoeForCausalLM", HERMES, "hermes", None),
     ("LagunaForCausalLM", GLM + THINK, "glm45", "deepseek_r1"),
+    ("LagunaForCausalLM", GLM.replace("\n", "") + THINK, "glm47", "deepseek_r1"),
     ("Step3p7ForConditionalGeneration", XML + THINK, "qwen3_coder", "deepseek_r1"),
     ("Mistral4ForCausalLM", "[TOOL_CALLS]{{ f }}[ARGS]{{ a }}[THINK]{{ t }}[/THINK]", "mistral", "mistral"),
     ("Qwen3OmniMoeForConditionalGeneration", HERMES + THINK, "hermes", "qwen3"),

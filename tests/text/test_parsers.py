@@ -96,6 +96,23 @@ CASES = {
         "qwen3_coder", None, "<function=f>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",
         Answer("", "", (call(days="many"),)),
     ),
+    "seed_oss": Case(
+        "seed_oss", "seed_oss",
+        "<seed:think>hm</seed:think>\nok\n<seed:tool_call>\n<function=f>\n"
+        + "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in XML_VALUES.items())
+        + "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
+        Answer("ok", "hm", (XML_READ, ("g", {}))),
+    ),
+    "seed_oss-without-its-end": Case(
+        "seed_oss", "seed_oss",
+        "<seed:think>hm</seed:think>ok<seed:tool_call>\n<function=f>\n<parameter=days>2</parameter>\n",
+        Answer("ok<seed:tool_call>\n<function=f>\n<parameter=days>2</parameter>\n", "hm"),
+    ),
+    "seed_oss-without-line-breaks": Case(
+        "seed_oss", None,
+        "<seed:tool_call><function=f><parameter=days>2</parameter></function></seed:tool_call>",
+        Answer("", "", (call(days=2),)),
+    ),
     "glm45": Case(
         "glm45", "glm45",
         "\n<think>hm</think>\nok\n<tool_call>f\n"

@@ -16,6 +16,10 @@ import numpy as np
 
 from tests.tiny_models.writing import F32, RandomWeights, TinyModel, without_qwens
 
+_BY_LAYER: Final = (
+    "layer_types", "mlp_layer_types", "layer_rope_theta", "num_attention_heads_per_layer", "swiglu_limits",
+    "swiglu_limits_shared",
+)  # fmt: skip
 _RATHER_WIDE: Final = (".gate.weight", "experts", "lm_head", "router")
 # Keys of config.json by the name of the GGUF key in `gguf.Keys`.
 _GGUF_KEYS: Final = {
@@ -64,7 +68,7 @@ class TinyDescribed(TinyModel):
         lists = {
             key: value[-model.num_layers :]
             for key, value in self.settings.items()
-            if key in ("layer_types", "mlp_layer_types", "layer_rope_theta", "num_attention_heads_per_layer")
+            if key in _BY_LAYER and value is not None
         }
         if self.outer == "ernie4_5_vl_moe":  # sections fill half of a head
             half = model.hidden_size // model.num_heads // 2

@@ -1,7 +1,8 @@
-"""Tiny random Gemma 4 models with experts."""
+"""Tiny random Gemma 4 models: with experts, or dense with inputs of the layers and shared keys and values."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from tests.tiny_models.writing import F32, RandomWeights, TinyModel, without_qwe
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _NORMS: Final = ("pre_feedforward_layernorm", "pre_feedforward_layernorm_2", "post_feedforward_layernorm",
                  "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")  # fmt: skip
+_DENSE_NORMS: Final = _NORMS[0], _NORMS[2]
+_KEYS_AND_VALUES: Final = re.compile(r"\.[kv]_(proj|norm)\.")
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,34 @@ class TinyGemma4(TinyModel):
     nested: bool = False
     published: bool = True
     """Whether sizes of layers with full attention are said as published, or as transformers writes them."""
+    dense: bool = False
+    layer_input: int = 0
+    """Elements of a layer's own input; 0: there is none."""
+    num_shared: int = 0
+    """Last layers, which read keys and values of earlier ones."""
+    double_wide: bool = False
+    """Whether those have feed-forward parts twice as wide."""
+    has_unread: bool = False
+    """Whether the checkpoint holds keys and values of those layers, which are not read."""
+
+    @property
+    def has_experts(self) -> bool:
+        return not self.dense
 
     def is_moe_layer(self, layer: int) -> bool:
-        return True
+        return not self.dense
+
+    def shares(self, layer: int) -> bool:
+        """Whether a layer reads keys and values of an earlier one."""
+        return layer >= self.num_layers - self.num_shared
+
+    def inner_size(self, layer: int) -> int:
+        """Width of a layer's dense part."""
+        return self.intermediate_size * (2 if self.double_wide and self.shares(layer) else 1)
+
+    @property
+    def gguf_feed_forward_length(self) -> int | list[int]:
+        return [self.inner_size(layer) for layer in range(self.num_layers)]
 
     @property
     def biased(self) -> str:
@@ -63,7 +91,7 @@ class TinyGemma4(TinyModel):
     def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
         """See `TinyModel.extra_weights`."""
         hidden, attention = self.hidden_size, f"{prefix}.self_attn"
-        del random.found[f"{prefix}.mlp.gate.weight"]
+        random.found.pop(f"{prefix}.mlp.gate.weight", None)
         if layer in self.full:
             q_size, kv_size = (
                 heads * self.global_head_dim for heads in (self.num_heads, self.kv_heads(layer))
@@ -84,13 +112,27 @@ class TinyGemma4(TinyModel):
         for name in "qk":  # scores are not scaled
             random.vector(f"{attention}.{name}_norm.weight", head_dim, 0.5)
         random.vector(f"{prefix}.post_attention_layernorm.weight", hidden, 0.5)
-        for name in _NORMS:
+        for name in _DENSE_NORMS if self.dense else _NORMS:
             random.vector(f"{prefix}.{name}.weight", hidden, 1.0 if name.startswith("pre") else 0.5)
-        random.feed_forward(f"{prefix}.mlp", self.intermediate_size, hidden)
-        random.matrix(f"{prefix}.router.proj.weight", self.num_experts, hidden, 2.0 * hidden**0.5)
-        random.vector(f"{prefix}.router.scale", hidden, 1.0)
-        random.vector(f"{prefix}.router.per_expert_scale", self.num_experts, 1.0)
+        random.feed_forward(f"{prefix}.mlp", self.inner_size(layer), hidden)
+        if not self.dense:
+            random.matrix(f"{prefix}.router.proj.weight", self.num_experts, hidden, 2.0 * hidden**0.5)
+            random.vector(f"{prefix}.router.scale", hidden, 1.0)
+            random.vector(f"{prefix}.router.per_expert_scale", self.num_experts, 1.0)
         random.vector(f"{prefix}.layer_scalar", 1, 0.8)
+        if self.layer_input:
+            random.matrix(f"{prefix}.per_layer_input_gate.weight", self.layer_input, hidden)
+            random.matrix(f"{prefix}.per_layer_projection.weight", hidden, self.layer_input)
+            random.vector(f"{prefix}.post_per_layer_input_norm.weight", hidden, 0.5)
+            if layer == self.num_layers - 1:
+                wide = self.num_layers * self.layer_input
+                random.matrix("model.embed_tokens_per_layer.weight", self.vocab_size + 3, wide)
+                random.matrix("model.per_layer_model_projection.weight", wide, hidden)
+                random.vector("model.per_layer_projection_norm.weight", self.layer_input, 1.0)
+        if self.shares(layer) and not self.has_unread:
+            for name in [name for name in random.found if name.startswith(attention)]:
+                if _KEYS_AND_VALUES.match(name.removeprefix(attention)):
+                    del random.found[name]
 
     def weights(self) -> dict[str, F32]:
         """Every tensor by name."""
@@ -137,10 +179,12 @@ class TinyGemma4(TinyModel):
             "sliding_window": self.sliding_window,
             "rope_parameters": {_SLIDING: scaled, _FULL: proportional},
             "attention_k_eq_v": self.attention_k_eq_v,
-            "num_kv_shared_layers": 0,
-            "hidden_size_per_layer_input": 0,
-            "enable_moe_block": True,
-            "top_k_experts": self.top_k,
+            "num_kv_shared_layers": self.num_shared,
+            "use_double_wide_mlp": self.double_wide,
+            "hidden_size_per_layer_input": self.layer_input,
+            "vocab_size_per_layer_input": self.vocab_size + 3,
+            "enable_moe_block": not self.dense,
+            "top_k_experts": None if self.dense else self.top_k,
             "final_logit_softcapping": self.softcap,
             "use_bidirectional_attention": "vision" if self.nested else None,
         }
@@ -186,6 +230,12 @@ class TinyGemma4(TinyModel):
             "router.per_expert_scale": "ffn_down_exps.scale",
             "layer_scalar": "layer_output_scale.weight",
             "rope_freqs": "rope_freqs",
+            "per_layer_input_gate": "inp_gate",
+            "per_layer_projection": "proj",
+            "post_per_layer_input_norm": "post_norm",
+            "model.embed_tokens_per_layer": "per_layer_token_embd",
+            "model.per_layer_model_projection": "per_layer_model_proj",
+            "model.per_layer_projection_norm": "per_layer_proj_norm",
             "experts.gate_up_proj": "ffn_gate_up_exps.weight",
             "experts.down_proj": "ffn_down_exps.weight",
         }
@@ -205,7 +255,7 @@ class TinyGemma4(TinyModel):
         writer.add_rope_dimension_count_swa(self.head_dim)
         writer.add_rope_freq_base_swa(self.rope_theta)
         writer.add_sliding_window_pattern([layer not in self.full for layer in range(self.num_layers)])
-        writer.add_shared_kv_layers(0)
-        writer.add_embedding_length_per_layer_input(0)
+        writer.add_shared_kv_layers(self.num_shared)
+        writer.add_embedding_length_per_layer_input(self.layer_input)
         if self.softcap is not None:
             writer.add_final_logit_softcapping(self.softcap)

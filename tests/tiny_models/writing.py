@@ -117,7 +117,7 @@ class TinyModel:
         return self.num_layers
 
     @property
-    def gguf_feed_forward_length(self) -> int:
+    def gguf_feed_forward_length(self) -> int | list[int]:
         """feed_forward_length in GGUF files of the family."""
         mixtral = self.architecture == "MixtralForCausalLM"
         return self.moe_intermediate_size if mixtral else self.intermediate_size

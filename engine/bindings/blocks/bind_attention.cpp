@@ -61,6 +61,7 @@ GqaShape gqa_shape(BlockArguments& given) {
       .softplus = given.value("softplus", false),
       .value_scale = given.value("value_scale", 1.0f),
       .keys_are_values = given.value("keys_are_values", false),
+      .shares_kv = given.value("shares_kv", false),
       .rotation = given.has("rotation") ? given.at_least(0, "rotation") : 0,
       .head_eps = given.value("head_eps", eps),
   };
@@ -74,6 +75,8 @@ GqaShape gqa_shape(BlockArguments& given) {
     throw given.failure("value_dim is given with keys_are_values or gated; expected one of them");
   if (shape.flat_norms && (!given.has("q_norm") || !given.has("k_norm")))
     throw given.failure("flat_norms is given without q_norm and k_norm; expected all or none");
+  if (shape.shares_kv && shape.flat_norms)
+    throw given.failure("shares_kv and flat_norms are given; expected one of them");
   return shape;
 }
 
@@ -81,8 +84,8 @@ std::shared_ptr<GqaBlock> make_gqa(BlockArguments given) {
   const int layer = given.value<int>("layer");
   const GqaShape shape = gqa_shape(given);
   const int64_t out_rows = int64_t{shape.num_heads} * shape.head_dim;
-  const int64_t kv_rows = int64_t{shape.num_kv_heads} * shape.head_dim;
-  const int64_t value_rows = shape.keys_are_values ? 0 : int64_t{shape.num_kv_heads} * shape.value_dim;
+  const int64_t kv_heads = shape.shares_kv ? 0 : shape.num_kv_heads, kv_rows = kv_heads * shape.head_dim;
+  const int64_t value_rows = shape.keys_are_values ? 0 : kv_heads * shape.value_dim;
   const int64_t gate_rows = int64_t{shape.num_heads} * shape.gate_rows;
   const int64_t rows = (shape.gated ? 2 : 1) * out_rows + kv_rows + value_rows + gate_rows;
   const PackedMatrix& qkv = given.packed("qkv_weight", rows, kAny);

@@ -69,7 +69,8 @@ GatedFfn make_ffn(BlockArguments& given) {
             gate,
             up,
             down,
-            kernels::expert_activation_named(given.value<std::string>("activation", "silu"))};
+            kernels::expert_activation_named(given.value<std::string>("activation", "silu")),
+            given.value("limit", 0.0f)};
   } catch (const std::invalid_argument& wrong) {
     throw given.failure(wrong.what());
   }
@@ -99,6 +100,13 @@ std::shared_ptr<PredictionInput> make_prediction_input(BlockArguments given) {
                                    given.value<float>("eps")));
 }
 
+std::shared_ptr<LayerInput> make_layer_input(BlockArguments given) {
+  const PackedMatrix& gate = given.packed("gate", kAny, kAny);
+  const PackedMatrix& projection = given.packed("projection", gate.columns(), gate.rows());
+  return given.own(
+      LayerInput(given.pool().kernels(), given.pool(), gate, projection, given.at_least(0, "first")));
+}
+
 std::shared_ptr<PostNorm> make_post_norm(BlockArguments given) {
   const TensorView norm = given.array("norm_weight");
   const float* weight = expect_f32(norm, given.where("norm_weight").c_str(), {kAny});
@@ -116,7 +124,7 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
         decoder_(make(blocks_, pool, std::move(threads))) {}
 
   void forward(const py::array& hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts,
-               const std::optional<py::array>& previous) {
+               const std::optional<py::array>& previous, const std::optional<py::array>& layer_inputs) {
     float* rows = expect_writable_f32(view_of(hidden), "Decoder.forward: hidden",
                                       {batch.num_tokens(), decoder_.hidden_size()});
     const float* before = nullptr;
@@ -124,8 +132,14 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
       before = expect_f32(view_of(*previous), "Decoder.forward: previous",
                           {batch.num_tokens(), decoder_.hidden_size()});
     }
+    LayerInputRows inputs;
+    if (layer_inputs) {
+      const TensorView view = view_of(*layer_inputs);
+      inputs.rows = expect_f32(view, "Decoder.forward: layer_inputs", {batch.num_tokens(), kAny});
+      inputs.width = view.shape[1];
+    }
     const py::gil_scoped_release release;
-    decoder_.forward(rows, batch, cache, experts, before);
+    decoder_.forward(rows, batch, cache, experts, before, inputs);
   }
 
  private:
@@ -165,12 +179,15 @@ void bind_blocks(py::module_& m) {
   bind_block<PredictionInput>(m, "PredictionInput",
                               "Joins embeddings and hidden states for a prediction layer.",
                               &make_prediction_input);
+  bind_block<LayerInput>(m, "LayerInput", "Adds the layer's own input, gated by the hidden state.",
+                         &make_layer_input);
   bind_block<PostNorm>(m, "PostNorm", "Norm of the sum of the blocks before it.", &make_post_norm);
   py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
       .def(py::init<const py::sequence&, const PoolView*, std::vector<int>>(), py::arg("blocks"),
            py::arg("pool") = py::none(), py::arg("threads") = std::vector<int>())
       .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("cache"),
-           py::arg("experts") = py::none(), py::arg("previous") = std::nullopt);
+           py::arg("experts") = py::none(), py::arg("previous") = std::nullopt,
+           py::arg("layer_inputs") = std::nullopt);
 }
 
 }  // namespace twofold::bindings

@@ -30,7 +30,7 @@ const char* name_of(kernels::ActivationKind kind) {
 }
 
 cuda::ExpertLayout make_layout(const std::string& gate_up, const std::string& down, int hidden,
-                               int intermediate, const std::string& activation, bool biases) {
+                               int intermediate, const std::string& activation, bool biases, float limit) {
   const kernels::WeightFormat first = format_named(gate_up), second = format_named(down);
   if (hidden < 1 || intermediate < 1)
     throw std::invalid_argument("an expert needs at least one row and column");
@@ -43,7 +43,8 @@ cuda::ExpertLayout make_layout(const std::string& gate_up, const std::string& do
           .up_offset = matrix,
           .down_offset = 2 * matrix,
           .bias_offset = biases ? end : 0,
-          .activation = kernels::expert_activation_named(activation)};
+          .activation = kernels::expert_activation_named(activation),
+          .limit = limit};
 }
 
 py::array_t<int32_t> tile_groups(const py::array_t<int32_t, py::array::c_style | py::array::forcecast>& begin,
@@ -69,7 +70,8 @@ void bind_experts(py::module_& m) {
   py::class_<ExpertLayout>(m, "ExpertLayout",
                            "One expert as panels: gate, up, down, one after the other, then biases.")
       .def(py::init(&make_layout), py::arg("gate_up"), py::arg("down"), py::arg("hidden"),
-           py::arg("intermediate"), py::arg("activation") = "silu", py::arg("biases") = false)
+           py::arg("intermediate"), py::arg("activation") = "silu", py::arg("biases") = false,
+           py::arg("limit") = 0.0f)
       .def_property_readonly(
           "bytes",
           [](const ExpertLayout& layout) {

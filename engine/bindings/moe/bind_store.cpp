@@ -37,25 +37,33 @@ SourceMatrix expert_matrix(const py::handle& matrix, const std::string& what, in
 
 using FormatNames = std::tuple<std::string, std::string, std::string>;
 
-std::vector<FfnFormats> formats_of(const std::vector<FormatNames>& names) {
+// limits: one per layer, or none.
+std::vector<FfnFormats> formats_of(const std::vector<FormatNames>& names, const std::vector<float>& limits) {
+  if (!limits.empty() && limits.size() != names.size()) {
+    throw std::invalid_argument("limits of " + std::to_string(limits.size()) +
+                                " layers were given; expected " + std::to_string(names.size()) + " or none");
+  }
   std::vector<FfnFormats> formats;
   for (const auto& [gate, up, down] : names)
     formats.push_back({format_named(gate), format_named(up), format_named(down)});
+  for (size_t n = 0; n < limits.size(); ++n) formats[n].limit = limits[n];
   return formats;
 }
 
 std::shared_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
                                         const std::vector<FormatNames>& names, bool huge_pages,
-                                        const std::string& activation, bool biases) {
+                                        const std::string& activation, bool biases,
+                                        const std::vector<float>& limits) {
   const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
-  return std::make_shared<ExpertStore>(num_experts, shape, formats_of(names), huge_pages);
+  return std::make_shared<ExpertStore>(num_experts, shape, formats_of(names, limits), huge_pages);
 }
 
 std::shared_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermediate,
                                        const std::vector<FormatNames>& names,
                                        std::shared_ptr<FileMapping> file, size_t offset,
-                                       const std::string& activation, bool biases) {
-  const std::vector<FfnFormats> formats = formats_of(names);
+                                       const std::string& activation, bool biases,
+                                       const std::vector<float>& limits) {
+  const std::vector<FfnFormats> formats = formats_of(names, limits);
   const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
   const py::gil_scoped_release release;
   return std::make_shared<ExpertStore>(num_experts, shape, formats, std::move(file), offset);
@@ -117,10 +125,11 @@ void bind_store(py::module_& m) {
       m, "ExpertStore", "All experts of a model in host memory, each packed once.")
       .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
            py::arg("formats"), py::arg("huge_pages") = true, py::arg("activation") = "silu",
-           py::arg("biases") = false)
+           py::arg("biases") = false, py::arg("limits") = std::vector<float>())
       .def_static("from_file", &map_store, py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
                   py::arg("formats"), py::arg("file"), py::arg("offset"), py::arg("activation") = "silu",
-                  py::arg("biases") = false, "Panels that lie in a file.")
+                  py::arg("biases") = false, py::arg("limits") = std::vector<float>(),
+                  "Panels that lie in a file.")
       .def(
           "copied",
           [](const ExpertStore& store, const PoolView& pool) {

@@ -32,14 +32,21 @@ struct RoutedRows {
   LayerRouting routing() const { return {ids.data(), weights.data(), num_tokens, top_k}; }
 };
 
+// Inputs of all layers, [T, width]; null: no block reads them.
+struct LayerInputRows {
+  const float* rows = nullptr;
+  int64_t width = 0;
+};
+
 // State shared by the blocks of one forward pass.
 struct StepState {
   AttentionBatch& batch;
   StateCache& cache;
-  MoeExecutor* experts;             // null: no block has any
-  RoutedRows& routed;               // written by the last router
-  std::span<Block* const> ahead;    // the blocks after the current one
-  const float* previous = nullptr;  // [T, hidden size], what PredictionInput reads; null: no block reads it
+  MoeExecutor* experts;              // null: no block has any
+  RoutedRows& routed;                // written by the last router
+  std::span<Block* const> ahead;     // the blocks after the current one
+  const float* previous = nullptr;   // [T, hidden size], what PredictionInput reads; null: no block reads it
+  LayerInputRows layer_inputs = {};  // what LayerInput reads
 };
 
 class Block {

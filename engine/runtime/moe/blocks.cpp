@@ -125,6 +125,24 @@ void PredictionInput::forward(const float* hidden, float* sum, StepState& step) 
   linear(table_, pool_, {.x = joined_.data(), .ld = 2 * H}, T, projection_, nullptr, sum);
 }
 
+void LayerInput::forward(const float* hidden, float* sum, StepState& step) {
+  const LayerInputRows& inputs = step.layer_inputs;
+  const int T = step.batch.num_tokens(), size = static_cast<int>(gate_.rows());
+  if (inputs.rows == nullptr || first_ + size > inputs.width) {
+    throw KernelFailure("LayerInput: the step's inputs have " + std::to_string(inputs.width) +
+                        " elements a token; expected at least " + std::to_string(first_ + size));
+  }
+  const WorkTimer timer(Work::kDenseFfn);
+  const auto lock = pool_.lock_scratch();
+  gated_.resize(static_cast<size_t>(T) * static_cast<size_t>(size));
+  linear(table_, pool_, {.x = hidden, .ld = hidden_size()}, T, gate_, nullptr, gated_.data());
+  const auto gelu = table_.gated_as(kernels::ExpertActivation::kGeluTanh);
+  for (int64_t t = 0; t < T; ++t)
+    gelu(gated_.data() + t * size, inputs.rows + t * inputs.width + first_, gated_.data() + t * size, size,
+         0);
+  linear(table_, pool_, {.x = gated_.data(), .ld = size}, T, projection_, nullptr, sum, true);
+}
+
 void PostNorm::forward(const float* hidden, float* sum, StepState& step) {
   const int T = step.batch.num_tokens(), H = hidden_size_;
   const double elements = static_cast<double>(T) * H;

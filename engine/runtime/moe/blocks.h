@@ -128,6 +128,27 @@ class PredictionInput final : public Block {
   std::vector<float> joined_;
 };
 
+// sum += projection . (gelu(gate . hidden) * the layer's input), see LayerInputs.
+class LayerInput final : public Block {
+ public:
+  // gate [size, hidden] and projection [hidden, size] are not owned. first: begin of the layer's input in the step's
+  // rows.
+  LayerInput(const kernels::KernelTable& table, ThreadPool& pool, const PackedMatrix& gate,
+             const PackedMatrix& projection, int64_t first)
+      : table_(table), pool_(pool), gate_(gate), projection_(projection), first_(first) {}
+
+  void forward(const float* hidden, float* sum, StepState& step) override;
+  int hidden_size() const override { return static_cast<int>(gate_.columns()); }
+
+ private:
+  const kernels::KernelTable& table_;
+  ThreadPool& pool_;
+  const PackedMatrix& gate_;
+  const PackedMatrix& projection_;
+  int64_t first_;
+  std::vector<float> gated_;
+};
+
 // Follows blocks whose sum is normed before it is added: the decoder gives the `over` blocks before this one
 // rows of zeros to add to, which are `hidden` here. sum = (sum + norm(hidden)) * scale.
 class PostNorm final : public Block {

@@ -71,10 +71,10 @@ Decoder::Decoder(std::vector<Block*> blocks, ThreadPool* pool, std::vector<int> 
 }
 
 void Decoder::forward(float* hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts,
-                      const float* previous) {
+                      const float* previous, const LayerInputRows& layer_inputs) {
   if (batch.num_tokens() == 0) return;
   routed_.num_tokens = 0;  // those of the previous step
-  StepState step{batch, cache, experts, routed_, blocks_, previous};
+  StepState step{batch, cache, experts, routed_, blocks_, previous, layer_inputs};
   const size_t num_values = static_cast<size_t>(batch.num_tokens()) * static_cast<size_t>(hidden_size());
   size_t depth = 0;
   const auto sum = [&] { return depth == 0 ? hidden : sums_[depth - 1].data(); };

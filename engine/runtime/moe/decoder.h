@@ -18,9 +18,9 @@ class Decoder {
 
   // hidden [tokens of the batch, hidden size] becomes the last block's output; the blocks' state for the tokens
   // is in the cache afterwards. Experts run where the executor places them; it may be null if no block has any.
-  // previous: see StepState. Throws as the blocks do.
+  // previous, layer_inputs: see StepState. Throws as the blocks do.
   void forward(float* hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts,
-               const float* previous = nullptr);
+               const float* previous = nullptr, const LayerInputRows& layer_inputs = {});
 
   int hidden_size() const { return blocks_.front()->hidden_size(); }
 

@@ -77,15 +77,16 @@ void ExpertStore::lay_out(std::span<const FfnFormats> formats) {
 template <class Make>
 void ExpertStore::fill(ThreadPool& pool, int layer, int first, int count, const Make& make) {
   const ExpertLayout& of_layer = layout(layer);
-  const auto& [gate, up, down] = of_layer.formats;
+  const FfnFormats& formats = of_layer.formats;
   const struct {
     size_t offset;
     int64_t num_panels, panel_bytes;
   } matrices[] = {
-      {0, kernels::num_panels(shape_.intermediate), kernels::panel_bytes(gate, shape_.hidden)},
-      {of_layer.up_offset, kernels::num_panels(shape_.intermediate), kernels::panel_bytes(up, shape_.hidden)},
+      {0, kernels::num_panels(shape_.intermediate), kernels::panel_bytes(formats.gate, shape_.hidden)},
+      {of_layer.up_offset, kernels::num_panels(shape_.intermediate),
+       kernels::panel_bytes(formats.up, shape_.hidden)},
       {of_layer.down_offset, kernels::num_panels(shape_.hidden),
-       kernels::panel_bytes(down, shape_.intermediate)},
+       kernels::panel_bytes(formats.down, shape_.intermediate)},
   };
   PanelPieces pieces;  // of three items for each expert
   for (int item = 0; item < 3 * count; ++item) {

@@ -5,12 +5,13 @@
 namespace twofold {
 
 GatedFfn::GatedFfn(const kernels::KernelTable& table, ThreadPool& pool, const PackedMatrix& gate,
-                   const PackedMatrix& up, const PackedMatrix& down, kernels::ExpertActivation activation)
+                   const PackedMatrix& up, const PackedMatrix& down, kernels::ExpertActivation activation,
+                   float limit)
     : ffn_(table, pool, static_cast<int>(gate.columns()), static_cast<int>(gate.rows()),
            kernels::Rounding::kOfLevel, activation),
       panels_{gate.segments().front().panels, up.segments().front().panels, down.segments().front().panels},
-      formats_{gate.segments().front().format, up.segments().front().format, down.segments().front().format} {
-}
+      formats_{gate.segments().front().format, up.segments().front().format, down.segments().front().format,
+               limit} {}
 
 void GatedFfn::forward(const InputRows& input, const float* weights, float* sum, int T) {
   if (T == 0) return;

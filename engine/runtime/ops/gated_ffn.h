@@ -14,7 +14,7 @@ class GatedFfn {
   // gate and up [intermediate, hidden], down [hidden, intermediate], each of one segment.
   GatedFfn(const kernels::KernelTable& table, ThreadPool& pool, const PackedMatrix& gate,
            const PackedMatrix& up, const PackedMatrix& down,
-           kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu);
+           kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu, float limit = 0);
 
   // sum[t] += weights[t] * down(gated(gate(x_t), up(x_t))); no weights: all 1. input and sum are [T, hidden]
   // and may be the same memory.

@@ -113,7 +113,7 @@ void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRo
   if (rows.groups.empty()) return;
   const FfnFormats formats{kernels::multiplied_as(packed.gate, rounding_),
                            kernels::multiplied_as(packed.up, rounding_),
-                           kernels::multiplied_as(packed.down, rounding_)};
+                           kernels::multiplied_as(packed.down, rounding_), packed.limit};
   const auto lock = pool_.lock_scratch();
   plan(formats, rows);
   const kernels::WeightFormat in[] = {formats.gate, formats.up}, out[] = {formats.down};
@@ -223,6 +223,7 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
   const int64_t gate_bytes = kernels::panel_bytes(step.formats.gate, hidden_);
   const int64_t up_bytes = kernels::panel_bytes(step.formats.up, hidden_);
   const int begin = step.rows.begin[size_t(piece.item)], load = step.load(piece.item);
+  const float limit = step.formats.limit;
   alignas(64) float gated[kTilePanels * kPanelRows];
   alignas(64) float upped[kTilePanels * kPanelRows];
   for (int block = 0; block < load; block += kBlockRows) {
@@ -243,14 +244,14 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
       if (step.gated != nullptr) {
         for (int i = 0; i < m; ++i) {
           gated_(gated + i * width, upped + i * width,
-                 step.gated + (begin + block + i) * step.gated_stride + first, n);
+                 step.gated + (begin + block + i) * step.gated_stride + first, n, limit);
         }
         continue;
       }
       if (n == width) {
-        gated_(gated, upped, gated, m * width);
+        gated_(gated, upped, gated, m * width, limit);
       } else {
-        for (int i = 0; i < m; ++i) gated_(gated + i * width, upped + i * width, gated + i * width, n);
+        for (int i = 0; i < m; ++i) gated_(gated + i * width, upped + i * width, gated + i * width, n, limit);
       }
       for (int i = 0; coarser && i < m; ++i) round_to_bf16(table_, gated + i * width, n);
       table_.encode[int(kind)](gated, width, step.inner.writable_row(kind, begin + block),

@@ -22,6 +22,7 @@ namespace twofold {
 
 struct FfnFormats {
   kernels::WeightFormat gate, up, down;
+  float limit = 0;  // bound of gate and up (expert.h); 0: none
 };
 
 // Addresses of one feed-forward's panels: gate and up [intermediate, hidden], down [hidden, intermediate].

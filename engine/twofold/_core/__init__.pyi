@@ -414,6 +414,7 @@ class Gqa(Block):
         sinks: _F32 | None = None,
         v_norm: _F32 | None = None,
         keys_are_values: bool = False,
+        shares_kv: bool = False,
         rotation: int = 0,
         head_eps: float = ...,
     ) -> None:
@@ -432,6 +433,7 @@ class Gqa(Block):
         sinks [num_heads]: logits that take part in the softmax and have no value.
         head_eps: epsilon of the norms of q, k and v; without it `eps`.
         keys_are_values: qkv_weight has no rows of v; values are the keys before norm and rotation.
+        shares_kv: qkv_weight has no rows of k and v; `layer` of the cache has keys and values already.
         rotation: index of the batch's rotation.
         """
 
@@ -589,6 +591,7 @@ class SharedExperts(Block):
         up: PackedMatrix,
         down: PackedMatrix,
         shared_gate: _F32 | None = None,
+        limit: float = 0.0,
     ) -> None: ...
 
 @final
@@ -603,6 +606,7 @@ class DenseFfn(Block):
         down: PackedMatrix,
         eps: float,
         activation: str = "silu",
+        limit: float = 0.0,
     ) -> None: ...
 
 @final
@@ -618,6 +622,13 @@ class PredictionInput(Block):
         projection: PackedMatrix,
         eps: float,
     ) -> None: ...
+
+@final
+class LayerInput(Block):
+    """Adds projection . (gelu(gate . hidden) * input), the input being a part of the step's `layer_inputs`."""
+
+    def __init__(self, pool: ThreadPool, *, gate: PackedMatrix, projection: PackedMatrix, first: int) -> None:
+        """first: where the layer's input begins in a row of the step's."""
 
 @final
 class PostNorm(Block):
@@ -641,13 +652,34 @@ class Decoder:
         cache: StateCache,
         experts: MoeExecutor | None = None,
         previous: _F32 | None = None,
+        layer_inputs: _F32 | None = None,
     ) -> None:
-        """experts: None if no block has any. previous: normed hidden states that a `PredictionInput` reads."""
+        """experts: None if no block has any. previous: normed hidden states that a `PredictionInput` reads.
+
+        layer_inputs: result of `LayerInputs.forward` for the batch's tokens, which a `LayerInput` reads.
+        """
 
 @final
 class Embedding:
     def __init__(self, pool: ThreadPool, table: WeightMatrix) -> None: ...
     def forward(self, token_ids: _I32, out: _F32) -> None: ...
+
+@final
+class LayerInputs:
+    """Inputs of all layers, by a table of tokens and a projection of their embeddings."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        table: WeightMatrix,
+        projection: PackedMatrix,
+        norm_weight: _F32,
+        eps: float,
+        table_scale: float,
+    ) -> None: ...
+    def forward(self, token_ids: _I32, hidden: _F32, out: _F32) -> None:
+        """hidden [T, hidden]: scaled embeddings; out [T, layers * size]."""
 
 @final
 class LmHead:
@@ -690,7 +722,9 @@ class ExpertStore:
         huge_pages: bool = True,
         activation: str = "silu",
         biases: bool = False,
-    ) -> None: ...
+        limits: Sequence[float] = (),
+    ) -> None:
+        """limits: of the activation (kernels/include/twofold/expert.h), one per layer, 0 for none; or none at all."""
     @staticmethod
     def from_file(
         num_experts: int,
@@ -701,6 +735,7 @@ class ExpertStore:
         offset: int,
         activation: str = "silu",
         biases: bool = False,
+        limits: Sequence[float] = (),
     ) -> ExpertStore: ...
     def copied(self, pool: ThreadPool) -> ExpertStore: ...
     def set_kernels(self, layer: int, pool: ThreadPool) -> None:

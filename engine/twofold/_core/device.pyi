@@ -28,7 +28,9 @@ class ExpertLayout:
         intermediate: int,
         activation: str = "silu",
         biases: bool = False,
-    ) -> None: ...
+        limit: float = 0.0,
+    ) -> None:
+        """limit: of the activation (kernels/include/twofold/expert.h); 0: none."""
     @property
     def bytes(self) -> int: ...
     @property

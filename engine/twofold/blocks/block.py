@@ -64,6 +64,8 @@ class RoutedShape:
     activation: Activation = "silu"
     biases: bool = False
     """Whether gate, up and down have biases."""
+    limit: float = 0.0
+    """Bound of gate and up, which layers may have of their own (kernels/include/twofold/expert.h); 0: none."""
 
     def expert_bytes(self, formats: tuple[str, str, str]) -> int:
         """Bytes of one expert in memory, with (gate, up, down) in these formats."""
@@ -118,6 +120,11 @@ class Block(ModelPart):
     def state(self) -> tuple[State, ...]:
         """State that the block keeps per sequence."""
         return ()
+
+    @property
+    def state_layer(self) -> int:
+        """Layer whose state the block reads: its own, or, for a block that keeps none, an earlier one."""
+        return self.layer
 
     @property
     def device_page_elements(self) -> int:

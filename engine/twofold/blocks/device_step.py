@@ -302,6 +302,8 @@ class DeviceStep:
     routed: Routed | None = None
     previous: Tensor | None = None
     """f32 [T, hidden], normed hidden states that a prediction layer reads."""
+    layer_inputs: Tensor | None = None
+    """f32 [T, layers, size], see `blocks.layer_input`."""
 
     def chosen(self) -> Routed:
         """Output of the router before this block."""
@@ -350,17 +352,19 @@ def normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(hidden, hidden.shape[-1:], weight, eps).bfloat16()
 
 
-def gated(activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
+def gated(activation: Activation, gate: Tensor, up: Tensor, limit: float = 0.0) -> Tensor:
     """Activation of gate times up (kernels/include/twofold/expert.h)."""
     import torch
     from torch.nn import functional
 
-    if activation == "silu":
-        return functional.silu(gate) * up
-    if activation == "gelu_tanh":
-        return functional.gelu(gate, approximate="tanh") * up
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    most = limit or torch.inf
+    up = up.clamp(-most, most)
+    if activation == "swiglu_oai":
+        gate = gate.clamp(max=most)
+        return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    silu = activation == "silu"
+    activated = functional.silu(gate) if silu else functional.gelu(gate, approximate="tanh")
+    return activated.clamp(max=most) * up
 
 
 @dataclass(frozen=True)
@@ -370,14 +374,16 @@ class GatedFfn:
     gate_up: Tensor
     down: Tensor
     activation: Activation = "silu"
+    limit: float = 0.0
+    """Bound of gate and up; 0: none."""
 
     @classmethod
-    def of(cls, weights: DeviceWeights, activation: Activation = "silu") -> GatedFfn:
+    def of(cls, weights: DeviceWeights, activation: Activation = "silu", limit: float = 0.0) -> GatedFfn:
         parts = ("gate_up",) if "gate_up" in weights.source else ("gate", "up")
-        return cls(weights.matrix(*parts), weights.matrix("down"), activation)
+        return cls(weights.matrix(*parts), weights.matrix("down"), activation, limit)
 
     def __call__(self, rows: Tensor) -> Tensor:
         from torch.nn import functional
 
         gate, up = functional.linear(rows, self.gate_up).chunk(2, -1)
-        return functional.linear(gated(self.activation, gate, up), self.down)
+        return functional.linear(gated(self.activation, gate, up, self.limit), self.down)

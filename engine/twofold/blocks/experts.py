@@ -42,6 +42,8 @@ class RoutedExperts(ExpertBlock):
     """Names of fused (gate and up, down) within the MoE module; the first that exists, else the last."""
     activation: Activation = "silu"
     """Activation function of the gate."""
+    limit: float = 0.0
+    """Bound of gate and up (kernels/include/twofold/expert.h); 0: none."""
     transposed: bool = False
     """Whether fused matrices are transposed: [E, H, 2I] and [E, I, H]."""
     weighs_rows: bool = False
@@ -56,6 +58,7 @@ class RoutedExperts(ExpertBlock):
             self.intermediate_size,
             self.activation,
             self.has_biases,
+            self.limit,
         )
 
     @property

@@ -33,6 +33,8 @@ class DenseFfn(Block):
     """Name of the norm in checkpoints."""
     activation: Activation = "silu"
     """Activation function of the gate."""
+    limit: float = 0.0
+    """Bound of gate and up (kernels/include/twofold/expert.h); 0: none."""
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
@@ -61,10 +63,12 @@ class DenseFfn(Block):
             down=weights.packed(pool, where, "down"),
             eps=self.eps,
             activation=self.activation,
+            limit=self.limit,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        return DenseFfnOnDevice(weights.norm(), GatedFfn.of(weights, self.activation), self.eps)
+        ffn = GatedFfn.of(weights, self.activation, self.limit)
+        return DenseFfnOnDevice(weights.norm(), ffn, self.eps)
 
 
 @dataclass(frozen=True)

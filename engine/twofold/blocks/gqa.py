@@ -3,7 +3,8 @@
 Optional: biases; RMSNorm over each head of q and k before the rotation (Qwen3) or over all heads together (OLMoE);
 sliding window; chunks; layers without rotation whose queries are scaled by position (Llama 4); an output gate
 (Qwen3-Next) or gates of their own, one per head or per element (Laguna, AFMoE); sinks (gpt-oss); normed values, or
-values from the keys' projection (Gemma 4); norms after the rotation (Hunyuan); values of another length (MiMo-V2).
+values from the keys' projection (Gemma 4); norms after the rotation (Hunyuan); values of another length (MiMo-V2);
+keys and values of an earlier layer instead of its own (Gemma 4).
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class Gqa(Block):
     """Whether checkpoints store the norms minus 1."""
     head_eps: float | None = None
     """Epsilon of the norms of q, k and v; None: `eps`."""
+    kv_layer: int | None = None
+    """Earlier layer whose keys and values are read, with heads like this one's; None: its own."""
 
     @property
     def scale(self) -> float:
@@ -189,18 +192,29 @@ class Gqa(Block):
             widths = (q_rows, kv_rows) if self.flat_norms else (self.head_dim, self.head_dim)
             specs |= {
                 f"{part}_norm": vector(f"self_attn.{part}_norm.weight", size, f"attn_{part}_norm.weight")
-                for part, size in zip("qk", widths, strict=True)
+                for part, size in zip("qk" if "k" in self.parts else "q", widths, strict=False)
             }
         return specs
 
     @property
     def state(self) -> tuple[Pages, ...]:
+        if self.kv_layer is not None:
+            return ()
         if self.value_dim == self.head_dim:
             return (Pages(2 * self.num_kv_heads, self.head_dim),)
         return Pages(self.num_kv_heads, self.head_dim), Pages(self.num_kv_heads, self.value_dim)
 
     @property
+    def state_layer(self) -> int:
+        return self.layer if self.kv_layer is None else self.kv_layer
+
+    @property
     def device_page_elements(self) -> int:
+        return 0 if self.kv_layer is not None else self._device_row_elements
+
+    @property
+    def _device_row_elements(self) -> int:
+        """Elements of one token's keys and values on a device."""
         return 2 * self.num_kv_heads * self.device_head_dim
 
     @property
@@ -219,7 +233,7 @@ class Gqa(Block):
         base = super().cost(weights, tokens, context_len)
         seen = [self._seen(context_len + token) for token in range(tokens)]
         read, pairs = min(context_len, seen[0] if seen else 0), sum(seen)
-        keys_and_values = 2 * self.device_page_elements  # bytes: a device keeps bf16
+        keys_and_values = 2 * self._device_row_elements  # bytes: a device keeps bf16
         return Cost(
             base.num_bytes + read * keys_and_values,
             base.flops + 2.0 * pairs * self.num_heads * (self.head_dim + self.value_dim),
@@ -247,8 +261,8 @@ class Gqa(Block):
     @property
     def parts(self) -> tuple[str, ...]:
         """Projections, in row order."""
-        values = () if self.keys_are_values else ("v",)
-        return ("q", "k", *values, *(("gate",) if self.gate else ()))
+        keys = () if self.kv_layer is not None else ("k",) if self.keys_are_values else ("k", "v")
+        return ("q", *keys, *(("gate",) if self.gate else ()))
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"
@@ -270,7 +284,8 @@ class Gqa(Block):
             eps=self.eps,
             scale=self.scale,
             sliding_window=self.sliding_window,
-            layer=self.layer,
+            layer=self.state_layer,
+            shares_kv=self.kv_layer is not None,
             flat_norms=self.flat_norms,
             chunk=self.attention_chunk,
             rotated=self.rotated,
@@ -333,7 +348,7 @@ class Gqa(Block):
 
         if not self.neighbours:
             return rows
-        of_values = 0 if self.keys_are_values else self.num_kv_heads * self.value_dim
+        of_values = self.num_kv_heads * self.value_dim if "v" in self.parts else 0
         of_values += self.all_gate_rows
         heads, v = torch.tensor_split(rows, (len(rows) - of_values,))
         pairs = heads.reshape(-1, self.head_dim // 2, 2, *rows.shape[1:])
@@ -342,5 +357,7 @@ class Gqa(Block):
     def device_state(
         self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
     ) -> DeviceState:
+        if self.kv_layer is not None:
+            return ()
         shape = (num_pages, page_size, self.num_kv_heads, self.device_head_dim)
         return allocate(shape), allocate(shape)

@@ -42,6 +42,8 @@ class GqaFields(Protocol):
     @property
     def keys_are_values(self) -> bool: ...
     @property
+    def kv_layer(self) -> int | None: ...
+    @property
     def gated(self) -> bool: ...
     @property
     def gate_rows(self) -> int: ...
@@ -85,11 +87,15 @@ class GqaOnDevice:
             qkv = self._padded(qkv)
         if self.attention.flat_norms:
             qkv, norms = self._normed(qkv), (None, None, norms[2])
-        if self.attention.keys_are_values:
+        if self.attention.keys_are_values and self.attention.kv_layer is None:
             qkv = torch.cat([qkv, qkv[:, -self.shape.num_kv_heads * self.shape.head_dim :]], 1)
+        slots = step.batch.slot_mapping
+        if self.attention.kv_layer is not None:  # keys and values are there already: nothing is stored
+            qkv = functional.pad(qkv, (0, 2 * self.shape.num_kv_heads * self.shape.head_dim))
+            slots = torch.full_like(slots, -1)
         cos, sin = step.rotations[self.attention.rotation]
         angles = (cos, sin) if self.attention.rotated else (cos[:, :0], sin[:, :0])
-        q = step.kernels.rope_store(qkv, norms, angles, step.batch.slot_mapping, kv, self.shape)
+        q = step.kernels.rope_store(qkv, norms, angles, slots, kv, self.shape)
         if self.attention.temperature is not None:
             q = (q * self.attention.temperature.factors(step.batch.positions)[:, None, None]).to(q.dtype)
         if self.q_scale is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ import numpy as np
 from twofold.blocks import ops
 from twofold.blocks.block import Cost, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
+from twofold.blocks.layer_input import LayerInputs
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import WeightMatrix, source_row_bytes
 
@@ -26,17 +28,26 @@ class Embedding(ModelPart):
     """Whether the head uses the same matrix."""
     scale: float = 1.0
     """Factor applied to the rows before the first layer."""
+    layer_inputs: LayerInputs | None = None
+    """Further inputs, one for each layer; None: there are none."""
+
+    def problems(self) -> Iterator[str]:
+        if self.layer_inputs is not None:
+            yield from self.layer_inputs.problems(self.vocab_size)
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
-        return {"table": TensorSpec("model.embed_tokens.weight", shape, "embedding", "token_embd.weight")}
+        table = TensorSpec("model.embed_tokens.weight", shape, "embedding", "token_embd.weight")
+        further = {} if self.layer_inputs is None else self.layer_inputs.tensors()
+        return {"table": table, **further}
 
     def host_bytes(self, weights: BlockWeights) -> int:
         """Host bytes: pages of the file, 0 if the head has packed them; a copy if they are converted to another
         format."""
+        further = 0 if self.layer_inputs is None else self.layer_inputs.host_bytes(weights)
         if weights.recoding is not None:
-            return self.vocab_size * source_row_bytes(weights.recoding.format, self.hidden_size)
-        return 0 if self.tied else weights.source.entry(weights.specs["table"].name).num_bytes
+            return further + self.vocab_size * source_row_bytes(weights.recoding.format, self.hidden_size)
+        return further + (0 if self.tied else weights.source.entry(weights.specs["table"].name).num_bytes)
 
     def table(self, weights: BlockWeights) -> WeightMatrix:
         return weights.matrix("table")

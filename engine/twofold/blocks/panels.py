@@ -62,8 +62,10 @@ class MappedPanels:
             pool, stored.parts, stored.columns, self.mapping, stored.stretch.offset
         )
 
-    def experts(self, activation: str = "silu", num_layers: int | None = None) -> _core.ExpertStore:
-        """Experts of the first `num_layers` (None: all), in the file's pages, with this gate activation."""
+    def experts(
+        self, activation: str = "silu", num_layers: int | None = None, limits: Sequence[float] = ()
+    ) -> _core.ExpertStore:
+        """Experts of the first `num_layers` (None: all), in the file's pages, with this activation and its limits."""
         stored = self.contents.experts
         return _core.ExpertStore.from_file(
             stored.num_experts,
@@ -74,4 +76,5 @@ class MappedPanels:
             stored.stretches[0].offset if stored.stretches else 0,
             activation,
             stored.biases,
+            limits,
         )

@@ -26,6 +26,8 @@ class SharedExperts(Block):
     module: str = "mlp.shared_experts"
     gated: bool = False
     """Whether their output is multiplied by the sigmoid of one dot product with the token's row."""
+    limit: float = 0.0
+    """Bound of gate and up (kernels/include/twofold/expert.h); 0: none."""
     fused: tuple[str, str] | None = None
     """Checkpoint names of (gate and up, down), if some checkpoints fuse gate and up."""
 
@@ -69,11 +71,13 @@ class SharedExperts(Block):
 
         gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")
         gate_of_tokens = ops.dequantise(pool, weights.checked(pool, "shared_gate"))[0] if self.gated else None
-        return ops.SharedExperts(pool, gate=gate, up=up, down=down, shared_gate=gate_of_tokens)
+        return ops.SharedExperts(
+            pool, gate=gate, up=up, down=down, shared_gate=gate_of_tokens, limit=self.limit
+        )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         return SharedExpertsOnDevice(
-            GatedFfn.of(weights), weights.exact("shared_gate") if self.gated else None
+            GatedFfn.of(weights, limit=self.limit), weights.exact("shared_gate") if self.gated else None
         )
 
 

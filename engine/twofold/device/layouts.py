@@ -88,14 +88,16 @@ def layouts_of(shape: MoeShape) -> list[ExpertLayout]:
     Raises:
         ConfigError: the device has no kernels for a layer's formats.
     """
-    return [_layout(formats, shape) for formats in shape.formats]
+    limits = shape.limits or (0.0,) * len(shape.formats)
+    return [_layout(formats, shape, limit) for formats, limit in zip(shape.formats, limits, strict=True)]
 
 
-def _layout(formats: tuple[str, str, str], shape: MoeShape) -> ExpertLayout:
+def _layout(formats: tuple[str, str, str], shape: MoeShape, limit: float) -> ExpertLayout:
     gate, up, down = formats
     if gate != up:
         raise ConfigError(
             f"experts with gate in {gate} and up in {up} have no kernels on a device; gate and up of one format were "
             "expected. Use --accelerator none"
         )
-    return ExpertLayout(gate, down, shape.hidden, shape.intermediate, shape.activation, shape.biases)
+    sizes = shape.hidden, shape.intermediate
+    return ExpertLayout(gate, down, *sizes, activation=shape.activation, biases=shape.biases, limit=limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -100,11 +100,16 @@ class DeviceModel:
 
         try:
             self._embedding = on_device(files.embedding).matrix("table")
+            layer_inputs = config.embedding.layer_inputs
+            self._layer_inputs = (
+                None if layer_inputs is None else layer_inputs.device(on_device(files.embedding))
+            )
             moe_layers = {layer: index for index, layer in enumerate(config.moe_layers)}
             self._blocks = [
                 block.device(on_device(weights), moe_layers.get(block.layer, -1))
                 for block, weights in files.blocks()
             ]
+            self._state_of = _owners_of_state(self._specs)
             self._begun = Counter(
                 n - block.over for n, block in enumerate(self._blocks) if isinstance(block, PostNormOnDevice)
             )
@@ -149,8 +154,11 @@ class DeviceModel:
             for cos, sin in zip(self._cos, self._sin, strict=True)
         ]
         step = DeviceStep(batch, rotations, self._kernels, moe, self._routers)
+        if self._layer_inputs is not None:
+            step.layer_inputs = self._layer_inputs(batch.token_ids, hidden)
         totals = [hidden]
-        for n, (block, kept) in enumerate(zip(self._blocks, state, strict=True)):
+        for n, block in enumerate(self._blocks):
+            kept = state[self._state_of[n]]
             totals += (torch.zeros_like(hidden) for _ in range(self._begun[n]))
             read = totals.pop() if isinstance(block, PostNormOnDevice) else hidden
             block.forward(read, totals[-1], kept, step)
@@ -168,3 +176,12 @@ class DeviceModel:
         logits = torch.nn.functional.linear(rows, self._head).float()
         cap = self.config.head.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _owners_of_state(blocks: Sequence[Block]) -> list[int]:
+    """For each block, the block whose state it reads: itself, or that of its kind in `state_layer`."""
+    owners = {(block.layer, block.kind): n for n, block in enumerate(blocks)}
+    return [
+        n if block.state_layer == block.layer else owners[block.state_layer, block.kind]
+        for n, block in enumerate(blocks)
+    ]

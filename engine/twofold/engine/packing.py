@@ -88,7 +88,10 @@ def write_panels(
         tensors.release_pages(names[index])
         tell.done(f"layer {index}", writer.at)
     config.head.cpu(files.head.from_panels(matrices), pool)
-    config.embedding.cpu(files.embedding, pool)  # checks the rows, which are never packed
+    embedding = files.embedding.from_panels(matrices)
+    config.embedding.cpu(embedding, pool)  # checks the rows, which are never packed
+    if config.embedding.layer_inputs is not None:
+        config.embedding.layer_inputs.cpu(embedding, pool)
     writer.align(LARGE_PAGE)
     layers = []
     for panels in _expert_panels(files, shape, pool):
@@ -137,7 +140,7 @@ def _expert_panels(
 
     @functools.lru_cache(maxsize=1)  # fresh memory per layer would cost its page faults
     def store_of(formats: tuple[str, str, str]) -> _core.ExpertStore:
-        return make_store(replace(shape, num_layers=1, formats=(formats,)), pool)
+        return make_store(replace(shape, num_layers=1, formats=(formats,), limits=()), pool)
 
     try:
         for formats, experts in zip(shape.formats, files.expert_layers(), strict=True):

@@ -99,7 +99,7 @@ class LayerTimer:
 
     def __init__(self, shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> None:
         layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (_expert_bytes(shape) * shape.num_experts)))
-        self.shape = replace(shape, num_layers=layers, formats=(_usual(shape),) * layers)
+        self.shape = replace(shape, num_layers=layers, formats=(_usual(shape),) * layers, limits=())
         self._store = random_store(self.shape, pool, seed)
         self._random = np.random.default_rng(seed)
         self._rows = np.empty((0, shape.hidden), np.float32)

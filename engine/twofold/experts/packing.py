@@ -49,6 +49,7 @@ def make_store(shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
         huge_pages=pool.num_nodes == 1,
         activation=shape.activation,
         biases=shape.biases,
+        limits=shape.limits,
     )
 
 

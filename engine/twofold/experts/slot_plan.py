@@ -28,6 +28,8 @@ class MoeShape:
     activation: Activation = "silu"
     biases: bool = False
     """Whether gate, up and down have biases."""
+    limits: tuple[float, ...] = ()
+    """Bound of gate and up of each layer, 0 for none; empty: none has one."""
 
     @property
     def format(self) -> str:

@@ -157,6 +157,13 @@ class ModelConfig:
         return next(found, RoutedShape(0, 0, self.hidden_size, 0))
 
     @property
+    def expert_limits(self) -> tuple[float, ...]:
+        """`RoutedShape.limit` of each of `moe_layers`; empty if none has one."""
+        blocks = (block for layer in self.layers for block in layer)
+        limits = tuple(block.routed.limit for block in blocks if isinstance(block, ExpertBlock))
+        return limits if any(limits) else ()
+
+    @property
     def num_experts(self) -> int:
         return self.routed.num_experts
 
@@ -190,6 +197,11 @@ class ModelConfig:
             sum(kept.num_bytes for block in layer for kept in block.state if isinstance(kept, Record))
             for layer in self.layers
         ]
+
+    @property
+    def state_layers(self) -> list[int]:
+        """For each layer, the layer whose state it reads: usually itself."""
+        return [min((block.state_layer for block in layer), default=n) for n, layer in enumerate(self.layers)]
 
     @property
     def bytes_per_sequence(self) -> int:
@@ -254,7 +266,8 @@ class ModelConfig:
     def validate(self, where: str) -> ModelConfig:
         """The configuration itself; raises ModelLoadError if fields contradict one another. `where` is the file to
         name."""
-        problems = [problem for layer in self.layers for block in layer for problem in block.problems()]
+        parts = (self.embedding, *(block for layer in self.layers for block in layer))
+        problems = [problem for part in parts for problem in part.problems()]
         if not any(map(pages_of, self.layers)):
             problems.append("no layer has full attention; at least one was expected")
         if any(rope.kind == "dynamic" and dim <= 2 for rope, dim in self.rotations):

@@ -11,8 +11,10 @@ The second is missing from families whose GGUF files another family reads.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol, cast
 
 from twofold.api.errors import ModelLoadError
@@ -21,6 +23,7 @@ from twofold.models.config_json import architecture_name, read_config_json, read
 from twofold.models.decoder import Decoder
 from twofold.models.families.decoders import DECODERS
 from twofold.models.gguf_config import GgufMetadata
+from twofold.models.unsupported import refusal
 from twofold.text.chat.marks import ChatMarks, FamilyChat
 from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import Fields
@@ -72,7 +75,7 @@ FAMILIES: Final = (
     Family("mistral", ("MistralForCausalLM",), "", FamilyChat(("mistral", "hermes"))),
     Family("qwen2", ("Qwen2ForCausalLM",), "qwen2", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("qwen3", ("Qwen3ForCausalLM",), "qwen3", _QWEN3),
-    Family("seed_oss", ("SeedOssForCausalLM",), "seed_oss"),
+    Family("seed_oss", ("SeedOssForCausalLM",), "seed_oss", FamilyChat(("seed_oss",), ("seed_oss",))),
     Family("gemma3", ("Gemma3ForCausalLM",), "gemma3"),
     Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), ""),
     Family("solar_open", ("SolarOpenForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
@@ -164,14 +167,14 @@ class FamilyModule(Protocol):
     def gguf_settings(self, metadata: GgufMetadata) -> dict[str, Any]: ...
 
 
-def family_of(architecture: str, *, where: str = "architectures") -> FamilyModule:
-    """The family of a class name. Raises ModelLoadError, where `where` names the file."""
+def family_of(
+    architecture: str, *, where: str = "architectures", config: Mapping[str, Any] = MappingProxyType({})
+) -> FamilyModule:
+    """The family of a class name. Raises ModelLoadError: `where` names the file, `config` says what it needs."""
     for family in FAMILIES:
         if _with_head(architecture) in family.classes:
             return _module(family)
-    raise ModelLoadError(
-        f"{where}: architecture {architecture!r} is not supported; expected one that `twofold models` lists"
-    )
+    raise ModelLoadError(f"{where}: architecture {architecture!r} {refusal(architecture, config)}")
 
 
 def _with_head(architecture: str) -> str:
@@ -187,7 +190,7 @@ def read_config(path: str | Path) -> ModelConfig:
         return read_gguf_config(GgufFile.open(path))
     directory = Path(path)
     fields = read_config_json(directory)
-    family = family_of(architecture_name(fields), where=fields.where)
+    family = family_of(architecture_name(fields), where=fields.where, config=fields.data)
     return family.parse_config(fields, read_generation_defaults(directory)).validate(fields.where)
 
 
@@ -211,10 +214,8 @@ def _read_gguf(file: GgufFile) -> tuple[FamilyModule, Fields, GgufMetadata]:
             settings = {"architectures": [known.classes[0]]} | _module(known).gguf_settings(metadata)
             family = family_of(settings["architectures"][0])
             return family, metadata.config_json(settings), metadata
-    raise ModelLoadError(
-        f"{file.path}: general.architecture is {name!r}, which is not supported; expected one that "
-        "`twofold models` lists"
-    )
+    own = {key.removeprefix(f"{name}."): value for key, value in file.fields.items()}
+    raise ModelLoadError(f"{file.path}: general.architecture is {name!r}, which {refusal(str(name), own)}")
 
 
 def chat_marks(architecture: str, template: str | None) -> ChatMarks:

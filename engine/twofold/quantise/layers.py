@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
@@ -50,16 +51,25 @@ class LayeredModel:
         config = self._files.config
         planes = config.cache_planes(self._cache_dtype)
         pages = max(map(self._num_pages, sequences))
-        states = [self._embed(np.array(sequence, np.int32)) for sequence in sequences]
+        tokens = [np.array(sequence, np.int32) for sequence in sequences]
+        states = [self._embed(of_sequence) for of_sequence in tokens]
+        inputs = list(map(self._inputs_of_layers, tokens, states))
+        read_later = {layer for layer in config.state_layers if config.state_layers.count(layer) > 1}
+        kept: dict[int, list[ops.StateCache]] = {}  # each sequence's, where a later layer reads it
         for index, layer in enumerate(self._files.layers[: config.num_target_layers]):
             # Earlier layers use none of its cache, and its experts are the only ones of its store.
             record = [0] * index + [config.record_bytes[index]]
-            cache = ops.StateCache([[]] * index + [planes[index]], pages, _PAGE_SIZE, record, 1)
+            caches = kept.get(config.state_layers[index]) or [
+                ops.StateCache([[]] * index + [planes[index]], pages, _PAGE_SIZE, record, 1)
+                for _ in (sequences if index in read_later else sequences[:1])
+            ]
+            if index in read_later:
+                kept[index] = caches
             decoder = ops.Decoder([block.cpu(weights, self._pool, 0) for block, weights in layer])
             moe = self._experts(index)
-            for hidden in states:
-                self._forward(decoder, moe, hidden, cache)
-            del decoder, moe, cache
+            for hidden, cache, own in zip(states, cycle(caches), inputs, strict=False):
+                self._forward(decoder, moe, hidden, cache, own)
+            del decoder, moe, caches
             self._files.release_layer(index)
             yield states
 
@@ -72,7 +82,12 @@ class LayeredModel:
         return logits
 
     def _forward(
-        self, decoder: ops.Decoder, moe: MoeRuntime | None, hidden: F32, cache: ops.StateCache
+        self,
+        decoder: ops.Decoder,
+        moe: MoeRuntime | None,
+        hidden: F32,
+        cache: ops.StateCache,
+        layer_inputs: F32 | None,
     ) -> None:
         num_tokens = len(hidden)
         positions = np.arange(num_tokens, dtype=np.int32)
@@ -85,7 +100,8 @@ class LayeredModel:
             batch.add_rotation(*rows)
         if moe is not None:
             moe.begin_step(0, [0] * num_tokens, positions.tolist())
-        decoder.forward(hidden, batch, cache, None if moe is None else moe.executor)
+        executor = None if moe is None else moe.executor
+        decoder.forward(hidden, batch, cache, executor, layer_inputs=layer_inputs)
         if moe is not None:
             moe.end_step()
 
@@ -93,9 +109,10 @@ class LayeredModel:
         if index not in self._files.config.moe_layers:
             return None
         shape = moe_shape(self._files)
-        formats = shape.formats[self._files.config.moe_layers.index(index)]
+        place = self._files.config.moe_layers.index(index)
+        of_layer = slice(place, place + 1)
         return MoeRuntime(
-            replace(shape, num_layers=1, formats=(formats,)),
+            replace(shape, num_layers=1, formats=shape.formats[of_layer], limits=shape.limits[of_layer]),
             [LayerExperts(self._files.expert_weights(index), self._files.expert_biases(index))],
             self._pool,
             AcceleratorChoice("none", "asked for"),
@@ -108,6 +125,14 @@ class LayeredModel:
         ops.embed(self._pool, self._embedding, tokens, hidden)
         self._files.config.embedding.scale_rows(hidden)
         return hidden
+
+    def _inputs_of_layers(self, tokens: I32, hidden: F32) -> F32 | None:
+        layer_inputs = self._files.config.embedding.layer_inputs
+        if layer_inputs is None:
+            return None
+        inputs = np.empty((len(tokens), layer_inputs.width), np.float32)
+        layer_inputs.cpu(self._files.embedding, self._pool).forward(tokens, hidden, inputs)
+        return inputs
 
     @staticmethod
     def _num_pages(tokens: Sequence[int] | I32) -> int:

@@ -61,6 +61,7 @@ def moe_shape(files: ModelFiles) -> MoeShape:
         formats=files.expert_formats(),
         activation=routed.activation,
         biases=routed.biases,
+        limits=files.config.expert_limits,
     )
 
 
@@ -78,7 +79,7 @@ def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) 
             f"{panels.path}: holds experts (layers, experts, hidden, intermediate, formats, biases) {found}, expected "
             f"{expected} from the model's configuration; pack the model again with `twofold pack MODEL OUT`"
         )
-    store = panels.experts(shape.activation, num_layers)
+    store = panels.experts(shape.activation, num_layers, shape.limits)
     if pool.num_nodes == 1:
         return store
     _log.warning(

@@ -83,6 +83,10 @@ class LoadedModel:
         self.pool = pool
         pools = pools or PerModule(pool, (pool,) * sum(map(len, files.layers)), pool)
         self._embedding = config.embedding.cpu(files.embedding, pools.embedding)
+        layer_inputs = config.embedding.layer_inputs
+        self._layer_inputs = (
+            None if layer_inputs is None else layer_inputs.cpu(files.embedding, pools.embedding)
+        )
         loading = _Loading(files, progress)
         blocks: list[ops.Block] = []
         moe_layer = 0
@@ -140,17 +144,28 @@ class LoadedModel:
     ) -> F32:
         """Hidden states [T, hidden] after the last layer. Writes the tokens' keys and values to `kv_cache`."""
         hidden = self.embed(token_ids)
+        inputs = self._inputs_of_layers(token_ids, hidden)
         prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
         if not self._stretches:
-            self._decoder.forward(hidden, prepared, kv_cache, experts)
+            self._decoder.forward(hidden, prepared, kv_cache, experts, layer_inputs=inputs)
             return hidden
         self.tapped = []
         for decoder in self._stretches:
             if decoder is None:
                 self.tapped.append(hidden.copy())
             else:
-                decoder.forward(hidden, prepared, kv_cache, experts)
+                decoder.forward(hidden, prepared, kv_cache, experts, layer_inputs=inputs)
         return hidden
+
+    def _inputs_of_layers(self, token_ids: I32, hidden: F32) -> F32 | None:
+        """Inputs of the layers for tokens and their embeddings; None if layers have none of their own."""
+        layer_inputs = self.config.embedding.layer_inputs
+        if self._layer_inputs is None or layer_inputs is None:
+            return None
+        inputs = np.empty((len(token_ids), layer_inputs.width), np.float32)
+        with nullcontext() if self._threads is None else self._limited(self._threads.embedding):
+            self._layer_inputs.forward(token_ids, hidden, inputs)
+        return inputs
 
     def _cut(self, blocks: Sequence[ops.Block], tapped_layers: Sequence[int]) -> list[ops.Decoder | None]:
         """The blocks in stretches, with None where hidden states are copied."""

@@ -204,7 +204,7 @@ class WeightMatrix:
 
 
 Activation = Literal["silu", "swiglu_oai", "gelu_tanh"]
-"""Gate activation of an expert (kernels/include/twofold/expert.h)."""
+"""Gate activation of a feed-forward (kernels/include/twofold/expert.h)."""
 
 ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]
 """(gate [I, H], up [I, H], down [H, I])."""

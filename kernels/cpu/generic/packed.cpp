@@ -171,9 +171,9 @@ struct OneFloat {
 };
 
 template <ExpertActivation kActivation>
-void gated_rows(const float* gate, const float* up, float* h, int n) {
+void gated_rows(const float* gate, const float* up, float* h, int n, float limit) {
   const auto exponential = [](float v) { return std::exp(v); };
-  for (int i = 0; i < n; ++i) h[i] = gated(kActivation, gate[i], up[i], exponential);
+  for (int i = 0; i < n; ++i) h[i] = gated(kActivation, limit, gate[i], up[i], exponential);
 }
 
 constexpr KernelTable make_part() {

@@ -8,29 +8,31 @@
 
 namespace twofold::kernels {
 
+// A limit above 0 clamps up to both sides of it, and the gate from above: gpt-oss's before its activation, others after.
 enum class ExpertActivation : uint8_t {
   kSilu,       // silu(gate) * up
-  kSwigluOai,  // gpt-oss: g * sigmoid(alpha * g) * (u + 1), gate cut to at most the limit, up to both sides of it
-  kGeluTanh,  // gelu(gate) * up, its form with tanh
+  kSwigluOai,  // gpt-oss: gate * sigmoid(alpha * gate) * (up + 1)
+  kGeluTanh,   // gelu(gate) * up, its form with tanh
 };
 inline constexpr int kNumExpertActivations = 3;
-inline constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;
+inline constexpr float kSwigluAlpha = 1.702f;
 // gelu(v) = v / 2 * (1 + tanh(z)) = v / (1 + exp(-2 z)), 2 z = v * (kGeluLinear + kGeluCubic * v^2).
 inline constexpr float kGeluLinear = 1.5957691216f, kGeluCubic = 0.0713548163f;
 
-// A NaN passes. exp: of one float.
+// A NaN passes. limit: 0 for none. exp: of one float.
 template <class Exp>
-TWOFOLD_HD float gated(ExpertActivation activation, float gate, float up, const Exp& exp) {
+TWOFOLD_HD float gated(ExpertActivation activation, float limit, float gate, float up, const Exp& exp) {
+  const auto at_most = [limit](float v) { return limit > 0 && v > limit ? limit : v; };
+  const float u = limit > 0 && up < -limit ? -limit : at_most(up);
   switch (activation) {
     case ExpertActivation::kSwigluOai: {
-      const float g = gate > kSwigluLimit ? kSwigluLimit : gate;
-      const float u = up > kSwigluLimit ? kSwigluLimit : up < -kSwigluLimit ? -kSwigluLimit : up;
+      const float g = at_most(gate);
       return (u + 1.0f) * (g / (1.0f + exp(-(g * kSwigluAlpha))));
     }
     case ExpertActivation::kGeluTanh:
-      return gate / (1.0f + exp(-(gate * (gate * gate * kGeluCubic + kGeluLinear)))) * up;
+      return at_most(gate / (1.0f + exp(-(gate * (gate * gate * kGeluCubic + kGeluLinear))))) * u;
     default:
-      return gate / (1.0f + exp(-gate)) * up;
+      return at_most(gate / (1.0f + exp(-gate))) * u;
   }
 }
 

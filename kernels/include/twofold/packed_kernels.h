@@ -58,7 +58,7 @@ struct FormatKernels {
       nullptr;  // whose it is: a level without a kernel of its own for a format takes a lower one's
 };
 
-// h = gated(activation, gate, up) (expert.h), elementwise over n; h may be gate.
-using GatedActivation = void (*)(const float* gate, const float* up, float* h, int n);
+// h = gated(activation, limit, gate, up) (expert.h), elementwise over n; h may be gate.
+using GatedActivation = void (*)(const float* gate, const float* up, float* h, int n, float limit);
 
 }  // namespace twofold::kernels

@@ -187,10 +187,10 @@ void expert(const Floats& x, const Bytes& gate, const Bytes& up, const Bytes& do
     kernel.matmul(encoded, x_bytes, gate.data() + n / kRows * each, h, width, M, rows, hidden);
     kernel.matmul(encoded, x_bytes, up.data() + n / kRows * each, upped, kRows, M, rows, hidden);
     if (whole_rows) {
-      for (int m = 0; m < M; ++m) silu(h + m * width, upped + m * kRows, h + m * width, rows);
+      for (int m = 0; m < M; ++m) silu(h + m * width, upped + m * kRows, h + m * width, rows, 0);
       continue;
     }
-    silu(gated, upped, gated, M * kRows);
+    silu(gated, upped, gated, M * kRows, 0);
     encode_rows(gated, kRows, inner, h_bytes, M, n, rows, intermediate);
   }
   if (whole_rows) encode_rows(gated, width, inner, h_bytes, M, 0, intermediate, intermediate);
@@ -198,13 +198,13 @@ void expert(const Floats& x, const Bytes& gate, const Bytes& up, const Bytes& do
 }
 
 void gated(const py::array& gate, const py::array& up, const py::array& h, const std::string& activation,
-           const std::string& level) {
+           float limit, const std::string& level) {
   const TensorView view = view_of(gate);
   const float* g = expect_f32(view, "kernels.gated: gate", {kAny});
   const int64_t n = view.shape[0];
   level_named(level).gated_as(kernels::expert_activation_named(activation))(
       g, expect_f32(view_of(up), "kernels.gated: up", {n}),
-      expect_writable_f32(view_of(h), "kernels.gated: h", {n}), static_cast<int>(n));
+      expect_writable_f32(view_of(h), "kernels.gated: h", {n}), static_cast<int>(n), limit);
 }
 
 // Where a source block has its f16 scale and minimum.
@@ -260,7 +260,7 @@ void bind_packed_kernels(py::module_& m) {
   m.def("expert", &expert, py::arg("x"), py::arg("gate"), py::arg("up"), py::arg("down"), py::arg("format"),
         py::arg("intermediate"), py::arg("y"), py::kw_only(), py::arg("level"));
   m.def("gated", &gated, py::arg("gate"), py::arg("up"), py::arg("h"), py::kw_only(), py::arg("activation"),
-        py::arg("level"));
+        py::arg("limit") = 0.0f, py::arg("level"));
 }
 
 }  // namespace twofold::bindings

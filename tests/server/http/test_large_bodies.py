@@ -10,9 +10,10 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
-from fake_engine import FakeEngine, WordTokenizer
+from fake_engine import EMULATED, FakeEngine, WordTokenizer
 from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of, create_app
@@ -193,6 +194,27 @@ def test_every_dialect_reports_the_length_of_a_prompt_that_is_far_too_long(engin
     assert "prompt is too long: 34841 tokens > 63 maximum" in message
     if param is not None:
         assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 70}]}),
+        (CHAT, {"messages": LONG_CHAT}),
+        (TEXT, {"prompt": LONG}),
+        (TEXT, {"prompt": [1] * 70}),
+        (TEXT, {"prompt": [1] * 100_000}),  # parsed by the worker
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_what_ends_the_context(path, body):
+    why = "beyond index_topk attention is sparse"
+    engine = FakeEngine(info=replace(EMULATED, context_limit_reason=why))
+    with serving(create_app(engine, ServerConfig())) as base:
+        response = HTTP.post(base + path, json=body)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert "prompt is too long" in message
+    assert message.endswith(f"shorten the prompt ({why})")
 
 
 def test_a_refused_prompt_is_counted_in_pieces_as_the_whole_is(monkeypatch):

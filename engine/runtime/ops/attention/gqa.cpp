@@ -126,7 +126,7 @@ void GqaAttention::scale_queries(float* row, int position) const {
 void GqaAttention::store_keys_values(float* qkv, const AttentionBatch& batch, const StateCache& cache,
                                      int layer) {
   const int D = shape_.head_dim, V = shape_.value_dim, heads = shape_.num_heads,
-            kv_heads = shape_.num_kv_heads;
+            kv_heads = shape_.shares_kv ? 0 : shape_.num_kv_heads;
   const int64_t width = weights_.qkv->rows();
   const int T = batch.num_tokens();
   const std::vector<StatePlane>& planes = cache.planes(layer);  // of key heads, then of value heads

@@ -2,7 +2,8 @@
 // per head (Qwen3) or over all heads together (OLMoE), rotary embedding, a paged cache of keys and values, and
 // optionally a sliding window or chunks, sinks (a logit per head that takes part in the softmax), and an output
 // gate (Qwen3-Next). Its cache has a plane per key head, head_dim wide, then one per value head, value_dim wide.
-// Values may also be normed, or taken from the keys' projection (Gemma 4).
+// Values may also be normed, or taken from the keys' projection, or keys and values are those that an earlier layer
+// stored (Gemma 4).
 #pragma once
 #include "host/thread_pool.h"
 #include "ops/attention/attention_batch.h"
@@ -18,7 +19,8 @@ namespace twofold {
 struct GqaWeights {
   const float* norm;  // [hidden]; null: the hidden state is read as it is
   // [heads * head_dim + kv heads * (head_dim + value_dim), hidden]: all queries, all keys, all values; if gated,
-  // every head's gate follows its query; without values where keys are values; gate rows of all heads, if any
+  // every head's gate follows its query; without values where keys are values, without keys and values where an
+  // earlier layer's are read; gate rows of all heads, if any
   const PackedMatrix* qkv;
   const float* qkv_bias;  // [rows of qkv]
   const float* q_norm;    // [head_dim], or [heads * head_dim] with flat_norms
@@ -43,6 +45,7 @@ struct GqaShape {
   bool softplus = false;  // softplus(gate) instead of the sigmoid
   float value_scale = 1;  // values are multiplied by this
   bool keys_are_values = false;  // values are the projected keys, before norm and rotation
+  bool shares_kv = false;        // the cache's layer has keys and values already: none are computed or stored
   int rotation = 0;              // index of the batch's rotation
   float head_eps = 0;            // epsilon of the norms of queries, keys and values
 
@@ -55,8 +58,8 @@ class GqaAttention {
                const GqaShape& shape);
 
   // sum += the attention output of hidden, both [T, hidden_size]; they may alias. Writes the tokens' keys and
-  // values into `layer` of the cache first, so tokens of one sequence in one batch see one another. Throws
-  // KernelFailure when batch or cache do not fit.
+  // values into `layer` of the cache first (unless it shares them), so tokens of one sequence in one batch see one
+  // another. Throws KernelFailure when batch or cache do not fit.
   void forward(const float* hidden, float* sum, AttentionBatch& batch, StateCache& cache, int layer);
 
   int hidden_size() const { return static_cast<int>(weights_.o->rows()); }

@@ -275,7 +275,7 @@ void GatedDeltaNet::gate(const Buffers& at, int t, float* normed) const {
     }
     table_.rmsnorm(normed, weights_.head_norm, shape_.eps, normed, V);
     silu_mul(at.row(t, shape_.inputs()) + z_at(h), normed, at.attended + int64_t{t} * shape_.values() + h * V,
-             V);
+             V, 0);
   }
 }
 

@@ -1,8 +1,8 @@
-"""Gemma 4 with experts (26B-A4B), its text: windows in turn with full attention, norms after blocks too.
+"""Gemma 4, its text (E2B, E4B, 26B-A4B, 31B): windows in turn with full attention, norms after blocks too.
 
 Reference: transformers `models/gemma4`, defaults those of `Gemma4TextConfig`. Layers with full attention have heads of
-another size, turn a share of their pairs, and may have no v_proj; GGUF files omit missing parts. Features of the small
-models (inputs of every layer, keys and values of earlier layers) are refused.
+another size, turn a share of their pairs, and may have no v_proj; GGUF files omit missing parts. Small models are
+dense, give every layer an input of its own, and their last layers read keys and values of earlier ones.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
+from twofold.blocks.layer_input import LayerInput, LayerInputs
 from twofold.blocks.post_norm import PostNorm
 from twofold.blocks.rope import RopeConfig
 from twofold.models import config_json
@@ -29,12 +30,17 @@ _DEFAULTS: Final = {
     "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "global_head_dim": 512, "rms_norm_eps": 1e-6, "max_position_embeddings": 131_072, "sliding_window": 512,
     "rope_theta": 10_000.0, "tie_word_embeddings": True, "hidden_size_per_layer_input": 256,
-    "enable_moe_block": False,
+    "vocab_size_per_layer_input": 262_144, "enable_moe_block": False,
 }  # fmt: skip
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _PROPORTIONAL: Final = "proportional"
 _ROPES: Final = {_SLIDING: RopeConfig(), _FULL: RopeConfig(_PROPORTIONAL, 1e6, share=0.25)}
 _VISION: Final = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+_NOT_SHARED: Final = (
+    "model.layers.{}.self_attn.[kv]_proj.*", "model.layers.{}.self_attn.[kv]_norm.*", "blk.{}.attn_k.*",
+    "blk.{}.attn_v.*", "blk.{}.attn_k_norm.*",
+)  # fmt: skip
+"""Tensors of a layer that reads another's keys and values; checkpoints hold some."""
 _NEVER_TURNS: Final = 1e20
 """Frequency factor from which on a GGUF file means an unrotated pair."""
 
@@ -48,28 +54,50 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     fields = fields.defaulting(_DEFAULTS)
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     fields.only("use_bidirectional_attention", None, "vision")
-    fields.only("hidden_size_per_layer_input", 0, None)
-    fields.only("num_kv_shared_layers", 0, None)
-    fields.only("enable_moe_block", True)
     num_layers = config_json.num_layers_of(fields)
     windows = config_json.read_layer_types(fields, _SLIDING, lambda n: (n + 1) % 6 != 0) - {num_layers - 1}
     attention = replace(config_json.read_attention(fields), qk_norm=True, v_norm=True, multiplier=1.0)
     sliding = replace(attention, sliding_window=fields.integer("sliding_window"))
     full = _read_full(fields, attention, {*range(num_layers)} - windows)
-    blocks = _read_blocks(fields, attention)
-    rope, of_full = (_read_rope(fields, kind, usual) for kind, usual in _ROPES.items())
-    config = config_json.read_model(
-        fields,
-        generation,
-        attention,
-        lambda n: (sliding if n in windows else full, *blocks),
-        rope=rope,
+    num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0)
+    first_shared = num_layers - num_shared
+    sources = {n in windows: n for n in range(first_shared)}  # the last layer of each kind
+    if len(sources) < len({n in windows for n in range(num_layers)}):
+        raise fields.error("num_kv_shared_layers", num_shared, "so few that a layer of each kind is left")
+    hidden, eps, wide = attention.hidden_size, attention.eps, fields.integer("intermediate_size")
+    dense = DenseFfn(0, hidden, wide, eps, norm="pre_feedforward_layernorm", activation="gelu_tanh")
+    wider = (
+        replace(dense, intermediate_size=2 * wide) if fields.boolean("use_double_wide_mlp", False) else dense
     )
+    mixture = _read_mixture(fields, attention) if fields.boolean("enable_moe_block", False) else ()
+    size, norm = (
+        fields.integer("hidden_size_per_layer_input", 0, minimum=0),
+        partial(PostNorm, 0, hidden, eps),
+    )
+    inputs = LayerInputs(num_layers, size, fields.integer("vocab_size_per_layer_input"), hidden, eps)
+
+    def layer(n: int) -> tuple[Block, ...]:
+        own = sliding if n in windows else full
+        blocks = (
+            own if n < first_shared else replace(own, kv_layer=sources[n in windows]),
+            norm("post_attention_layernorm", "post_attention_norm"),
+            dense if n < first_shared else wider,
+            *mixture,
+            norm("post_feedforward_layernorm", "post_ffw_norm", over=1 + len(mixture), scalar=size == 0),
+        )
+        of_input = LayerInput(0, hidden, size), norm("post_per_layer_input_norm", "post_norm", scalar=True)
+        return blocks if size == 0 else (*blocks, *of_input)
+
+    rope, of_full = (_read_rope(fields, kind, usual) for kind, usual in _ROPES.items())
+    config = config_json.read_model(fields, generation, attention, layer, rope=rope)
+    embedding = replace(config.embedding, scale=hidden**0.5, layer_inputs=inputs if size else None)
+    unread = (name.format(n) for n in range(max(0, first_shared), num_layers) for name in _NOT_SHARED)
     return replace(
         config,
         further_rotations=((of_full, full.head_dim),),
         head=replace(config.head, softcap=fields.optional_number("final_logit_softcapping", above=True)),
-        embedding=replace(config.embedding, scale=config.hidden_size**0.5),
+        embedding=embedding,
+        ignored=(*config.ignored, *unread),
     )
 
 
@@ -117,9 +145,9 @@ def _read_rope(fields: Fields, kind: str, usual: RopeConfig) -> RopeConfig:
     )
 
 
-def _read_blocks(fields: Fields, attention: Gqa) -> tuple[Block, ...]:
-    """Blocks after attention: norm of its output, dense part and experts in parallel with norms, norm of their sum."""
-    hidden, eps = attention.hidden_size, attention.eps
+def _read_mixture(fields: Fields, attention: Gqa) -> tuple[Block, ...]:
+    """Blocks after the dense part: norm of its output, and experts in parallel with it, with norms of their own."""
+    norm = partial(PostNorm, 0, attention.hidden_size, attention.eps)
     router, experts = config_json.read_mixture(fields, attention, top_k="top_k_experts")
     router = replace(
         router,
@@ -131,23 +159,22 @@ def _read_blocks(fields: Fields, attention: Gqa) -> tuple[Block, ...]:
         gguf_norm="pre_ffw_norm_2",
         expert_scaled=True,
     )
-    wide, norm = fields.integer("intermediate_size"), partial(PostNorm, 0, hidden, eps)
     return (
-        norm("post_attention_layernorm", "post_attention_norm"),
-        DenseFfn(0, hidden, wide, eps, norm="pre_feedforward_layernorm", activation="gelu_tanh"),
         norm("post_feedforward_layernorm_1", "post_ffw_norm_1"),
         router,
         replace(experts, modules=("",), activation="gelu_tanh"),
         norm("post_feedforward_layernorm_2", "post_ffw_norm_2"),
-        norm("post_feedforward_layernorm", "post_ffw_norm", over=5, scalar=True),
     )
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
     """A GGUF file of architecture "gemma4" in config.json's format. Raises ModelLoadError naming file and key."""
     fields, tensors, layers = metadata.fields, metadata.file.tensors, range(metadata.num_layers)
-    fields.only("embedding_length_per_layer_input", 0)
-    fields.only("attention.shared_kv_layers", 0)
+    num_shared = fields.integer("attention.shared_kv_layers", 0, minimum=0, maximum=metadata.num_layers - 1)
+    with_kv, wide = layers[: len(layers) - num_shared], metadata.of_layers("feed_forward_length", minimum=1)
+    double = num_shared > 0 and wide[metadata.num_layers - 1] == 2 * wide[0]
+    if any(wide[n] != (1 + (double and n not in with_kv)) * wide[0] for n in layers):
+        raise fields.error("feed_forward_length", wide[:8], "one size, or twice it in layers that share keys")
     slides = metadata.of_layers("attention.sliding_window_pattern")
     kv_heads = metadata.of_layers("attention.head_count_kv", minimum=1)
     head_dim, full_dim = fields.integer("attention.key_length_swa"), fields.integer("attention.key_length")
@@ -155,19 +182,23 @@ def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
         fields.only(f"attention.value_length{suffix}", dim)
         fields.only(f"rope.dimension_count{suffix}", dim)
     shared = [f"blk.{n}.attn_v.weight" not in tensors for n in layers]
-    kinds = {(bool(slides[n]), kv_heads[n], shared[n] and not slides[n]) for n in layers}
-    if len(kinds) != len({slide for slide, *_ in kinds}) or slides[-1]:
+    kinds = {(bool(slides[n]), kv_heads[n], shared[n] and not slides[n]) for n in with_kv}
+    by_kind = {slide: (heads, is_shared) for slide, heads, is_shared in kinds}
+    if len(kinds) != len(by_kind) or slides[metadata.num_layers - 1] or False not in by_kind:
         raise ModelLoadError(
             f"{fields.where}: attention is not one of two kinds, of which the last layer's is full; give the "
             "Hugging Face checkpoint instead"
         )
-    by_kind = {slide: (heads, is_shared) for slide, heads, is_shared in kinds}
+    table = tensors.get("per_layer_token_embd.weight")
     own = {"head_dim": full_dim, "num_key_value_heads": by_kind[False][0]}
     return {
         "model_type": "gemma4_text",
         "hidden_activation": "gelu_pytorch_tanh",
-        "enable_moe_block": True,
-        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": num_shared,
+        "use_double_wide_mlp": double,
+        "hidden_size_per_layer_input": fields.integer("embedding_length_per_layer_input", 0, minimum=0),
+        "vocab_size_per_layer_input": table.shape[0] if table is not None else 1,
+        "enable_moe_block": metadata.has_gate(0),
         "num_attention_heads": fields.integer("attention.head_count"),
         "num_key_value_heads": by_kind.get(True, by_kind[False])[0],
         "head_dim": head_dim,
@@ -179,8 +210,8 @@ def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
             _SLIDING: {"rope_theta": fields.number("rope.freq_base_swa", 10_000.0, above=True)},
             _FULL: _full_rope(metadata, full_dim),
         },
-        "intermediate_size": fields.integer("feed_forward_length"),
-        **metadata.experts(top_k="top_k_experts"),
+        "intermediate_size": wide[0],
+        **(metadata.experts(top_k="top_k_experts") if metadata.has_gate(0) else {}),
         "final_logit_softcapping": fields.optional_number("final_logit_softcapping", above=True),
     }
 

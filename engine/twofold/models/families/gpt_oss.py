@@ -30,7 +30,6 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     fields = fields.defaulting(_DEFAULTS)
     config_json.read_activation(fields)
     fields.only("swiglu_alpha", 1.702, None)
-    fields.only("swiglu_limit", 7.0, None)
     full = replace(config_json.read_attention(fields), sinks=True)
     windowed = replace(full, sliding_window=fields.integer("sliding_window", minimum=0) or None)
     windows = config_json.read_layer_types(fields, _SLIDING, lambda n: n % 2 == 0)
@@ -43,7 +42,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         gate_bias=True,
         gguf_norm="post_attention_norm",
     )
-    biased = BiasedExperts(**vars(experts) | {"activation": "swiglu_oai"})
+    limit = fields.number("swiglu_limit", 7.0, above=True)
+    biased = BiasedExperts(**vars(experts) | {"activation": "swiglu_oai", "limit": limit})
     rope = config_json.read_rope(fields)
     if fields.section(("rope_parameters", "rope_scaling")) is None:
         rope = RopeConfig("yarn", rope.theta, 32.0, original_max_position_embeddings=4096, truncate=False)

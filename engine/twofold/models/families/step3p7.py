@@ -1,8 +1,8 @@
 """Step-3.5 and 3.7 Flash, their text: a gate per head, other query heads with a window, sigmoid router.
 
 Reference: transformers `models/step3p7`, whose text part Step-3.5-Flash equals. Published files list settings by layer,
-layers that predict further tokens included; `by_kind` reads those. Layers whose gate and up are cut at a bound
-(`swiglu_limits`) are refused.
+layers that predict further tokens included; `by_kind` reads those. Gate and up of some layers have a bound
+(`swiglu_limits`; `swiglu_limits_shared` of shared experts and dense layers).
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from twofold.blocks.block import Block
+from twofold.blocks.experts import RoutedExperts
+from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
+from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.decoder import FULL, SLIDING, Decoder, TextPart
@@ -62,12 +66,32 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
     text = fields.section("text_config")
     data = fields.data
-    config = (
-        Fields(fields.where, data | {"text_config": by_kind(text)})
-        if text is not None
-        else Fields(fields.where, by_kind(fields))
+    found = by_kind(text) if text is not None else by_kind(fields)
+    settings = Fields(fields.where, data | {"text_config": found} if text is not None else found)
+    config = _DECODER.parse_config(settings, generation)
+    routed, shared = (
+        _limits(text or fields, f"swiglu_limits{part}", config.num_layers) for part in ("", "_shared")
     )
-    return _DECODER.parse_config(config, generation)
+
+    def limited(block: Block) -> Block:
+        if isinstance(block, RoutedExperts):
+            return replace(block, limit=routed[block.layer])
+        return (
+            replace(block, limit=shared[block.layer])
+            if isinstance(block, SharedExperts | DenseFfn)
+            else block
+        )
+
+    return replace(config, layers=tuple(tuple(map(limited, layer)) for layer in config.layers))
+
+
+def _limits(fields: Fields, key: str, num_layers: int) -> list[float]:
+    """Bounds of gate and up by layer; 0: none."""
+    limits = fields.data.get(key) or [0.0] * num_layers
+    if not isinstance(limits, list) or len(limits) < num_layers:
+        raise fields.error(key, limits, f"a number or null for each of {num_layers} layers")
+    of_layer = [Fields(fields.where, {key: limit}) for limit in limits[:num_layers]]
+    return [each.number(key, 0.0) for each in of_layer]
 
 
 def by_kind(fields: Fields) -> dict[str, Any]:
@@ -77,11 +101,6 @@ def by_kind(fields: Fields) -> dict[str, Any]:
     for key in ("layer_types", "mlp_layer_types"):
         if isinstance(data.get(key), list):
             data[key] = data[key][:layers]
-    for key in ("swiglu_limits", "swiglu_limits_shared"):
-        if any(fields.data.get(key) or ()):
-            raise fields.error(
-                key, fields.data[key], "null or zeros, because a bound of gate and up is not supported"
-            )
     if data.get("mlp_layer_types") is None and (listed := data.get("moe_layers_enum")) is not None:
         sparse = {int(item) for item in str(listed).strip("[]").split(",") if item.strip().isdigit()}
         data["mlp_layer_types"] = ["sparse" if n in sparse else "dense" for n in range(layers)]

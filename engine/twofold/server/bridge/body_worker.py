@@ -43,12 +43,16 @@ _NICENESS: Final = 10
 _LENGTH: Final = struct.Struct("<Q")
 
 
-def parse(schema: type[M], body: bytes, max_context: int) -> M:
-    """Parse `body` as `schema` in this process. ApiError 400 naming the field that is wrong."""
+def parse(schema: type[M], body: bytes, max_context: int, limit_reason: str = "") -> M:
+    """Parse `body` as `schema` in this process. ApiError 400 naming the field that is wrong.
+
+    limit_reason: what ends the context before the model's own does, for messages.
+    """
     try:
         # RFC 8259 lets a parser ignore the byte-order mark that some editors and shells write.
         return schema.model_validate_json(
-            body.removeprefix(b"\xef\xbb\xbf"), context={"max_context": max_context}
+            body.removeprefix(b"\xef\xbb\xbf"),
+            context={"max_context": max_context, "limit_reason": limit_reason},
         )
     except ValidationError as error:
         raise api_errors.from_validation(error) from None
@@ -68,9 +72,9 @@ class BodyWorker:
         with self._lock:
             self._started()
 
-    def parse(self, schema: type[M], body: bytes, max_context: int) -> M:
+    def parse(self, schema: type[M], body: bytes, max_context: int, limit_reason: str = "") -> M:
         """Run the function `parse` in the worker. Blocks. ApiError 500 when the worker dies or takes too long."""
-        question = json.dumps([schema.__module__, schema.__name__, max_context]).encode()
+        question = json.dumps([schema.__module__, schema.__name__, max_context, limit_reason]).encode()
         with self._lock:
             try:
                 channel = self._started()
@@ -138,13 +142,14 @@ def _serve(channel: socket.socket) -> None:
     os.nice(_NICENESS)
     while True:
         question, body = _receive(channel, 2)
-        module, name, max_context = json.loads(question)
+        module, name, max_context, limit_reason = json.loads(question)
         cleaned = b""
         # Random, so that no request body can contain the mark.
         mark, texts = secrets.token_hex(16), list[bytes]()
         refusal: dict[str, Any] | None = None
         try:
-            parsed = parse(getattr(importlib.import_module(module), name), body, max_context)
+            schema = getattr(importlib.import_module(module), name)
+            parsed = parse(schema, body, max_context, limit_reason)
             if _has_more_values(parsed, MAX_VALUES + max_context):
                 raise ApiError(400, f"the request holds more than {MAX_VALUES} values; send a smaller one")
             document = parsed.model_dump(mode="json", exclude_unset=True, by_alias=True)

@@ -22,9 +22,9 @@ _WORD_GAP: Final = re.compile(r"(?<=\w) (?=\w)")
 class TooManyTokensError(Exception):
     """A text has more tokens than the context holds. `count` returns their number; it takes seconds for some MB."""
 
-    def __init__(self, max_context: int, count: Callable[[], int]) -> None:
+    def __init__(self, max_context: int, limit_reason: str, count: Callable[[], int]) -> None:
         super().__init__(max_context)
-        self.max_context = max_context
+        self.max_context, self.limit_reason = max_context, limit_reason
         self.count = count
 
 
@@ -37,16 +37,19 @@ class BoundedTokenizer:
     call: its ids are the tokenizer's own. All pieces together are less than twice the last one.
     """
 
-    def __init__(self, tokenizer: ServingTokenizer, max_context: int) -> None:
+    def __init__(self, tokenizer: ServingTokenizer, max_context: int, limit_reason: str = "") -> None:
+        """limit_reason: what ends the context before the model's own does, for messages."""
         self._tokenizer = tokenizer
-        self._max_context = max_context
+        self._max_context, self._limit_reason = max_context, limit_reason
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The token ids of `text`. TooManyTokensError when there are certainly more than the context holds."""
         size = _CHARS_PER_TOKEN * self._max_context
         while size < len(text):
             if len(self._tokenizer.encode(text[:size])) > _SURELY * self._max_context:
-                raise TooManyTokensError(self._max_context, lambda: self._count(text, add_special_tokens))
+                raise TooManyTokensError(
+                    self._max_context, self._limit_reason, lambda: self._count(text, add_special_tokens)
+                )
             size *= 2
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 

@@ -145,7 +145,9 @@ class ServedModel:
     @property
     def tokenizer(self) -> ServingTokenizer:
         """The engine's tokenizer, bounded for texts that are too long. ApiError 503 as `engine`."""
-        return cast(ServingTokenizer, BoundedTokenizer(self.engine.tokenizer, self.engine.max_context))
+        engine = self.engine
+        bounded = BoundedTokenizer(engine.tokenizer, engine.max_context, engine.info.context_limit_reason)
+        return cast(ServingTokenizer, bounded)
 
     @property
     def template_variables(self) -> frozenset[str]:

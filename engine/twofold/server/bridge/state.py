@@ -85,6 +85,11 @@ class ServerState(ServerResources):
         self.refuse_while_draining()
         return self.manager.max_context
 
+    @property
+    def limit_reason(self) -> str:
+        """What ends the context of a server of one model before the model's own does; "" for several models."""
+        return "" if self.manager is not None else self.default.engine.info.context_limit_reason
+
     def find(self, name: str | None) -> ServedModel:
         """The model of this name; None means the default. ApiError 404 for an unknown name, unless any is accepted."""
         if name is None or _ANY_NAME in self._given_names:

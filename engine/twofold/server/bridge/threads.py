@@ -36,7 +36,8 @@ class Threads:
         try:
             return await loop.run_in_executor(self.tokenisers, work)
         except TooManyTokensError as error:
-            message = too_long(await loop.run_in_executor(self.counters, error.count), error.max_context)
+            count = await loop.run_in_executor(self.counters, error.count)
+            message = too_long(count, error.max_context, error.limit_reason)
             raise ApiError(400, message, param=param, code=CONTEXT_LENGTH) from None
 
     def close(self) -> None:

@@ -26,10 +26,12 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 
 def fits_the_context(ids: list[int], info: ValidationInfo) -> list[int]:
     """Refuse more tokens than the context holds with an answer, unless the request truncates them."""
-    max_context = (info.context or {}).get("max_context")
+    context = info.context or {}
+    max_context = context.get("max_context")
     is_cut = info.data.get("truncate_prompt_tokens") is not None
     if max_context is not None and len(ids) >= max_context and not is_cut:
-        raise PydanticCustomError(CONTEXT_LENGTH, "{message}", {"message": too_long(len(ids), max_context)})
+        message = too_long(len(ids), max_context, context.get("limit_reason", ""))
+        raise PydanticCustomError(CONTEXT_LENGTH, "{message}", {"message": message})
     return ids
 
 

@@ -52,6 +52,13 @@ FORMS: Final = {
         parameter=("<parameter=$key>\n", "</parameter>", "\n"),
         line="\n",
     ),
+    "seed_oss": CallForm(
+        "<function=$name>\n$args</function>\n</seed:tool_call>",
+        "<seed:tool_call>\n",
+        between="\n<seed:tool_call>\n",
+        arguments="tags",
+        parameter=("<parameter=$key>", "</parameter>", "\n"),
+    ),
     "deepseek_v3": CallForm(
         "function<｜tool▁sep｜>$name\n```json\n$args\n```",
         begin=_CALLS + _CALL,

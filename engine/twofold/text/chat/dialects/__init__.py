@@ -64,6 +64,13 @@ _TOOLS: Final = (
         ("</tool_call>",),
     ),
     ToolDialect(
+        "seed_oss",
+        "qwen3_coder",
+        ("<seed:tool_call>",),
+        ("<seed:tool_call>", "<function="),
+        ("</seed:tool_call>",),
+    ),
+    ToolDialect(
         "deepseek_v3", "deepseek", (_CALLS, _CALL), (_SEP, "```json"), _DEEPSEEK, marks_are_tokens=True
     ),
     ToolDialect("deepseek_v31", "deepseek", (_CALLS, _CALL), (_SEP,), _DEEPSEEK, marks_are_tokens=True),
@@ -147,6 +154,7 @@ _REASONING: Final = (
     ReasoningDialect("glm45", *_THINK),
     ReasoningDialect("kimi_k2", *_THINK),
     ReasoningDialect("minimax_m2", *_THINK),
+    ReasoningDialect("seed_oss", ("<seed:think>",), ("</seed:think>",), ("</seed:think>",)),
     ReasoningDialect("ernie45", *_THINK, dropped=("<response>", "</response>")),
     ReasoningDialect(
         "hunyuan_a13b",
@@ -167,7 +175,9 @@ _REASONING: Final = (
     ),
     ReasoningDialect("openai_gptoss", (), (), _HARMONY, is_whole=True),
 )
-_REASONING_TOKENS: Final = ("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>")
+_REASONING_TOKENS: Final = (
+    "<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<seed:think>", "</seed:think>",
+)  # fmt: skip
 
 TOOL_PARSERS: Final = {dialect.name: dialect for dialect in _TOOLS}
 REASONING_PARSERS: Final = {dialect.name: dialect for dialect in _REASONING}

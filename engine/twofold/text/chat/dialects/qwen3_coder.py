@@ -1,4 +1,7 @@
-"""Qwen3-Coder and Qwen3.5: <tool_call><function=f><parameter=key>, each value between line breaks of its own."""
+"""Qwen3-Coder and Qwen3.5: <tool_call><function=f><parameter=key>, each value between line breaks of its own.
+
+Seed-OSS has other marks around a call. The line breaks may be missing.
+"""
 
 from __future__ import annotations
 
@@ -28,4 +31,4 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
     yield from reader.skip_space()
     yield from reader.expect("</function>")
     arguments.end()
-    yield from reader.accept("</tool_call>")
+    yield from reader.accept("</tool_call>", "</seed:tool_call>")
