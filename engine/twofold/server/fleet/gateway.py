@@ -98,10 +98,10 @@ class Gateway:
         message = (
             f"{_MAX_TRIES} replicas were lost one after the other before the answer began; try again later"
         )
-        error = unavailable(message, "replicas_lost", 5)
+        refusal = unavailable(message, "replicas_lost", 5)
         if not is_sent:
-            raise error
-        yield _error_event(request.path, error)
+            raise refusal
+        yield _error_event(request.path, refusal)
 
 
 def _headers(request: Request) -> tuple[Header, ...]:
