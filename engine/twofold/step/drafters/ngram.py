@@ -27,8 +27,9 @@ _NEAR: Final = (0, 1, -1, 2, -2, 3, -3, 4, -4, 5, 6, 7, 8)
 class _Lookup:
     """Index of one sequence's text, and the earlier text that it follows."""
 
-    def __init__(self, index: TokenIndex) -> None:
-        self.index = index
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self.index = TokenIndex(config.prompt_lookup_min, config.prompt_lookup_max)
+        self._least = min(_FOLLOWED_FROM, config.prompt_lookup_max)
         self._shift = 0
         """Distance from a position to the position that it follows."""
         self._last = 0
@@ -38,7 +39,7 @@ class _Lookup:
         return num_tokens <= self._last
 
     def found(self, match: TokenMatch, num_tokens: int) -> None:
-        if match.length >= _FOLLOWED_FROM:
+        if match.length >= self._least:
             self._shift, self._last = num_tokens - match.end, num_tokens + _FOLLOWED_FOR
 
     def after_difference(self, tokens: list[int]) -> TokenMatch:
@@ -62,7 +63,7 @@ class NgramDrafter(Drafter):
         config, state, tokens = self._config, sequence.drafting, sequence.token_ids
         assert state is not None, "a sequence without a drafter"
         if state.memory is None:
-            state.memory = _Lookup(TokenIndex(config.prompt_lookup_min, config.prompt_lookup_max))
+            state.memory = _Lookup(config)
         lookup: _Lookup = state.memory
         index, follows = lookup.index, lookup.follows(len(tokens))
         if (
