@@ -181,14 +181,14 @@ def test_tokens_picked_ahead_are_those_picked_one_by_one(
 
     def samplers() -> list[Sampler]:
         return [
-            Sampler(SamplingParams(temperature=temperature, seed=seed), (), matcher=Even() if matched else None)
+            Sampler(
+                SamplingParams(temperature=temperature, seed=seed), (), matcher=Even() if matched else None
+            )
             for seed, matched in enumerate(constrained)
         ]
 
     one_by_one, ahead = samplers(), samplers()
-    expected = [
-        sample(POOL, one_by_one, logits[[row, num_rows + row]].copy()) for row in range(num_rows)
-    ]
+    expected = [sample(POOL, one_by_one, logits[[row, num_rows + row]].copy()) for row in range(num_rows)]
     picks = PicksAhead.of(POOL, ahead, [num_rows, num_rows], logits)
     assert picks is not None
     for row, tokens in enumerate(expected):
