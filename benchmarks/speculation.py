@@ -60,7 +60,7 @@ class Measured:
     tokens: tuple[int, ...]
     usage: Usage
     cpu_s: float
-    """Of this process, after the first token."""
+    """CPU time of this process after the first token."""
 
 
 class KnownAnswer(Drafter):

@@ -54,7 +54,7 @@ class _Lookup:
 
 
 class NgramDrafter(Drafter):
-    """See `Drafter`. Where a text that follows an earlier one differs from it, the draft goes on after the difference."""
+    """See `Drafter`. Where a text differs from the earlier one that it follows, drafts go on after the difference."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
