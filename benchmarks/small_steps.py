@@ -6,7 +6,7 @@ Without a shape it takes a model, by default the bundled one. With a shape it ta
 writes under --cache. The tokens of a step alternate between --distinct tokens, so that they share experts as the tokens
 of a text do; `shared` is the measured share of the routed experts that a step does not read again. `÷ its bytes` is
 time ÷ (bytes read ÷ bandwidth of one token), and 1 is a step that costs no more than the bytes it reads. Step sizes
-take turns; the table shows medians.
+take turns; the table shows lower quartiles. With --cpu-threads 1 times are CPU time, which other load disturbs less.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ from twofold.engine.loading import load_parts
 from twofold.step.model import BatchMeta
 from twofold.step.runner import ModelRunner
 
-from benchmarks.peers.gguf_model import file_name, write_model
+from benchmarks.peers.gguf_model import cached_model
 from benchmarks.peers.shapes import FULL_SHAPES
 
 OPERATORS: Final = {
@@ -51,6 +51,14 @@ class Steps:
     num_runs: list[int] = field(default_factory=list)
     """Experts read, all layers."""
 
+    def typical_s(self, threads: int) -> float:
+        return quartile(self.cpu_s if threads == 1 else self.seconds)
+
+
+def quartile(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4]
+
 
 class SmallSteps:
     """A model on the CPU with one sequence of `context` tokens, whose next tokens are computed again and again."""
@@ -63,6 +71,7 @@ class SmallSteps:
         runner = parts.loaded.runner
         assert isinstance(runner, ModelRunner)
         self.moe = runner.moe
+        self.threads = runner.pool.num_threads
         self._model, self._cache = runner._model, runner._kv_cache
         self._context = context
         self._pages = np.arange(-(-(context + 8) // config.page_size), dtype=np.int32)[None]
@@ -129,11 +138,11 @@ def lines(steps: SmallSteps, found: dict[int, Steps]) -> Iterator[str]:
         shared = 1 - (runs - one_runs) / max((size - 1) * one_runs, 1) if size > 1 else 0.0
         read = steps.dense_bytes + runs * steps.expert_bytes
         bytes_ratio = read / (steps.dense_bytes + one_runs * steps.expert_bytes)
-        taken = statistics.median(of_size.seconds)
-        ratio = taken / statistics.median(one.seconds)
+        taken = of_size.typical_s(steps.threads)
+        ratio = taken / one.typical_s(steps.threads)
         parts = [
-            statistics.median(part[name] for part in of_size.by_operator)
-            / max(statistics.median(part[name] for part in one.by_operator), 1e-9)
+            quartile(part[name] for part in of_size.by_operator)
+            / max(quartile(part[name] for part in one.by_operator), 1e-9)
             for name in columns
         ]
         yield (
@@ -165,15 +174,12 @@ def main() -> None:
     model = args.model
     if args.shape is not None:
         shape = FULL_SHAPES[args.shape].with_layers(args.layers)
-        path = args.cache / file_name(shape, args.format, 0)
-        if not path.exists():
-            write_model(path, shape, args.format)
-        model = str(path)
+        model = str(cached_model(args.cache, shape, args.format))
     steps = SmallSteps(model, args.cpu_threads, args.context, args.distinct)
     found = alternating(steps, sorted(args.tokens), args.rounds)
     one = found[1]
     runs = statistics.median(one.num_runs)
-    rate = (steps.dense_bytes + runs * steps.expert_bytes) / statistics.median(one.seconds) / 1e9
+    rate = (steps.dense_bytes + runs * steps.expert_bytes) / one.typical_s(steps.threads) / 1e9
     print(
         f"{model or 'bundled model'}, {ops.isa_choice()[0]}, context {args.context}, one token reads {rate:.1f} GB/s; "
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs. Operators: time as a multiple of one token's."

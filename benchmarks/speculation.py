@@ -1,11 +1,14 @@
 """Speculative decoding against none, on one model: edits, prose, an oracle and a drafter that is always wrong.
 
     python -m benchmarks.speculation [MODEL] [--accelerator emulated:rtx4090-pcie4] [--cpu-threads 1] [--mtp]
+    python -m benchmarks.speculation --shape qwen3-30b-a3b --layers 6 --format q4_k --only edit
 
 Two engines answer in turn, one with --speculative-config, and their answers are compared bit for bit. On a wall clock
-the ratios are medians of wall time and of this process's CPU time, which other load disturbs less. On an emulated
-accelerator they are of its virtual clock. The tokens of an edit's answer are forced, because the bundled model cannot
-edit: they are the given text with one word of twenty replaced. The model computes them as any others.
+the ratios are medians of decode wall time and of this process's CPU time after the first token, which other load
+disturbs less. On an emulated accelerator they are of its virtual clock. The tokens of an edit's answer are forced,
+because the bundled model cannot edit: they are the given text with one word of twenty replaced. The model computes them
+as any others. With --shape the model has random weights, the prompts are the bundled model's tokens, and one engine
+answers in turn with drafts and without, so that the weights are in memory once.
 """
 
 from __future__ import annotations
@@ -17,20 +20,25 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 from twofold.api.config import EngineConfig
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams, SpeculationCounts, Usage
 from twofold.engine import Engine
+from twofold.models.bundled import bundled_model_path
 from twofold.step.draft_price import Acceptance
 from twofold.step.drafters.drafter import Drafter
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import Sequence as EngineSequence
+
+from benchmarks.peers.gguf_model import cached_model
+from benchmarks.peers.shapes import FULL_SHAPES
 
 _TALE: Final = Path(__file__).parents[1] / "engine/twofold/quantise/tale.txt"
 
@@ -52,6 +60,7 @@ class Measured:
     tokens: tuple[int, ...]
     usage: Usage
     cpu_s: float
+    """CPU time of this process after the first token."""
 
 
 class KnownAnswer(Drafter):
@@ -103,10 +112,12 @@ class Forced:
 def answer(engine: Engine, task: Task) -> Measured:
     chunks: list[Chunk] = []
     constraint = Forced(task.forced) if task.forced else None
-    began = time.process_time()
     engine.submit(
         GenerationRequest(task.prompt, task.sampling, chunks.append, "benchmark", constraint=constraint)
     )
+    while not chunks and engine.step():
+        pass
+    began = time.process_time()
     while engine.step():
         pass
     cpu_s = time.process_time() - began
@@ -118,7 +129,9 @@ def answer(engine: Engine, task: Task) -> Measured:
 def compare(
     off: Engine, on: Engine, tasks: Sequence[Task], config: SpeculativeConfig, rounds: int
 ) -> dict[str, Any]:
-    """Speed of all tasks with drafts over without, by wall or virtual time and by CPU time: medians of the rounds."""
+    """Speed of all tasks with drafts over without, by wall or virtual time and by CPU time: medians of the rounds.
+
+    The same engine for both pauses its drafts in turn."""
     speculator = on._speculator
     assert speculator is not None, "an engine that cannot verify drafts"
     speculator._config = config
@@ -128,7 +141,9 @@ def compare(
     for _ in range(rounds):
         clock_s, cpu_s = [0.0, 0.0], [0.0, 0.0]
         for task in tasks:
+            speculator.is_paused = off is on
             plain = answer(off, task)
+            speculator.is_paused = False
             if task.wrong is not None:
                 speculator._drafters = {"ngram": KnownAnswer(plain.tokens, task.wrong)}
             drafted = answer(on, task)
@@ -150,20 +165,20 @@ def compare(
     }
 
 
-def edits(engine: Engine, text: str, count: int) -> list[Task]:
+def edits(encode: Callable[[str], Sequence[int]], text: str, count: int) -> list[Task]:
     """A text, then the same text with every twentieth word replaced."""
     tasks = []
     words = text.split()
     for number in range(count):
         given = words[40 * number :][:120]
         edited = ["river" if at % 20 == 7 else word for at, word in enumerate(given)]
-        prompt = tuple(engine.tokenizer.encode(" ".join(given) + "\n"))
-        forced = tuple(engine.tokenizer.encode(" ".join(edited)))
+        prompt = tuple(encode(" ".join(given) + "\n"))
+        forced = tuple(encode(" ".join(edited)))
         tasks.append(Task(prompt, SamplingParams(max_tokens=len(forced)), forced))
     return tasks
 
 
-def prose(engine: Engine, text: str, count: int, max_tokens: int) -> list[Task]:
+def prose(encode: Callable[[str], Sequence[int]], text: str, count: int, max_tokens: int) -> list[Task]:
     """Answers sampled after the beginnings of sentences."""
     words = text.split()
     begins = [" ".join(words[at : at + 12]) for at in range(0, len(words) - 12, max(len(words) // count, 1))][
@@ -171,7 +186,7 @@ def prose(engine: Engine, text: str, count: int, max_tokens: int) -> list[Task]:
     ]
     return [
         Task(
-            tuple(engine.tokenizer.encode(begin)),
+            tuple(encode(begin)),
             SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=seed, ignore_eos=True),
         )
         for seed, begin in enumerate(begins)
@@ -203,10 +218,17 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="")
+    parser.add_argument(
+        "--shape", choices=FULL_SHAPES, help="random weights of this shape instead of a model"
+    )
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--format", default="q4_k", help="of the random weights")
+    parser.add_argument("--cache", type=Path, default=Path.home() / "twofold-peers", help="for random models")
     parser.add_argument("--accelerator", default="none")
     parser.add_argument("--cpu-threads", type=int, default=0)
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=50, help="of prose")
+    parser.add_argument("--edits", type=int, default=6, help="edited texts")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="only cases whose name contains this")
@@ -219,17 +241,28 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = _arguments()
+    model = args.model
+    if args.shape is not None:
+        model = str(cached_model(args.cache, FULL_SHAPES[args.shape].with_layers(args.layers), args.format))
     plain = EngineConfig(
-        model=args.model,
+        model=model,
         accelerator=args.accelerator,
         cpu_threads=args.cpu_threads,
         enable_prefix_caching=False,
     )
     price = SpeculativeConfig("ngram", num_speculative_tokens=args.depth)
-    off = Engine.load(plain)
     on = Engine.load(dataclasses.replace(plain, speculative_config=json.dumps(dataclasses.asdict(price))))
+    off = on if args.shape else Engine.load(plain)
     text = args.text.read_text(encoding="utf-8")
-    free = prose(off, text, args.prompts, args.new_tokens)
+    tokenizer = Tokenizer.from_file(str(bundled_model_path() / "tokenizer.json")) if args.shape else None
+
+    def encode(part: str) -> Sequence[int]:
+        if tokenizer is None:
+            return off.tokenizer.encode(part)
+        ids: list[int] = tokenizer.encode(part, add_special_tokens=False).ids
+        return ids
+
+    free = prose(encode, text, args.prompts, args.new_tokens)
     if args.mtp:
         on.close()
         own_layer(off, plain, free, args.depth, args.rounds)
@@ -240,10 +273,10 @@ def main() -> None:
     known = [dataclasses.replace(task, wrong=0.0) for task in free[:8]]
     lies = [dataclasses.replace(task, wrong=1.0) for task in free]
     cases = [
-        ("edit, n-gram", edits(off, text, 6), price),
+        ("edit, n-gram", edits(encode, text, args.edits), price),
         ("prose, n-gram", free, price),
         ("prose, n-gram, fixed depth", free, fixed),
-        ("edit, suffix", edits(off, text, 6), suffix),
+        ("edit, suffix", edits(encode, text, args.edits), suffix),
         ("prose, suffix", free, suffix),
         ("repeated answers, n-gram", free[:8], price),
         ("repeated answers, suffix", free[:8], dataclasses.replace(suffix, suffix_decoding_max_cached_requests=100)),
@@ -264,7 +297,8 @@ def main() -> None:
             flush=True,
         )
     on.close()
-    off.close()
+    if off is not on:
+        off.close()
 
 
 if __name__ == "__main__":

@@ -70,6 +70,14 @@ def file_name(shape: FullShape, format_name: str, seed: int) -> str:
     return f"{shape.name}-{shape.layers}l-{format_name}-s{seed}-v{_WEIGHTS_VERSION}.gguf"
 
 
+def cached_model(directory: Path, shape: FullShape, format_name: str) -> Path:
+    """The file of a random model under `directory`, written if it is missing. Raises as `write_model`."""
+    path = directory / file_name(shape, format_name, 0)
+    if not path.exists():
+        write_model(path, shape, format_name)
+    return path
+
+
 def write_model(
     path: Path,
     shape: FullShape,

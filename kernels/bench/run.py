@@ -1,6 +1,7 @@
 """Micro-benchmark of the CPU kernels: GB/s and 10^9 operations/s beside the ceilings measured in the same run.
 
     python kernels/bench/run.py [--format q8_0] [--level avx512_vnni] [--threads 2] [--tokens 1 32] [--json]
+    python kernels/bench/run.py --curve --threads 1 [--hidden 512 --intermediate 256 --megabytes 0]
 
 One expert of Qwen3-30B-A3B's shape by default (hidden 2048, intermediate 768) as the engine runs it: activations
 encoded, gate and up, SiLU, down; on enough experts to overflow every cache, with 1, 2, ... tokens for each. Cases take
@@ -8,8 +9,9 @@ turns, one expert at a time, each turn on weights that no cache still holds, so 
 "best" is the fastest turn, "quarter" the lower quartile. With several threads each has experts of its own and a turn
 lasts as long as the slowest. "of read": the share of the bandwidth of a plain read of the same memory; near 1 a kernel
 waits for memory and nothing else. "of peak": the share of what products in registers alone reach with the level's own
-instructions (f32, bf16 or int8, as the kernel multiplies, in tiles at level amx). "x one": the best time as a multiple
-of one token's at the same level, the cost of a step that verifies drafts. Only kernels of a level's own are
+instructions (f32, bf16 or int8, as the kernel multiplies, in tiles at level amx). "x one": the lower quartile as a
+multiple of one token's at the same level, the cost of a step that verifies drafts; --curve prints these alone, a line
+per format and level. One thread's times are CPU time, which neighbours disturb less. Only kernels of a level's own are
 run; what a level takes from the one below is in that one's lines.
 """
 
@@ -135,13 +137,14 @@ def take_turns(pools: list[Experts], cases: list[Case], passes: int) -> dict[Cas
     num_turns = passes * len(cases)
     took = np.zeros((len(pools), num_turns))
     together = threading.Barrier(len(pools))
+    clock = time.perf_counter if len(pools) > 1 else time.thread_time
 
     def work(index: int) -> None:
         for turn in range(num_turns):
             together.wait()
-            start = time.perf_counter()
+            start = clock()
             pools[index].run(cases[turn % len(cases)], turn)
-            took[index, turn] = time.perf_counter() - start
+            took[index, turn] = clock() - start
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(pools))]
     for thread in threads:
@@ -186,7 +189,7 @@ def measure(
             Row(
                 case.kernel, case.level, format_name, case.tokens, args.threads, 1e3 * s[0], 1e3 * s[len(s) // 4],
                 size / s[0] / 1e9, read / s[0], gop, gop / peak if peak and case.tokens else None,
-                s[0] / one[0] if one else None,
+                s[len(s) // 4] / one[len(one) // 4] if one else None,
             )
         )  # fmt: skip
     return rows
@@ -222,6 +225,17 @@ def print_table(rows: list[Row], peaks: dict[str, dict[str, float]], threads: in
         )
 
 
+def print_curve(rows: list[Row]) -> None:
+    """Time as a multiple of one token's, a column per number of tokens."""
+    tokens = sorted({r.tokens for r in rows if r.tokens})
+    print("| | one token, GB/s | " + " | ".join(f"{count}" for count in tokens) + " |")
+    print("|" + "---|" * (len(tokens) + 2))
+    for format_name, level in sorted({(r.format, r.level) for r in rows if r.tokens}):
+        own = {r.tokens: r for r in rows if r.tokens and (r.format, r.level) == (format_name, level)}
+        times = [f"{own[count].times_one_token:.2f}" if count in own else "" for count in tokens]
+        print(f"| {format_name}, {level} | {own[1].gb_per_s:.1f} | " + " | ".join(times) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -239,12 +253,19 @@ def main() -> None:
     parser.add_argument(
         "--generic-tokens", type=int, default=0, help="the scalar level is slow: no more than this"
     )
+    parser.add_argument(
+        "--curve", action="store_true", help="only times as multiples of one token's, 1 to 8 tokens"
+    )
     parser.add_argument("--json", action="store_true", help="one object instead of the table")
     args = parser.parse_args()
+    if args.curve:
+        args.tokens = list(range(1, 9))
     levels = args.level or kernels.supported_levels()
     peaks = {level: ceilings.measure(args.threads, level) for level in levels}
     rows = [row for name in args.format or FORMATS for row in measure(args, name, levels, peaks)]
-    if args.json:
+    if args.curve:
+        print_curve(rows)
+    elif args.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "ceilings": peaks}, indent=1))
     else:
         print_table(rows, peaks, args.threads)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from twofold.api.constraints import TokenMatcher
 from twofold.api.types import SamplingParams
 from twofold.blocks import ops
-from twofold.step.sampler import Sampler, sample
+from twofold.step.sampler import PicksAhead, Sampler, sample
 
 POOL = ops.ThreadPool(1)
 LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
@@ -138,3 +139,69 @@ def test_log_probabilities_are_of_the_raw_logits():
         found = [sampler.logprob.logprob, *(value for _, value in sampler.logprob.top)]
         assert np.abs(np.array(found) - expected[[token, 1, 2]]).max() < 1e-14
     assert np.array_equal(ANSWER, before)
+
+
+class Even(TokenMatcher):
+    """Admits even tokens; every third token is forced."""
+
+    ended, error, masks_first = False, None, False
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.num_prepared = 0
+
+    @property
+    def forced(self) -> int | None:
+        return 5 if len(self.taken) % 3 == 2 else None
+
+    def mask(self) -> np.ndarray:
+        return np.array([0x55555555], np.uint32)
+
+    def admits(self, token: int) -> bool:
+        return token % 2 == 0
+
+    def take(self, token: int) -> None:
+        self.taken.append(token)
+
+    def prepare(self) -> None:
+        self.num_prepared += 1
+
+    def fail(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("constrained", [(False, False), (True, False), (True, True)])
+def test_tokens_picked_ahead_are_those_picked_one_by_one(
+    temperature: float, constrained: tuple[bool, bool]
+) -> None:
+    """Also where a matcher rejects or forces one, after which another random number is drawn."""
+    num_rows = 8
+    logits = np.random.default_rng(7).standard_normal((2 * num_rows, 16)).astype(np.float32)
+
+    def samplers() -> list[Sampler]:
+        return [
+            Sampler(
+                SamplingParams(temperature=temperature, seed=seed), (), matcher=Even() if matched else None
+            )
+            for seed, matched in enumerate(constrained)
+        ]
+
+    one_by_one, ahead = samplers(), samplers()
+    expected = [sample(POOL, one_by_one, logits[[row, num_rows + row]].copy()) for row in range(num_rows)]
+    picks = PicksAhead.of(POOL, ahead, [num_rows, num_rows], logits)
+    assert picks is not None
+    for row, tokens in enumerate(expected):
+        rows = [row, num_rows + row]
+        found = picks.take(rows, ahead)
+        assert (sample(POOL, ahead, logits[rows]) if found is None else found) == tokens
+    for a, b in zip(one_by_one, ahead, strict=True):
+        assert (a.matcher is None) == (b.matcher is None)
+        if isinstance(a.matcher, Even) and isinstance(b.matcher, Even):
+            assert (a.matcher.taken, a.matcher.num_prepared) == (b.matcher.taken, b.matcher.num_prepared)
+
+
+def test_tokens_that_depend_on_one_another_are_not_picked_ahead() -> None:
+    logits = np.tile(LOGITS, (2, 1))
+    for params in (SamplingParams(presence_penalty=1.0), SamplingParams(logprobs=1)):
+        assert PicksAhead.of(POOL, [Sampler(params, ())], [2], logits) is None

@@ -51,6 +51,8 @@ class _Verification:
     token: int
     num_accepted: int = 0
     has_ended: bool = False
+    text: str = ""
+    """Text of the tokens appended so far, delivered in one chunk."""
 
     def take_row(self) -> None:
         """Count the token before the picked one as computed; the record after it becomes the sequence's."""
@@ -137,7 +139,7 @@ class ActiveRequests:
                 continue
             item.sequence.num_computed += item.num_tokens
             if item.samples:
-                self.append_token(state, next(tokens), now_s)
+                self._deliver(state, self._append(state, next(tokens), now_s))
                 row += 1
             elif item.sequence.pooler is not None and item.sequence.num_uncomputed == 0:
                 self._finish(state, "stop")
@@ -152,7 +154,8 @@ class ActiveRequests:
         while ongoing:
             for each in ongoing:
                 each.take_row()
-                each.has_ended = not self.append_token(each.state, each.token, now_s)
+                text = self._append(each.state, each.token, now_s, each.text)
+                each.has_ended, each.text = text is None, text or ""
             ongoing = [each for each in ongoing if each.goes_on]
             if not ongoing:
                 break
@@ -164,40 +167,41 @@ class ActiveRequests:
             except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
                 for each in ongoing:
                     each.num_accepted, each.has_ended = each.num_accepted - 1, True
-                self.fail([each.state for each in ongoing], error)
+                    self._finish(each.state, "error", each.text, error=_message(error))
+                    each.text = ""
                 break
             for each, token in zip(ongoing, picked, strict=True):
                 each.token = token
         for each in drafted:
+            self._deliver(each.state, each.text)
             speculator.verified(each.item, each.num_accepted, has_ended=each.has_ended)
 
-    def append_token(self, state: RequestState, token: int, now_s: float) -> bool:
-        """Append a sampled token and deliver its text. Finish the request and return False if it was the last."""
+    def _append(self, state: RequestState, token: int, now_s: float, before: str = "") -> str | None:
+        """Append a sampled token and return the text to deliver: `before`, and the token's. None: the request has
+        finished."""
         sequence = state.sequence
         if sequence.max_tokens == 0:  # only prompt log probabilities were requested
             self._finish(state, "length")
-            return False
-        if state.failure is not None:
-            self._finish(state, "error", error=state.failure)
-            return False
-        num_generated = sequence.num_generated + 1
-        text = state.push(token, now_s)
-        if num_generated == 1:
-            self._recorder.request(state)
-        if state.stopped:
-            self._finish(state, "stop", text)
-            return False
-        if num_generated >= sequence.max_tokens:
-            self._finish(state, "length", text)
-            return False
+        elif state.failure is not None:
+            self._finish(state, "error", before, error=state.failure)
+        else:
+            text = before + state.push(token, now_s)
+            if sequence.num_generated == 1:
+                self._recorder.request(state)
+            is_stopped = state.stopped
+            if not is_stopped and sequence.num_generated < sequence.max_tokens:
+                return text
+            self._finish(state, "stop" if is_stopped else "length", text)
+        return None
+
+    def _deliver(self, state: RequestState, text: str | None) -> None:
         if text:
-            self._delivery.deliver(sequence.request, state.chunk(text))
-        return True
+            self._delivery.deliver(state.sequence.request, state.chunk(text))
 
     def fail(self, requests: Seq[RequestState], error: Exception) -> None:
         """Finish these requests with an error."""
         for state in requests:
-            self._finish(state, "error", error=f"{type(error).__name__}: {error}")
+            self._finish(state, "error", error=_message(error))
 
     def _finish(
         self, state: RequestState, reason: FinishReason, text: str = "", error: str | None = None
@@ -215,3 +219,7 @@ class ActiveRequests:
         chunk = state.chunk(text + state.flush(), reason, usage=usage, error=error, routed_experts=routing)
         self._delivery.deliver(sequence.request, chunk)
         self._inbox.finished(sequence.request.request_id)
+
+
+def _message(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

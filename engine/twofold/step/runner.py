@@ -24,7 +24,7 @@ from twofold.step.batch import StepBatch
 from twofold.step.model import LoadedModel
 from twofold.step.pooling import Pooler
 from twofold.step.predictions import Predictions
-from twofold.step.sampler import Sampler, SamplerBatch, logprobs, pick_ahead, take_ahead
+from twofold.step.sampler import PicksAhead, Sampler, SamplerBatch, logprobs
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.state_memory import StateMemory
 
@@ -160,7 +160,7 @@ class ModelRunner:
         self._batch = StepBatch()
         self._samplers = SamplerBatch(())
         self._logits: F32 = np.empty((0, 0), np.float32)
-        self._ahead: list[int] | None = None
+        self._ahead: PicksAhead | None = None
         """Tokens of the last step's rows, picked at once; None: they are picked as they are verified."""
         self.follower: Follower | None = None
         """Receives each step's tapped hidden states."""
@@ -199,14 +199,14 @@ class ModelRunner:
             picked = self._samplers.pick(self.pool, logits)
         else:
             counts = [1 + len(item.drafts) for item in scheduled if item.samples]
-            self._ahead = pick_ahead(self.pool, samplers, counts, logits)
+            self._ahead = PicksAhead.of(self.pool, samplers, counts, logits)
             picked = self.pick_verified(batch.first_rows, samplers)
         self.sampling_s += time.perf_counter() - began
         return picked
 
     def pick_verified(self, rows: Seq[int], samplers: Seq[Sampler]) -> list[int]:
-        if self._ahead is not None:
-            return take_ahead(self._ahead, rows, samplers)
+        if self._ahead is not None and (tokens := self._ahead.take(rows, samplers)) is not None:
+            return tokens
         began = time.perf_counter()
         picked = SamplerBatch(samplers).pick(self.pool, self._logits[list(rows)])
         self.sampling_s += time.perf_counter() - began

@@ -52,6 +52,16 @@ class Sampler:
         """Whether a token depends on its logits and the random numbers alone, and nothing is reported about it."""
         return self.rules is None and self.matcher is None and self.params.logprobs is None
 
+    @property
+    def can_pick_ahead(self) -> bool:
+        """Whether the tokens of several rows can be picked before any is taken. A matcher may still reject one."""
+        matcher = self.matcher
+        return (
+            self.rules is None
+            and self.params.logprobs is None
+            and (matcher is None or not matcher.masks_first)
+        )
+
     def draw(self, num_later: int = 0) -> Draw | None:
         """Device inputs for the next token besides its logits, or for one `num_later` tokens later; unchanged until a
         token is taken. None: the host must pick."""
@@ -189,31 +199,51 @@ def needs_masks(params: SamplingParams) -> bool:
     return params.logprobs is not None or (filters and params.temperature != 0.0)
 
 
-def pick_ahead(
-    pool: ops.ThreadPool, samplers: Sequence[Sampler], num_rows: Sequence[int], logits: F32
-) -> list[int] | None:
-    """Tokens of all rows of `logits` (rows, vocabulary), `num_rows` of them per sampler: the token after a sequence's
-    newest one, and the tokens after its drafts, as they will be if these are accepted. No token is taken.
+class PicksAhead:
+    """Tokens of a step with drafts, picked for all rows in one call as if every draft were accepted."""
 
-    None: a sampler must pick one by one.
-    """
-    if not all(sampler.is_plain for sampler in samplers):
-        return None
-    draws = [
-        sampler.numbers(num_later)
-        for sampler, count in zip(samplers, num_rows, strict=True)
-        for num_later in range(count)
-    ]
-    picked: list[int] = ops.pick_tokens(pool, logits, np.array(draws), [None] * len(draws)).tolist()
-    return picked
+    def __init__(self, pool: ops.ThreadPool, picked: list[int], logits: F32) -> None:
+        self._pool, self._picked, self._logits = pool, picked, logits
+        self._is_valid = True
 
+    @classmethod
+    def of(
+        cls, pool: ops.ThreadPool, samplers: Sequence[Sampler], num_rows: Sequence[int], logits: F32
+    ) -> PicksAhead | None:
+        """Pick from all rows of `logits` (rows, vocabulary), `num_rows` of them per sampler: the token after a
+        sequence's newest one, and the tokens after its drafts. No token is taken.
 
-def take_ahead(picked: Sequence[int], rows: Sequence[int], samplers: Sequence[Sampler]) -> list[int]:
-    """The tokens of these rows of `pick_ahead`, one per sampler, which takes it."""
-    tokens = [picked[row] for row in rows]
-    for sampler, token in zip(samplers, tokens, strict=True):
+        None: a sampler's next pick depends on the token before, so each row must be picked after it was taken.
+        """
+        if not all(sampler.can_pick_ahead for sampler in samplers):
+            return None
+        draws = [
+            sampler.numbers(num_later)
+            for sampler, count in zip(samplers, num_rows, strict=True)
+            for num_later in range(count)
+        ]
+        picked: list[int] = ops.pick_tokens(pool, logits, np.array(draws), [None] * len(draws)).tolist()
+        return cls(pool, picked, logits)
+
+    def take(self, rows: Sequence[int], samplers: Sequence[Sampler]) -> list[int] | None:
+        """The tokens of these rows, one per sampler, which takes it. None: they must be picked one by one."""
+        if not self._is_valid:
+            return None
+        return [self._take(row, sampler) for row, sampler in zip(rows, samplers, strict=True)]
+
+    def _take(self, row: int, sampler: Sampler) -> int:
+        token, matcher = self._picked[row], sampler.matcher
+        if matcher is not None:
+            forced = matcher.forced
+            if forced is not None:
+                token = forced
+            elif (token == 0 and self._logits[row, 0] == -np.inf) or not matcher.admits(token):
+                self._is_valid = False  # another number is drawn, which moves those of later tokens
+                return SamplerBatch([sampler]).pick(self._pool, self._logits[row : row + 1])[0]
         sampler.take(token)
-    return tokens
+        if matcher is not None:
+            matcher.prepare()
+        return token
 
 
 def sample(pool: ops.ThreadPool, samplers: Sequence[Sampler], logits: F32) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,6 +83,36 @@ def test_a_long_prompt_is_indexed_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ngram, "_TOKENS_AT_ONCE", 4)
     drafter, own = open_drafter("ngram", CONFIG), sequence("ngram", (1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3))
     assert [drafter.propose(own, 2).tokens for _ in range(4)] == [(), (), (4, 5), (4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "drafted"),
+    [
+        ((50,), (19, 20, 21)),  # taken to replace one token
+        ((50, 51), (20, 21, 22)),  # or as many as it has
+        ((50, 51, 19), (20, 21, 22)),  # until one of the source occurs
+        ((50, 51, 19, 20), (21, 22, 23)),
+        ((25,), (26, 27, 28)),  # tokens left out
+        ((16,), (17, 18, 19)),  # tokens repeated
+        (tuple(range(50, 80)), ()),  # another text
+    ],
+)
+def test_a_draft_goes_on_after_a_difference(changed: tuple[int, ...], drafted: tuple[int, ...]) -> None:
+    source = tuple(range(10, 40))
+    drafter, own = open_drafter("ngram", CONFIG), sequence("ngram", (*source, 1), source[:8])
+    assert drafter.propose(own, 3).tokens == (18, 19, 20)
+    for token in changed:
+        own.token_ids.append(token)
+        found = drafter.propose(own, 3)
+    assert found.tokens == drafted
+
+
+def test_a_short_match_is_no_text_to_follow() -> None:
+    drafter = open_drafter("ngram", dataclasses.replace(CONFIG, prompt_lookup_max=8))
+    own = sequence("ngram", (1, 2, 3, 4, 5, 9, 2, 3))
+    assert drafter.propose(own, 2).tokens == (4, 5)
+    own.token_ids.append(8)
+    assert drafter.propose(own, 2).tokens == ()
 
 
 def test_a_prediction_is_followed_and_found_again() -> None:

@@ -218,9 +218,15 @@ class GqaAttention::Source final : public AttentionSource {
 void GqaAttention::attend(const float* qkv, float* out, AttentionBatch& batch, const StateCache& cache,
                           int layer) const {
   const int group = shape_.num_heads / shape_.num_kv_heads;
-  int tile_tokens = std::max(1, kTileRows / group);
-  const int64_t tasks = int64_t{batch.num_tokens()} * shape_.num_kv_heads;
-  while (tile_tokens > 1 && tasks / tile_tokens < kTasksPerThread * pool_.num_threads()) tile_tokens /= 2;
+  const int T = batch.num_tokens(), most = std::max(1, kTileRows / group);
+  // Few tokens share one pass over keys and values if each thread gets a key head. Tiles of many tokens differ in work:
+  // several per thread.
+  const int64_t tasks = int64_t{T <= most ? 1 : kTasksPerThread} * pool_.num_threads();
+  int tile_tokens = std::min(T, most);
+  const auto num_tiles = [&] { return (T + tile_tokens - 1) / tile_tokens; };
+  while (tile_tokens > 1 && int64_t{num_tiles()} * shape_.num_kv_heads < tasks)
+    tile_tokens = (tile_tokens + 1) / 2;
+  tile_tokens = (T + num_tiles() - 1) / num_tiles();  // as even as possible
   const BlockedAttention attention(table_, pool_, shape_.scale, shape_.window, kBlocksSlot);
   attention.run(Source(*this, qkv, out, cache.planes(layer)), batch, batch.tiles(tile_tokens),
                 cache.page_size());
