@@ -64,9 +64,9 @@ Cells = dict[tuple[int, int], list[float]]
 class Acceptance:
     """Estimates the probability that a drafted token is accepted, given that those before it in the draft are.
 
-    By drafter, position, and the drafter's own estimate, which is first taken to be as far too high as that of the token
-    before. A request's own trials count as far as they differ from those
-    of all requests by more than chance (a positive-part James-Stein estimate).
+    By drafter, position, and the drafter's own estimate. That is first taken to be as far too high as the one of the
+    token before. A request's own trials count as far as they differ from those of all requests by more than chance (a
+    positive-part James-Stein estimate).
     """
 
     def __init__(self) -> None:
