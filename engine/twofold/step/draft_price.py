@@ -14,11 +14,8 @@ from collections.abc import Sequence as Seq
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from twofold.experts.moe import MoeRuntime
-
-F64 = npt.NDArray[np.float64]
 
 _BINS: Final = 5
 _POSITIONS: Final = 4
@@ -47,7 +44,7 @@ _KEPT_STEP: Final = 0.995
 """What a measured step keeps of its weight when the next one is measured."""
 _SETTLED: Final = 32
 """Measured steps after which times are not fitted anew after each step, but after `_TABLE_AFTER`."""
-_TABLE_AFTER: Final = 4
+_TABLE_AFTER: Final = 8
 _OUTLIER: Final = 2.0
 """A step counts at most as this multiple of its expected time."""
 _PROBE_SHARE: Final = 0.005
@@ -235,7 +232,7 @@ class StepTimes:
                 fit = self._fits[num_sequences] = _Fit(step_s, self._experts.step_s(num_sequences))
         if fit is not None:
             fit.add(num_drafts, self._experts.step_s(num_tokens), step_s)
-            if fit.num_steps < _SETTLED or fit.num_steps % _TABLE_AFTER == 0:
+            if fit.is_due:
                 self._tables.pop(num_sequences, None)
 
     def table(self, num_sequences: int) -> list[float] | None:
@@ -274,28 +271,39 @@ class _Fit:
         experts = min(experts_s / step_s, 1.0)
         self._scale = experts_s / experts if experts > 0 else 1.0
         """Experts' time that counts as one unit."""
-        # Of (1, experts, drafts): sums of products with one another and with the time, both in units.
         spread = np.array([_NOISE / 10.0, _NOISE / _SHARE_SPREAD, _NOISE / _ADDED_SPREAD])
         self._prior = np.diag(spread**2)
         self._prior_right = self._prior @ np.array([1.0 - experts, 1.0, _LEAST_ADDED])
-        self._left = np.zeros((3, 3))
-        self._right = np.zeros(3)
-        self._solved: F64 | None = None
+        # Weighted sums over the steps, in plain floats because most steps only add to them: of 1, experts e, drafts d,
+        # ee, ed, dd; of the time, and of its products with e and d.
+        self._sums = [0.0] * 9
+        self._solved: tuple[float, float, float] | None = None
         self.num_steps = 0
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the coefficients follow the newest step."""
+        return self.num_steps < _SETTLED or self.num_steps % _TABLE_AFTER == 0
+
     def add(self, num_drafts: int, experts_s: float, step_s: float) -> None:
+        fixed, share, added = self._coefficients()
+        experts, drafts = experts_s / self._scale, float(num_drafts)
+        expected = fixed + share * experts + added * drafts
+        time = min(
+            step_s / self._unit_s, _OUTLIER * expected
+        )  # other load on the machine only ever adds time
+        terms = (
+            1.0, experts, drafts, experts * experts, experts * drafts, drafts * drafts,
+            time, time * experts, time * drafts,
+        )  # fmt: skip
+        self._sums = [_KEPT_STEP * total + term for total, term in zip(self._sums, terms, strict=True)]
         self.num_steps += 1
-        row = np.array([1.0, experts_s / self._scale, num_drafts])
-        time = step_s / self._unit_s
-        expected = float(row @ self._coefficients())
-        time = min(time, _OUTLIER * expected)  # other load on the machine only ever adds time
-        self._left = _KEPT_STEP * self._left + np.outer(row, row)
-        self._right = _KEPT_STEP * self._right + time * row
-        self._solved = None
+        if self.is_due:
+            self._solved = None
 
     def times(self, experts_s: Seq[float]) -> list[float]:
         """Seconds of a step with 0, 1, … drafts, given its experts' time."""
-        fixed, share, added = (float(each) for each in self._coefficients())
+        fixed, share, added = self._coefficients()
         found: list[float] = []
         for drafts, each in enumerate(experts_s):
             time = fixed + share * each / self._scale + added * drafts
@@ -303,9 +311,12 @@ class _Fit:
             found.append(max(time, found[-1] if found else 1e-3))
         return [self._unit_s * time for time in found]
 
-    def _coefficients(self) -> F64:
+    def _coefficients(self) -> tuple[float, float, float]:
         if self._solved is None:
-            self._solved = np.linalg.solve(self._left + self._prior, self._right + self._prior_right)
+            one, e, d, ee, ed, dd, *right = self._sums
+            left = np.array([[one, e, d], [e, ee, ed], [d, ed, dd]])
+            found = np.linalg.solve(left + self._prior, np.array(right) + self._prior_right)
+            self._solved = float(found[0]), float(found[1]), float(found[2])
         return self._solved
 
 
