@@ -179,13 +179,12 @@ class Speculator:
             self._model.drafter.ending(sequence)
 
     def finished(self, sequence: Sequence) -> None:
-        """Free what the drafter of an ended sequence holds of it."""
-        assert sequence.drafting is not None, "a sequence without a drafter"
-        name = sequence.drafting.drafter
-        if self._model is not None and name == self._config.method:
+        """Free what the drafters of an ended sequence hold of it. One with a model may follow sequences that never
+        drafted."""
+        if self._model is not None:
             self._model.drafter.release(sequence)
-        elif name in self._drafters:
-            self._drafters[name].release(sequence)
+        if sequence.drafting is not None and sequence.drafting.drafter in self._drafters:
+            self._drafters[sequence.drafting.drafter].release(sequence)
 
     def drop(self, scheduled: Seq[ScheduledSequence]) -> None:
         """Free what the drafts of a failed step held; its sequences are as before it."""

@@ -154,6 +154,8 @@ def expect_no_draft_pages(engine: Engine) -> None:
         drafter = model.drafter.real if isinstance(model.drafter, Corrected) else model.drafter
         pages = drafter.pages  # type: ignore[attr-defined]
         assert sorted(pages._free) == list(range(pages.num_pages))
+        assert not pages._held
+        assert not getattr(drafter, "_followed", {})
 
 
 @given(data=st.data())
