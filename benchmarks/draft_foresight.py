@@ -26,11 +26,10 @@ import itertools
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
@@ -38,6 +37,7 @@ from twofold.experts.profiles import load_profile
 from twofold.models.bundled import bundled_model_path
 from twofold.step.model import BatchMeta
 from twofold.step.runner import ModelRunner
+from twofold.tools.lab.foresight import played_scheduler
 from twofold.tools.lab.shapes import SHAPES, ModelShape, find_shape
 from twofold.tools.lab.trace import load_trace, make_trace
 
@@ -233,19 +233,16 @@ def recall(recorded: Recorded, source: str) -> list[float]:
 @dataclasses.dataclass
 class Played:
     tokens_per_s: float
-    counts: _core.PrefetchCounts | None
+    counts: Any
+    """The core's PrefetchCounts; None without prefetch."""
 
 
 def play(recorded: Recorded, machine: str, slots: float, source: str | None, ahead: int = 1) -> Played:
     """Decode with drafts. source: what predicts; None: no prefetch. ahead: layers that are predicted at a time."""
     ids = recorded.ids
-    num_tokens, num_layers, top_k = ids.shape
-    profile, num_experts = load_profile(machine), recorded.shape.routing[1]
-    cost = recorded.shape.cost_model(profile)
-    dense_us = recorded.shape.dense_us(profile, num_layers)
-    num_slots = round(slots * num_layers * num_experts)
-    config = _core.SchedulerConfig(num_layers, num_experts, top_k, num_slots, prefetch=source is not None)
-    scheduler = _core.LayerScheduler(cost, config, _core.Timeline(cost.upload_us()))
+    num_tokens, num_layers, _ = ids.shape
+    dense_us = recorded.shape.dense_us(load_profile(machine), num_layers)
+    scheduler = played_scheduler(recorded.shape, machine, slots, prefetch=source is not None)
     if source is not None:  # a row without a prediction is noise, which the prefetcher learns to ignore
         noise = np.random.default_rng(2).normal(0, 0.1, recorded.sources[source].shape)
         logits = np.where(np.isnan(recorded.sources[source]), noise, recorded.sources[source])
