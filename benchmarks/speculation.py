@@ -288,17 +288,30 @@ def main() -> None:
     ]  # fmt: skip
     clock = "virtual clock of an emulated accelerator" if off.info.clock == "virtual" else "wall clock"
     print(f"{args.accelerator}, {clock}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+    speeds: dict[str, dict[str, Any]] = {}
     for name, tasks, config in (case for case in cases if args.only in case[0]):
-        found = compare(off, on, tasks, config, args.rounds)
+        found = speeds[name] = compare(off, on, tasks, config, args.rounds)
         low, high = found["range"]
         print(
             f"{name:28} x {found['speed']:.3f} ({low:.2f}-{high:.2f}), by CPU time x {found['speed_by_cpu_time']:.3f}; "
             f"accepted {found['accepted']:.0%} of {found['drafted_per_answer']:.1f} an answer",
             flush=True,
         )
+    print_against_best(speeds)
     on.close()
     if off is not on:
         off.close()
+
+
+def print_against_best(speeds: dict[str, dict[str, Any]]) -> None:
+    """The priced oracle against the best of its fixed depths and none: what times of steps with drafts allow."""
+    fixed = {name: found for name, found in speeds.items() if name.startswith("oracle, fixed")}
+    if "oracle" not in speeds or not fixed:
+        return
+    for key, clock in (("speed", "clock"), ("speed_by_cpu_time", "CPU time")):
+        best = max(fixed, key=lambda name: fixed[name][key])
+        most = max(1.0, fixed[best][key])
+        print(f"oracle by {clock}: {speeds['oracle'][key] / most:.0%} of x {most:.3f} ({best})")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from twofold.text.tokenizer.comparison import first_difference
 from twofold.tools.cli.main import main
 
 from tests.models.drawn_families import EXAMPLES
+from tests.tiny_models.eagle3 import TinyEagle3
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 
@@ -24,10 +25,10 @@ def other_tokenizer(directory: Path, **changes: object) -> Path:
     return directory
 
 
-def run(capsys: pytest.CaptureFixture[str], model: Path, config: object) -> str:
+def run(capsys: pytest.CaptureFixture[str], model: Path, config: object, *also: str) -> str:
     given = config if isinstance(config, str) else json.dumps(config)
     words = ["generate", str(model), "--prompt", "the", "--max-tokens", "2", "--accelerator", "none"]
-    assert main([*words, "--speculative-config", given]) == 2
+    assert main([*words, "--speculative-config", given, *also]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1, told
     return told[0]
@@ -51,6 +52,25 @@ def test_a_drafter_that_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], config: object, expected: str
 ) -> None:
     assert expected in run(capsys, write_tiny_model(tmp_path / "model", TinyModel()), config)
+
+
+@pytest.mark.parametrize(
+    ("method", "also"), [("ngram", "--num-deferred-experts=2"), ("suffix", "--cache-prior=0.3")]
+)
+def test_settings_that_change_outputs_are_refused_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, also: str
+) -> None:
+    told = run(capsys, write_tiny_model(tmp_path / "model", TinyModel()), {"method": method}, also)
+    assert f"--speculative-config and {also.split('=')[0]} were both given" in told
+
+
+def test_a_model_without_the_layer_or_a_head_for_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_tiny_model(tmp_path / "model", TinyModel(num_layers=4))
+    head = TinyEagle3(target_hidden_size=64, target_layers=(0, 1, 2)).write(tmp_path / "head")
+    assert "has no prediction layer" in run(capsys, target, {"method": "mtp"})
+    assert "target_hidden_size is 64" in run(capsys, target, {"method": "eagle3", "model": str(head)})
 
 
 def test_a_draft_model_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,23 @@ def test_a_file_of_all_layers_is_read_for_those_with_experts(tmp_path: Path) -> 
         read_statistics(path, 3, 4, moe_layers=[0, 1, 2])  # layer 4 has counts
 
 
+@pytest.mark.parametrize("name", ["a.npz", "a.pt"])
+def test_a_file_without_the_prediction_layer_is_read_beside_it(tmp_path: Path, name: str) -> None:
+    """Recorded by a run without `mtp`: the layer's experts count as the others' mean, so hot experts stay first."""
+    path = tmp_path / name
+    write_statistics(path, COUNTS, moe_layers=[1, 2, 3], num_layers=4)
+    own = COUNTS.sum(axis=0)
+    found = read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_prediction_layers=1)
+    np.testing.assert_array_equal(found, [*own, [23] * 4])  # 276 counts of 12 experts
+    with_it = np.array([*COUNTS[0], [7, 0, 0, 1]])
+    write_statistics(path, with_it)
+    found = read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_prediction_layers=1)
+    np.testing.assert_array_equal(found, with_it)
+    write_statistics(path, COUNTS[:, :2])
+    with pytest.raises(ConfigError, match="2 layers of 4 experts, the model has 4 layers of 4"):
+        read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_prediction_layers=1)
+
+
 class Unsafe:
     pass
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/tests"
 NAMES = [
     "native_cuda_kernels",
+    "native_draft_records",
     "native_mailbox",
     "native_mailbox_experts",
     "native_state_cache",
@@ -25,7 +26,7 @@ NAMES = [
     "simt_faults",
     "simt_kernels",
 ]
-LONG = {"ten_million_handshakes", "many_steps_of_many_uploads"}
+LONG = {"ten_million_handshakes", "many_steps_of_many_uploads", "records_follow_ten_thousand_steps_of_drafts"}
 
 
 def path_of(name: str) -> Path:

@@ -102,9 +102,8 @@ class SpeculativeConfig:
                     f"give method {' or '.join(MODEL_METHODS)}"
                 )
         elif not isinstance(self.model, str) or not self.model:
-            raise ConfigError(
-                f"{_FLAG}: model was given {self.model!r}; method {self.method} takes the path of its model"
-            )
+            given = "not given" if self.model is None else f"given {self.model!r}"
+            raise ConfigError(f"{_FLAG}: model was {given}; method {self.method} takes the path of its model")
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:

@@ -210,7 +210,7 @@ class ActiveRequests:
         if self._speculation is not None and error is None and sequence.pages:
             self._speculation.speculator.ending(sequence)
         self._scheduler.finish(sequence, keep=error is None)
-        if self._speculation is not None and sequence.drafting is not None:
+        if self._speculation is not None:
             self._speculation.speculator.finished(sequence)
         del self._requests[sequence.number]
         usage = state.finish(reason, self._clock.now_s(), "virtual" if self._clock.is_virtual else "wall")

@@ -19,6 +19,7 @@ from twofold.api.whole_file import whole_file
 from twofold.experts.npz_file import read_arrays
 
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
 
 _ARRAY: Final = "logical_count"
 _MAX_BYTES: Final = 2 << 30
@@ -27,13 +28,20 @@ _MAX_TOTAL: Final = 2**53
 
 
 def read_statistics(
-    path: str | Path, layers: int, experts: int, *, moe_layers: Sequence[int] | None = None
+    path: str | Path,
+    layers: int,
+    experts: int,
+    *,
+    moe_layers: Sequence[int] | None = None,
+    num_prediction_layers: int = 0,
 ) -> I64:
     """Counts [layers, experts] of a file; its name ends in .npz or .pt.
 
     Args:
         layers: MoE layers of the model.
         moe_layers: their indices among the model's layers: a file that counts every layer is accepted too.
+        num_prediction_layers: how many of the last are prediction layers. A file recorded without them is accepted;
+            each of their experts then counts as often as the mean expert of the other layers.
 
     Raises:
         ConfigError: the file is missing, broken, or of another model; the message names both shapes.
@@ -49,7 +57,22 @@ def read_statistics(
         raise ConfigError(f"{path}: no such file; record statistics first, or name another one") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
-    return _counts(path, found, layers=layers, experts=experts, moe_layers=moe_layers)
+    totals = _totals(path, found, layers, experts)
+    if not totals.any():
+        raise ConfigError(f"{path}: all counts are zero; record while requests run")
+    counts = _of_moe_layers(totals, layers, moe_layers)
+    if num_prediction_layers > 0:
+        own = layers - num_prediction_layers
+        own_counts = _of_moe_layers(totals, own, None if moe_layers is None else moe_layers[:own])
+        if own_counts.shape == (own, experts):
+            unknown = np.full((num_prediction_layers, experts), own_counts.mean())
+            counts = np.concatenate([own_counts, unknown])
+    if counts.shape != (layers, experts):
+        raise ConfigError(
+            f"{path} counts {counts.shape[0]} layers of {counts.shape[1]} experts, the model has {layers} layers of "
+            f"{experts}: these are statistics of another model; record this one"
+        )
+    return np.rint(counts).astype(np.int64)
 
 
 def write_statistics(
@@ -147,9 +170,8 @@ def _read_pt(path: Path) -> npt.NDArray[Any]:
     return np.asarray(wide.numpy())
 
 
-def _counts(
-    path: Path, found: npt.NDArray[Any], layers: int, experts: int, moe_layers: Sequence[int] | None
-) -> I64:
+def _totals(path: Path, found: npt.NDArray[Any], layers: int, experts: int) -> F64:
+    """Sum over the buffers, [any, any]. Raises ConfigError if it cannot be counts."""
     if found.ndim == 2:
         found = found[None]
     if found.ndim != 3 or found.dtype.kind not in "iuf":
@@ -158,22 +180,18 @@ def _counts(
             f"{experts}) were expected"
         )
     with np.errstate(invalid="ignore", over="ignore"):
-        totals = found.sum(axis=0, dtype=np.float64)
+        totals: F64 = found.sum(axis=0, dtype=np.float64)
         bad = not np.isfinite(totals).all() or bool((found < 0).any()) or totals.sum() > _MAX_TOTAL
     if bad:
         raise ConfigError(
             f"{path}: {_ARRAY!r} holds values that cannot be counts (negative, too large, or not numbers)"
         )
-    if moe_layers is not None and len(totals) != layers and len(totals) > max(moe_layers, default=-1):
-        others = np.delete(totals, list(moe_layers), axis=0)
-        if not others.any():
-            totals = totals[list(moe_layers)]
-    if totals.shape != (layers, experts):
-        raise ConfigError(
-            f"{path} counts {totals.shape[0]} layers of {totals.shape[1]} experts, the model has {layers} layers of "
-            f"{experts}: these are statistics of another model; record this one"
-        )
-    if not totals.any():
-        raise ConfigError(f"{path}: all counts are zero; record while requests run")
-    counts: I64 = np.rint(totals).astype(np.int64)
-    return counts
+    return totals
+
+
+def _of_moe_layers(totals: F64, layers: int, moe_layers: Sequence[int] | None) -> F64:
+    """Rows of the MoE layers, if `totals` counts every layer of the model; otherwise `totals`."""
+    if moe_layers is None or len(totals) == layers or len(totals) <= max(moe_layers, default=-1):
+        return totals
+    others = np.delete(totals, list(moe_layers), axis=0)
+    return totals if others.any() else totals[list(moe_layers)]

@@ -104,8 +104,12 @@ class InitialPlacement:
 PLACED_BY_POLICY: Final = InitialPlacement(BY_POLICY)
 
 
-def initial_placement(config: EngineConfig, moe_layers: Sequence[int], num_experts: int) -> InitialPlacement:
+def initial_placement(
+    config: EngineConfig, moe_layers: Sequence[int], num_experts: int, *, num_prediction_layers: int = 0
+) -> InitialPlacement:
     """Initial placement from the configuration and the file that it names.
+
+    num_prediction_layers: how many of the last `moe_layers` the file may lack.
 
     Raises:
         ConfigError: the file is broken, or counts another model's experts.
@@ -124,7 +128,13 @@ def initial_placement(config: EngineConfig, moe_layers: Sequence[int], num_exper
             "--init-expert-location %s is ignored: --cache-state %s overrides it", file, config.cache_state
         )
     elif file is not None:
-        counts = read_statistics(file, len(moe_layers), num_experts, moe_layers=moe_layers)
+        counts = read_statistics(
+            file,
+            len(moe_layers),
+            num_experts,
+            moe_layers=moe_layers,
+            num_prediction_layers=num_prediction_layers,
+        )
     return InitialPlacement(strategy, counts)
 
 

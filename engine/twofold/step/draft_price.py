@@ -8,10 +8,12 @@ as multiples of the newest time of a step without drafts, because other load on 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+import operator
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Final, Protocol
+
+import numpy as np
 
 from twofold.experts.moe import MoeRuntime
 
@@ -22,26 +24,33 @@ _STATED_WEIGHT: Final = 2.0
 """Trials that a drafter's own estimate counts for."""
 _ALL_WEIGHT: Final = 4.0
 """Trials that the acceptance of all requests counts for in one request's."""
-_KEPT: Final = 0.99
+_KEPT: Final = 0.998
 """What a trial keeps of its weight when the next one is counted."""
 LEAST_GAIN: Final = 1.02
 """How much better than no draft a draft must be, because times and chances are estimates."""
 _REFRESH_AFTER: Final = 64
 """Steps after which residency and times without drafts are read again."""
-_FIRST_REFRESH: Final = 1
-"""The step after which that is done first."""
 _PLAIN_AFTER: Final = 64
 """Measured steps after which one without drafts is measured again."""
-_FORGET_AFTER: Final = 128
-"""Measured steps after which a time gives way to the model's."""
 _LEAST_ADDED: Final = 0.01
-"""Time that each drafted token adds beside the experts', as a share of a plain step's."""
-_GROWING_SHARE: Final = 0.5
-"""Share of the deepest measured draft's added time that is taken to grow with depth; the rest is taken as fixed."""
-_PREDICTED_WEIGHT: Final = 1.0
-"""Measured steps that the model's time counts for."""
-_COMMON_WEIGHT: Final = 4.0
-"""Measured steps of a depth that those of all depths count for: a step's time varies with its experts."""
+"""Time that each drafted token adds beside the experts', as a share of a plain step's, before any was measured."""
+_NOISE: Final = 0.3
+"""How much a step's time varies, as a share of it."""
+_SHARE_SPREAD: Final = 0.5
+"""How far the experts' measured time may be from the model's, as a share of it."""
+_ADDED_SPREAD: Final = 0.1
+"""How far a drafted token's added time may be from `_LEAST_ADDED`."""
+_KEPT_STEP: Final = 0.995
+"""What a measured step keeps of its weight when the next one is measured."""
+_SETTLED: Final = 32
+"""Measured steps after which times are not fitted anew after each step, but after `_TABLE_AFTER`."""
+_TABLE_AFTER: Final = 8
+_OUTLIER: Final = 2.0
+"""A step counts at most as this multiple of its expected time."""
+_PROBE_SHARE: Final = 0.005
+"""Share of the time that probes may lose."""
+_LEAST_PROBE_LOSS: Final = 0.02
+"""Loss at which every fourth step is a probe."""
 _MOST_DRAFTS: Final = 64
 """Most drafted tokens per step, of all sequences, where depths are chosen by price."""
 
@@ -52,7 +61,9 @@ Cells = dict[tuple[int, int], list[float]]
 class Acceptance:
     """Estimates the probability that a drafted token is accepted, given that those before it in the draft are.
 
-    By drafter, position, and the drafter's own estimate; for each request, its own trials correct those of all.
+    By drafter, position, and the drafter's own estimate. That is first taken to be as far too high as the one of the
+    token before. A request's own trials count as far as they differ from those of all requests by more than chance (a
+    positive-part James-Stein estimate).
     """
 
     def __init__(self) -> None:
@@ -62,12 +73,21 @@ class Acceptance:
         """Probability of each token of a draft. own: the request's trials."""
         every = self._of_drafter.setdefault(drafter, {})
         found = []
-        for position, chance in enumerate(stated):
-            cell = _cell(position, chance)
+        trust = 1.0
+        for position, said in enumerate(stated):
+            cell = _cell(position, said)
             accepted, tried = every.get(cell, _NONE)
+            chance = trust * said
             chance = (accepted + _STATED_WEIGHT * chance) / (tried + _STATED_WEIGHT)
             accepted, tried = own.get(cell, _NONE)
-            found.append((accepted + _ALL_WEIGHT * chance) / (tried + _ALL_WEIGHT))
+            apart = (accepted + _ALL_WEIGHT * chance) / (tried + _ALL_WEIGHT) - chance
+            by_chance = 4.0 * (
+                chance * (1.0 - chance) + _LEAST_VARIANCE
+            )  # twice the standard deviation, squared
+            if tried * apart * apart > by_chance:
+                chance += (1.0 - by_chance / (tried * apart * apart)) * apart
+            found.append(chance)
+            trust = min(1.0, chance / said) if said > 0 else 1.0
         return found
 
     def observe(self, drafter: str, own: Cells, stated: Seq[float], num_accepted: int) -> None:
@@ -79,6 +99,8 @@ class Acceptance:
                 trial[1] = _KEPT * trial[1] + 1.0
 
 
+_LEAST_VARIANCE: Final = 0.01
+"""Added to the variance of a trial, because the chances of all requests are estimates, too."""
 _NONE: Final = (0.0, 0.0)
 
 
@@ -179,14 +201,13 @@ class StepTimes:
         """depth: most drafted tokens per sequence."""
         self._experts = experts
         self._depth = depth
-        self._plain_s: dict[int, deque[float]] = {}
-        """Newest times of steps without drafts, by number of sequences."""
+        self._fits: dict[int, _Fit] = {}
+        """By number of sequences."""
         self._plain_at: dict[int, int] = {}
-        """Step of the newest of them."""
-        self._measured: dict[tuple[int, int], deque[tuple[int, float]]] = {}
-        """(step, time as a multiple of the above) of the newest steps with drafts, by sequences and drafts."""
+        """Step of the newest one without drafts."""
         self._tables: dict[int, list[float]] = {}
         self._num_observed = 0
+        self._refresh_at = 1
 
     def begin(self) -> None:
         """A step with drafts begins."""
@@ -195,38 +216,35 @@ class StepTimes:
     def observe(self, num_sequences: int, num_tokens: int, step_s: float) -> None:
         """Record a step without prompt tokens, of `num_tokens` tokens, drafts included."""
         self._num_observed += 1
-        if self._num_observed % _REFRESH_AFTER == 0 or self._num_observed == _FIRST_REFRESH:
+        if self._num_observed == self._refresh_at:
             self._experts.refresh()
             self._tables.clear()
+            self._refresh_at += min(self._refresh_at, _REFRESH_AFTER)
         num_drafts = num_tokens - num_sequences
         if num_drafts > 0:
             self._experts.observe(num_tokens)
         if step_s <= 0:
             return
+        fit = self._fits.get(num_sequences)
         if num_drafts == 0:
-            times = self._plain_s.get(num_sequences)
-            if times is None:
-                times = self._plain_s[num_sequences] = deque(maxlen=16)
-            times.append(step_s)
             self._plain_at[num_sequences] = self._num_observed
-            return
-        plain_s = self.plain_s(num_sequences)
-        if plain_s is None:
-            return
-        newest = self._measured.setdefault((num_sequences, num_drafts), deque(maxlen=24))
-        newest.append((self._num_observed, step_s / plain_s))
-        self._tables.pop(num_sequences, None)
+            if fit is None:
+                fit = self._fits[num_sequences] = _Fit(step_s, self._experts.step_s(num_sequences))
+        if fit is not None:
+            fit.add(num_drafts, self._experts.step_s(num_tokens), step_s)
+            if fit.is_due:
+                self._tables.pop(num_sequences, None)
 
     def table(self, num_sequences: int) -> list[float] | None:
         """Times of steps with 0, 1, … drafts as multiples of the first; None where a step without must be measured."""
-        if self._num_observed - self._plain_at.get(num_sequences, -_PLAIN_AFTER) >= _PLAIN_AFTER:
+        fit = self._fits.get(num_sequences)
+        if fit is None or self._num_observed - self._plain_at[num_sequences] >= _PLAIN_AFTER:
             return None
         found = self._tables.get(num_sequences)
         if found is None:
-            plain_s = self.plain_s(num_sequences)
-            if plain_s is None:
-                return None
-            found = self._tables[num_sequences] = self._made_table(num_sequences, plain_s)
+            most = min(num_sequences * self._depth, _MOST_DRAFTS)
+            times = fit.times([self._experts.step_s(num_sequences + drafts) for drafts in range(most + 1)])
+            found = self._tables[num_sequences] = [time / times[0] for time in times]
         return found
 
     def predicted_s(self, num_sequences: int, num_drafts: int) -> float:
@@ -234,61 +252,106 @@ class StepTimes:
         table, plain_s = self._tables.get(num_sequences), self.plain_s(num_sequences)
         return table[num_drafts] * plain_s if table and plain_s and num_drafts < len(table) else 0.0
 
-    def _made_table(self, num_sequences: int, plain_s: float) -> list[float]:
-        """Measured times, and between and after them the model's."""
-        most = min(num_sequences * self._depth, _MOST_DRAFTS)
-        added = [
-            self._added_s(num_sequences, num_sequences + drafts) / plain_s + _LEAST_ADDED * drafts
-            for drafts in range(most + 1)
-        ]
-        known = [(0, 1.0), *self._known(num_sequences, added)]
-        for at in range(len(known) - 2, 0, -1):  # a step never takes longer than one of more tokens
-            known[at] = known[at][0], min(known[at][1], known[at + 1][1])
-        table = [1.0]
-        for (first, begin), (last, end) in itertools.pairwise(known):
-            slope = (end - begin) / (added[last] - added[first])
-            table += [begin + slope * (added[at] - added[first]) for at in range(first + 1, last + 1)]
-        first, begin = known[-1]
-        slope = 1.0 if first == 0 else max(1.0, _GROWING_SHARE * (begin - 1.0) / added[first])
-        table += [begin + slope * (added[at] - added[first]) for at in range(first + 1, most + 1)]
-        return table
-
-    def _known(self, num_sequences: int, added: Seq[float]) -> list[tuple[int, float]]:
-        """(drafts, time) for which steps were measured. added: the model's times without the first."""
-        fresh = [
-            (drafts, typical(times), len(times))
-            for drafts in range(1, len(added))
-            if (times := self._fresh(num_sequences, drafts))
-        ]
-        if not fresh:
-            return []
-        first = added[fresh[0][0]]
-        measured = _PREDICTED_WEIGHT * first + sum(count * (time - 1.0) for _, time, count in fresh)
-        predicted = _PREDICTED_WEIGHT * first + sum(count * added[drafts] for drafts, _, count in fresh)
-        ratio = max(measured / predicted, 0.0)
-        return [
-            (
-                drafts,
-                max(
-                    (count * time + _COMMON_WEIGHT * (1.0 + ratio * added[drafts]))
-                    / (count + _COMMON_WEIGHT),
-                    1.0,
-                ),
-            )
-            for drafts, time, count in fresh
-        ]
-
-    def _fresh(self, num_sequences: int, num_drafts: int) -> list[float]:
-        oldest = self._num_observed - _FORGET_AFTER
-        return [time for step, time in self._measured.get((num_sequences, num_drafts), ()) if step > oldest]
-
     def plain_s(self, num_sequences: int) -> float | None:
         """Time of a step without drafts; None: unknown."""
-        times = self._plain_s.get(num_sequences)
-        return typical(times) if times else None
+        fit = self._fits.get(num_sequences)
+        return None if fit is None else fit.times([self._experts.step_s(num_sequences)])[0]
 
-    def _added_s(self, num_sequences: int, num_tokens: int) -> float:
-        return self._experts.step_s(num_tokens) - self._experts.step_s(num_sequences)
+
+class _Fit:
+    """Step time = a + b * the cost model's time of the experts + c * drafted tokens, fitted to the measured steps.
+
+    All depths are fitted together, because a single depth's steps vary by a third with their experts. Older steps
+    weigh less. Before there are many, b is near 1 and c near `_LEAST_ADDED` of a step.
+    """
+
+    def __init__(self, step_s: float, experts_s: float) -> None:
+        """The first step, without drafts."""
+        self._unit_s = step_s
+        experts = min(experts_s / step_s, 1.0)
+        self._scale = experts_s / experts if experts > 0 else 1.0
+        """Experts' time that counts as one unit."""
+        spread = np.array([_NOISE / 10.0, _NOISE / _SHARE_SPREAD, _NOISE / _ADDED_SPREAD])
+        self._prior = np.diag(spread**2)
+        self._prior_right = self._prior @ np.array([1.0 - experts, 1.0, _LEAST_ADDED])
+        # Weighted sums over the steps, in plain floats because most steps only add to them: of 1, experts e, drafts d,
+        # ee, ed, dd; of the time, and of its products with e and d.
+        self._sums = [0.0] * 9
+        self._solved: tuple[float, float, float] | None = None
+        self.num_steps = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the coefficients follow the newest step."""
+        return self.num_steps < _SETTLED or self.num_steps % _TABLE_AFTER == 0
+
+    def add(self, num_drafts: int, experts_s: float, step_s: float) -> None:
+        fixed, share, added = self._coefficients()
+        experts, drafts = experts_s / self._scale, float(num_drafts)
+        expected = fixed + share * experts + added * drafts
+        time = min(
+            step_s / self._unit_s, _OUTLIER * expected
+        )  # other load on the machine only ever adds time
+        terms = (
+            1.0, experts, drafts, experts * experts, experts * drafts, drafts * drafts,
+            time, time * experts, time * drafts,
+        )  # fmt: skip
+        self._sums = [_KEPT_STEP * total + term for total, term in zip(self._sums, terms, strict=True)]
+        self.num_steps += 1
+        if self.is_due:
+            self._solved = None
+
+    def times(self, experts_s: Seq[float]) -> list[float]:
+        """Seconds of a step with 0, 1, … drafts, given its experts' time."""
+        fixed, share, added = self._coefficients()
+        found: list[float] = []
+        for drafts, each in enumerate(experts_s):
+            time = fixed + share * each / self._scale + added * drafts
+            # A step never takes less than one of fewer tokens.
+            found.append(max(time, found[-1] if found else 1e-3))
+        return [self._unit_s * time for time in found]
+
+    def _coefficients(self) -> tuple[float, float, float]:
+        if self._solved is None:
+            one, e, d, ee, ed, dd, *right = self._sums
+            left = np.array([[one, e, d], [e, ee, ed], [d, ed, dd]])
+            found = np.linalg.solve(left + self._prior, np.array(right) + self._prior_right)
+            self._solved = float(found[0]), float(found[1]), float(found[2])
+        return self._solved
+
+
+class Probes:
+    """Decides when a draft that does not seem to pay is verified all the same, because estimates may be wrong.
+
+    Probes may lose a fixed share of the time: the nearer a draft is to paying, the more often it is tried.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: most drafted tokens of a probe."""
+        self.depth = 1
+        """Drafted tokens of the next probe."""
+        self._most = most
+        self._allowed = 0.0
+        """Loss that the steps since the last probe allow, in steps without drafts."""
+
+    def passed(self) -> None:
+        """A step without drafts."""
+        self._allowed += _PROBE_SHARE
+
+    def is_due(self, chances: Seq[float], times: Seq[float]) -> bool:
+        """Whether the allowance covers the loss that a probe's chances and times let expect. times: of steps with 0, 1,
+        … drafts, as multiples of the first."""
+        depth = min(self.depth, len(chances), len(times) - 1)
+        loss = times[depth] - 1.0 - sum(itertools.accumulate(chances[:depth], operator.mul))
+        return bool(self._allowed >= max(loss, _LEAST_PROBE_LOSS))
+
+    def begin(self) -> None:
+        """A probe is made."""
+        self._allowed = 0.0
+
+    def judge(self, depth: int, num_accepted: int) -> None:
+        """After a probe of which every token was accepted, the next one is deeper."""
+        self.depth = min(2 * depth, self._most) if num_accepted == depth else 1
 
 
 def choose_depths(chances: Seq[Seq[float]], times: Seq[float], num_sequences: int) -> list[int]:

@@ -35,13 +35,18 @@ def slot_plan(
     Raises:
         ConfigError: the statistics cannot be used.
     """
-    deferred = config.num_deferred_experts
+    deferred, model = config.num_deferred_experts, files.config
     return SlotPlan(
         slots,
         config.policy,
         prefetches(config),
         num_staging,
-        placement=initial_placement(config, files.config.moe_layers, files.config.num_experts),
+        placement=initial_placement(
+            config,
+            model.moe_layers,
+            model.num_experts,
+            num_prediction_layers=len(model.moe_layers) - model.num_target_moe_layers,
+        ),
         dynamic_update_from=config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
         devices=devices,
         num_deferred=AUTO if deferred == "auto" else int(deferred),

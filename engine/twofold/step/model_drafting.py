@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from typing import Final
 
 from twofold.api.speculative_config import SpeculativeConfig
-from twofold.step.draft_price import LEAST_GAIN, StepTimes
+from twofold.step.draft_price import LEAST_GAIN, Probes, StepTimes
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafts import Draft, DraftState
 from twofold.step.sequences import Sequence
@@ -17,12 +17,11 @@ from twofold.step.sequences import Sequence
 _UNTRIED: Final = 0.7
 """Acceptance that is expected of a model's drafts before there was any."""
 _UNTRIED_WEIGHT: Final = 2.0
-"""Drafts that it counts for."""
+"""Drafts that it counts for; for later tokens of a draft, drafts that the acceptance of the token before counts for."""
+_DEEPER_AFTER: Final = 32
+"""Drafted steps of which one is a token deeper than seems best, because a token that is never tried teaches nothing."""
 _KEPT: Final = 0.97
 """What a draft keeps of its weight when the next one is counted."""
-_FIRST_PROBE: Final = 16
-_LAST_PROBE: Final = 1024
-"""Most steps passed over between two probes."""
 
 
 class ModelDrafting:
@@ -35,13 +34,10 @@ class ModelDrafting:
         self.spent_s = 0.0
         """Time of the newest drafts, on the run's clock."""
         self._config, self._times = config, times
-        self._num_passed = 0
-        self._probe_after = _FIRST_PROBE
-        self._probe_depth = 1
+        self._probes = Probes(config.num_speculative_tokens)
+        self._num_drafted = 0
         # By position: sum of chances, number of drafts; older ones weigh less.
-        self._expected = [
-            [_UNTRIED * _UNTRIED_WEIGHT, _UNTRIED_WEIGHT] for _ in range(config.num_speculative_tokens)
-        ]
+        self._expected = [[0.0, 0.0] for _ in range(config.num_speculative_tokens)]
 
     def expect(self, chances: Seq[float]) -> None:
         """Learn what drafts promise from a new one, verified or not. chances: as measured acceptance corrects them."""
@@ -63,51 +59,58 @@ class ModelDrafting:
         drafts = self.drafter.propose_all([sequence for sequence, _, _ in wanted], depths)
         self.spent_s = self.drafter.spent_s - before
         if self.is_probe and any(draft.tokens for draft in drafts):
-            self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
+            self._probes.begin()
         return drafts
 
     def judge_probe(self, depth: int, num_accepted: int) -> None:
-        """After a probe that was accepted, the next one comes soon and is deeper."""
-        if num_accepted == depth:
-            self._probe_after = _FIRST_PROBE
-            self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
-        else:
-            self._probe_depth = 1
+        """See `Probes`."""
+        self._probes.judge(depth, num_accepted)
 
     def _depth(self, wanted: Seq[tuple[Sequence, DraftState, int]], num_sequences: int) -> int:
         most = self._config.num_speculative_tokens
         self.is_probe = False
         if not self._config.adaptive:
             return most
-        depth = self._best_depth(wanted, num_sequences, most)
-        if depth is None:
-            return 0
-        if depth > 0:
-            self._num_passed, self._probe_after = 0, _FIRST_PROBE
-            return depth
-        self._num_passed += 1
-        # A probe whose text is not computed yet is continued in the next step.
-        self.is_probe = self._num_passed >= self._probe_after
-        return self._probe_depth if self.is_probe else 0
-
-    def _best_depth(
-        self, wanted: Seq[tuple[Sequence, DraftState, int]], num_sequences: int, most: int
-    ) -> int | None:
-        """The depth with the most expected tokens per time of drafting and verifying; None: times must be measured."""
         times, plain_s = self._times.table(num_sequences), self._times.plain_s(num_sequences)
-        if times is None or not plain_s:
-            return None
-        count = len(wanted)
-        pass_s = self.drafter.pass_s(count)
+        if times is None or not plain_s:  # they must be measured
+            return 0
+        pass_s = self.drafter.pass_s(len(wanted))
         if pass_s == 0.0:
             return 1
-        chances = [total / weight for total, weight in self._expected]
-        best, best_rate = 0, LEAST_GAIN * num_sequences
-        expected, together = float(num_sequences), 1.0
-        for depth, chance in enumerate(chances, 1):
-            together *= chance
-            expected += count * together
-            rate = expected / (times[min(depth * count, len(times) - 1)] + depth * pass_s / plain_s)
-            if rate > best_rate:
-                best, best_rate = depth, rate
-        return best
+        drafted = [
+            times[min(depth * len(wanted), len(times) - 1)] + depth * pass_s / plain_s
+            for depth in range(most + 1)
+        ]
+        chances = self._chances()
+        depth = _best_depth(chances, drafted, len(wanted), num_sequences)
+        if depth == 0:
+            self._probes.passed()
+            # A probe whose text is not computed yet is continued in the next step.
+            self.is_probe = self._probes.is_due(chances, drafted)
+            return self._probes.depth if self.is_probe else 0
+        self._num_drafted += 1
+        return min(depth + (self._num_drafted % _DEEPER_AFTER == 0), most)
+
+    def _chances(self) -> list[float]:
+        """Expected acceptance by position, given that of the tokens before."""
+        found, chance = [], _UNTRIED
+        for total, weight in self._expected:
+            chance = (total + _UNTRIED_WEIGHT * chance) / (weight + _UNTRIED_WEIGHT)
+            found.append(chance)
+        return found
+
+
+def _best_depth(chances: Seq[float], times: Seq[float], num_drafts: int, num_sequences: int) -> int:
+    """The depth with the most expected tokens per time of drafting and verifying.
+
+    num_drafts: sequences that are drafted. times: of steps with that depth, as multiples of one without drafts.
+    """
+    best, best_rate = 0, LEAST_GAIN * num_sequences
+    expected, together = float(num_sequences), 1.0
+    for depth, chance in enumerate(chances, 1):
+        together *= chance
+        expected += num_drafts * together
+        rate = expected / times[depth]
+        if rate > best_rate:
+            best, best_rate = depth, rate
+    return best

@@ -14,20 +14,17 @@ from typing import Final, NamedTuple, Protocol
 
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import SpeculationCounts
-from twofold.step.draft_price import Acceptance, ExpertTimes, StepTimes, choose_depths
+from twofold.step.draft_price import Acceptance, ExpertTimes, Probes, StepTimes, choose_depths
 from twofold.step.drafters import open_drafter
 from twofold.step.drafters.drafter import Drafter, ModelDrafter
 from twofold.step.drafts import Draft, DraftState
 from twofold.step.model_drafting import ModelDrafting
 from twofold.step.sequences import ScheduledSequence, Sequence
 
-_FIRST_PROBE: Final = 16
 _PLAIN_STEPS: Final = 8
 """Steps without drafts of which one is measured: to measure each takes a small model one percent of its time."""
 _SKIPPED_AFTER_NOTHING: Final = 2
 """Steps without a proposal after one that proposed nothing."""
-_LAST_PROBE: Final = 1024
-"""Most drafts passed over between two probes."""
 
 
 class DraftMemory(Protocol):
@@ -94,9 +91,7 @@ class Speculator:
         self._acceptance = Acceptance()
         self._times = StepTimes(experts, config.num_speculative_tokens)
         self._model = None if drafter is None else ModelDrafting(drafter, config, self._times)
-        self._num_passed = 0
-        self._probe_after = _FIRST_PROBE
-        self._probe_depth = 1
+        self._probes = Probes(config.num_speculative_tokens)
         self._probe: DraftState | None = None
         """The sequence whose draft in this step is a probe."""
         self._num_plain = 0
@@ -170,17 +165,13 @@ class Speculator:
         )
 
     def _judge_probe(self, depth: int, num_accepted: int) -> None:
-        """After a probe that was accepted, the next one comes soon and is deeper: its time may have been wrong."""
         probed, self._probe = self._probe, None
         if self._model is not None and self._model.is_probe:
             self._model.judge_probe(depth, num_accepted)
-        elif num_accepted == depth:
-            if probed is not None:
-                probed.passed(False)
-            self._probe_after = _FIRST_PROBE
-            self._probe_depth = min(2 * depth, self._config.num_speculative_tokens)
-        else:
-            self._probe_depth = 1
+            return
+        self._probes.judge(depth, num_accepted)
+        if num_accepted == depth and probed is not None:
+            probed.passed(False)
 
     def ending(self, sequence: Sequence) -> None:
         """A sequence ends; it still has its pages."""
@@ -188,13 +179,12 @@ class Speculator:
             self._model.drafter.ending(sequence)
 
     def finished(self, sequence: Sequence) -> None:
-        """Free what the drafter of an ended sequence holds of it."""
-        assert sequence.drafting is not None, "a sequence without a drafter"
-        name = sequence.drafting.drafter
-        if self._model is not None and name == self._config.method:
+        """Free what the drafters of an ended sequence hold of it. One with a model may follow sequences that never
+        drafted."""
+        if self._model is not None:
             self._model.drafter.release(sequence)
-        elif name in self._drafters:
-            self._drafters[name].release(sequence)
+        if sequence.drafting is not None and sequence.drafting.drafter in self._drafters:
+            self._drafters[sequence.drafting.drafter].release(sequence)
 
     def drop(self, scheduled: Seq[ScheduledSequence]) -> None:
         """Free what the drafts of a failed step held; its sequences are as before it."""
@@ -239,7 +229,7 @@ class Speculator:
             state = sequence.drafting = DraftState(name)
         elif state.num_skipped > 0:
             state.num_skipped -= 1
-            self._num_passed += 1
+            self._probes.passed()
             return None
         if self._model is not None and state.drafter == self._config.method:
             return None
@@ -301,13 +291,12 @@ class Speculator:
         for proposal, depth in zip(proposals, depths, strict=True):
             proposal.state.passed(depth == 0, proposal.chances[0])
         if any(depths):
-            self._num_passed, self._probe_after = 0, _FIRST_PROBE
             return depths
-        self._num_passed += 1
-        if self._num_passed >= self._probe_after:  # acceptance and times may have changed
-            self._num_passed, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
+        self._probes.passed()
+        if self._probes.is_due(proposals[0].chances, times):  # acceptance and times may have changed
+            self._probes.begin()
             self._probe = proposals[0].state
-            depths[0] = min(self._probe_depth, len(proposals[0].chances))
+            depths[0] = min(self._probes.depth, len(proposals[0].chances))
         return depths
 
     def _affordable(self, sequence: Sequence, depth: int) -> int:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import pytest
 from twofold.api.config import EngineConfig
+from twofold.api.constraints import Constraint
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path
 
 from tests.engine.speculation.speculated_answers import Asked, answers
+from tests.engine.speculation.test_speculation import CONSTRAINTS
 
 # Written for this test, in the manner of the books that the model has read.
 BEGINNINGS = (
@@ -31,12 +35,13 @@ class Pair:
     off: Engine
     on: Engine
 
-    def ask(self, samplings: list[SamplingParams]) -> None:
+    def ask(self, samplings: list[SamplingParams], constraints: Seq[Constraint | None] = (None,)) -> None:
         """Ask both for all beginnings at once; expect the same answers."""
         asked = [
-            Asked(tuple(self.off.tokenizer.encode(text)), sampling)
+            Asked(tuple(self.off.tokenizer.encode(text)), sampling, constraint=constraint)
             for text in BEGINNINGS
             for sampling in samplings
+            for constraint in constraints
         ]
         assert answers(self.on, asked) == answers(self.off, asked)
 
@@ -73,6 +78,29 @@ def test_answers_are_the_same_and_half_of_the_first_drafts_are_right(drafted: Pa
     by_position = counts.accepted_by_position
     assert by_position[0] > 0.4 * counts.num_drafts
     assert list(by_position) == sorted(by_position, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("method", ["mtp", "ngram", "suffix", "draft_model"])
+@pytest.mark.parametrize("accelerator", ["none", "emulated:rtx4090-pcie4"])
+def test_choices_and_forms_are_the_same(method: str, adaptive: bool, accelerator: str) -> None:
+    """n = 3, grammars, a tool call, stop strings and penalties, with every drafter that needs no trained head."""
+    keys: dict[str, object] = {"method": method, "num_speculative_tokens": 5, "adaptive": adaptive}
+    if method == "draft_model":
+        keys["model"] = str(bundled_model_path())
+    found = pair(json.dumps(keys), accelerator)
+    samplings = [
+        SamplingParams(max_tokens=40, temperature=0.9, seed=seed, logprobs=1, frequency_penalty=0.2)
+        for seed in range(3)
+    ]
+    samplings.append(SamplingParams(max_tokens=40, temperature=0.0, stop=("the",), min_tokens=5, logprobs=0))
+    found.ask(samplings, (None, *CONSTRAINTS))
+    counts = found.on.stats().speculation
+    assert counts is not None
+    assert counts.num_accepted_tokens > 0
+    found.off.close()
+    found.on.close()
 
 
 @pytest.mark.slow

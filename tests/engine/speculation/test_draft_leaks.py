@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from twofold.api.config import EngineConfig
-from twofold.api.types import Chunk, GenerationRequest, SamplingParams
+from twofold.api.types import SamplingParams
 from twofold.engine.prefix import cache as prefix_cache
 
 from tests.engine.model_runs import random_prompt
@@ -15,9 +14,9 @@ from tests.engine.speculation.speculated_answers import (
     Asked,
     ScriptedDrafter,
     all_records,
-    answered,
     answers,
     expect_nothing_held,
+    run_at_random,
     speculating,
     use_drafter,
 )
@@ -59,28 +58,8 @@ def test_no_page_or_record_leaks(
     expected = [answers(engine, [one])[0] for one in ASKED]
     known = {one[:2]: answer.tokens for one, answer in zip(ASKED, expected, strict=True)}
     use_drafter(engine, ScriptedDrafter(known, 0.4))
-    draw, waiting, num_done = random.Random(7), {}, 0
-    for step in range(num_steps):
-        if len(waiting) < 6:
-            number, chunks = draw.randrange(len(ASKED)), list[Chunk]()
-            name = f"r{step}"
-            engine.submit(GenerationRequest(*ASKED[number][:2], chunks.append, name))
-            waiting[name] = number, chunks
-        if draw.random() < 0.05:
-            engine.cancel(draw.choice(list(waiting)))
-        engine.step()
-        for name, (number, chunks) in list(waiting.items()):
-            if chunks and chunks[-1].finish_reason is not None:
-                num_done += chunks[-1].finish_reason != "cancelled"
-                if chunks[-1].finish_reason != "cancelled":
-                    assert answered(chunks) == expected[number]
-                del waiting[name]
-    assert engine.stats().num_preemptions > num_steps / 100
-    assert num_done > num_steps / 10
+    run_at_random(engine, ASKED, expected, num_steps)
     assert engine._speculator is not None
     assert engine._speculator.counts.num_accepted_tokens > num_steps / 4
-    for name in waiting:
-        engine.cancel(name)
-    engine.step()
     expect_nothing_held(engine, records)
     engine.close()

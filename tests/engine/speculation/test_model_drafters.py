@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from twofold.api.config import EngineConfig
-from twofold.api.types import Chunk, GenerationRequest, SamplingParams
+from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.step.drafters import draft_model
 from twofold.step.drafters.draft_model import DraftModelDrafter
 from twofold.step.drafters.draft_pages import DraftPagePool, DraftPages
+from twofold.step.drafters.eagle3 import Eagle3Drafter
 from twofold.step.drafts import Draft
 from twofold.step.sequences import Sequence
 
@@ -24,12 +25,14 @@ from tests.engine.model_runs import random_prompt
 from tests.engine.speculation.speculated_answers import (
     Answered,
     Asked,
+    Corrected,
     all_records,
-    answered,
     answers,
+    correct,
     expect_nothing_held,
+    run_at_random,
 )
-from tests.engine.speculation.test_speculation import ASKED, SAMPLINGS
+from tests.engine.speculation.test_speculation import BATCHES, SAMPLINGS
 from tests.models.drawn_families import EXAMPLES
 from tests.tiny_models.eagle3 import TinyEagle3
 from tests.tiny_models.writing import TinyModel, write_tiny_model
@@ -79,7 +82,7 @@ class Engines:
         )
 
     def answer(self, target: str, asked: Asked) -> Answered:
-        key = target, asked._replace(prediction=())
+        key = target, asked._replace(prediction=(), cache_salt="")
         if key not in self.known:
             plain = self.engine(target, "", replace(self.config(target), enable_prefix_caching=False))
             self.known[key] = answers(plain, [key[1]])[0]
@@ -133,10 +136,10 @@ def expect_same_bits(engines: Engines, data: st.DataObject) -> None:
         target,
         data.draw(st.sampled_from(DRAFTERS), "drafter"),
         config,
-        depth=data.draw(st.sampled_from([1, 3, 8]), "depth"),
+        depth=data.draw(st.integers(1, 8), "depth"),
         adaptive=data.draw(st.booleans(), "adaptive"),
     )
-    asked = data.draw(st.lists(ASKED, min_size=1, max_size=4), "asked")
+    asked = data.draw(BATCHES, "asked")
     expected = [engines.answer(target, one) for one in asked]
     records = all_records(engine)
     assert answers(engine, asked, data.draw(st.integers(0, 3), "steps between")) == expected
@@ -148,8 +151,11 @@ def expect_no_draft_pages(engine: Engine) -> None:
     assert engine._speculator is not None
     model = engine._speculator._model
     if model is not None:
-        pages = model.drafter.pages  # type: ignore[attr-defined]
+        drafter = model.drafter.real if isinstance(model.drafter, Corrected) else model.drafter
+        pages = drafter.pages  # type: ignore[attr-defined]
         assert sorted(pages._free) == list(range(pages.num_pages))
+        assert not pages._held
+        assert not getattr(drafter, "_followed", {})
 
 
 @given(data=st.data())
@@ -241,15 +247,14 @@ def test_a_long_prompt_is_computed_in_parts_beside_other_answers(
 
 
 @pytest.mark.parametrize("num_steps", [400, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("drafter", ["suffix over earlier answers", "draft model that is right"])
+@pytest.mark.parametrize("drafter", ["suffix over earlier answers", "draft model that is right", "eagle3"])
 def test_nothing_leaks(engines: Engines, drafter: str, num_steps: int) -> None:
     config = replace(engines.config("mixture"), max_total_tokens=96, max_num_seqs=4, seed=num_steps)
     engine = engines.engine("mixture", drafter, config, depth=4)
-    if drafter.startswith("draft model"):  # too few pages for all: sequences lose theirs to others
-        assert engine._speculator is not None
-        assert engine._speculator._model is not None
+    assert engine._speculator is not None
+    if engine._speculator._model is not None:  # too few pages for all: sequences lose theirs to others
         own = engine._speculator._model.drafter
-        assert isinstance(own, DraftModelDrafter)
+        assert isinstance(own, (DraftModelDrafter, Eagle3Drafter))
         own.pages = DraftPagePool(16, 4)
     asked = [
         Asked(
@@ -258,30 +263,12 @@ def test_nothing_leaks(engines: Engines, drafter: str, num_steps: int) -> None:
         )
         for number in range(8)
     ]
-    draw, waiting = random.Random(3), dict[str, tuple[int, list[Chunk]]]()
-    records, num_done = all_records(engine), 0
-    for step in range(num_steps):
-        if len(waiting) < 6:
-            number, chunks = draw.randrange(len(asked)), list[Chunk]()
-            engine.submit(GenerationRequest(*asked[number][:2], chunks.append, f"r{step}"))
-            waiting[f"r{step}"] = number, chunks
-        if draw.random() < 0.05:
-            engine.cancel(draw.choice(list(waiting)))
-        engine.step()
-        for name, (number, chunks) in list(waiting.items()):
-            if chunks and chunks[-1].finish_reason is not None:
-                if chunks[-1].finish_reason != "cancelled":
-                    assert answered(chunks) == engines.answer("mixture", asked[number])
-                    num_done += 1
-                del waiting[name]
-    for name in waiting:
-        engine.cancel(name)
-    engine.step()
-    assert num_done > num_steps / 20
-    assert engine.stats().num_preemptions > num_steps / 200
-    counts = engine.stats().speculation
-    assert counts is not None
-    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
+    expected = [engines.answer("mixture", one) for one in asked]
+    if drafter == "eagle3":  # a head of random weights is never right
+        known = {one[:2]: answer.tokens for one, answer in zip(asked, expected, strict=True)}
+        correct(engine, known, 0.6)
+    records = all_records(engine)
+    run_at_random(engine, asked, expected, num_steps)
     expect_nothing_held(engine, records)
     expect_no_draft_pages(engine)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
+import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from twofold.api.speculative_config import parse_speculative_config
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.step import predictions
-from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafts import Draft
 from twofold.step.sequences import Sequence
 from twofold.tools.cli.main import main
@@ -29,9 +28,11 @@ from tests.engine.speculation.speculated_answers import (
     Asked,
     all_records,
     answers,
+    correct,
     expect_nothing_held,
+    run_at_random,
 )
-from tests.engine.speculation.test_speculation import ASKED, PROMPTS, SAMPLINGS, Engines
+from tests.engine.speculation.test_speculation import BATCHES, PROMPTS, SAMPLINGS, Engines
 from tests.models.prediction_reference import PredictionReference
 from tests.models.test_prediction_layers import MODELS
 from tests.models.transformers_runs import one_torch_thread
@@ -41,54 +42,6 @@ __all__ = ["one_torch_thread"]  # a fixture
 
 FIXED = '{"method": "mtp", "num_speculative_tokens": 3, "adaptive": false}'
 PRICED = '{"method": "mtp", "num_speculative_tokens": 4}'
-
-
-@dataclass
-class Corrected(ModelDrafter):
-    """Runs the real prediction layer, then replaces its tokens by the answer's with a given probability: tiny random
-    models predict nothing."""
-
-    real: ModelDrafter
-    known: dict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]]
-    right: float
-    random: random.Random = field(default_factory=lambda: random.Random(3))
-
-    @property
-    def unclocked_s(self) -> float:
-        return self.real.unclocked_s
-
-    def pass_s(self, num_sequences: int) -> float:
-        return self.real.pass_s(num_sequences)
-
-    def release(self, sequence: Sequence) -> None:
-        self.real.release(sequence)
-
-    def ending(self, sequence: Sequence) -> None:
-        self.real.ending(sequence)
-
-    def propose_all(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Draft]:
-        drafts = self.real.propose_all(sequences, depths)
-        self.spent_s = self.real.spent_s
-        return [self._corrected(each, draft) for each, draft in zip(sequences, drafts, strict=True)]
-
-    def _corrected(self, sequence: Sequence, draft: Draft) -> Draft:
-        answer = self.known.get((sequence.request.prompt_token_ids, sequence.request.sampling), ())
-        rest = answer[sequence.num_generated :]
-        tokens = tuple(
-            rest[at] if at < len(rest) and self.random.random() < self.right else token
-            for at, token in enumerate(draft.tokens)
-        )
-        return Draft(tokens, (0.9,) * len(tokens))
-
-
-def correct(
-    engine: Engine, known: dict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]], right: float
-) -> None:
-    assert engine._speculator is not None
-    model = engine._speculator._model
-    assert model is not None
-    real = model.drafter.real if isinstance(model.drafter, Corrected) else model.drafter
-    model.drafter = Corrected(real, known, right)
 
 
 @pytest.mark.parametrize("chunk", [24, 7])
@@ -145,7 +98,7 @@ class Speculating:
         return self.engines[key]
 
     def answer(self, asked: Asked) -> Answered:
-        asked = asked._replace(prediction=())
+        asked = asked._replace(prediction=(), cache_salt="")
         if asked not in self.known:
             self.known[asked] = answers(self.plain, [asked])[0]
         return self.known[asked]
@@ -173,9 +126,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Specu
 def _no_bit_depends_on_drafts(models: dict[str, Speculating], family: str, data: st.DataObject) -> None:
     own = models[family]
     accelerator = data.draw(st.sampled_from(["none", "emulated:rtx4090-pcie4"]), "accelerator")
-    drafts = data.draw(st.sampled_from([FIXED, PRICED]), "drafts")
+    depth, adaptive = data.draw(st.integers(1, 8), "depth"), data.draw(st.booleans(), "adaptive")
+    drafts = json.dumps({"method": "mtp", "num_speculative_tokens": depth, "adaptive": adaptive})
     engine, records = own.engine(accelerator, data.draw(st.booleans(), "prefix cache"), drafts)
-    asked = data.draw(st.lists(ASKED, min_size=1, max_size=4), "asked")
+    asked = data.draw(BATCHES, "asked")
     expected = [own.answer(one) for one in asked]
     known = {(one.prompt, one.sampling): answer.tokens for one, answer in zip(asked, expected, strict=True)}
     correct(engine, known, data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]), "right"))
@@ -215,6 +169,27 @@ def test_drafts_are_accepted(models: dict[str, Speculating]) -> None:
     # The prompt's step picks one token; 13 more, at most 4 a step.
     assert engine.stats().num_steps - before == 1 + 4
     expect_nothing_held(engine, records)
+
+
+@pytest.mark.parametrize("num_steps", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
+def test_nothing_leaks(models: dict[str, Speculating], family: str, num_steps: int) -> None:
+    own = models[family]
+    config = replace(Engines.config(own.directory, "none", True), max_num_seqs=4, max_total_tokens=80)
+    engine = Engine.load(replace(config, speculative_config=FIXED))
+    records = all_records(engine)
+    asked = [
+        Asked(
+            tuple(random_prompt(5 + 6 * number, number)),
+            replace(SAMPLINGS[number % 2], max_tokens=6 + 5 * (number % 4)),
+        )
+        for number in range(8)
+    ]
+    expected = [own.answer(one) for one in asked]
+    correct(engine, {one[:2]: answer.tokens for one, answer in zip(asked, expected, strict=True)}, 0.6)
+    run_at_random(engine, asked, expected, num_steps)
+    expect_nothing_held(engine, records)
+    engine.close()
 
 
 @pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "NEXTN"])

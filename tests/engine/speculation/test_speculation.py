@@ -18,6 +18,8 @@ from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.prefix import cache as prefix_cache
+from twofold.text.chat.answer_grammar import Calls, answer_constraint
+from twofold.text.chat.marks import ChatMarks
 
 from tests.engine.model_runs import random_prompt
 from tests.engine.speculation.speculated_answers import (
@@ -56,12 +58,41 @@ SAMPLINGS = (
     SamplingParams(max_tokens=14, temperature=1.0, seed=4, stop=("a", "e", "12"), logprobs=0),
     SamplingParams(max_tokens=1, temperature=1.0, seed=3),
 )  # fmt: skip
+WEATHER = {
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]},
+}
+TOOL_CALL = answer_constraint(
+    None,
+    Calls([{"type": "function", "function": WEATHER}], forced=True),
+    ChatMarks("hermes"),
+    opened=False,
+    special_id=lambda mark: None,
+)
+CONSTRAINTS = (
+    Constraint("regex", "[a-z]{3,9}( [0-9]{2,5}){2}"),
+    Constraint("json_schema", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})),
+    Constraint("choice", '["yes, it is", "no", "it may be so"]'),
+    TOOL_CALL,
+)
 ASKED = st.builds(
     Asked,
     st.sampled_from(PROMPTS),
     st.sampled_from(SAMPLINGS),
     st.lists(st.integers(0, 319), max_size=5).map(tuple),
+    st.sampled_from((None, *CONSTRAINTS)),
+    st.sampled_from(("", "", "one", "other")),
+).map(
+    lambda asked: (  # a form takes some tokens
+        asked
+        if asked.constraint is None
+        else asked._replace(sampling=replace(asked.sampling, max_tokens=asked.sampling.max_tokens + 12))
+    )
 )
+BATCHES = st.lists(st.tuples(ASKED, st.sampled_from([1, 1, 3])), min_size=1, max_size=3).map(
+    lambda drawn: [choice for asked, n in drawn for choice in asked.choices(n)]
+)
+"""Requests of one batch; some are the choices of one request with n = 3."""
 
 
 @dataclass
@@ -92,7 +123,7 @@ class Engines:
         )
 
     def answer(self, asked: Asked) -> Answered:
-        asked = asked._replace(prediction=())  # which would be a drafter
+        asked = asked._replace(prediction=(), cache_salt="")  # the first would be a drafter
         if asked not in self.known:
             self.known[asked] = answers(self.plain, [asked])[0]
         return self.known[asked]
@@ -142,10 +173,7 @@ def test_no_bit_of_an_answer_depends_on_drafts(
     own = engines[kind]
     accelerator = data.draw(st.sampled_from(["none", "emulated:rtx4090-pcie4"]), "accelerator")
     engine, records = own.engine(accelerator, data.draw(st.booleans(), "prefix cache"))
-    asked = data.draw(
-        st.lists(ASKED, min_size=1, max_size=4),
-        "asked",
-    )
+    asked = data.draw(BATCHES, "asked")
     expected = [own.answer(one) for one in asked]
     known = {(one.prompt, one.sampling): answer.tokens for one, answer in zip(asked, expected, strict=True)}
     drafter = ScriptedDrafter(
@@ -177,14 +205,10 @@ def test_an_oracle_saves_steps_and_a_liar_none(engines: dict[str, Engines], kind
 def test_grammars_hold_with_drafts(engines: dict[str, Engines], kind: str) -> None:
     own = engines[kind]
     engine, records = own.engine("none", False)
-    constraints = [
-        Constraint("regex", "[a-z]{3,9}( [0-9]{2,5}){2}"),
-        Constraint("json_schema", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})),
-    ]
 
     def run(to: Engine) -> list[tuple[tuple[int, ...], str | None]]:
         found = []
-        for constraint in constraints:
+        for constraint in CONSTRAINTS[:2]:
             for sampling in (SAMPLINGS[0], SAMPLINGS[2], SAMPLINGS[4]):
                 chunks: list[Chunk] = []
                 compiled = to.compile(constraint)

@@ -134,7 +134,9 @@ class _Play:
         self.run = DraftedRun()
         self._drafting, self._offsets = drafting, trace.offsets
         self._experts = _PlayedExperts(trace, cost)
-        self._random = random.Random(1)  # noqa: S311
+        draw = random.Random(1)  # noqa: S311
+        self._luck = [draw.random() for _ in range(int(trace.offsets[-1]))]
+        """One number per token, below which an acceptance makes its draft right: runs of all depths meet the same."""
         self._drafter = _Guesses(drafting.draft_us, drafting.acceptance)
         self._speculator = None if drafting.depth == 0 else self._opened()
         self._sequence: DecodedSequence | None = None
@@ -172,14 +174,12 @@ class _Play:
         chances = self._drafting.acceptance
         self._accepted = 0
         while self._accepted < depth:
-            if self._random.random() >= chances[min(self._accepted, len(chances) - 1)]:
+            if self._luck[self._row + self._accepted] >= chances[min(self._accepted, len(chances) - 1)]:
                 break
             self._accepted += 1
         right = range(self._row, self._row + 1 + self._accepted)
-        return [
-            *right,
-            *(self._random.randrange(self._begin, self._end) for _ in range(depth - self._accepted)),
-        ]
+        draw = random.Random(right.stop)  # noqa: S311
+        return [*right, *(draw.randrange(self._begin, self._end) for _ in range(depth - self._accepted))]
 
     def _end_step(self, so_far: _core.SimulationResult) -> None:
         if self._item is None or self._sequence is None:

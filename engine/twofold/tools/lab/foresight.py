@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from twofold import _core
 from twofold.experts.profiles import load_profile
-from twofold.tools.lab.shapes import SHAPES
+from twofold.tools.lab.shapes import SHAPES, ModelShape
 
 SHAPE: Final = SHAPES["qwen3-30b-a3b"]
 NUM_LAYERS, NUM_EXPERTS, TOP_K = 48, 128, 8
@@ -35,6 +35,21 @@ def sticky_routing(random: np.random.Generator, num_steps: int) -> npt.NDArray[n
     return ids
 
 
+def played_scheduler(shape: ModelShape, machine: str, slots: float, *, prefetch: bool) -> Any:
+    """The core's LayerScheduler of an emulated machine, on a virtual clock. slots: share of all experts.
+
+    Raises ConfigError for an unknown machine.
+    """
+    cost = shape.cost_model(load_profile(machine))
+    num_layers, num_experts, top_k = shape.routing
+    num_slots = round(slots * num_layers * num_experts)
+    return _core.LayerScheduler(
+        cost,
+        _core.SchedulerConfig(num_layers, num_experts, top_k, num_slots, prefetch=prefetch),
+        _core.Timeline(cost.upload_us()),
+    )
+
+
 def play_sticky(machine: str, slots: float, *, prefetch: bool, num_steps: int = 100) -> tuple[float, Any]:
     """(decode tokens/s by the virtual clock after the warm-up, the core's PrefetchCounts since the start).
 
@@ -46,13 +61,7 @@ def play_sticky(machine: str, slots: float, *, prefetch: bool, num_steps: int = 
     profile = load_profile(machine)
     dense_us = SHAPE.dense_us(profile, NUM_LAYERS)
     router_us = 2e-3 * SHAPE.hidden * NUM_EXPERTS / profile.cost_figures["vram_bandwidth_gbps"]
-    num_slots = round(slots * NUM_LAYERS * NUM_EXPERTS)
-    cost = SHAPE.cost_model(profile)
-    scheduler = _core.LayerScheduler(
-        cost,
-        _core.SchedulerConfig(NUM_LAYERS, NUM_EXPERTS, TOP_K, num_slots, prefetch=prefetch),
-        _core.Timeline(cost.upload_us()),
-    )
+    scheduler = played_scheduler(SHAPE, machine, slots, prefetch=prefetch)
     began_us = 0.0
     for step, layers in enumerate(ids):
         if step == WARM_UP_STEPS:
