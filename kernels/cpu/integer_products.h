@@ -43,6 +43,13 @@ struct IntegerProducts {
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
   static constexpr int64_t kAheadBytes = 8192;                                        // prefetched
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
+  // Tiles of activations from which on a part is multiplied from the cache.
+  static constexpr int kCacheTiles = [] {
+    if constexpr (kFolds) return Dot::kFoldTiles;
+    return kUnpackTiles;
+  }();
+  // Activation rows of the smallest tile where a chunk has `tiles` of them, or more (tile_end).
+  static constexpr int fewest(int tiles) { return ((tiles - 1) * kTokens + 1) / tiles; }
 
   using Terms = TileTerms<V, Dot, Format, kTokens>;
   using Rows = Q8Rows;
@@ -151,9 +158,11 @@ struct IntegerProducts {
     }
   }
 
-  // T activation rows against some blocks of a panel, G vectors of its rows.
+  // T activation rows against some blocks of a panel, G vectors of its rows. A call of its own: inlined into one function
+  // per format, all tiles together take the compiler half as long again.
   template <bool kInCache, int T, int G>
-  static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
+  [[gnu::noinline]] static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0,
+                                     float* out) {
     constexpr bool kOwnSums = Kind::kOfBlock;  // sums of the block are added to the row's at its end
     constexpr bool kHeld = T <= Dot::held(kPieces);
     alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
@@ -225,23 +234,17 @@ struct IntegerProducts {
     }
   }
 
-  template <bool kInCache>
+  // T or fewer activation rows; tiles of fewer rows than any chunk is cut into are not compiled.
+  template <bool kInCache, int T = kTokens>
   static void tile_tokens(int tokens, const Rows& x, const Part& part, const Terms& terms, float* out) {
-    if constexpr (kTokens >= 6) {
-      if (tokens == 6) return tile_passes<kInCache, 6>(x, part, terms, out);
+    if constexpr (T > fewest(kInCache ? kCacheTiles : 1)) {
+      if (tokens < T) return tile_tokens<kInCache, T - 1>(tokens, x, part, terms, out);
     }
-    if constexpr (kTokens >= 5) {
-      if (tokens == 5) return tile_passes<kInCache, 5>(x, part, terms, out);
+    if constexpr (kFour && !kInCache && T == 1) {
+      FourCodes<V, Format>::block(part, x.q, terms, out);
+    } else {
+      tile_passes<kInCache, T>(x, part, terms, out);
     }
-    if constexpr (kTokens >= 4) {
-      if (tokens == 4) return tile_passes<kInCache, 4>(x, part, terms, out);
-    }
-    if constexpr (kTokens >= 3) {
-      if (tokens == 3) return tile_passes<kInCache, 3>(x, part, terms, out);
-    }
-    if (tokens == 2) return tile_passes<kInCache, 2>(x, part, terms, out);
-    if constexpr (kFour && !kInCache) return FourCodes<V, Format>::block(part, x.q, terms, out);
-    tile_passes<kInCache, 1>(x, part, terms, out);
   }
 
   // Tiles of a chunk of `tokens` rows: as even as possible.
@@ -278,14 +281,14 @@ struct IntegerProducts {
       const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kRuns);
       const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
       if constexpr (kFolds) {
-        if (tiles >= Dot::kFoldTiles) {
+        if (tiles >= kCacheTiles) {
           FoldedBlock<V, Format> folded(block);
           all_tiles<true>(rows, tokens, terms, apart,
                           Part{block, n, reinterpret_cast<uint8_t*>(&folded), next, lines}, out);
           continue;
         }
       } else if constexpr (kUnpackTiles > 0) {
-        if (tiles >= kUnpackTiles) {
+        if (tiles >= kCacheTiles) {
           InCache cached(block, n);
           all_tiles<true>(rows, tokens, terms, apart,
                           Part{block, n, reinterpret_cast<uint8_t*>(&cached), next, lines}, out);

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/tests"
 NAMES = [
     "native_cuda_kernels",
+    "native_levels",
     "native_mailbox",
     "native_mailbox_experts",
     "native_state_cache",
