@@ -31,7 +31,7 @@ SMALLER = {
 }  # fmt: skip
 """Values in place of the page's."""
 SERVER = ["--accelerator", "emulated:rtx3060-pcie3", "--gpu-experts-ratio", "0.25", "--admin-key", "KEY"]
-"""Of a page that takes one for granted."""
+"""Flags of the server for a page that needs one and starts none."""
 URL_FLAGS = {"ctl": "--url", "placement": "--url", "bench serve": "--base-url", "loadtest": "--host"}
 """The flag that names a server, by command."""
 RUN = [
@@ -73,7 +73,14 @@ class Reader:
         kept = {name: os.environ[name] for name in ("TWOFOLD_BUILD_DIR", "TWOFOLD_ISA") if name in os.environ}
         path = f"{Path(twofold.__file__).parents[1]}{os.pathsep}{Path(__file__).parents[2]}"
         self.environment = (
-            plain | kept | {"PYTHONPATH": path, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+            plain
+            | kept
+            | {
+                "TWOFOLD_ADMIN_KEY": "KEY",
+                "PYTHONPATH": path,
+                "HOME": str(folder),
+                "XDG_CONFIG_HOME": str(folder),
+            }
         )
         (folder / "TEXT").write_text("Once upon a time there was a clever fox. " * 40)
         self._server = contextlib.ExitStack()

@@ -1,8 +1,8 @@
 """Times of a model's layers and head on this CPU, without routed experts.
 
-Layers have the model's own weights, and those that differ only in their weights are measured once. Before a single token
-a part of a head runs, so that the pool's threads are awake and the caches hold other weights, as in a step of the whole
-model.
+Layers have the model's own weights, and those that differ only in their weights are measured once. Before a single
+token a part of a head runs, so that the pool's threads are awake and the caches hold other weights, as in a step of the
+whole model.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from twofold.weights.weight_format import source_row_bytes
 
 _PAGE_SIZE: Final = 16
 _REPEATS: Final = 5
+_CHUNK_REPEATS: Final = 2
 _HEAD_BYTES: Final = 64 << 20
-"""Of the head that is measured: more than the caches hold."""
+"""Size of the measured part of the head: more than the caches hold."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class LayerTimes:
         batch = self._batch(step, pages)
         hidden = np.random.default_rng(0).standard_normal((step.tokens, config.hidden_size), np.float32)
         taken = []
-        for _ in range(_REPEATS):
+        for _ in range(_REPEATS if step.tokens == 1 else _CHUNK_REPEATS):
             given = hidden.copy()
             if step.tokens == 1:
                 self._head[0].forward(given, self._logits)
