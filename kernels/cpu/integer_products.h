@@ -158,11 +158,9 @@ struct IntegerProducts {
     }
   }
 
-  // T activation rows against some blocks of a panel, G vectors of its rows. A call of its own: inlined into one function
-  // per format, all tiles together take the compiler half as long again.
+  // T activation rows against some blocks of a panel, G vectors of its rows.
   template <bool kInCache, int T, int G>
-  [[gnu::noinline]] static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0,
-                                     float* out) {
+  static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
     constexpr bool kOwnSums = Kind::kOfBlock;  // sums of the block are added to the row's at its end
     constexpr bool kHeld = T <= Dot::held(kPieces);
     alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
@@ -221,14 +219,24 @@ struct IntegerProducts {
     if constexpr (!kOwnSums) sums.for_all([&](int t, int g) { V::store(sums.at(t, g), sums.acc[t][g]); });
   }
 
+  // The same as a call of its own: inlined into one function per format, all tiles together take the compiler half as long
+  // again. With halves' scales many rows on AVX2 are a fifth slower that way (q2_k), so those stay inlined.
+  template <bool kInCache, int T, int G>
+  [[gnu::noinline]] static void called_tile(const Rows& rows, const Part& part, const Terms& terms, int g0,
+                                            float* out) {
+    tile<kInCache, T, G>(rows, part, terms, g0, out);
+  }
+
   template <bool kInCache, int T>
   static void tile_passes(const Rows& x, Part part, const Terms& terms, float* out) {
     constexpr int kVectors = Dot::vectors(T, kPieces);  // in a pass
     for (int g = 0; g < kPanelRows / V::kLanes; g += kVectors) {
       if constexpr (kFolds && kInCache) {
         FoldedTile<V, Dot, Format, T, kVectors>::multiply(x, part, terms, g, out);
-      } else {
+      } else if constexpr (kHalves) {
         tile<kInCache, T, kVectors>(x, part, terms, g, out);
+      } else {
+        called_tile<kInCache, T, kVectors>(x, part, terms, g, out);
       }
       part.lines = 0;
     }
