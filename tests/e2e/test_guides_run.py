@@ -51,6 +51,8 @@ def stand_in(word: str, models: Path) -> str:
     """A small model in place of one that a reader has; any other word as it is."""
     if word.endswith(".gguf"):
         return str(models / "tiny.gguf")
+    if word == "/models":
+        return str(models)
     if word == "MODEL" or re.match(r"(~|)/models/", word):
         return str(models / "tiny")
     return word
