@@ -16,7 +16,7 @@ from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.main import COMMANDS, build_parser
 
-from tests.documented import MARKS, PAGES, ROOT, Documented, documented
+from tests.cli.documented import MARKS, PAGES, ROOT, Documented, documented
 
 CONFIGS = (EngineConfig, ServerConfig, ModelsConfig, TelemetryConfig)
 ALL = [command for page in PAGES for command in documented(page)]

@@ -18,7 +18,7 @@ import pytest
 import twofold
 from twofold.tools.loadgen.server_process import serving
 
-from tests.documented import PAGES, Documented, documented
+from tests.cli.documented import PAGES, Documented, documented
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 

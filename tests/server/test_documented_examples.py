@@ -16,7 +16,7 @@ from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
 from twofold.server.app import create_app
 
-from tests.documented import GUIDES, PAGES, ROOT, documented
+from tests.cli.documented import GUIDES, PAGES, ROOT, documented
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 APIS = (
