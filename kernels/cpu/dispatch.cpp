@@ -1,5 +1,5 @@
-// Composes the levels from their parts and chooses one: what the CPU has and the operating system enables, unless
-// TWOFOLD_ISA decides.
+// Composes the levels from their parts and chooses one: what this build has, the CPU can run and the operating system
+// enables, unless TWOFOLD_ISA decides.
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -26,7 +26,6 @@ struct Level {
   Part parts[3];  // later ones win
 };
 
-#if defined(__x86_64__)
 bool has_avx2(const CpuFeatures& has) { return has.avx2 && has.fma && has.f16c; }
 bool has_avx512(const CpuFeatures& has) {
   return has_avx2(has) && has.avx512f && has.avx512bw && has.avx512vl && has.avx512dq;
@@ -34,19 +33,17 @@ bool has_avx512(const CpuFeatures& has) {
 
 // Linux hands out the tiles' state only to processes that ask.
 bool tiles_permitted() {
-#if defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif
 }
-#endif
 
-// Best last. A level is composed of all supported levels before it.
+// Best last. A level is composed of all levels before it that can be called.
 constexpr Level kLevels[] = {
     {"generic", [](const CpuFeatures&) { return true; }, {generic_level, generic_packed, generic_delta}},
-#if defined(__x86_64__)
     {"avx2", has_avx2, {avx2_level, avx2_integer}},
     {"avx_vnni", [](const CpuFeatures& has) { return has_avx2(has) && has.avx_vnni; }, {avx_vnni_integer}},
     {"avx512", has_avx512, {avx512_level}},
@@ -62,7 +59,6 @@ constexpr Level kLevels[] = {
               has.amx_bf16 && tiles_permitted();
      },
      {amx_level}},
-#endif
 };
 constexpr int kNumLevels = static_cast<int>(sizeof kLevels / sizeof kLevels[0]);
 
@@ -70,6 +66,80 @@ template <class Entry>
 void take(Entry& into, Entry from) {
   if (from != nullptr) into = from;
 }
+
+// The table of every level that this CPU can run and this build has.
+struct Tables {
+  KernelTable tables[kNumLevels];
+  bool supported[kNumLevels];
+  bool left_out[kNumLevels];  // the CPU can run it, this build lacks it
+
+  Tables() {
+    const CpuFeatures has = cpu_features();
+    KernelTable table;
+    for (int l = 0; l < kNumLevels; ++l) {
+      const bool runs = kLevels[l].supported(has);
+      supported[l] = runs && kLevels[l].parts[0]() != nullptr;
+      left_out[l] = runs && !supported[l];
+      if (!supported[l]) continue;
+      table.name = kLevels[l].name;
+      for (const Part part : kLevels[l].parts) {
+        if (part != nullptr) add_part(*part(), kLevels[l].name, table);
+      }
+      tables[l] = table;
+    }
+  }
+};
+
+const Tables& all_tables() {
+  static const Tables tables;
+  return tables;
+}
+
+std::string names_of(const bool (&chosen)[kNumLevels]) {
+  std::string list;
+  for (int l = 0; l < kNumLevels; ++l) {
+    if (chosen[l]) list += (list.empty() ? "" : ", ") + std::string(kLevels[l].name);
+  }
+  return list;
+}
+
+struct Choice {
+  KernelTable table;
+  std::string reason;
+};
+
+Choice choose() {
+  const char* forced = std::getenv("TWOFOLD_ISA");
+  if (forced != nullptr && *forced != '\0') {
+    const KernelTable* table = table_for_level(forced);
+    if (table == nullptr) {
+      const std::string left_out = names_of(all_tables().left_out);
+      throw std::invalid_argument(
+          "TWOFOLD_ISA=" + std::string(forced) + ": expected one of " + names_of(all_tables().supported) +
+          " (what this CPU and this build can run); unset it to let Twofold choose" +
+          (left_out.empty() ? "" : ", or compile " + left_out + " too: TWOFOLD_LEVELS=all make quick-build"));
+    }
+    return {*table, "TWOFOLD_ISA=" + std::string(forced)};
+  }
+  std::vector<const KernelTable*> levels;
+  for (int l = 0; l < kNumLevels; ++l) {
+    if (all_tables().supported[l]) levels.push_back(&all_tables().tables[l]);
+  }
+  Choice best{*levels.back(), "best of " + names_of(all_tables().supported) + " on this CPU"};
+  const std::string left_out = names_of(all_tables().left_out);
+  if (!left_out.empty()) best.reason += "; not compiled: " + left_out;
+  const std::string measured = choose_by_measurement(levels, best.table);
+  if (!measured.empty()) best.reason += "; measured the fastest: " + measured;
+  return best;
+}
+
+// Immutable once made. A failed choice throws and is tried again by the next caller.
+const Choice& choice() {
+  static const Choice made = choose();
+  return made;
+}
+
+}  // namespace
 
 void add_part(const KernelTable& part, const char* level, KernelTable& table) {
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
@@ -99,73 +169,6 @@ void add_part(const KernelTable& part, const char* level, KernelTable& table) {
   take(table.sampling, part.sampling);
   take(table.delta, part.delta);
 }
-
-// The table of every level this CPU can run.
-struct Tables {
-  KernelTable tables[kNumLevels];
-  bool supported[kNumLevels];
-
-  Tables() {
-    const CpuFeatures has = cpu_features();
-    KernelTable table;
-    for (int l = 0; l < kNumLevels; ++l) {
-      supported[l] = kLevels[l].supported(has);
-      if (!supported[l]) continue;
-      table.name = kLevels[l].name;
-      for (const Part part : kLevels[l].parts) {
-        if (part != nullptr) add_part(*part(), kLevels[l].name, table);
-      }
-      tables[l] = table;
-    }
-  }
-};
-
-const Tables& all_tables() {
-  static const Tables tables;
-  return tables;
-}
-
-std::string supported_names() {
-  std::string list;
-  for (int l = 0; l < kNumLevels; ++l) {
-    if (all_tables().supported[l]) list += (list.empty() ? "" : ", ") + std::string(kLevels[l].name);
-  }
-  return list;
-}
-
-struct Choice {
-  KernelTable table;
-  std::string reason;
-};
-
-Choice choose() {
-  const char* forced = std::getenv("TWOFOLD_ISA");
-  if (forced != nullptr && *forced != '\0') {
-    const KernelTable* table = table_for_level(forced);
-    if (table == nullptr) {
-      throw std::invalid_argument("TWOFOLD_ISA=" + std::string(forced) + ": expected one of " +
-                                  supported_names() +
-                                  " (what this CPU can run); unset it to let Twofold choose");
-    }
-    return {*table, "TWOFOLD_ISA=" + std::string(forced)};
-  }
-  std::vector<const KernelTable*> levels;
-  for (int l = 0; l < kNumLevels; ++l) {
-    if (all_tables().supported[l]) levels.push_back(&all_tables().tables[l]);
-  }
-  Choice best{*levels.back(), "best of " + supported_names() + " on this CPU"};
-  const std::string measured = choose_by_measurement(levels, best.table);
-  if (!measured.empty()) best.reason += "; measured the fastest: " + measured;
-  return best;
-}
-
-// Immutable once made. A failed choice throws and is tried again by the next caller.
-const Choice& choice() {
-  static const Choice made = choose();
-  return made;
-}
-
-}  // namespace
 
 CpuFeatures cpu_features() {
 #if defined(__x86_64__)
@@ -198,20 +201,11 @@ const KernelTable* table_for_level(const char* name) {
   return nullptr;
 }
 
-const KernelTable* emulated_amx() {
-#if defined(__x86_64__)
-  static const KernelTable* const table = []() -> const KernelTable* {
-    const KernelTable* below = table_for_level("avx512_vnni");
-    if (below == nullptr) return nullptr;
-    static KernelTable composed = *below;
-    composed.name = kEmulatedAmx;
-    add_part(*amx_emulated(), kEmulatedAmx, composed);
-    return &composed;
-  }();
-  return table;
-#else
-  return nullptr;
-#endif
+bool level_left_out(const char* name) {
+  for (int l = 0; l < kNumLevels; ++l) {
+    if (std::strcmp(name, kLevels[l].name) == 0) return all_tables().left_out[l];
+  }
+  return false;
 }
 
 const char* const* level_names() {

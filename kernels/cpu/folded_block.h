@@ -102,7 +102,8 @@ struct FoldedTile {
   static constexpr bool kHeld = T <= Dot::held(1);
 
   template <class Rows, class Part, class Terms>
-  static void multiply(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
+  [[gnu::noinline]] static void multiply(const Rows& rows, const Part& part, const Terms& terms, int g0,
+                                         float* out) {
     const Block& block = *reinterpret_cast<const Block*>(part.bytes);
     float* const home = out + V::kLanes * g0;
     const int8_t* x[T];

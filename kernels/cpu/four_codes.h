@@ -36,7 +36,7 @@ struct FourCodes {
 
   // A block of 256 columns. Terms and Part: of IntegerProducts.
   template <class Part, class Terms>
-  static void block(const Part& part, const int8_t* x, const Terms& terms, float* out) {
+  [[gnu::noinline]] static void block(const Part& part, const int8_t* x, const Terms& terms, float* out) {
     const uint8_t* const block = part.block;
     const TokenRun token = terms.token();
     const char* next = part.next;

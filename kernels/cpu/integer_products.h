@@ -43,6 +43,13 @@ struct IntegerProducts {
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
   static constexpr int64_t kAheadBytes = 8192;                                        // prefetched
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
+  // Tiles of activations from which on a part is multiplied from the cache.
+  static constexpr int kCacheTiles = [] {
+    if constexpr (kFolds) return Dot::kFoldTiles;
+    return kUnpackTiles;
+  }();
+  // Activation rows of the smallest tile where a chunk has `tiles` of them, or more (tile_end).
+  static constexpr int fewest(int tiles) { return ((tiles - 1) * kTokens + 1) / tiles; }
 
   using Terms = TileTerms<V, Dot, Format, kTokens>;
   using Rows = Q8Rows;
@@ -212,36 +219,40 @@ struct IntegerProducts {
     if constexpr (!kOwnSums) sums.for_all([&](int t, int g) { V::store(sums.at(t, g), sums.acc[t][g]); });
   }
 
+  // The same as a call of its own: inlined into one function per format, all tiles together take the compiler half as long
+  // again. With halves' scales many rows on AVX2 are a fifth slower that way (q2_k), so those stay inlined.
+  template <bool kInCache, int T, int G>
+  [[gnu::noinline]] static void called_tile(const Rows& rows, const Part& part, const Terms& terms, int g0,
+                                            float* out) {
+    tile<kInCache, T, G>(rows, part, terms, g0, out);
+  }
+
   template <bool kInCache, int T>
   static void tile_passes(const Rows& x, Part part, const Terms& terms, float* out) {
     constexpr int kVectors = Dot::vectors(T, kPieces);  // in a pass
     for (int g = 0; g < kPanelRows / V::kLanes; g += kVectors) {
       if constexpr (kFolds && kInCache) {
         FoldedTile<V, Dot, Format, T, kVectors>::multiply(x, part, terms, g, out);
-      } else {
+      } else if constexpr (kHalves) {
         tile<kInCache, T, kVectors>(x, part, terms, g, out);
+      } else {
+        called_tile<kInCache, T, kVectors>(x, part, terms, g, out);
       }
       part.lines = 0;
     }
   }
 
-  template <bool kInCache>
+  // T or fewer activation rows; tiles of fewer rows than any chunk is cut into are not compiled.
+  template <bool kInCache, int T = kTokens>
   static void tile_tokens(int tokens, const Rows& x, const Part& part, const Terms& terms, float* out) {
-    if constexpr (kTokens >= 6) {
-      if (tokens == 6) return tile_passes<kInCache, 6>(x, part, terms, out);
+    if constexpr (T > fewest(kInCache ? kCacheTiles : 1)) {
+      if (tokens < T) return tile_tokens<kInCache, T - 1>(tokens, x, part, terms, out);
     }
-    if constexpr (kTokens >= 5) {
-      if (tokens == 5) return tile_passes<kInCache, 5>(x, part, terms, out);
+    if constexpr (kFour && !kInCache && T == 1) {
+      FourCodes<V, Format>::block(part, x.q, terms, out);
+    } else {
+      tile_passes<kInCache, T>(x, part, terms, out);
     }
-    if constexpr (kTokens >= 4) {
-      if (tokens == 4) return tile_passes<kInCache, 4>(x, part, terms, out);
-    }
-    if constexpr (kTokens >= 3) {
-      if (tokens == 3) return tile_passes<kInCache, 3>(x, part, terms, out);
-    }
-    if (tokens == 2) return tile_passes<kInCache, 2>(x, part, terms, out);
-    if constexpr (kFour && !kInCache) return FourCodes<V, Format>::block(part, x.q, terms, out);
-    tile_passes<kInCache, 1>(x, part, terms, out);
   }
 
   // Tiles of a chunk of `tokens` rows: as even as possible.
@@ -278,14 +289,14 @@ struct IntegerProducts {
       const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kRuns);
       const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
       if constexpr (kFolds) {
-        if (tiles >= Dot::kFoldTiles) {
+        if (tiles >= kCacheTiles) {
           FoldedBlock<V, Format> folded(block);
           all_tiles<true>(rows, tokens, terms, apart,
                           Part{block, n, reinterpret_cast<uint8_t*>(&folded), next, lines}, out);
           continue;
         }
       } else if constexpr (kUnpackTiles > 0) {
-        if (tiles >= kUnpackTiles) {
+        if (tiles >= kCacheTiles) {
           InCache cached(block, n);
           all_tiles<true>(rows, tokens, terms, apart,
                           Part{block, n, reinterpret_cast<uint8_t*>(&cached), next, lines}, out);

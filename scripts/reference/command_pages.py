@@ -36,6 +36,7 @@ VARIABLES: Final = {
     "TWOFOLD_VENV": ("build", "virtual environment (default: .venv)"),
     "TWOFOLD_BUILD_DIR": ("build", "build folder (default: build)"),
     "TWOFOLD_BUILD_TYPE": ("build", "CMake's build type; Debug keeps symbols"),
+    "TWOFOLD_LEVELS": ("build", "levels of CPU kernels: native, all or names (default: native; wheels: all)"),
     "TWOFOLD_CUDA": ("build", "ON, OFF or AUTO: compile CUDA code (default: AUTO)"),
     "TWOFOLD_TORCH_INDEX": ("build", "package index for PyTorch"),
     "TORCH_CUDA_ARCH_LIST": ("build", "GPU architectures to compile for"),

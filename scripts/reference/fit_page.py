@@ -77,7 +77,8 @@ def _section(model: RealModel) -> str:
         files = open_model_files(path)
         rows = [row for gib in model.memories_gib for row in _rows(files, gib)]
     head = "| memory | accelerator | context | KV cache | experts in VRAM | decode, tokens/s | prefill, tokens/s |"
-    commands = f"```sh\npip install 'twofold[server,hub]'\ntwofold pull {model.name}\ntwofold serve {model.name}\n```"
+    given = f"pip install 'twofold[server,hub]'\ntwofold pull {model.name}\ntwofold serve {model.name}"
+    commands = f"<!-- not run: download -->\n```sh\n{given}\n```"
     return "\n".join(
         [f"## {model.title}\n", commands, "", f"Format {model.format}.\n", head, "|" + "---|" * 7, *rows]
     )

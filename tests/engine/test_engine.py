@@ -8,7 +8,14 @@ import time
 import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
-from twofold.api.errors import CapacityError, ConfigError, KernelError, ModelLoadError, RequestError
+from twofold.api.errors import (
+    CapacityError,
+    ConfigError,
+    KernelError,
+    ModelLoadError,
+    RequestError,
+    TwofoldError,
+)
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.telemetry.sink import TelemetrySink
@@ -291,6 +298,23 @@ def test_a_failing_step_fails_its_requests_and_not_the_engine(model_dir, monkeyp
             generate(engine, PROMPTS[0])
     assert len(generate(engine, PROMPTS[0])[0]) == 20
     assert engine.stats().num_free_pages == engine.stats().num_pages
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), CapacityError("the device ran out of memory"), RuntimeError()]
+)
+def test_a_step_that_lacks_memory_logs_what_to_lower(model_dir, monkeypatch, caplog, error):
+    engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
+    engine.memory_advice = ("fit: settings of this run", "  would fit: --max-model-len 64")
+
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(engine._runner, "forward", fail)
+    with pytest.raises(TwofoldError):
+        generate(engine, PROMPTS[0])
+    assert ("would fit: --max-model-len 64" in caplog.text) == (not isinstance(error, RuntimeError))
     engine.close()
 
 

@@ -18,6 +18,7 @@ PROGRAMS = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/te
 NAMES = [
     "native_cuda_kernels",
     "native_draft_records",
+    "native_levels",
     "native_mailbox",
     "native_mailbox_experts",
     "native_state_cache",

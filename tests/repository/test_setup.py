@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from twofold._testing import kernels
 
 from tests.repository.sourced_build_steps import sourced
 
@@ -310,7 +311,9 @@ def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
     if not cmake.exists() or not (cmake.parent / "ninja").exists():
         pytest.skip("cmake and ninja are not there")
     path = f"{cmake.parent}:{os.environ['PATH']}"
-    options = [f"-DTWOFOLD_{name}" for name in ("TESTS=ON", "INPLACE=ON", "CUDA=OFF")]
+    options = [
+        f"-DTWOFOLD_{name}" for name in ("TESTS=ON", "INPLACE=ON", "CUDA=OFF", "LEVELS=avx512_vnni,generic")
+    ]
     options.append(f"-DPython_EXECUTABLE={sys.executable}")
     plans = {}
     for command in (
@@ -333,6 +336,39 @@ def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
     assert re.findall(r"Linking CXX (?:shared module|executable) (\S+?)\.", modules) == ["modules/_core"]
     assert "tests/" not in modules
     assert "tests/native" in everything
+    # Levels that were named, and those that they are composed of.
+    compiled = set(re.findall(r"twofold_kernels\.dir/cpu/([\w/]+)\.cpp", modules))
+    levels = {name for name in compiled if "/" in name and not name.startswith("generic/")}
+    assert levels == {"avx2/table", "avx2/integer", "avx512/table", "avx512/vnni_integer"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("all", "generic, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx"),
+        ("avx512_bf16", "generic, avx2, avx512, avx512_bf16"),
+        ("generic", "generic"),
+        ("native", None),
+        ("avx3", "TWOFOLD_LEVELS was given 'avx3'; it takes native, all, or some of generic, avx2"),
+    ],
+)
+def test_levels_of_a_build(tmp_path: Path, given: str, told: str | None) -> None:
+    cmake = Path(sys.executable).parent / "cmake"
+    if not cmake.exists():
+        pytest.skip("cmake is not there")
+    script = tmp_path / "levels.cmake"
+    script.write_text(
+        f'set(CMAKE_SYSTEM_PROCESSOR x86_64)\ninclude("{ROOT / "cmake/Levels.cmake"}")\n'
+        'message("levels: generic;${TWOFOLD_COMPILED_LEVELS}")\n'
+    )
+    command = [str(cmake), f"-DTWOFOLD_LEVELS={given}", "-P", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = " ".join(done.stderr.split())
+    if given == "avx3":
+        assert told in said
+        return
+    levels = [name for name in said.partition("levels: ")[2].split(";") if name]
+    assert levels == (told.split(", ") if told else kernels.supported_levels())
 
 
 @pytest.mark.parametrize("changed", ["nothing", "compiler", "another project's"])

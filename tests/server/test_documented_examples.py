@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,10 +16,9 @@ from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
 from twofold.server.app import create_app
 
+from tests.cli.documented import GUIDES, PAGES, ROOT, documented
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
-GUIDES = ROOT / "docs" / "guides"
 APIS = (
     "openai-api",
     "responses-api",
@@ -29,27 +27,12 @@ APIS = (
     "operations",
     "tools-and-structured-output",
 )
-PAGES = [ROOT / "README.md", *(GUIDES / f"{name}.md" for name in APIS)]
+API_PAGES = [ROOT / "README.md", *(GUIDES / f"{name}.md" for name in APIS)]
 DOCUMENTED = re.compile(r"http://127\.0\.0\.1:10002")
 
 
-def commands(block: str) -> Iterator[list[str]]:
-    """The words of each command of a shell block; a command may span lines."""
-    text = ""
-    for line in block.splitlines():
-        text += line + "\n"
-        try:
-            words = shlex.split(text.replace("\\\n", " "), comments=True)
-        except ValueError:  # an open quotation
-            continue
-        if not line.endswith("\\"):
-            yield words
-            text = ""
-
-
 def requests_of(path: Path) -> list[list[str]]:
-    blocks = re.findall(r"```(?:sh)?\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
-    return [words[1:] for block in blocks for words in commands(block) if words[:1] == ["curl"]]
+    return [list(each.words[1:]) for each in documented(path) if each.program == "curl"]
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
@@ -95,7 +78,7 @@ def test_a_documented_request_is_answered(url: str, page: str, words: list[str])
     assert answer.content
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", API_PAGES, ids=lambda path: path.stem)
 def test_an_api_page_begins_with_a_request(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if path.parent == GUIDES:

@@ -154,12 +154,16 @@ const kernels::KernelTable& chosen_table() {
   }
 }
 
-std::vector<std::string> runnable_levels() {
+std::vector<std::string> levels_where(bool (*chosen)(const char* level)) {
   std::vector<std::string> levels;
   for (const char* const* name = kernels::level_names(); *name != nullptr; ++name) {
-    if (kernels::table_for_level(*name) != nullptr) levels.emplace_back(*name);
+    if (chosen(*name)) levels.emplace_back(*name);
   }
   return levels;
+}
+
+std::vector<std::string> runnable_levels() {
+  return levels_where([](const char* level) { return kernels::table_for_level(level) != nullptr; });
 }
 
 const kernels::KernelTable& PoolView::kernels() const { return table_ != nullptr ? *table_ : chosen_table(); }
@@ -178,6 +182,9 @@ void bind_ops(py::module_& m) {
   register_failures();
   m.def("cpu_features", features, "What the CPU has and the operating system enables.");
   m.def("runnable_levels", &runnable_levels, "Of kernels, by name, best last.");
+  m.def(
+      "left_out_levels", [] { return levels_where(kernels::level_left_out); },
+      "Levels that this CPU can run and this build leaves out.");
   m.def(
       "isa_choice",
       [] {

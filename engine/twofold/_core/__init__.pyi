@@ -213,6 +213,9 @@ def isa_choice() -> tuple[str, str]: ...
 def runnable_levels() -> list[str]:
     """ISA levels of kernels, by name, best last."""
 
+def left_out_levels() -> list[str]:
+    """Levels that this CPU can run and this build leaves out (TWOFOLD_LEVELS)."""
+
 def work_times() -> dict[str, float]: ...
 def measure_ceilings(
     pool: ThreadPool, *, level: str | None = None, read_bytes: int = 536870912, turn_s: float = 0.01

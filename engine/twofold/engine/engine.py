@@ -65,6 +65,8 @@ class Engine:
         self._runner = runner = parts.loaded.runner
         self._moe = runner.moe
         self.vocab_size = runner.vocab_size
+        self.memory_advice: Seq[str] = ()
+        """Logged with a step that ran out of memory: the fit's table, and which settings to lower."""
         self._eos_token_ids = tokenizer.eos_token_ids
         self._grammars = GrammarCompiler(tokenizer, runner.vocab_size)
         self._pool = pool
@@ -330,7 +332,9 @@ class Engine:
         try:
             picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
-            _log.exception("step %d failed; its requests end with an error", self._num_steps)
+            lacks_memory = isinstance(error, MemoryError | CapacityError)
+            advice = "".join(f"\n{line}" for line in self.memory_advice) if lacks_memory else ""
+            _log.exception("step %d failed; its requests end with an error%s", self._num_steps, advice)
             if self._speculator is not None:
                 self._speculator.drop(scheduled)
             self._fail(requests, error)

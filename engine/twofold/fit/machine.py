@@ -10,7 +10,7 @@ from twofold.blocks import ops
 from twofold.device.finding import choose_accelerator
 from twofold.experts.profiles import MachineProfile, load_machine_profile
 from twofold.fit.plan import FitPlan, Machine, plan_fit
-from twofold.fit.speed import CHUNK, Rates, Speed, cpu_speed, device_speed, measure_rates
+from twofold.fit.speed import Speed, device_speed, measured_speed
 from twofold.fit.threads import measured_threads
 from twofold.models.model_files import ModelFiles
 from twofold.weights.host_memory import available_memory_bytes
@@ -55,5 +55,5 @@ def _speed(plan: FitPlan, files: ModelFiles, profile: MachineProfile | None) -> 
     context = min(_SHOWN_CONTEXT, plan.context)
     if plan.machine.device_bytes is not None and files.config.moe_layers:
         return device_speed(files, profile, plan.num_slots, context) if profile is not None else None
-    rates: Rates = measure_rates(files, ops.ThreadPool(plan.config.cpu_threads, plan.config.numa))
-    return cpu_speed(files, rates, max(CHUNK, context) if context >= CHUNK else max(1, context))
+    pool = ops.ThreadPool(plan.config.cpu_threads, plan.config.numa)
+    return measured_speed(files, pool, context, files.config.cache_dtype(plan.config.kv_cache_dtype))

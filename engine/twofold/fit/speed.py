@@ -1,14 +1,12 @@
-"""Predicted speed of a model: on the CPU from rates, with an accelerator from the scheduler on a virtual clock.
+"""Predicted speed of a model.
 
-Rates are measured on random weights of the model's own shapes, or taken from a machine profile. Predictions leave out
-HTTP and a busy machine.
+On this CPU it comes from measured layers, on another machine's from its profile's rates, with an accelerator from the
+scheduler on a virtual clock. Predictions leave out HTTP and a busy machine.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-import time
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,9 +17,11 @@ from twofold import _core
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
 from twofold.blocks.head import Embedding
-from twofold.experts.calibration import LayerTimer, random_matrix
+from twofold.experts.calibration import LayerTimer
 from twofold.experts.profiles import MachineProfile
 from twofold.experts.slot_plan import MoeShape
+from twofold.fit.layer_times import LayerTimes, StepPart
+from twofold.models.config import CacheDType
 from twofold.models.model_files import ModelFiles
 from twofold.models.sizing import dense_stretches, trace_sizes
 from twofold.step.expert_loading import moe_shape
@@ -29,7 +29,9 @@ from twofold.step.expert_loading import moe_shape
 CHUNK: Final = 512
 """Prompt tokens per step."""
 _STORE_BYTES: Final = 256 << 20
-_DENSE_BYTES: Final = 96 << 20
+_REPEATS: Final = 5
+STEP_US: Final = 350.0
+"""Scheduling, sampling and delivery of a step with one sequence."""
 _SKEW: Final = 0.7
 """Exponent of the Zipf law by which drawn routing prefers experts."""
 _DRAWN_TOKENS: Final = 64
@@ -37,7 +39,7 @@ _DRAWN_TOKENS: Final = 64
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a CPU runs the parts of one model."""
+    """How fast a CPU runs the parts of one model, by a profile."""
 
     decode_layer_us: float
     """Experts of one MoE layer for one token."""
@@ -61,18 +63,32 @@ class Speed:
     source: str
 
 
-def measure_rates(files: ModelFiles, pool: ops.ThreadPool) -> Rates:
-    """Measure a layer's experts and a dense product of the model's shapes; about two seconds."""
-    decode_us = chunk_us = 0.0
+def measured_speed(
+    files: ModelFiles, pool: ops.ThreadPool, context: int, cache_dtype: CacheDType = "bfloat16"
+) -> Speed:
+    """Speed with every weight on this CPU, from measured layers; about three seconds.
+
+    Routed experts are random ones of the model's shape. The rest of a layer has the model's own weights.
+    """
+    chunk = min(CHUNK, max(1, context))
+    times = LayerTimes(files, pool, cache_dtype)
+    head_us = times.of_head()
+    token_us, chunk_us = times.of_steps(
+        [StepPart(1, max(0, context - 1)), StepPart(chunk, (context - chunk) // 2)]
+    )
     shape = moe_shape(files)
     if files.config.moe_layers:
         timer = LayerTimer(_few(shape), pool)
-        repeats = 5
-        decode_us = timer.time((1,) * shape.top_k, repeats)
-        chunk_us = timer.time(_chunk_loads(timer.shape), repeats)
-        chunk_us *= _chunk_share(shape, timer.shape)
-    gbps, gflops = _dense_rates(files, pool)
-    return Rates(decode_us, chunk_us, gbps, gflops, f"measured on {pool.num_threads} threads")
+        layers = len(files.config.moe_layers)
+        token_us += layers * timer.time((1,) * shape.top_k, _REPEATS)
+        # Fewer experts get as many fewer tokens, so that each has as many as in the model.
+        loads = _chunk_loads(timer.shape, max(1, chunk * timer.shape.num_experts // shape.num_experts))
+        share = chunk * shape.top_k / sum(loads)
+        chunk_us += layers * timer.time(loads, _REPEATS) * share
+    num_chunks = -(-context // chunk)
+    prefill_us = num_chunks * (chunk_us + STEP_US) + head_us
+    source = f"measured on {pool.num_threads} threads"
+    return Speed(1e6 / (token_us + head_us + STEP_US), context * 1e6 / prefill_us, context, source)
 
 
 def profile_rates(files: ModelFiles, profile: MachineProfile) -> Rates:
@@ -159,13 +175,10 @@ def _few(shape: MoeShape) -> MoeShape:
     return replace(shape, num_layers=1, num_experts=count, formats=shape.formats[:1])
 
 
-def _chunk_loads(shape: MoeShape) -> tuple[int, ...]:
-    return (max(1, CHUNK * shape.top_k // shape.num_experts),) * shape.num_experts
-
-
-def _chunk_share(shape: MoeShape, timed: MoeShape) -> float:
-    """Products of a chunk in the model's layer over those in the timed one."""
-    return CHUNK * shape.top_k / sum(_chunk_loads(timed))
+def _chunk_loads(shape: MoeShape, tokens: int) -> tuple[int, ...]:
+    """Tokens of each active expert of a layer for a chunk, by the drawn routing."""
+    ids = draw_routing(shape, tokens)
+    return tuple(int(n) for n in np.bincount(ids.ravel()) if n)
 
 
 def _costs(files: ModelFiles, tokens: int, context: int, field: str) -> list[float]:
@@ -177,46 +190,3 @@ def _costs(files: ModelFiles, tokens: int, context: int, field: str) -> list[flo
     return [
         getattr(part.cost(weights, 1 if part is head else tokens, context), field) for part, weights in parts
     ]
-
-
-def _dense_rates(files: ModelFiles, pool: ops.ThreadPool) -> tuple[float, float]:
-    """(GB/s of one row, GFLOP/s of a chunk) of products with matrices of the model's width and usual dense format."""
-    hidden = files.config.routed.hidden_size
-    format_name = _usual_dense_format(files)
-    matrix = random_matrix(np.random.default_rng(0), format_name, 2 * hidden, hidden)
-    packed = ops.PackedMatrix(pool, [matrix])
-    count = max(1, min(24, _DENSE_BYTES // packed.bytes))
-    heads = [
-        ops.LmHead(
-            pool, np.ones(hidden, np.float32), packed if i == 0 else ops.PackedMatrix(pool, [matrix]), 1e-6
-        )
-        for i in range(count)
-    ]
-    read_s = _fastest(heads, 1, hidden, packed.rows) / count
-    chunk_s = _fastest(heads[:2], CHUNK, hidden, packed.rows) / len(heads[:2])
-    flops = 2.0 * packed.rows * hidden * CHUNK
-    return packed.bytes / read_s / 1e9, flops / chunk_s / 1e9
-
-
-def _fastest(heads: list[ops.LmHead], rows: int, hidden: int, columns: int) -> float:
-    """Median seconds of one pass over `heads`."""
-    given, out = np.ones((rows, hidden), np.float32), np.empty((rows, columns), np.float32)
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        for head in heads:
-            head.forward(given, out)
-        times.append(time.perf_counter() - began)
-    return float(np.median(times))
-
-
-def _usual_dense_format(files: ModelFiles) -> str:
-    """Format of most dense weights by elements."""
-    elements: dict[str, float] = {}
-    for part, weights in files.parts():
-        if not isinstance(part, ExpertBlock | Embedding):
-            for name, spec in weights.specs.items():
-                if len(spec.shape) > 1:
-                    found = weights.format(name)
-                    elements[found] = elements.get(found, 0.0) + math.prod(spec.shape)
-    return max(elements, key=lambda name: elements[name], default="f32")

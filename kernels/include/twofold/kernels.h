@@ -129,22 +129,20 @@ struct KernelTable {
 // The table of this process: the level that TWOFOLD_ISA names, or the best the CPU has, with each packed
 // product taken from whichever level's was measured the fastest among those that give the same bits. Chosen
 // once (a few milliseconds); throws std::invalid_argument (and will again) when TWOFOLD_ISA names a level
-// that does not exist or cannot run here.
+// that does not exist, cannot run here or was not compiled.
 const KernelTable& kernel_table();
 
 // Why that one, for logs: "best of generic, avx2, avx512 on this CPU; measured the fastest: avx512 for f32"
 // or "TWOFOLD_ISA=avx2".
 const char* kernel_table_reason();
 
-// One level by name, for tests and benchmarks; nullptr when it does not exist or this CPU cannot run it.
+// One level by name; nullptr when it does not exist, this CPU cannot run it or this build leaves it out.
 const KernelTable* table_for_level(const char* name);
 
-// The amx level with its tile instructions carried out in plain code, for tests on CPUs without them; nullptr
-// without AVX-512 and VNNI. No level: it is found by this function only.
-inline constexpr const char* kEmulatedAmx = "amx_emulated";
-const KernelTable* emulated_amx();
+// Whether this CPU can run a level that this build leaves out.
+bool level_left_out(const char* name);
 
-// The names of all levels this build knows, best last; terminated by nullptr.
+// The names of all levels, best last; terminated by nullptr. A build may leave some out (cmake/Levels.cmake).
 const char* const* level_names();
 
 // What matters of the CPU (and is enabled by the operating system).

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "host/thread_pool.h"
+#include "levels.h"
 #include "pool_view.h"
 #include "tensor_arguments.h"
 #include "tested.h"
@@ -17,11 +18,32 @@ namespace py = pybind11;
 
 namespace twofold::bindings {
 
+namespace {
+
+constexpr const char* kEmulatedAmx = "amx_emulated";
+
+// The amx level with its tile instructions carried out in plain code; null without AVX-512 and VNNI.
+const kernels::KernelTable* emulated_amx() {
+  static const kernels::KernelTable* const table = []() -> const kernels::KernelTable* {
+    const kernels::KernelTable* below = kernels::table_for_level("avx512_vnni");
+    const kernels::KernelTable* part = below == nullptr ? nullptr : kernels::amx_emulated();
+    if (part == nullptr) return nullptr;
+    static kernels::KernelTable composed = *below;
+    composed.name = kEmulatedAmx;
+    kernels::add_part(*part, kEmulatedAmx, composed);
+    return &composed;
+  }();
+  return table;
+}
+
+}  // namespace
+
 const kernels::KernelTable& level_named(const std::string& level) {
   const kernels::KernelTable* table =
-      level == kernels::kEmulatedAmx ? kernels::emulated_amx() : kernels::table_for_level(level.c_str());
+      level == kEmulatedAmx ? emulated_amx() : kernels::table_for_level(level.c_str());
   if (table != nullptr) return *table;
-  throw ConfigFailure("kernel level \"" + level + "\" does not exist or this CPU cannot run it");
+  throw ConfigFailure("kernel level \"" + level +
+                      "\" does not exist, this CPU cannot run it or it was not compiled");
 }
 
 namespace {

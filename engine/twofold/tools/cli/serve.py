@@ -82,6 +82,7 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig) -> int:
                 engine = load_engine(chosen, sink)
             if plan is not None:
                 print("\n".join(plan.lines()), file=sys.stderr)
+                engine.memory_advice = (*plan.lines(), *plan.lower())
             engine.start()
             loaded.append(engine)
             return engine, defaults

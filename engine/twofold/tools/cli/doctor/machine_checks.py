@@ -55,6 +55,8 @@ def check_cpu() -> Check:
     found = f"kernels {isa} ({reason}); {features}; {len(os.sched_getaffinity(0))} logical cores usable"
     if isa == "generic":
         return Check("CPU", "note", found, "this is slow: the fast kernels need AVX2 or AVX-512")
+    if ops.left_out_levels():
+        return Check("CPU", "note", found, "compile what is left out: TWOFOLD_LEVELS=all make quick-build")
     return Check("CPU", "ok", found)
 
 
