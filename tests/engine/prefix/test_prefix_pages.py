@@ -16,7 +16,7 @@ from twofold.engine.prefix import cache as prefix_cache
 from twofold.step.page_tree import CachedPage, PageTree
 from twofold.step.sequences import Sequence
 
-from tests.engine.prefix_play import PAGE, Play
+from tests.engine.prefix.play import PAGE, Play
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from twofold.engine.prefix import cache as prefix_cache
 from twofold.engine.prefix.store import PrefixStore
 
-from tests.engine.prefix_play import Play
+from tests.engine.prefix.play import Play
 
 
 @pytest.fixture(autouse=True)

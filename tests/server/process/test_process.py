@@ -21,7 +21,7 @@ from twofold.server.listening import bind
 
 from tests.e2e.waiting import wait_until
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 WAIT_S = 20
 
 
