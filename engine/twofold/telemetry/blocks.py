@@ -63,7 +63,8 @@ def block_rows(kind: str, run_id: int, events: Events) -> Iterator[Row]:
     if has_request and not bool((events["request"] == events["request"][0]).all()):
         order = np.argsort(events["request"], kind="stable")
         # As bytes, like `joined`.
-        events = np.ascontiguousarray(events).view(np.uint8).reshape(len(events), -1)[order].view(events.dtype).reshape(-1)
+        whole = np.ascontiguousarray(events).view(np.uint8).reshape(len(events), -1)
+        events = whole[order].view(events.dtype).reshape(-1)
         begins = np.flatnonzero(np.diff(events["request"], prepend=events["request"][0] - 1))
     counts = np.diff(begins, append=len(events))
     first = np.minimum.reduceat(events["step"], begins)
@@ -73,10 +74,10 @@ def block_rows(kind: str, run_id: int, events: Events) -> Iterator[Row]:
         keys.insert(0, events["request"][begins].tolist())
     blobs = [
         [
-            whole[begin : begin + size]
+            entries[begin : begin + size]
             for begin, size in zip((begins * entry).tolist(), (counts * entry).tolist(), strict=True)
         ]
-        for whole, entry in _blobs(kind, events, np.repeat(first, counts))
+        for entries, entry in _blobs(kind, events, np.repeat(first, counts))
     ]
     yield from zip([run_id] * len(begins), *keys, *blobs, strict=True)
 
