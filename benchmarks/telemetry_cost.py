@@ -1,13 +1,14 @@
 """CPU and wall time per answer token of a server by telemetry level, and the bytes it writes.
 
     python -m benchmarks.telemetry_cost [--users 1] [--tokens 300] [--rounds 8] [--accelerator emulated:rtx4090-pcie4] \
-        [--levels off,step,layer,expert] [--shape qwen3-30b-a3b --layers 6] [--checkout FOLDER]
+        [--levels off,step,layer,expert] [--shape qwen3-30b-a3b --layers 6 [--file FILE]] [--checkout FOLDER]
 
 Starts one server of the bundled model per level on 127.0.0.1. They answer the same requests in turn; the idle ones
 cost almost nothing. `cost` compares CPU time of the whole process (user and system), so that other load on the machine
 matters little; `wall_cost` compares times until the last answer's end and needs a quiet machine. Each round gives one
 ratio to "off", and the median of the rounds is printed. `--shape` takes layers of a large model with random weights
-instead of the bundled model: six layers of qwen3-30b-a3b are 2.4 GB, which each server holds. `--checkout` measures
+instead of the bundled model: six layers of qwen3-30b-a3b are 2.4 GB, which each server holds. `--file` keeps them for
+the next call. `--checkout` measures
 the servers of another checkout; one that has no levels is measured with "off" and "expert" alone.
 """
 
@@ -92,8 +93,9 @@ def model_of(args: argparse.Namespace, folder: Path) -> Path:
     """The bundled model, or a file of random layers."""
     if args.shape is None:
         return bundled_model_path()
-    path = folder / "layers.gguf"
-    write_model(path, FULL_SHAPES[args.shape].with_layers(args.layers), args.format)
+    path: Path = args.file or folder / "layers.gguf"
+    if not path.exists():
+        write_model(path, FULL_SHAPES[args.shape].with_layers(args.layers), args.format)
     return path
 
 
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(FULL_SHAPES), help="random layers of this model")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--format", default="q4_k", choices=list(GGUF_FORMATS), help="of the random layers")
+    parser.add_argument("--file", type=Path, help="where the random layers are, or will be")
     parser.add_argument("--checkout", type=Path, default=HERE)
     args = parser.parse_args()
     config = args.checkout / "engine/twofold/api/config.py"

@@ -155,14 +155,14 @@ def refreshes(frames: list[Frame]) -> list[tuple[float, int]]:
     return found
 
 
-def measure(tools: DevTools, url: str) -> str:
+def measure(tools: DevTools, url: str, seconds: float) -> str:
     begun_s = time.monotonic()
     open_page(tools, url)
     wait_until_ready(tools, url)
     ready_s = time.monotonic() - begun_s
     paint_ms = tools.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
     before = len(tools.seen.frames)
-    for _ in range(24):  # events arrive with the answers to commands
+    for _ in range(round(2 * seconds)):  # events arrive with the answers to commands
         time.sleep(0.5)
         tools.evaluate("1")
     found = refreshes(tools.seen.frames[before:])
@@ -182,6 +182,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=2_000_000, help="token × layer rows of the file")
     parser.add_argument("--pages", default=",".join(page.name for page in PAGES))
     parser.add_argument("--window", default="5m")
+    parser.add_argument("--seconds", type=float, default=12.0, help="each page is watched on each visit")
     parser.add_argument("--until", type=Path, help="begin to measure when this file exists")
     args = parser.parse_args()
     program = chromium()
@@ -208,7 +209,7 @@ def main() -> int:
             for name in args.pages.split(","):
                 path_of = "" if name == PAGES[0].name else name
                 for visit in ("first", "second"):
-                    result = measure(tools, f"{url}/{path_of}?window={args.window}")
+                    result = measure(tools, f"{url}/{path_of}?window={args.window}", args.seconds)
                     print(f"{name:10s} {visit:6s} load {os.getloadavg()[0]:4.1f}: {result}", flush=True)
         over.set()
         writer.join()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from twofold.api.types import ControlRecord
 from twofold.telemetry import queries
 from twofold.telemetry.queries.layer_rows import LayerRows, StepRows
 from twofold.telemetry.sink import CACHE_EVENT_DTYPE, CacheEventKind, Placement, UploadReason
@@ -210,7 +211,7 @@ def test_residency_over_many_blocks(tmp_path: Path) -> None:
     events["kind"] = rng.integers(0, len(CacheEventKind), 20_000)
     events["layer"], events["expert"] = rng.integers(0, 3, 20_000), rng.integers(0, 400, 20_000)
     sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
-    sink.begin_run(run_info(num_layers=3, num_experts=400))
+    sink.begin_run(run_info(num_layers=3, num_experts=400, num_slots=1200))
     sink.native_events("cache_event", events)
     sink.close()
     db = queries.open_database(f"sqlite:///{tmp_path / 't.db'}")
@@ -225,6 +226,30 @@ def test_residency_over_many_blocks(tmp_path: Path) -> None:
                 expected[event["layer"], event["expert"]] = event["kind"] == CacheEventKind.ADMIT
         found = queries.residency(db, queries.runs(db)[0], step, hits)
         assert (found == expected).all()
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_residency_reads_back_until_the_slots_are_filled(tmp_path: Path, *, grown: bool) -> None:
+    """Expert 3 was admitted before a thousand others: two slots cannot hold it any more, a hundred may."""
+    events = np.zeros(10_001, CACHE_EVENT_DTYPE)
+    events["step"], events["at_us"] = np.arange(10_001), np.arange(10_001)
+    events["kind"] = np.tile([CacheEventKind.ADMIT, CacheEventKind.EVICT], 5001)[:-1]
+    events["expert"] = 10 + np.arange(10_001) // 2 % 40
+    events["kind"][:3] = events["kind"][-2:] = CacheEventKind.ADMIT
+    events["expert"][:3], events["expert"][-2:] = (3, 4, 5), (7, 8)
+    sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
+    sink.begin_run(run_info(num_layers=1, num_experts=50, num_slots=2))
+    if grown:
+        sink.control(ControlRecord(0.0, "resize", 100, 1))
+    sink.native_events("cache_event", events)
+    sink.close()
+    db = queries.open_database(f"sqlite:///{tmp_path / 't.db'}")
+    run, hits = queries.runs(db)[0], np.ones((1, 50), np.int64)
+    kept = queries.Residents(db, run).after(10_000, hits)
+    assert kept is not None
+    for there in (kept, queries.residency(db, run, 10_000, hits)):
+        assert there[0, 7] == there[0, 8] == 1
+        assert there[0, 3] == grown
 
 
 def test_every_hit_of_a_run_was_resident_before(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -78,24 +78,31 @@ class LoadSamples:
     """Errors of the failed samples."""
 
 
+_NUMBERS: Final = {
+    **dict.fromkeys(("finished_s", "e2e_ms", "ttft_ms", "tpot_ms", "itl_p95_ms"), np.float64),
+    **dict.fromkeys(("user", "num_users", "completion_tokens"), np.int64),
+    **dict.fromkeys(("ok", "gave_up"), np.bool_),
+}
+_TEXTS: Final = ("stage", "name", "error")
+
+
 def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
-    table = schema.load_sample
-    rows = db.rows(select(table).where(table.c.loadtest_id == loadtest_id).order_by(table.c.finished_s))
-
-    def column(name: str, dtype: type) -> npt.NDArray[Any]:
-        return np.array([getattr(row, name) for row in rows], dtype)  # None becomes NaN
-
+    table = schema.load_sample.c
+    query = select(*(table[name] for name in (*_NUMBERS, *_TEXTS))).where(table.loadtest_id == loadtest_id)
+    # By column: a row's attribute takes a microsecond, and a long test has 10,000 rows of 13.
+    columns = list(zip(*db.rows(query.order_by(table.finished_s)), strict=True)) or [()] * (
+        len(_NUMBERS) + len(_TEXTS)
+    )
+    # None becomes NaN.
+    numbers = {
+        name: np.array(column, _NUMBERS[name]) for name, column in zip(_NUMBERS, columns, strict=False)
+    }
+    stage, name, error = columns[len(_NUMBERS) :]
     return LoadSamples(
-        **{
-            name: column(name, np.float64)
-            for name in ("finished_s", "e2e_ms", "ttft_ms", "tpot_ms", "itl_p95_ms")
-        },
-        **{name: column(name, np.int64) for name in ("user", "num_users", "completion_tokens")},
-        ok=column("ok", np.bool_),
-        gave_up=column("gave_up", np.bool_),
-        stage=[row.stage or "" for row in rows],
-        name=[row.name or "" for row in rows],
-        errors=[row.error or "unknown" for row in rows if not row.ok],
+        **numbers,
+        stage=[each or "" for each in stage],
+        name=[each or "" for each in name],
+        errors=[each or "unknown" for each, ok in zip(error, numbers["ok"], strict=True) if not ok],
     )
 
 

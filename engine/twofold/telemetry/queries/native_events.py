@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Integer, literal_column, select, text
+from sqlalchemy import Integer, literal_column, or_, select, text
 
 from twofold.telemetry import schema
 from twofold.telemetry.blocks import blob_dtypes, events_of
@@ -16,34 +16,54 @@ from twofold.telemetry.queries.runs import Database, Run
 _BLOCKS_AT_ONCE: Final = 64
 
 
-def blocks(db: Database, run: Run, kind: str, names: Sequence[str]) -> Iterator[npt.NDArray[Any]]:
-    """The named scalar fields of all events of a run, a block at a time, in the order in which they were recorded.
+def blocks(
+    db: Database,
+    run: Run,
+    kind: str,
+    names: Sequence[str],
+    *,
+    first_step: int = 0,
+    newest_until: int | None = None,
+) -> Iterator[npt.NDArray[Any]]:
+    """The named scalar fields of a run's events, a block at a time: memory holds few blocks, and other fields are not
+    unpacked.
 
-    For queries over a whole run: memory holds few blocks, and other fields are not unpacked.
+    Blocks that reach `first_step` or a later step, in the order in which they were recorded. With `newest_until`: those
+    that begin by that step, the newest one first, so that a reader can stop early.
     """
-    table, last = schema.BLOCKS[kind], -1
-    dtypes = blob_dtypes(kind)
+    table = schema.BLOCKS[kind]
     rowid = literal_column("rowid", Integer).label("place")
-    query = select(rowid, table.c.first_step, *(table.c[name] for name in names))
+    query = select(rowid, table.c.first_step, *(table.c[name] for name in names if name != "first_step"))
+    query = query.where(table.c.run_id == run.run_id).limit(_BLOCKS_AT_ONCE)
+    last, until = -1, newest_until
     while True:
-        page = query.where(table.c.run_id == run.run_id, rowid > last).order_by(rowid).limit(_BLOCKS_AT_ONCE)
+        if until is None:
+            page = query.where(table.c.last_step >= first_step, rowid > last).order_by(rowid)
+        else:
+            page = query.where(table.c.first_step <= until)
+            if last >= 0:
+                page = page.where(or_(table.c.first_step < until, rowid < last))
+            page = page.order_by(table.c.first_step.desc(), rowid.desc())
         rows = db.rows(page)
         for row in rows:
-            fields = {
-                name: np.frombuffer(getattr(row, name), dtypes[name].newbyteorder("<")) for name in names
-            }
-            found = np.empty(
-                len(fields[names[0]]),
-                [(name, np.int64 if name == "step" else dtypes[name]) for name in names],
-            )
-            for name, values in fields.items():
-                found[name] = values
-            if "step" in fields:
-                found["step"] += row.first_step
-            yield found
+            yield _fields(kind, names, row)
         if len(rows) < _BLOCKS_AT_ONCE:
             return
-        last = rows[-1].place
+        last, until = rows[-1].place, None if until is None else rows[-1].first_step
+
+
+def _fields(kind: str, names: Sequence[str], row: Any) -> npt.NDArray[Any]:
+    """One block's named fields as a structured array."""
+    dtypes = blob_dtypes(kind)
+    fields = {name: np.frombuffer(getattr(row, name), dtypes[name].newbyteorder("<")) for name in names}
+    found = np.empty(
+        len(fields[names[0]]), [(name, np.int64 if name == "step" else dtypes[name]) for name in names]
+    )
+    for name, values in fields.items():
+        found[name] = values
+    if "step" in fields:
+        found["step"] += row.first_step
+    return found
 
 
 def events(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from sqlalchemy import func, select
 
+from twofold.telemetry import schema
 from twofold.telemetry.queries.copies import CopyRows
 from twofold.telemetry.queries.layer_rows import LayerRows
 from twofold.telemetry.queries.native_events import blocks
@@ -19,6 +21,9 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 
+_FIELDS: Final = ("step", "layer", "expert", "kind", "at_us")
+
+
 def residency(db: Database, run: Run, step: int, hits: I64) -> U8:
     """Experts that are in a slot, or being copied into one, after `step`: 1 or 0, [layers, experts].
 
@@ -26,15 +31,45 @@ def residency(db: Database, run: Run, step: int, hits: I64) -> U8:
     if the next one evicts it. Where it has none at all, it was there from the start if it was ever hit (`hits`, uses of
     the whole run as [layers, experts]).
     """
-    before, after = _Nearest(hits.shape), _Nearest(hits.shape)
-    for block in blocks(db, run, "cache_event", ("step", "layer", "expert", "kind", "at_us")):
-        chosen = np.isin(block["kind"], (CacheEventKind.ADMIT, CacheEventKind.EVICT))
-        chosen &= (block["layer"] < hits.shape[0]) & (block["expert"] < hits.shape[1])
-        past = block["step"] <= step
-        before.add(block[chosen & past], sign=1)
-        after.add(block[chosen & ~past][::-1], sign=-1)
-    there = np.where(after.kind >= 0, after.kind == CacheEventKind.EVICT, hits > 0)
-    return np.where(before.kind >= 0, before.kind == CacheEventKind.ADMIT, there).astype(np.uint8)
+    before, filled = latest_decisions(db, run, step, hits.shape)
+    there = np.zeros(hits.shape, bool)
+    if not filled:
+        after = _Nearest(hits.shape)
+        for block in blocks(db, run, "cache_event", _FIELDS, first_step=step + 1):
+            after.add(_decisions(block, hits.shape, block["step"] > step)[::-1], sign=-1)
+        there = np.where(after.kind >= 0, after.kind == CacheEventKind.EVICT, hits > 0)
+    return np.where(before >= 0, before == CacheEventKind.ADMIT, there).astype(np.uint8)
+
+
+def latest_decisions(
+    db: Database, run: Run, step: int, shape: tuple[int, ...]
+) -> tuple[npt.NDArray[np.int8], bool]:
+    """The kind of each expert's latest admission or eviction up to `step`, -1 where none was read, [layers, experts];
+    and whether the experts admitted fill all slots, so that no other expert can be in one.
+
+    Reads from `step` backwards until the slots are filled: a few seconds of a busy cache, whatever the run's length.
+    """
+    num_slots = _most_slots(db, run)
+    nearest = _Nearest(shape)
+    for block in blocks(db, run, "cache_event", _FIELDS, newest_until=step):
+        nearest.add(_decisions(block, shape, block["step"] <= step), sign=1)
+        if 0 < num_slots <= int((nearest.kind == CacheEventKind.ADMIT).sum()):
+            return nearest.kind, True
+    return nearest.kind, False
+
+
+def _most_slots(db: Database, run: Run) -> int:
+    """The most slots that the run has had; 0 if it is unknown."""
+    table = schema.control.c
+    ((most,),) = db.rows(select(func.max(table.num_slots)).where(table.run_id == run.run_id))
+    return max(run.num_slots, int(most or 0))
+
+
+def _decisions(
+    block: npt.NDArray[Any], shape: tuple[int, ...], wanted: npt.NDArray[np.bool_]
+) -> npt.NDArray[Any]:
+    chosen = np.isin(block["kind"], (CacheEventKind.ADMIT, CacheEventKind.EVICT)) & wanted
+    return block[chosen & (block["layer"] < shape[0]) & (block["expert"] < shape[1])]
 
 
 class _Nearest:

@@ -1,6 +1,6 @@
 """Experts in GPU slots at the end of what was recorded, kept by the reader: a refresh reads only new decisions.
 
-`residency` answers the same for any step and reads all decisions of the run.
+`residency` answers the same for any step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sqlalchemy import select, text
 
 from twofold.telemetry import schema
 from twofold.telemetry.blocks import blob_dtypes
+from twofold.telemetry.queries.residency import latest_decisions
 from twofold.telemetry.queries.runs import Database, Run
 from twofold.telemetry.sink import CacheEventKind
 
@@ -49,6 +50,8 @@ class Residents:
     def _read(self, step: int) -> npt.NDArray[np.int8]:
         """Keep the blocks that end by `step`; those that go on are read again next time."""
         table = schema.BLOCKS["cache_event"].c
+        if self._last_rowid < 0:
+            self._begin(step)
         query = select(text("rowid"), table.first_step, table.last_step, *(table[name] for name in _FIELDS))
         query = query.where(table.run_id == self._run.run_id, table.first_step <= step)
         beyond = None
@@ -66,6 +69,17 @@ class Residents:
                 _apply(self._kind if beyond is None else beyond, _decisions(row), step)
             if len(rows) < _BLOCKS_AT_ONCE:
                 return self._kind.copy() if beyond is None else beyond
+
+    def _begin(self, step: int) -> None:
+        """Read the decisions up to the last block that ends by `step`, backwards until all slots are filled."""
+        table = schema.BLOCKS["cache_event"].c
+        ended = select(text("rowid"), table.last_step).where(
+            table.run_id == self._run.run_id, table.last_step <= step
+        )
+        for row in self._db.rows(ended.order_by(table.first_step.desc(), text("rowid DESC")).limit(1)):
+            self._last_rowid, self._until_step = int(row[0]), int(row.last_step)
+            kind, filled = latest_decisions(self._db, self._run, self._until_step, self._kind.shape)
+            self._kind = np.where(filled & (kind == _UNDECIDED), np.int8(CacheEventKind.EVICT), kind)
 
 
 def _decisions(row: Any) -> dict[str, npt.NDArray[Any]]:
