@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +94,7 @@ def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
         len(_NUMBERS) + len(_TEXTS)
     )
     # None becomes NaN.
-    numbers = {
+    numbers: dict[str, Any] = {
         name: np.array(column, _NUMBERS[name]) for name, column in zip(_NUMBERS, columns, strict=False)
     }
     stage, name, error = columns[len(_NUMBERS) :]

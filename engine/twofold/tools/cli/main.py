@@ -169,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser(command).parse_args(arguments)
         args.rest = rest
+        args.given_arguments = tuple(arguments)
         level = logging.DEBUG if debug else logging.WARNING
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
         for note in getattr(args, "alias_notes", ()):

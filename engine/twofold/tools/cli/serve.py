@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if from_namespace(FleetConfig, args).ray:
         from twofold.tools.cli.serve_fleet import run_fleet
 
-        return run_fleet(sys.argv[2:], args)
+        return run_fleet(args)
     from twofold.text.chat.marks import check_parsers
 
     # All checks that read no weights run first, before the server listens.

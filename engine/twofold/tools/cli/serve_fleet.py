@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
+from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import flag_name, from_namespace
 from twofold.api.types import SamplingParams
 from twofold.tools.cli.model_options import engine_config, fitted, load_engine, open_telemetry
@@ -45,7 +46,7 @@ class LoadedReplica:
 
 @dataclass(frozen=True)
 class ReplicaLoader:
-    """Loads a replica as `twofold serve ARGUMENTS` would. Pickled to the replica's process."""
+    """Loads a replica as `twofold ARGUMENTS` would, which begin with `serve`. Pickled to the replica's process."""
 
     arguments: tuple[str, ...]
 
@@ -62,12 +63,10 @@ class ReplicaLoader:
 
 
 def serve_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """The parsed arguments of `twofold serve`."""
-    from twofold.tools.cli.serve import add_arguments
+    """The parsed arguments of a command line that begins with `serve`."""
+    from twofold.tools.cli.main import build_parser
 
-    parser = argparse.ArgumentParser("twofold serve", allow_abbrev=False)
-    add_arguments(parser)
-    return parser.parse_args(list(arguments))
+    return build_parser("serve").parse_args(list(arguments))
 
 
 def build(settings: Mapping[str, Any]) -> Application:
@@ -76,11 +75,11 @@ def build(settings: Mapping[str, Any]) -> Application:
     Raises:
         ConfigError: a value is out of range.
     """
-    return _application(tuple(_as_arguments(settings)))
+    return _application(("serve", *_as_arguments(settings)))
 
 
-def run_fleet(arguments: Sequence[str], args: argparse.Namespace) -> int:
-    """Serve until a signal; then running answers finish."""
+def run_fleet(args: argparse.Namespace) -> int:
+    """Serve until a signal; then running answers finish. `args.given_arguments` goes to every replica."""
     try:
         import ray
         from ray import serve
@@ -89,6 +88,10 @@ def run_fleet(arguments: Sequence[str], args: argparse.Namespace) -> int:
             f"--ray was given, but Ray Serve cannot be imported ({error}); install it: pip install 'twofold[ray]'"
         ) from None
     server, fleet = from_namespace(ServerConfig, args), from_namespace(FleetConfig, args)
+    if from_namespace(ModelsConfig, args).is_used:
+        raise ConfigError(
+            "--ray was given with several models; a fleet serves one, so start one for each model"
+        )
     engine_config(args)  # an error in a model or a setting is one line here, not a traceback of each replica
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,7 +99,7 @@ def run_fleet(arguments: Sequence[str], args: argparse.Namespace) -> int:
     ray.init(address=fleet.ray_address or "local", include_dashboard=False, log_to_driver=False)
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
-        serve.run(_application(tuple(arguments)), name="twofold", route_prefix="/")
+        serve.run(_application(args.given_arguments), name="twofold", route_prefix="/")
         url = f"http://{server.host}:{server.port}/v1"
         print(
             f"Twofold is ready\n  replicas     {fleet.num_replicas} on Ray Serve\n  API          {url}",
