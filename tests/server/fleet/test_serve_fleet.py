@@ -1,0 +1,54 @@
+"""`twofold serve --ray`: settings of a serve.yaml as arguments, and refusals in one line."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from twofold.api.fleet_config import FleetConfig
+from twofold.api.settings import from_namespace
+from twofold.tools.cli.main import main
+from twofold.tools.cli.serve_fleet import _as_arguments, serve_arguments
+
+
+def test_settings_of_a_file_are_the_flags_of_serve() -> None:
+    settings = {
+        "model": "m",
+        "num_replicas": 3,
+        "auto_fit": False,
+        "slots_show_prompts": True,
+        "api_key": ["a", "b"],
+    }
+    arguments = ("serve", *_as_arguments(settings))
+    assert arguments == (
+        *("serve", "m", "--num-replicas", "3", "--no-auto-fit", "--slots-show-prompts"),
+        *("--api-key", "a", "--api-key", "b"),
+    )
+    args = serve_arguments(arguments)
+    assert from_namespace(FleetConfig, args).num_replicas == 3
+    assert tuple(args.api_key) == ("a", "b")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["serve", *arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_ray_is_named_where_it_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'twofold[ray]'" in refusal(capsys, "--ray")
+
+
+def test_several_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="needs twofold[ray]")
+    assert "a fleet serves one" in refusal(capsys, "--ray", "a", "b")
+
+
+def test_fewer_replicas_at_most_than_at_least_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--max-replicas 1 is less than --num-replicas 2" in refusal(
+        capsys, "--ray", "--num-replicas", "2", "--max-replicas", "1"
+    )
