@@ -6,7 +6,7 @@ used experts of a layer are in its device's slots, all others on the CPU, and no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from twofold.experts.profiles import MachineProfile
 from twofold.tools.lab.shapes import ModelShape
 from twofold.tools.lab.trace import Trace, make_trace
 
-_STATIC: Final = {"policy": "static", "fetch_rule": "none", "background_uploads": False}
+_STATIC: Final[Mapping[str, Any]] = {"policy": "static", "fetch_rule": "none", "background_uploads": False}
 
 
 @dataclass(frozen=True)

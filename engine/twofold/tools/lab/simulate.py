@@ -121,25 +121,17 @@ def simulate_rows(
                 "batch": batch,
             }
             if profile.further:
-                num_experts = trace.num_layers * trace.num_experts
-                for name, num_slots, result in systems_of_devices(
-                    played,
-                    shape,
-                    profile,
-                    num_slots=round(share * num_experts),
-                    split=device_split(tensor_split, profile),
+                split = device_split(tensor_split, profile)
+                yield from _device_rows(
+                    facts,
+                    share,
+                    trace=played,
+                    shape=shape,
+                    profile=profile,
+                    split=split,
                     steps=steps,
-                    prior_usage=prior,
-                ):
-                    policy = "static" if name.startswith("static") else "payback"
-                    figures = _figures(result, shape)
-                    yield {
-                        **facts,
-                        "slots": num_slots / num_experts,
-                        "system": name,
-                        "policy": policy,
-                        **figures,
-                    }
+                    prior=prior,
+                )
                 continue
             for system in systems:
                 result = simulate_system(
@@ -155,6 +147,32 @@ def simulate_rows(
                 )
                 named = {"slots": share, "system": system.name, "policy": system.options["policy"]}
                 yield {**facts, **named, **_figures(result, shape)}
+
+
+def _device_rows(
+    facts: Row,
+    share: float,
+    *,
+    trace: Trace,
+    shape: ModelShape,
+    profile: MachineProfile,
+    split: Sequence[float],
+    steps: Steps,
+    prior: Sequence[float],
+) -> Iterator[Row]:
+    num_experts = trace.num_layers * trace.num_experts
+    for name, num_slots, result in systems_of_devices(
+        trace,
+        shape,
+        profile,
+        num_slots=round(share * num_experts),
+        split=split,
+        steps=steps,
+        prior_usage=prior,
+    ):
+        policy = "static" if name.startswith("static") else "payback"
+        named = {"slots": num_slots / num_experts, "system": name, "policy": policy}
+        yield {**facts, **named, **_figures(result, shape)}
 
 
 def _figures(result: Any, shape: ModelShape) -> Row:
