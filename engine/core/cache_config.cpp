@@ -76,15 +76,19 @@ double default_upload_price(const CostModel& cost) {
   return kCpuBusyShare * cost.profile().contention * cost.upload_us() / cost.miss_us();
 }
 
-std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config) {
+std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config,
+                                        int device) {
   CacheConfig cache;
   cache.num_layers = config.num_layers;
   cache.num_experts = config.num_experts;
   cache.top_k = config.top_k;
-  cache.slots_per_layer = spread_slots(config.num_slots, config.num_layers, config.num_experts, config.pins);
   cache.pins = config.pins;
+  if (device > 0) std::replace(cache.pins.begin(), cache.pins.end(), LayerPin::kResident, LayerPin::kNever);
+  cache.slots_per_layer =
+      spread_slots(config.slots_of(device), config.num_layers, config.num_experts, cache.pins);
   cache.policy = config.policy;
-  cache.upload_price = config.upload_price < 0 ? default_upload_price(cost) : config.upload_price;
+  cache.upload_price =
+      config.upload_price < 0 ? default_upload_price(cost.device(device)) : config.upload_price;
   cache.shared_pool = config.shared_pool;
   cache.prior_usage = config.prior_usage;
   return ExpertCache::make(std::move(cache));

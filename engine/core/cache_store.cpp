@@ -47,7 +47,7 @@ std::vector<double> read_doubles(std::ifstream& file, size_t count, const std::s
 
 }  // namespace
 
-void ExpertCache::save(const std::string& path) const {
+void ExpertCache::save(const std::string& path, std::span<const uint8_t> held) const {
   const std::vector<double> state = policy_->state();
   Header header;
   header.magic = kMagic;
@@ -58,7 +58,7 @@ void ExpertCache::save(const std::string& path) const {
   header.num_state = state.size();
   std::vector<double> resident(state_.size());
   for (size_t cell = 0; cell < state_.size(); ++cell)
-    resident[cell] = state_[cell] == ExpertState::kAbsent ? 0 : 1;
+    resident[cell] = (held.empty() ? state_[cell] != ExpertState::kAbsent : held[cell] != 0) ? 1 : 0;
 
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file.write(reinterpret_cast<const char*>(&header), sizeof(header));

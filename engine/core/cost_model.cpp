@@ -40,6 +40,9 @@ void MachineProfile::validate() const {
     reject("machine profile '" + name + "': " + field.name, value,
            field.positive ? "a finite number > 0" : "a finite number >= 0");
   }
+  if (!(std::isfinite(exchange_us) && exchange_us >= 0)) {
+    reject("machine profile '" + name + "': exchange_us", exchange_us, "a finite number >= 0");
+  }
 }
 
 MachineProfile MachineProfile::from_fields(const std::string& name,
@@ -71,6 +74,20 @@ std::map<std::string, double> MachineProfile::fields() const {
   return out;
 }
 
+MachineProfile MachineProfile::with_devices(std::span<const MachineProfile> others) const {
+  MachineProfile machine = *this;
+  for (const MachineProfile& other : others) {
+    MachineProfile device = other;
+    device.further.clear();
+    device.cpu_bandwidth_gbps = cpu_bandwidth_gbps;
+    device.cpu_gflops = cpu_gflops;
+    device.cpu_expert_overhead_us = cpu_expert_overhead_us;
+    device.exchange_us = handshake_us + other.handshake_us;
+    machine.further.push_back(std::move(device));
+  }
+  return machine;
+}
+
 CostModel::CostModel(MachineProfile profile, double expert_bytes, double flops_per_token,
                      std::vector<CurvePoint> cpu_curve)
     : profile_(std::move(profile)),
@@ -93,6 +110,12 @@ CostModel::CostModel(MachineProfile profile, double expert_bytes, double flops_p
     }
   }
   transfer_us_ = expert_bytes_ / (profile_.link_bandwidth_gbps * 1e3);
+  if (profile_.further.size() >= kMostDevices) {
+    reject("cost model: devices", std::to_string(profile_.further.size() + 1),
+           "at most " + std::to_string(kMostDevices));
+  }
+  for (const MachineProfile& device : profile_.further)
+    further_.emplace_back(device, expert_bytes_, flops_per_token_, curve_);
 }
 
 double CostModel::cpu_expert_us(int tokens) const {
@@ -130,26 +153,68 @@ double CostModel::gpu_us(std::span<const int> loads) const {
   return work;
 }
 
+namespace {
+
+// Accelerator times of some experts, without allocating where they are few.
+class GpuTimes {
+ public:
+  GpuTimes(const CostModel& cost, std::span<const int> loads) : used_(small_.data(), loads.size()) {
+    if (loads.size() > small_.size()) {
+      large_.resize(loads.size());
+      used_ = large_;
+    }
+    for (size_t i = 0; i < loads.size(); ++i) used_[i] = cost.gpu_expert_us(loads[i]);
+  }
+  GpuTimes(const GpuTimes&) = delete;
+  GpuTimes& operator=(const GpuTimes&) = delete;
+  std::span<const double> each() const { return used_; }
+
+ private:
+  std::array<double, 64> small_;  // NOLINT: written before it is read
+  std::vector<double> large_;
+  std::span<double> used_;
+};
+
+}  // namespace
+
 LayerTimes CostModel::layer(const LayerWork& work, std::span<double> landed_us) const {
   double hit_us = 0;
   for (int n : work.hits) hit_us += gpu_expert_us(n);
   double cpu_work_us = 0;
   for (int n : work.cpu) cpu_work_us += cpu_expert_us(n);
-  double small[64];
-  std::vector<double> large;
-  std::span<double> fetched_us;
-  if (work.fetched.size() <= std::size(small)) {
-    fetched_us = std::span<double>(small, work.fetched.size());
-  } else {
-    large.resize(work.fetched.size());
-    fetched_us = large;
-  }
-  for (size_t i = 0; i < work.fetched.size(); ++i) fetched_us[i] = gpu_expert_us(work.fetched[i]);
-  LayerTimes times = layer_from_sums(static_cast<int>(work.hits.size()), hit_us, fetched_us,
+  const GpuTimes fetched(*this, work.fetched);
+  LayerTimes times = layer_from_sums(static_cast<int>(work.hits.size()), hit_us, fetched.each(),
                                      static_cast<int>(work.cpu.size()), cpu_work_us, work.backlog_us,
                                      work.queued_us, work.one_transfer, landed_us);
+  if (!work.further.empty()) add_devices(work, cpu_work_us, times);
   if (work.cpu_backlog_us > 0 || !work.deferred.empty()) add_deferred(work, times);
   return times;
+}
+
+void CostModel::add_devices(const LayerWork& work, double cpu_work_us, LayerTimes& times) const {
+  if (work.further.size() != further_.size()) {
+    throw std::invalid_argument("cost model: work of " + std::to_string(1 + work.further.size()) +
+                                " devices given, the machine's " + std::to_string(num_devices()) +
+                                " expected");
+  }
+  const double landed = work.fetched.empty() ? work.backlog_us : times.link_us;
+  std::array<double, kMostDevices> copying{std::max(work.queued_us, work.backlog_us) +
+                                           (landed - work.backlog_us)};
+  for (size_t d = 0; d < further_.size(); ++d) {
+    const DeviceWork& device = work.further[d];
+    double hit_us = 0;
+    for (int n : device.hits) hit_us += further_[d].gpu_expert_us(n);
+    const GpuTimes fetched(further_[d], device.fetched);
+    const DeviceTimes done =
+        further_[d].device_from_sums(static_cast<int>(device.hits.size()), hit_us, fetched.each(),
+                                     device.backlog_us, device.queued_us, device.one_transfer);
+    copying[d + 1] = done.copying_us;
+    times.gpu_us = std::max(times.gpu_us, done.gpu_us);
+    if (!device.fetched.empty()) times.link_us = std::max(times.link_us, done.landed_us);
+  }
+  times.cpu_us = cpu_from_sums(static_cast<int>(work.cpu.size()), cpu_work_us,
+                               std::span(copying).first(further_.size() + 1), times.dma_busy);
+  times.layer_us = std::max(times.gpu_us, times.cpu_us) + profile_.join_us;
 }
 
 void CostModel::add_deferred(const LayerWork& work, LayerTimes& times) const {
@@ -167,29 +232,64 @@ void CostModel::add_deferred(const LayerWork& work, LayerTimes& times) const {
                      deferred_us * (1 + profile_.contention * busy);
 }
 
+DeviceTimes CostModel::device_from_sums(int num_hits, double hit_us, std::span<const double> fetched_us,
+                                        double backlog_us, double queued_us, bool one_transfer,
+                                        std::span<double> landed_us) const {
+  // Hits first, during uploads; each fetched expert when both it and the device are ready.
+  DeviceTimes times;
+  if (num_hits > 0 || !fetched_us.empty()) {
+    times.gpu_us = profile_.exchange_us + profile_.gpu_launch_us + hit_us;
+  }
+  times.landed_us = backlog_us;
+  for (size_t i = 0; i < fetched_us.size(); ++i) {
+    times.landed_us += (one_transfer && i > 0) ? transfer_us_ : upload_us();
+    times.gpu_us = std::max(times.gpu_us, times.landed_us) + fetched_us[i];
+    if (!landed_us.empty()) landed_us[i] = times.landed_us;
+  }
+  times.copying_us = std::max(queued_us, backlog_us) + (times.landed_us - backlog_us);
+  return times;
+}
+
+double CostModel::cpu_from_sums(int num_cpu, double cpu_work_us, std::span<const double> copying_us,
+                                double& dma_busy) const {
+  dma_busy = 0;
+  if (num_cpu == 0) return 0;
+  if (copying_us.size() == 1) {  // the sum below for one link, bit for bit
+    const double slowed = cpu_work_us * (1 + profile_.contention);
+    dma_busy = slowed > 0 ? std::min(1.0, copying_us[0] / slowed) : 0.0;
+    return profile_.handshake_us + cpu_work_us * (1 + profile_.contention * dma_busy);
+  }
+  // With C work left and L of copying, progress during L is L / (1 + the sum of the copying links' chi). The links
+  // end in the order of their copying.
+  std::array<size_t, kMostDevices> order;  // NOLINT: written before it is read
+  double chi = 0;
+  for (size_t d = 0; d < copying_us.size(); ++d) {
+    chi += contention(d);
+    size_t at = d;
+    for (; at > 0 && copying_us[order[at - 1]] > copying_us[d]; --at) order[at] = order[at - 1];
+    order[at] = d;
+  }
+  double slowed_by = 0, copied_us = 0;
+  for (size_t i = 0; i < copying_us.size(); ++i) {
+    const size_t d = order[i];
+    const double slowed = cpu_work_us * (1 + chi);
+    dma_busy = slowed > 0 ? std::min(1.0, dma_busy + (copying_us[d] - copied_us) / slowed) : 0.0;
+    slowed_by += contention(d) * dma_busy;
+    chi -= contention(d);
+    copied_us = copying_us[d];
+  }
+  return profile_.handshake_us + cpu_work_us * (1 + slowed_by);
+}
+
 LayerTimes CostModel::layer_from_sums(int num_hits, double hit_us, std::span<const double> fetched_us,
                                       int num_cpu, double cpu_work_us, double backlog_us, double queued_us,
                                       bool one_transfer, std::span<double> landed_us) const {
+  const DeviceTimes device =
+      device_from_sums(num_hits, hit_us, fetched_us, backlog_us, queued_us, one_transfer, landed_us);
   LayerTimes times;
-  // Accelerator: hits first, during uploads; each fetched expert when both it and the accelerator are ready.
-  double gpu = 0;
-  if (num_hits > 0 || !fetched_us.empty()) gpu = profile_.gpu_launch_us + hit_us;
-  double landed = backlog_us;
-  for (size_t i = 0; i < fetched_us.size(); ++i) {
-    landed += (one_transfer && i > 0) ? transfer_us_ : upload_us();
-    gpu = std::max(gpu, landed) + fetched_us[i];
-    if (!landed_us.empty()) landed_us[i] = landed;
-  }
-  times.gpu_us = gpu;
-  if (!fetched_us.empty()) times.link_us = landed;
-  // CPU: slower by chi while the link copies. With C work left and L of copying, progress during L is L / (1 +
-  // chi).
-  if (num_cpu > 0) {
-    const double copying = std::max(queued_us, backlog_us) + (landed - backlog_us);
-    const double slowed = cpu_work_us * (1 + profile_.contention);
-    times.dma_busy = slowed > 0 ? std::min(1.0, copying / slowed) : 0.0;
-    times.cpu_us = profile_.handshake_us + cpu_work_us * (1 + profile_.contention * times.dma_busy);
-  }
+  times.gpu_us = device.gpu_us;
+  if (!fetched_us.empty()) times.link_us = device.landed_us;
+  times.cpu_us = cpu_from_sums(num_cpu, cpu_work_us, {&device.copying_us, 1}, times.dma_busy);
   times.layer_us = std::max(times.gpu_us, times.cpu_us) + profile_.join_us;
   return times;
 }

@@ -10,8 +10,9 @@ void LayerScheduler::plan(int layer, std::span<const int32_t> ids, std::span<con
                           int num_tokens) {
   const auto active = cache_->active(layer);
   const auto loads = cache_->loads(layer);
-  fetch_.clear();
-  one_transfer_ = false;
+  std::vector<int>& fetch = devices_.front().fetch;
+  fetch.clear();
+  devices_.front().one_transfer = false;
   const bool never = cache_->config().pin(layer) == LayerPin::kNever;  // not through a staging slot either
   std::vector<ExpertLoad> plannable;
   std::vector<int> misses;  // indices into decision_.experts that may be fetched
@@ -42,7 +43,7 @@ void LayerScheduler::plan(int layer, std::span<const int32_t> ids, std::span<con
                     ? split_deferring(layer, ids, weights, misses)
                     : decode_planner_.split(hits, static_cast<int>(misses.size()), link_.backlog_us());
     count = std::min(count, room);
-    fetch_.assign(misses.begin(), misses.begin() + count);
+    fetch.assign(misses.begin(), misses.begin() + count);
     return;
   }
   plan_many(layer, plannable, room);
@@ -119,15 +120,16 @@ void LayerScheduler::plan_many(int layer, std::span<const ExpertLoad> plannable,
       e.landed = ahead.landed;
     }
   }
-  one_transfer_ = plan.streamed;
-  for (int expert : plan.fetch) fetch_.push_back(int(index_of(expert)));
+  devices_.front().one_transfer = plan.streamed;
+  for (int expert : plan.fetch) devices_.front().fetch.push_back(int(index_of(expert)));
 }
 
 void LayerScheduler::plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room) {
   const auto active = cache_->active(layer);
+  std::vector<int>& fetch = devices_.front().fetch;
   for (int expert : peer_fetches(config_.fetch_rule, cost_, plannable, link_.backlog_us())) {
-    if (static_cast<int>(fetch_.size()) >= room) return;
-    fetch_.push_back(
+    if (static_cast<int>(fetch.size()) >= room) return;
+    fetch.push_back(
         static_cast<int>(std::lower_bound(active.begin(), active.end(), expert) - active.begin()));
   }
 }
@@ -156,40 +158,50 @@ void LayerScheduler::defer(int layer, std::span<const int32_t> ids, std::span<co
 }
 
 // Whether that staging slot holds, or will hold, an expert of this layer.
-bool LayerScheduler::stages(int staging_slot) const {
-  const int slot = num_slots() + staging_slot;
+bool LayerScheduler::stages(int device, int staging_slot) const {
+  const int slot = num_slots(device) + staging_slot;
   return std::any_of(decision_.experts.begin(), decision_.experts.end(),
-                     [slot](const ExpertDecision& e) { return e.slot == slot; });
+                     [&](const ExpertDecision& e) { return e.slot == slot && e.device == device; });
 }
 
 void LayerScheduler::place_fetched(int layer) {
-  int staged = -1;
-  for (int i : fetch_) {
-    ExpertDecision& e = decision_.experts[size_t(i)];
-    Move move;
-    move.layer = layer;
-    move.expert = e.expert;
-    const auto possible = cache_->can_admit(layer, e.expert, true);
-    auto admission = dynamic_update_.admit(layer, e.expert, *cache_);
-    if (!admission && !config_.fixed_placement && possible &&
-        (config_.always_cache_fetched || possible->evicted < 0 || possible->value > possible->victim_value)) {
-      admission = cache_->admit(layer, e.expert, true);
+  for (int d = 0; d < num_devices(); ++d) {
+    ExpertCache& cache = this->cache(d);
+    int staged = -1;
+    for (int i : devices_[size_t(d)].fetch) {
+      ExpertDecision& e = decision_.experts[size_t(i)];
+      Move move;
+      move.layer = layer;
+      move.expert = e.expert;
+      move.device = d;
+      const auto possible = cache.can_admit(layer, e.expert, true);
+      auto admission = dynamic_update_.admit(layer, e.expert, cache);
+      if (!admission && keeps_fetched(layer, e.expert, d, possible))
+        admission = cache.admit(layer, e.expert, true);
+      if (admission) {
+        move.take(*admission);
+      } else {
+        do {
+          ++staged;
+        } while (stages(d, staged));
+        move.slot = num_slots(d) + staged;
+        move.staged = true;
+        move.value = possible ? possible->value : 0;
+        move.victim_value = possible ? possible->victim_value : 0;
+      }
+      e.where = Placement::kFetched;
+      e.slot = move.slot;
+      e.device = d;
+      decision_.moves.push_back(move);
     }
-    if (admission) {
-      move.take(*admission);
-    } else {
-      do {
-        ++staged;
-      } while (stages(staged));
-      move.slot = num_slots() + staged;
-      move.staged = true;
-      move.value = possible ? possible->value : 0;
-      move.victim_value = possible ? possible->victim_value : 0;
-    }
-    e.where = Placement::kFetched;
-    e.slot = move.slot;
-    decision_.moves.push_back(move);
   }
+}
+
+// Whether a fetched expert stays in a slot. One that another device holds only passes through.
+bool LayerScheduler::keeps_fetched(int layer, int expert, int device,
+                                   const std::optional<Admission>& possible) const {
+  if (config_.fixed_placement || !possible || is_held_elsewhere(layer, expert, device)) return false;
+  return config_.always_cache_fetched || possible->evicted < 0 || possible->value > possible->victim_value;
 }
 
 }  // namespace twofold

@@ -1,6 +1,7 @@
 #include "twofold/layer_scheduler.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <utility>
 
@@ -17,14 +18,20 @@ void expect_placements(std::span<const int32_t> ids, std::span<const Placement> 
 }  // namespace
 
 LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link& link)
+    : LayerScheduler(std::move(cost), std::move(config), std::array<Link*, 1>{&link}) {}
+
+LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, std::span<Link* const> links)
     : cost_(std::move(cost)),
       config_(std::move(config)),
-      link_(link),
+      devices_(devices_of(cost_, config_, links)),
+      link_(*devices_.front().link),
+      cache_(devices_.front().cache.get()),
       deferral_(config_.num_deferred, config_.num_layers),
-      cache_(make_cache(cost_, config_)),
       dynamic_update_(config_.replace_from, config_.num_experts),
       decode_planner_(cost_, config_.top_k),
-      prefill_planner_(cost_) {
+      prefill_planner_(cost_),
+      machine_planner_(cost_) {
+  if (num_devices() > 1) return;
   if (config_.stream_ahead_from > 0 && config_.fetch_rule == FetchRule::kBestSplit && num_staging() > 0)
     ahead_.emplace(config_.num_layers, config_.num_experts, config_.top_k, config_.stream_ahead_from);
   if (config_.prefetch) prefetcher_.emplace(cost_, config_.num_layers, config_.num_experts, config_.top_k);
@@ -39,15 +46,18 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   cpu_free_us_ = 0;
   if (ahead_) ahead_->begin_step();
   publications_.clear();
-  for (const Upload& upload : link_.take_landed()) {
-    const bool staged = upload.what.slot >= num_slots();  // no layer waits for it
-    if (upload.failed && !staged) {
-      cache_->cancel(upload.what.slot);
-    } else if (!upload.failed) {
-      link_us_ += upload.end_us - upload.begin_us;
-      if (!staged) cache_->publish(upload.what.slot);
+  for (int d = 0; d < num_devices(); ++d) {
+    for (const Upload& upload : devices_[size_t(d)].link->take_landed()) {
+      const bool staged = upload.what.slot >= num_slots(d);  // no layer waits for it
+      if (upload.failed && !staged) {
+        cache(d).cancel(upload.what.slot);
+      } else if (!upload.failed) {
+        link_us_ += upload.end_us - upload.begin_us;
+        if (!staged) cache(d).publish(upload.what.slot);
+      }
+      publications_.push_back({upload.what.layer, upload.what.expert, upload.what.slot, upload, staged, d});
+      if (num_devices() > 1) end_moves(publications_.back());
     }
-    publications_.push_back({upload.what.layer, upload.what.expert, upload.what.slot, upload, staged});
   }
   return publications_;
 }
@@ -57,16 +67,23 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
   if (layer > 0) gap_us_ = std::max(0.0, link_.now_us() - layer_end_us_);
   begin_layer(layer, ids, weights, num_tokens);
   dynamic_update_.choose(layer, *cache_);
-  plan(layer, ids, weights, num_tokens);
+  if (num_devices() == 1) {
+    plan(layer, ids, weights, num_tokens);
+  } else {
+    plan_machine(layer, num_tokens);
+  }
   place_fetched(layer);
-  fetched_loads_.clear();
+  for (Device& device : devices_) device.fetched_loads.clear();
   // In the link's order: uploads begun ahead come first.
+  std::vector<int>& ahead_loads = devices_.front().fetched_loads;
   for (const ExpertDecision& e : decision_.experts) {
     if (ahead_ && e.where == Placement::kFetched && !e.landed && ahead_->find(e.expert) != nullptr)
-      fetched_loads_.push_back(e.tokens);
+      ahead_loads.push_back(e.tokens);
   }
-  num_begun_ = static_cast<int>(fetched_loads_.size());
-  for (int i : fetch_) fetched_loads_.push_back(decision_.experts[size_t(i)].tokens);
+  num_begun_ = static_cast<int>(ahead_loads.size());
+  for (Device& device : devices_) {
+    for (int i : device.fetch) device.fetched_loads.push_back(decision_.experts[size_t(i)].tokens);
+  }
   return finish_layer(layer, ids, weights, num_tokens);
 }
 
@@ -75,8 +92,9 @@ const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> 
                                             int num_tokens) {
   expect_placements(ids, where);
   begin_layer(layer, ids, weights, num_tokens);
-  one_transfer_ = false;
-  fetched_loads_.clear();
+  std::vector<int>& fetched_loads = devices_.front().fetched_loads;
+  devices_.front().one_transfer = false;
+  fetched_loads.clear();
   num_begun_ = 0;
   const auto active = cache_->active(layer);
   const auto loads = cache_->loads(layer);
@@ -86,7 +104,7 @@ const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> 
     decision_.experts[size_t(at)].where = where[pair];
   }
   for (const ExpertDecision& e : decision_.experts) {
-    if (e.where == Placement::kFetched) fetched_loads_.push_back(e.tokens);
+    if (e.where == Placement::kFetched) fetched_loads.push_back(e.tokens);
   }
   cpu_free_us_ = 0;  // follow runs late: the previous layer's deferred experts have finished
   return finish_layer(layer, ids, weights, num_tokens);
@@ -116,9 +134,9 @@ void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::s
     }
   }
   if (shape_.prefill_rows.empty()) {
-    cache_->observe(layer, ids, weights, num_tokens);
+    for (Device& device : devices_) device.cache->observe(layer, ids, weights, num_tokens);
   } else if (shape_.prefill_rows.size() == static_cast<size_t>(num_tokens)) {
-    cache_->observe_mixed(layer, ids, weights, shape_.prefill_rows);
+    for (Device& device : devices_) device.cache->observe_mixed(layer, ids, weights, shape_.prefill_rows);
   } else {
     throw std::invalid_argument("layer scheduler: " + std::to_string(num_tokens) +
                                 " tokens given, the step's " + std::to_string(shape_.prefill_rows.size()) +
@@ -129,42 +147,54 @@ void LayerScheduler::begin_layer(int layer, std::span<const int32_t> ids, std::s
 
 const LayerDecision& LayerScheduler::finish_layer(int layer, std::span<const int32_t> ids,
                                                   std::span<const float> weights, int num_tokens) {
-  hit_loads_.clear();
+  for (Device& device : devices_) device.hit_loads.clear();
   cpu_loads_.clear();
   deferred_loads_.clear();
   for (const ExpertDecision& e : decision_.experts) {
-    if (e.where == Placement::kHit || e.landed) hit_loads_.push_back(e.tokens);
+    if (e.where == Placement::kHit || e.landed) devices_[size_t(e.device)].hit_loads.push_back(e.tokens);
     if (e.where == Placement::kCpu) cpu_loads_.push_back(e.tokens);
   }
   if (deferral_.most() > 0) defer(layer, ids, weights, num_tokens);
+  further_work_.clear();
+  for (size_t d = 1; d < devices_.size(); ++d) {
+    const Device& device = devices_[d];
+    further_work_.push_back({device.hit_loads, device.fetched_loads, device.link->backlog_us(),
+                             device.link->queued_us(), device.one_transfer});
+  }
+  const Device& first = devices_.front();
   // Uploads begun ahead that have not landed are in the backlog, and among the fetched ones.
   const double begun_us = num_begun_ * link_.upload_us();
-  LayerWork work{hit_loads_,
-                 fetched_loads_,
+  LayerWork work{first.hit_loads,
+                 first.fetched_loads,
                  cpu_loads_,
                  std::max(0.0, link_.backlog_us() - begun_us),
                  std::max(0.0, link_.queued_us() - begun_us),
-                 one_transfer_,
+                 first.one_transfer,
                  deferred_loads_,
-                 std::max(0.0, cpu_free_us_ - link_.now_us())};
+                 std::max(0.0, cpu_free_us_ - link_.now_us()),
+                 further_work_};
   decision_.times = cost_.layer(work);
 
-  bool first = true;
+  int last_device = -1;  // moves are in the order of devices
   for (Move& move : decision_.moves) {
     // One transfer pays the link's latency once; its later parts occupy the link for their bytes only.
-    const double latency = cost_.profile().link_latency_us;
-    const double duration = one_transfer_ && !first ? cost_.upload_us() - latency : cost_.upload_us();
-    upload(move, duration);
-    first = false;
+    const CostModel& cost = cost_.device(move.device);
+    const bool continues = devices_[size_t(move.device)].one_transfer && move.device == last_device;
+    upload(move, continues ? cost.upload_us() - cost.profile().link_latency_us : cost.upload_us());
+    last_device = move.device;
   }
   if (ahead_) stream_ahead(layer, work, num_tokens);
   cpu_free_us_ = link_.now_us() + decision_.times.cpu_end_us;
   dynamic_update_.admit_rest(layer, *cache_, [&](int expert, const Admission& admission) {
     upload_after_layer(layer, expert, admission, UploadReason::kAdmission);
   });
-  admit_misses(layer);
+  if (num_devices() == 1) {
+    admit_misses(layer);
+  } else {
+    admit_in_market(layer);
+  }
   if (prefetcher_ && !looks_ahead_) issue_prefetches(layer, work);
-  link_.advance(decision_.times.layer_us);
+  advance(decision_.times.layer_us);
   layer_end_us_ = link_.now_us();
   return decision_;
 }
@@ -173,6 +203,7 @@ void LayerScheduler::recalibrate(CostModel cost) {
   cost_ = std::move(cost);
   decode_planner_ = DecodePlanner(cost_, cache_->config().top_k);
   prefill_planner_ = PrefillPlanner(cost_);
+  machine_planner_ = MachinePlanner(cost_);
   if (prefetcher_) prefetcher_->recalibrate(cost_);
 }
 
@@ -197,9 +228,15 @@ uint8_t LayerScheduler::fetched_of(int hits, int misses) const {
 }
 
 void LayerScheduler::stream_ahead(int layer, LayerWork& work, int num_tokens) {
-  std::vector<int> free;
-  for (int staged = 0; staged < num_staging(); ++staged) {
-    if (!stages(staged)) free.push_back(num_slots() + staged);
+  std::vector<int> free;  // staging slots that hold no expert of this layer
+  if (num_tokens >= config_.stream_ahead_from) {
+    staging_in_use_.assign(size_t(num_staging()), 0);
+    for (const ExpertDecision& e : decision_.experts) {
+      if (e.slot >= num_slots()) staging_in_use_[size_t(e.slot - num_slots())] = 1;
+    }
+    for (int staged = 0; staged < num_staging(); ++staged) {
+      if (!staging_in_use_[size_t(staged)]) free.push_back(num_slots() + staged);
+    }
   }
   const std::vector<int> experts =
       ahead_->choose(layer, num_tokens, work, decision_.times, cost_, prefill_planner_, *cache_, link_,
@@ -243,9 +280,19 @@ void LayerScheduler::admit_misses(int layer) {
   }
 }
 
+void LayerScheduler::drain() {
+  double end_us = 0;
+  for (Device& device : devices_) {
+    device.link->drain();
+    end_us = std::max(end_us, device.link->now_us());
+  }
+  for (Device& device : devices_) device.link->advance(std::max(0.0, end_us - device.link->now_us()));
+}
+
 void LayerScheduler::upload_after_layer(int layer, int expert, const Admission& admission,
-                                        UploadReason reason) {
+                                        UploadReason reason, int device) {
   Move move;
+  move.device = device;
   move.layer = layer;
   move.expert = expert;
   move.take(admission);
@@ -255,7 +302,8 @@ void LayerScheduler::upload_after_layer(int layer, int expert, const Admission& 
 }
 
 void LayerScheduler::upload(Move& move, double duration_us) {
-  const Upload upload = link_.upload({move.layer, move.expert, move.slot}, lane_of(move.reason), duration_us);
+  Link& link = *devices_[size_t(move.device)].link;
+  const Upload upload = link.upload({move.layer, move.expert, move.slot}, lane_of(move.reason), duration_us);
   move.queued_us = upload.queued_us;
   move.begin_us = upload.begin_us;
   move.end_us = upload.end_us;
@@ -271,20 +319,22 @@ const LayerDecision& LayerScheduler::look_ahead(int layer, std::span<const int32
   expect_placements(ids, where);
   looks_ahead_ = true;
   clear_decision(layer);
-  hit_loads_.clear();
-  fetched_loads_.clear();
+  auto& hit_loads = devices_.front().hit_loads;
+  auto& fetched_loads = devices_.front().fetched_loads;
+  hit_loads.clear();
+  fetched_loads.clear();
   cpu_loads_.clear();
   expert_loads_.assign(size_t(cache_->config().num_experts), 0);
   for (const int32_t id : ids) ++expert_loads_.at(size_t(id));
   for (size_t pair = 0; pair < ids.size(); ++pair) {
     const int load = std::exchange(expert_loads_[size_t(ids[pair])], 0);
     if (load == 0) continue;
-    (where[pair] == Placement::kHit   ? hit_loads_
+    (where[pair] == Placement::kHit   ? hit_loads
      : where[pair] == Placement::kCpu ? cpu_loads_
-                                      : fetched_loads_)
+                                      : fetched_loads)
         .push_back(load);
   }
-  const LayerWork work{hit_loads_, fetched_loads_, cpu_loads_, link_.backlog_us(), link_.queued_us(), false};
+  const LayerWork work{hit_loads, fetched_loads, cpu_loads_, link_.backlog_us(), link_.queued_us(), false};
   decision_.times = cost_.layer(work);
   issue_prefetches(layer, work);
   link_.advance(0);  // starts the uploads now: the layer has begun

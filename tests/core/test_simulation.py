@@ -23,7 +23,7 @@ def routing() -> np.ndarray:
     return np.argsort(-(1.5 * popularity + noise), axis=2)[:, :, :TOP_K].astype(np.int32)
 
 
-def cost_model(store) -> _core.CostModel:
+def cost_model(store, num_devices: int = 1) -> _core.CostModel:
     """A slow, wide machine on which these small experts still give every kind of plan."""
     figures = load_profile("rtx4090-pcie4").cost_figures | {
         "cpu_bandwidth_gbps": 0.05,
@@ -32,6 +32,11 @@ def cost_model(store) -> _core.CostModel:
         "link_latency_us": 1.0,
     }
     machine = _core.MachineProfile.from_fields("slow", figures)
+    if num_devices > 1:
+        slower = figures | {"link_bandwidth_gbps": 0.02, "vram_bandwidth_gbps": 0.3}
+        machine = machine.with_devices(
+            [_core.MachineProfile.from_fields("slower", slower)] * (num_devices - 1)
+        )
     return _core.CostModel(machine, store.expert_bytes, store.flops_per_token)
 
 
@@ -84,6 +89,43 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch, num
     assert result.num_fetched > 0
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("policy", ["payback", "lru", "two-in-eight"])
+@pytest.mark.parametrize("further_slots", [[9], [6, 4], [0]])
+def test_so_do_those_of_several_devices(policy, further_slots, batch):
+    config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, 9, policy, further_slots=further_slots)
+    result, _, simulate = both(config, schedule(batch), batch, num_devices=1 + len(further_slots))
+    assert min(result.num_hits, result.num_cpu, result.num_fetched, result.num_uploads) > 0
+    if sum(further_slots) and policy == "payback":
+        none = _core.SchedulerConfig(
+            LAYERS, EXPERTS, TOP_K, 9, policy, further_slots=[0] * len(further_slots)
+        )
+        assert result.total_us < simulate(none).total_us, "more slots gain nothing"
+
+
+def test_what_several_devices_do_not_support_is_refused():
+    store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [("f32",) * 3] * LAYERS)
+    trace = _core.RoutingTrace(routing().astype(np.uint16), None, np.cumsum([0, *LENGTHS]), EXPERTS)
+
+    def simulate(num_devices, **settings):
+        config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, 9, **settings)
+        _core.simulate(trace, 1, cost_model(store, num_devices), config, dense_us=[1.0] * (LAYERS + 1))
+
+    for settings, named in [
+        ({"prefetch": True}, "prefetch"),
+        ({"num_deferred": 1}, "num_deferred"),
+        ({"replace_from": 8}, "replace_from"),
+        ({"fetch_rule": "none"}, "another engine's rule"),
+        ({"policy": "belady"}, "an offline policy"),
+    ]:
+        with pytest.raises(ValueError, match=f"{named} given for a machine of several devices"):
+            simulate(2, further_slots=[9], **settings)
+    with pytest.raises(ValueError, match="slots for 1 devices and 2 links given, 2 of each expected"):
+        simulate(2)
+    with pytest.raises(ValueError, match="slots for 2 devices and 1 links given, 1 of each expected"):
+        simulate(1, further_slots=[9])
+
+
 def test_so_do_prompts_that_place_experts_anew():
     def config(replace_from, first):
         return _core.SchedulerConfig(
@@ -110,7 +152,7 @@ def test_so_do_prompts_that_place_experts_anew():
     assert result.num_hits > 0
 
 
-def both(config, steps, batch, prompt_tokens=0, placed=None):
+def both(config, steps, batch, prompt_tokens=0, placed=None, num_devices=1):
     """(what the simulator says, what came of dynamic update in the emulated run), which are one story, and the
     simulator for another configuration."""
     ids = routing()
@@ -119,7 +161,7 @@ def both(config, steps, batch, prompt_tokens=0, placed=None):
     down = weight_matrix(np.zeros((HIDDEN, INNER), np.float32))
     for layer in range(LAYERS):
         store.put(ops.ThreadPool(1), layer, 0, [(up, up, down)] * EXPERTS)
-    cost = cost_model(store)
+    cost = cost_model(store, num_devices)
 
     dense_us = 300.0  # some three of the CPU's experts long
     num_bytes, no_flops = [dense_us * 1e3] * (LAYERS + 1), [0.0] * (LAYERS + 1)

@@ -13,7 +13,13 @@ namespace {
 void bind_cost_model(py::module_& m) {
   py::class_<MachineProfile>(m, "MachineProfile",
                              "Calibrated figures of one machine; units are in the names.")
-      .def_static("from_fields", &MachineProfile::from_fields, py::arg("name"), py::arg("fields"));
+      .def_static("from_fields", &MachineProfile::from_fields, py::arg("name"), py::arg("fields"))
+      .def(
+          "with_devices",
+          [](const MachineProfile& machine, const std::vector<MachineProfile>& others) {
+            return machine.with_devices(others);
+          },
+          py::arg("others"), "This machine with the devices of others, at this host.");
 
   py::class_<CostModel>(m, "CostModel", "How long one MoE layer takes for a given placement.")
       .def(py::init([](const MachineProfile& profile, double expert_bytes, double flops_per_token,

@@ -2,6 +2,10 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <memory>
+#include <span>
+#include <vector>
+
 #include "core/trace_holder.h"
 #include "module.h"
 #include "twofold/simulation.h"
@@ -10,6 +14,22 @@
 namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
+
+// The links of all devices, on virtual clocks.
+class Timelines {
+ public:
+  explicit Timelines(const CostModel& cost) {
+    for (int d = 0; d < cost.num_devices(); ++d) {
+      links_.push_back(std::make_unique<Timeline>(cost.device(d).upload_us()));
+      borrowed_.push_back(links_.back().get());
+    }
+  }
+  std::span<Link* const> borrowed() const { return borrowed_; }
+
+ private:
+  std::vector<std::unique_ptr<Timeline>> links_;
+  std::vector<Link*> borrowed_;
+};
 
 void bind_simulation(py::module_& m) {
   py::class_<SimulationResult>(m, "SimulationResult",
@@ -36,9 +56,9 @@ void bind_simulation(py::module_& m) {
       [](const TraceHolder& trace, int batch, const CostModel& cost, const LayerSchedulerConfig& config,
          const std::vector<double>& dense_us, bool keep_layer_us, int prompt_chunk,
          const std::vector<double>& token_us, int prompt_tokens) {
-        Timeline link(cost.upload_us());
-        LayerScheduler scheduler(cost, config, link);
-        if (!config.prior_usage.empty()) scheduler.cache().preload_by_usage();
+        Timelines links(cost);
+        LayerScheduler scheduler(cost, config, links.borrowed());
+        if (!config.prior_usage.empty()) scheduler.preload_by_usage();
         py::gil_scoped_release release;
         if (prompt_tokens > 0) {
           return simulate_requests(trace.trace(), prompt_tokens, scheduler, dense_us, token_us,
@@ -58,9 +78,9 @@ void bind_simulation(py::module_& m) {
       "simulate_steps",
       [](const TraceHolder& trace, const CostModel& cost, const LayerSchedulerConfig& config,
          const std::vector<double>& dense_us, const NextRows& next_rows) {
-        Timeline link(cost.upload_us());
-        LayerScheduler scheduler(cost, config, link);
-        if (!config.prior_usage.empty()) scheduler.cache().preload_by_usage();
+        Timelines links(cost);
+        LayerScheduler scheduler(cost, config, links.borrowed());
+        if (!config.prior_usage.empty()) scheduler.preload_by_usage();
         return simulate_steps(trace.trace(), scheduler, dense_us, next_rows);
       },
       py::arg("trace"), py::arg("cost"), py::arg("config"), py::arg("dense_us"), py::arg("next_rows"),

@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -119,10 +120,31 @@ py::object placement_of(const MoeExecutor& executor) {
   py::array_t<double> worth({num_layers, num_experts});
   for (int layer = 0; layer < num_layers; ++layer) {
     cache.values(layer, {worth.mutable_data(layer, 0), size_t(num_experts)});
-    for (int expert = 0; expert < num_experts; ++expert)
-      states.mutable_at(layer, expert) = uint8_t(cache.state(layer, expert));
+    for (int expert = 0; expert < num_experts; ++expert) {
+      uint8_t& state = states.mutable_at(layer, expert);
+      state = 0;
+      for (int d = 0; d < slotted->scheduler().num_devices(); ++d)
+        state = std::max(state, uint8_t(slotted->scheduler().cache(d).state(layer, expert)));
+    }
   }
   return py::make_tuple(states, worth);
+}
+
+// [layers, experts]: the device that holds the expert, the first of several; -1 if none does.
+py::object devices_of(const MoeExecutor& executor) {
+  const auto* slotted = dynamic_cast<const SlottedAccelerator*>(&executor.accelerator());
+  if (slotted == nullptr) return py::none();
+  const LayerScheduler& scheduler = slotted->scheduler();
+  const CacheConfig& shape = scheduler.cache().config();
+  py::array_t<int8_t> devices({shape.num_layers, shape.num_experts});
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (int expert = 0; expert < shape.num_experts; ++expert) {
+      int device = scheduler.num_devices() - 1;
+      while (device >= 0 && !scheduler.cache(device).is_resident(layer, expert)) --device;
+      devices.mutable_at(layer, expert) = int8_t(device);
+    }
+  }
+  return devices;
 }
 
 void predict(MoeExecutor& executor, int layer, const FloatRows& logits) {
@@ -263,6 +285,8 @@ void bind_executor(py::module_& m) {
       .def_property_readonly("device_bytes",
                              [](const MoeExecutor& e) { return e.accelerator().device_bytes(); })
       .def("placement", &placement_of)
+      .def("placement_devices", &devices_of,
+           "[layers, experts]: holding device, -1: none; None without slots.")
       .def("counts",
            [](MoeExecutor& e) {
              const PlacementCounts& c = e.events().counts;

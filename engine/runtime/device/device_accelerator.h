@@ -68,8 +68,8 @@ class DeviceAccelerator final : public SlottedAccelerator {
 
  private:
   LayerScheduler& scheduler() override { return scheduler_; }
-  const std::byte* slot(int index) const override { return slots_.slot(index); }
-  void fill(const Transfer& what) override { uploads_.fill(what); }
+  const std::byte* slot(int /*device*/, int index) const override { return slots_.slot(index); }
+  void fill(int /*device*/, const Transfer& what) override { uploads_.fill(what); }
   void decided(const LayerDecision& decision, std::span<GroupPlacement> placements) override;
 
   // Order of destruction: uploads wait for their copies before slots and store are freed.

@@ -1,6 +1,7 @@
 #include "moe/emulated.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -24,12 +25,32 @@ void EmulatedLink::fill(const Transfer& what) {
               store_.layout(what.layer).bytes);
 }
 
+namespace {
+
+std::vector<std::unique_ptr<EmulatedLink>> links_of(const ExpertStore& store, const CostModel& cost,
+                                                    const LayerSchedulerConfig& config) {
+  std::vector<std::unique_ptr<EmulatedLink>> links;
+  for (int d = 0; d < config.num_devices() && d < cost.num_devices(); ++d) {
+    links.push_back(std::make_unique<EmulatedLink>(store, cost.device(d).upload_us(),
+                                                   config.usable_slots(d) + config.staging_slots()));
+  }
+  return links;
+}
+
+std::vector<Link*> borrowed(const std::vector<std::unique_ptr<EmulatedLink>>& links) {
+  std::vector<Link*> out;
+  for (const auto& link : links) out.push_back(link.get());
+  return out;
+}
+
+}  // namespace
+
 EmulatedAccelerator::EmulatedAccelerator(const ExpertStore& store, CostModel cost,
                                          LayerSchedulerConfig config, DenseCost dense_cost)
     : SlottedAccelerator(store, config),
       dense_cost_(std::move(dense_cost)),
-      link_(store, cost.upload_us(), config.usable_slots() + config.staging_slots()),
-      scheduler_(std::move(cost), std::move(config), link_) {
+      links_(links_of(store, cost, config)),
+      scheduler_(std::move(cost), std::move(config), borrowed(links_)) {
   const size_t expected = size_t(store.num_layers()) + 1;
   if (dense_cost_.bytes.size() != expected || dense_cost_.flops_per_token.size() != expected) {
     throw std::invalid_argument("dense costs are needed for " + std::to_string(expected) +
@@ -42,6 +63,12 @@ EmulatedAccelerator::EmulatedAccelerator(const ExpertStore& store, CostModel cos
       throw std::invalid_argument("the CPU's dense costs are needed for all " + std::to_string(expected) +
                                   " stretches or none; given " + std::to_string(of_cpu->size()));
   }
+}
+
+size_t EmulatedAccelerator::device_bytes() const {
+  size_t total = 0;
+  for (const auto& link : links_) total += link->bytes();
+  return total;
 }
 
 void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int num_tokens) {
@@ -72,13 +99,15 @@ double EmulatedAccelerator::cpu_dense_us(int layer, int num_tokens) const {
 }
 
 void EmulatedAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> /*placements*/) {
-  const CostModel& cost = scheduler_.cost();
-  double computing_us = 0;
+  std::array<double, kMostDevices> of_device{};
   for (const ExpertDecision& e : decision.experts) {
     if (e.where == Placement::kCpu) continue;
-    if (computing_us == 0) computing_us = cost.profile().gpu_launch_us;
-    computing_us += cost.gpu_expert_us(e.tokens);
+    const CostModel& cost = scheduler_.cost().device(e.device);
+    double& us = of_device[size_t(e.device)];
+    if (us == 0) us = cost.profile().exchange_us + cost.profile().gpu_launch_us;
+    us += cost.gpu_expert_us(e.tokens);
   }
+  const double computing_us = *std::max_element(of_device.begin(), of_device.end());
   const LayerTimes& times = decision.times;
   const bool cpu_was_last = times.cpu_us > times.gpu_us;
   const double waited_us = std::max(times.gpu_us - computing_us, 0.0);

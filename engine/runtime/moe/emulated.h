@@ -1,7 +1,8 @@
-// An emulated GPU: slots, uploads, evictions and plans are real, kernels run on the CPU from slot memory, time
+// Emulated GPUs: slots, uploads, evictions and plans are real, kernels run on the CPU from slot memory, time
 // is the cost model's on a virtual clock.
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "host/page_memory.h"
@@ -47,23 +48,24 @@ class EmulatedAccelerator final : public SlottedAccelerator {
 
   void predict(int layer, std::span<const float> logits, int num_tokens) override;
   void dense(int layer, int num_tokens) override;
-  double virtual_now_us() const override { return link_.now_us(); }
+  double virtual_now_us() const override { return scheduler_.now_us(); }
   // The clock continues from that of the accelerator this one replaces.
   void begin_at(double now_us) { scheduler_.advance(now_us); }
   ClockParts clock_parts() const override { return parts_; }
-  size_t device_bytes() const override { return link_.bytes(); }
+  // All devices together.
+  size_t device_bytes() const override;
   const LayerScheduler& scheduler() const override { return scheduler_; }
 
  private:
   LayerScheduler& scheduler() override { return scheduler_; }
-  const std::byte* slot(int index) const override { return link_.slot(index); }
-  void fill(const Transfer& what) override { link_.fill(what); }
+  const std::byte* slot(int device, int index) const override { return links_[size_t(device)]->slot(index); }
+  void fill(int device, const Transfer& what) override { links_[size_t(device)]->fill(what); }
   void decided(const LayerDecision& decision, std::span<GroupPlacement> placements) override;
   double cpu_dense_us(int layer, int num_tokens) const;
 
   DenseCost dense_cost_;
   ClockParts parts_;
-  EmulatedLink link_;
+  std::vector<std::unique_ptr<EmulatedLink>> links_;  // one per device
   LayerScheduler scheduler_;
 };
 

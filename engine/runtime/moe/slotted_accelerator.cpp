@@ -18,19 +18,58 @@ SlottedAccelerator::SlottedAccelerator(const ExpertStore& store, const LayerSche
 
 void SlottedAccelerator::record_to(EventLog& events) {
   events_ = &events;
-  pending_.resize(size_t(num_slots()));
+  pending_.resize(size_t(event_slot(scheduler().num_devices(), 0)));
+}
+
+int SlottedAccelerator::num_slots() const {
+  int total = 0;
+  for (int d = 0; d < scheduler().num_devices(); ++d) total += scheduler().num_slots(d);
+  return total;
+}
+
+int SlottedAccelerator::event_slot(int device, int slot) const {
+  for (int d = 0; d < device; ++d) slot += scheduler().num_slots(d) + scheduler().num_staging();
+  return slot;
+}
+
+bool SlottedAccelerator::is_resident(int layer, int expert) const {
+  for (int d = 0; d < scheduler().num_devices(); ++d) {
+    if (scheduler().cache(d).is_resident(layer, expert)) return true;
+  }
+  return false;
+}
+
+void SlottedAccelerator::save(const std::string& path) const {
+  const ExpertCache& cache = scheduler().cache();
+  std::vector<uint8_t> held;
+  for (int layer = 0; layer < store_.num_layers(); ++layer) {
+    for (int expert = 0; expert < store_.num_experts(); ++expert) {
+      bool is_held = false;
+      for (int d = 0; d < scheduler().num_devices(); ++d)
+        is_held = is_held || scheduler().cache(d).state(layer, expert) != ExpertState::kAbsent;
+      held.push_back(is_held);
+    }
+  }
+  cache.save(path, held);
 }
 
 bool SlottedAccelerator::bring(int layer, int expert) {
-  ExpertCache& cache = scheduler().cache();
-  if (!cache.preload(layer, expert)) return false;
-  try {
-    fill({layer, expert, cache.slot_of(layer, expert)});
-  } catch (...) {
-    cache.evict(layer, expert);  // the slot's contents are undefined
-    throw;
+  LayerScheduler& scheduler = this->scheduler();
+  for (int d = 0; d < scheduler.num_devices(); ++d) {
+    if (scheduler.cache(d).slot_of(layer, expert) >= 0) return false;
   }
-  return true;
+  for (int d = 0; d < scheduler.num_devices(); ++d) {
+    ExpertCache& cache = scheduler.cache(d);
+    if (!cache.preload(layer, expert)) continue;
+    try {
+      fill(d, {layer, expert, cache.slot_of(layer, expert)});
+    } catch (...) {
+      cache.evict(layer, expert);  // the slot's contents are undefined
+      throw;
+    }
+    return true;
+  }
+  return false;
 }
 
 void SlottedAccelerator::preload_all() {
@@ -50,22 +89,23 @@ void SlottedAccelerator::fill_pinned() {
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
     if (cache.config().pin(layer) != LayerPin::kResident) continue;
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
-      fill({layer, expert, cache.slot_of(layer, expert)});
+      fill(0, {layer, expert, cache.slot_of(layer, expert)});
     }
   }
 }
 
 int SlottedAccelerator::restore(const std::string& path) {
+  const std::vector<int> order = scheduler().cache().load(path);
+  for (int d = 1; d < scheduler().num_devices(); ++d) scheduler().cache(d).load(path);
   int uploaded = 0;
-  for (int cell : scheduler().cache().load(path))
-    uploaded += bring(cell / store_.num_experts(), cell % store_.num_experts());
+  for (int cell : order) uploaded += bring(cell / store_.num_experts(), cell % store_.num_experts());
   return uploaded;
 }
 
 int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   const int num_layers = store_.num_layers(), num_experts = store_.num_experts();
-  ExpertCache& cache = scheduler().cache();
-  const CacheConfig& config = cache.config();
+  LayerScheduler& scheduler = this->scheduler();
+  const CacheConfig& config = scheduler.cache().config();
   const auto refuse = [](const std::string& given, int expected) {
     throw std::invalid_argument("a placement of " + given + " given, at most " + std::to_string(expected) +
                                 " expected: there are no more slots");
@@ -83,7 +123,9 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
     }
     const auto of_layer = wanted.subspan(size_t(layer) * size_t(num_experts), size_t(num_experts));
     const auto count = int(std::count_if(of_layer.begin(), of_layer.end(), [](uint8_t w) { return w != 0; }));
-    const int slots = config.slots_per_layer[size_t(layer)];
+    int slots = 0;
+    for (int d = 0; d < scheduler.num_devices(); ++d)
+      slots += scheduler.cache(d).config().slots_per_layer[size_t(layer)];
     if (!config.pooled() && count > slots)
       refuse(std::to_string(count) + " experts in layer " + std::to_string(layer), slots);
     total += count;
@@ -91,9 +133,12 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   if (total > num_slots()) refuse(std::to_string(total) + " experts", num_slots());
   idle();
   for (int cell = 0; cell < int(wanted.size()); ++cell) {
-    if (config.pin(cell / num_experts) == LayerPin::kFree && !wanted[size_t(cell)] &&
-        cache.is_resident(cell / num_experts, cell % num_experts))
-      cache.evict(cell / num_experts, cell % num_experts);
+    if (config.pin(cell / num_experts) != LayerPin::kFree || wanted[size_t(cell)]) continue;
+    for (int d = 0; d < scheduler.num_devices(); ++d) {
+      ExpertCache& cache = scheduler.cache(d);
+      if (cache.is_resident(cell / num_experts, cell % num_experts))
+        cache.evict(cell / num_experts, cell % num_experts);
+    }
   }
   int uploaded = 0;
   for (int cell = 0; cell < int(wanted.size()); ++cell) {
@@ -123,10 +168,9 @@ void SlottedAccelerator::idle() {
 }
 
 std::span<const uint8_t> SlottedAccelerator::residents(int layer) {
-  const ExpertCache& cache = scheduler().cache();
   residents_.resize(size_t(store_.num_experts()));
   for (int expert = 0; expert < store_.num_experts(); ++expert)
-    residents_[size_t(expert)] = cache.state(layer, expert) == ExpertState::kResident;
+    residents_[size_t(expert)] = is_resident(layer, expert);
   return residents_;
 }
 
@@ -138,7 +182,7 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
   keep_books(decision, layer, routing, groups);
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];
-    placements[g] = {e.slot >= 0 ? slot(e.slot) : store_.expert(layer, e.expert), e.where,
+    placements[g] = {e.slot >= 0 ? slot(e.device, e.slot) : store_.expert(layer, e.expert), e.where,
                      e.where == Placement::kFetched && !e.landed};
   }
   decided(decision, placements);
@@ -159,13 +203,14 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
                             : rows_.requests.size() == 1 ? rows_.requests[0]
                                                          : -1;
     const int64_t bytes = int64_t(store_.layout(move.layer).bytes);
+    const int slot = event_slot(move.device, move.slot);
     ++events_->counts.uploads;
     events_->counts.h2d_bytes += bytes;
     const UploadEvent upload{rows_.step,
                              request,
                              int16_t(move.layer),
                              uint16_t(move.expert),
-                             move.slot,
+                             slot,
                              bytes,
                              move.queued_us,
                              move.begin_us,
@@ -178,11 +223,11 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
       if (upload.end_us < 0) staged_.push_back(upload);
       continue;
     }
-    pending_[size_t(move.slot)] = upload;
+    pending_[size_t(slot)] = upload;
     const auto note = [&](CacheEventKind kind, int of_layer, int expert) {
       if (!events_->enabled) return;
       events_->cache_events.push({rows_.step, request, int16_t(of_layer), uint8_t(kind), uint16_t(expert),
-                                  move.evicted, move.slot, float(move.value), float(move.victim_value), price,
+                                  move.evicted, slot, float(move.value), float(move.victim_value), price,
                                   move.queued_us});
     };
     if (move.evicted >= 0) {
@@ -207,12 +252,14 @@ void SlottedAccelerator::publish_landed(StepShape shape) {
 
 void SlottedAccelerator::report_landed(const Publication& landed) {
   UploadEvent upload;
+  const int slot = event_slot(landed.device, landed.slot);
   if (!landed.staged) {
-    upload = pending_[size_t(landed.slot)];
+    upload = pending_[size_t(slot)];
   } else {
-    const auto found = std::find_if(staged_.begin(), staged_.end(), [&landed](const UploadEvent& staged) {
-      return staged.layer == landed.layer && staged.expert == landed.expert && staged.slot == landed.slot;
-    });
+    const auto found =
+        std::find_if(staged_.begin(), staged_.end(), [&landed, slot](const UploadEvent& staged) {
+          return staged.layer == landed.layer && staged.expert == landed.expert && staged.slot == slot;
+        });
     if (found == staged_.end()) return;  // reported when it was decided
     upload = *found;
     staged_.erase(found);
@@ -229,8 +276,8 @@ void SlottedAccelerator::report_landed(const Publication& landed) {
   }
   if (events_->enabled && !landed.staged) {
     events_->cache_events.push({rows_.step, upload.request, int16_t(landed.layer),
-                                uint8_t(CacheEventKind::kPublish), uint16_t(landed.expert), -1, landed.slot,
-                                0.0f, 0.0f, 0.0f, landed.upload.end_us});
+                                uint8_t(CacheEventKind::kPublish), uint16_t(landed.expert), -1, slot, 0.0f,
+                                0.0f, 0.0f, landed.upload.end_us});
   }
 }
 

@@ -19,7 +19,7 @@ class SlottedAccelerator : public Accelerator {
   // Uploads the pinned experts to their slots; before the first step.
   void fill_pinned();
   void record_to(EventLog& events) override;
-  void save(const std::string& path) const override { scheduler().cache().save(path); }
+  void save(const std::string& path) const override;
   int restore(const std::string& path) override;
   int place_experts(std::span<const uint8_t> wanted) override;
   DynamicUpdateCounts dynamic_update_counts() const override { return scheduler().dynamic_update_counts(); }
@@ -33,7 +33,8 @@ class SlottedAccelerator : public Accelerator {
   }
   PrefetchCounts prefetch_counts() const override { return scheduler().prefetch_counts(); }
   void idle() override;
-  int num_slots() const override { return scheduler().num_slots(); }
+  // All devices together.
+  int num_slots() const override;
   std::span<const uint8_t> deferred() const override { return deferred_; }
   int num_deferred() const override { return scheduler().num_deferred(); }
   double cache_prior() const override { return cache_prior_; }
@@ -49,17 +50,20 @@ class SlottedAccelerator : public Accelerator {
   void keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
                   const ExpertGroups& groups);
 
-  virtual const std::byte* slot(int index) const = 0;
-  // Copies an absent expert into a free slot at once.
+  virtual const std::byte* slot(int device, int index) const = 0;
+  // Copies an absent expert into a free slot at once, of the first device that has one.
   bool bring(int layer, int expert);
   // Copies an expert into a slot at once, outside any step and the link's lanes.
-  virtual void fill(const Transfer& what) = 0;
+  virtual void fill(int device, const Transfer& what) = 0;
   // The layer is decided; placements may still be changed.
   virtual void decided(const LayerDecision& /*decision*/, std::span<GroupPlacement> /*placements*/) {}
 
  private:
   void publish_landed(StepShape shape = {});
   void report_landed(const Publication& landed);
+  // Number of a device's slot among those of all devices, as in events: slots and staging slots, device by device.
+  int event_slot(int device, int slot) const;
+  bool is_resident(int layer, int expert) const;
   // The row of the step that is charged with an expert's upload: the first token routed to it.
   int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
 

@@ -24,6 +24,8 @@ class _NativeEnum:
 class MachineProfile:
     @staticmethod
     def from_fields(name: str, fields: Mapping[str, float]) -> MachineProfile: ...
+    def with_devices(self, others: Sequence[MachineProfile]) -> MachineProfile:
+        """This machine with the devices of others beside its own, at this host."""
 
 @final
 class CachePolicy:
@@ -159,8 +161,11 @@ class SchedulerConfig:
         pins: Sequence[str] = (),
         num_deferred: int = 0,
         cache_prior: float = 0.0,
+        further_slots: Sequence[int] = (),
     ) -> None:
-        """pins: per expert of each layer "auto", "cpu" (never in a slot) or "gpu" (in a slot from the start); empty:
+        """num_slots: of the first device. further_slots: of each device after it.
+
+        pins: per expert of each layer "auto", "cpu" (never in a slot) or "gpu" (in a slot from the start); empty:
         all "auto"."""
 
 def default_upload_price(cost: CostModel) -> float: ...
@@ -897,6 +902,9 @@ class MoeExecutor:
     device_bytes: Final[int]
     def placement(self) -> tuple[_U8, _F64] | None:
         """[layers, experts] state (0 absent, 1 in flight, 2 resident) and policy score; None without slots."""
+
+    def placement_devices(self) -> NDArray[np.int8] | None:
+        """[layers, experts] device that holds the expert, the first of several; -1: none. None without slots."""
 
     def counts(self) -> dict[str, int]: ...
     def drain_events(self) -> dict[str, NDArray[Any]]: ...

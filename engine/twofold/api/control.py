@@ -76,3 +76,7 @@ class ExpertPlacement(NamedTuple):
     """Whether the placement is fixed: no policy moves experts."""
     dynamic_update: Mapping[str, int]
     """Steps with prompt tokens by outcome of the update."""
+    devices: tuple[str, ...] = ()
+    """Names of a machine's devices, if it has several."""
+    held_by: tuple[tuple[int, ...], ...] = ()
+    """Device of each expert in `resident`, if there are several."""

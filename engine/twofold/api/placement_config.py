@@ -30,7 +30,12 @@ class PlacementConfig(Checked):
     accelerator: str = setting(
         "auto",
         "device that runs experts beside the CPU: auto (cuda if there is a GPU, else none), cuda, none, or "
-        "emulated:PROFILE, a GPU emulated by the CPU on a virtual clock",
+        "emulated:PROFILE, a GPU emulated by the CPU on a virtual clock (PROFILE+PROFILE: several GPUs in one machine)",
+    )
+    tensor_split: str | None = setting(
+        None,
+        "share of the expert slots of each device, such as 3,1, fastest device first; only with several devices "
+        "(default: in proportion to their VRAM)",
     )
     gpu_experts_ratio: float | None = setting(
         None,

@@ -291,14 +291,23 @@ class LiveControl:
         moe = self._runner.moe
         found = moe.placement()
         states = np.zeros((0, 0)) if found is None else found[0]
+        resident = tuple(tuple(np.flatnonzero(layer == len(_STATES) - 1).tolist()) for layer in states)
+        devices = moe.device_names
+        held_by = moe.placement_devices() if devices else None
         return ExpertPlacement(
-            tuple(tuple(np.flatnonzero(layer == len(_STATES) - 1).tolist()) for layer in states),
+            resident,
             moe.shape.num_experts,
             num_slots=moe.num_slots,
             strategy=moe.plan.placement.strategy,
             policy=moe.policy,
             is_static=moe.plan.placement.is_static,
             dynamic_update=moe.dynamic_update.counts,
+            devices=devices,
+            held_by=()
+            if held_by is None
+            else tuple(
+                tuple(held_by[layer, list(experts)].tolist()) for layer, experts in enumerate(resident)
+            ),
         )
 
     def _place_experts(self, resident: Seq[Seq[int]]) -> int:

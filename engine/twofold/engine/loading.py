@@ -189,7 +189,7 @@ def _load_on_cpu(
     largest = max(map(model.routed.expert_bytes, files.expert_formats()), default=1)
     slot_bytes = _core.slot_stride(largest)
     slots = num_slots(config, num_layers, num_experts, slot_bytes)
-    plan = slot_plan(config, files, slots, devices=rules.devices)
+    plan = slot_plan(config, files, slots, devices=rules.devices, machine=choice.profile)
     check_pins(rules.devices, slots, num_layers, num_experts, is_placed=plan.placement.is_static)
     taps = () if drafter is None else drafter.target_layers
     loaded = LoadedModel(

@@ -22,7 +22,7 @@ def machine_cost_model(
 ) -> _core.CostModel:
     """The native cost model of a machine with an accelerator."""
     return _core.CostModel(
-        _core.MachineProfile.from_fields(machine.name, machine.cost_figures),
+        machine.native(),
         max(1, store.expert_bytes),  # 0 in a model without experts
         store.flops_per_token,
         curve.points if curve else (),

@@ -225,6 +225,16 @@ class MoeRuntime:
         without slots."""
         return self._executor.placement()
 
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of the machine's devices if it has several, first device first."""
+        profile = self.choice.profile
+        return tuple(device.name for device in profile.devices) if profile and profile.further else ()
+
+    def placement_devices(self) -> npt.NDArray[np.int8] | None:
+        """Device [layers, experts] that holds each expert; -1: none. None without slots."""
+        return self._executor.placement_devices()
+
     def _place(self, plan: SlotPlan) -> None:
         mask = plan.mask(self.shape) if self.num_slots else None
         if mask is not None:

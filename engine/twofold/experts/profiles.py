@@ -11,12 +11,13 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
+from twofold import _core
 from twofold.api.errors import ConfigError
 
 FORMAT: Final = "twofold-machine-profile"
@@ -37,6 +38,9 @@ COST_FIGURES: Final = (
     "join_us",
 )
 INFORMATIVE: Final = ("vram_gb",)
+HOST_FIGURES: Final = ("cpu_bandwidth_gbps", "cpu_gflops", "cpu_expert_overhead_us")
+"""Figures of the host; the others are those of a device and its link."""
+MOST_DEVICES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,29 @@ class MachineProfile:
     description: str
     figures: Mapping[str, Figure]
     cpu_curves: tuple[CpuCurve, ...] = ()
+    further: tuple[MachineProfile, ...] = ()
+    """Machines whose devices this one has beside its own, the first device; their host figures are ignored."""
+    first_name: str = ""
+    """Name of the first device, if there are several; `name` is the machine's."""
+
+    @property
+    def devices(self) -> tuple[MachineProfile, ...]:
+        """For each device, this host with that device alone."""
+        host = {name: self.figures[name] for name in HOST_FIGURES}
+        others = (
+            dataclasses.replace(
+                other, figures={**other.figures, **host}, cpu_curves=self.cpu_curves, further=()
+            )
+            for other in self.further
+        )
+        return (dataclasses.replace(self, name=self.first_name or self.name, further=()), *others)
+
+    def native(self) -> _core.MachineProfile:
+        """The same for the native cost model."""
+        first, *others = (
+            _core.MachineProfile.from_fields(device.name, device.cost_figures) for device in self.devices
+        )
+        return first.with_devices(others) if others else first
 
     def cpu_curve(self, format: str, hidden: int, intermediate: int, threads: int) -> CpuCurve | None:
         """The curve measured for exactly this shape and number of threads; None if missing."""
@@ -103,11 +130,15 @@ def shipped_profiles() -> tuple[str, ...]:
 
 
 def load_profile(name_or_path: str) -> MachineProfile:
-    """A shipped profile by name, or one from a JSON file.
+    """A shipped profile by name, or one from a JSON file; several joined by "+": one machine with all their devices.
+
+    The host of several is the first one's.
 
     Raises:
         ConfigError: unknown profile (the message lists the shipped ones), or a figure is missing or impossible.
     """
+    if "+" in name_or_path and not Path(name_or_path).is_file():
+        return join_profiles([load_profile(name) for name in name_or_path.split("+")])
     if name_or_path in shipped_profiles():
         text = (resources.files("twofold.experts") / "profiles" / f"{name_or_path}.json").read_text("utf-8")
     elif name_or_path.endswith(".json"):
@@ -129,6 +160,28 @@ def load_profile(name_or_path: str) -> MachineProfile:
             f"machine profile {name_or_path}: not JSON ({error}); fix it or run `twofold calibrate`"
         ) from error
     return parse_profile(content, where=f"machine profile {name_or_path}")
+
+
+def join_profiles(profiles: Sequence[MachineProfile]) -> MachineProfile:
+    """One machine with the devices of all these. Its host is that of the first profile.
+
+    The first device computes all work outside the experts, so it is the one with the fastest memory.
+
+    Raises:
+        ConfigError: too many devices.
+    """
+    if len(profiles) > MOST_DEVICES:
+        raise ConfigError(f"{len(profiles)} devices were given; at most {MOST_DEVICES} are supported")
+    host = profiles[0]
+    devices = dataclasses.replace(host, further=tuple(profiles[1:])).devices
+    first, *others = sorted(devices, key=lambda device: -device.figures["vram_bandwidth_gbps"].value)
+    return dataclasses.replace(
+        first,
+        name="+".join(profile.name for profile in (first, *others)),
+        description=" and ".join(profile.description for profile in (first, *others)),
+        further=tuple(others),
+        first_name=first.name,
+    )
 
 
 def parse_profile(content: Any, *, where: str) -> MachineProfile:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twofold import _core
+from twofold.experts.device_split import split_slots
 from twofold.experts.pins import check_pins
 from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
 from twofold.experts.policies import POLICIES
@@ -84,6 +85,8 @@ class SlotPlan:
     """Strength of the routing bias towards experts in slots, 0 to below 1."""
     rules: Mapping[str, Any] = field(default_factory=dict)
     """Another engine's rules, for comparison: see `lab.systems`."""
+    split: tuple[float, ...] = ()
+    """Share of the slots of each device of a machine with several; empty: one device."""
     devices: tuple[str, ...] = ()
     """Pinning of each layer's experts: auto, cpu (never in a slot), gpu (always in one); empty: all are auto."""
 
@@ -101,11 +104,15 @@ class SlotPlan:
             rules = {"policy": "static", "shared_pool": True, "fixed_placement": True}
             if 0 < self.num_slots < shape.num_layers * shape.num_experts:
                 rules["replace_from"] = self.dynamic_update_from
+        first, *others = split_slots(
+            self.num_slots, self.split or (1.0,), max(self.num_slots, shape.num_layers * shape.num_experts)
+        )
         return _core.SchedulerConfig(
             shape.num_layers,
             shape.num_experts,
             shape.top_k,
-            self.num_slots,
+            first,
+            further_slots=others,
             prefetch=self.prefetch,
             num_staging=self.num_staging,
             pins=self.devices,

@@ -18,6 +18,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
 from twofold.blocks.head import Embedding
 from twofold.experts.calibration import LayerTimer
+from twofold.experts.device_split import device_split, split_slots
 from twofold.experts.profiles import MachineProfile
 from twofold.experts.slot_plan import MoeShape
 from twofold.fit.layer_times import LayerTimes, StepPart
@@ -123,9 +124,8 @@ def cpu_speed(files: ModelFiles, rates: Rates, context: int) -> Speed:
 def device_speed(files: ModelFiles, profile: MachineProfile, num_slots: int, context: int) -> Speed:
     """Speed with dense weights on the accelerator and `num_slots` expert slots, for routing drawn by a Zipf law."""
     figures, shape, sizes = profile.cost_figures, moe_shape(files), trace_sizes(files)
-    machine = _core.MachineProfile.from_fields(profile.name, figures)
     expert_bytes = 3 * sizes.hidden * sizes.intermediate * sizes.bits_per_weight / 8
-    cost = _core.CostModel(machine, expert_bytes, 6.0 * sizes.hidden * sizes.intermediate, ())
+    cost = _core.CostModel(profile.native(), expert_bytes, 6.0 * sizes.hidden * sizes.intermediate, ())
     stretch_bytes, stretch_flops, _ = dense_stretches(files)
     cache = files.config.cache_bytes_per_token(files.config.cache_dtype("bfloat16")) * context
     vram = figures["vram_bandwidth_gbps"] * 1e3
@@ -141,11 +141,15 @@ def device_speed(files: ModelFiles, profile: MachineProfile, num_slots: int, con
             np.bincount(ids[:, layer].ravel(), minlength=shape.num_experts)
             for layer in range(shape.num_layers)
         ]
+        first, *others = split_slots(
+            num_slots, device_split(None, profile), max(num_slots, shape.num_layers * shape.num_experts)
+        )
         config = _core.SchedulerConfig(
             shape.num_layers,
             shape.num_experts,
             shape.top_k,
-            num_slots,
+            first,
+            further_slots=others,
             prior_usage=[float(n) for n in np.concatenate(counts)],
         )
         played = _core.simulate(

@@ -11,11 +11,12 @@ from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.panels import MappedPanels
 from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.device_split import check_devices, device_split
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.output_changes import AUTO
 from twofold.experts.placement import initial_placement
 from twofold.experts.policies import prefetches
-from twofold.experts.profiles import load_machine_profile
+from twofold.experts.profiles import MachineProfile, load_machine_profile
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
 from twofold.models.sizing import cpu_stretches, dense_stretches
@@ -29,17 +30,22 @@ def slot_plan(
     slots: int,
     num_staging: int = -1,
     devices: tuple[str, ...] = (),
+    machine: MachineProfile | None = None,
 ) -> SlotPlan:
     """Plan of `slots` expert slots over all layers, filled as configured. devices: as in `SlotPlan`.
 
+    machine: the emulated machine, whose devices share the slots.
+
     Raises:
-        ConfigError: the statistics cannot be used.
+        ConfigError: the statistics cannot be used, or a setting does not work with several devices.
     """
+    check_devices(config, machine)
+    has_several = machine is not None and bool(machine.further)
     deferred, model = config.num_deferred_experts, files.config
     return SlotPlan(
         slots,
         config.policy,
-        prefetches(config),
+        prefetches(config) and not has_several,
         num_staging,
         placement=initial_placement(
             config,
@@ -51,6 +57,7 @@ def slot_plan(
         devices=devices,
         num_deferred=AUTO if deferred == "auto" else int(deferred),
         cache_prior=config.cache_prior,
+        split=device_split(config.tensor_split, machine) if machine is not None and has_several else (),
     )
 
 

@@ -16,7 +16,8 @@ inline MachineProfile machine_profile() {
           .link_latency_us = 4,
           .link_bandwidth_gbps = 0.1,
           .contention = 0.2,
-          .join_us = 1};
+          .join_us = 1,
+          .further = {}};
 }
 
 }  // namespace twofold::fake

@@ -134,7 +134,9 @@ void bind_cache(py::module_& m) {
       .def("boundary", &ExpertCache::boundary, py::arg("num_new") = 1, py::arg("num_running") = 1)
       .def("value", &ExpertCache::value, py::arg("layer"), py::arg("expert"))
       .def("set_future", &ExpertCache::set_future, py::arg("events_per_layer"))
-      .def("save", &ExpertCache::save, py::arg("path"))
+      .def(
+          "save", [](const ExpertCache& cache, const std::string& path) { cache.save(path); },
+          py::arg("path"))
       .def("load", &ExpertCache::load, py::arg("path"));
 }
 

@@ -4,6 +4,7 @@
 #include "tested.h"
 #include "twofold/cost_model.h"
 #include "twofold/decode_planner.h"
+#include "twofold/machine_planner.h"
 #include "twofold/prefill_planner.h"
 
 namespace twofold::bindings {
@@ -14,6 +15,19 @@ namespace {
 struct TestedCostModel : CostModel {
   using CostModel::CostModel;
 };
+
+using LoadsByDevice = std::vector<std::vector<int>>;
+
+LayerTimes machine_layer(const TestedCostModel& cost, const LoadsByDevice& hits, const LoadsByDevice& fetched,
+                         const std::vector<int>& cpu, const std::vector<double>& backlog_us,
+                         const std::vector<double>& queued_us, bool one_transfer) {
+  std::vector<DeviceWork> further;
+  for (size_t d = 1; d < hits.size(); ++d)
+    further.push_back({hits[d], fetched.at(d), backlog_us.at(d), queued_us.at(d), one_transfer});
+  LayerWork work{hits.at(0), fetched.at(0), cpu, backlog_us.at(0), queued_us.at(0), one_transfer};
+  work.further = further;
+  return cost.layer(work);
+}
 
 void bind_cost_model(py::module_& m) {
   py::class_<LayerTimes>(m, "LayerTimes", "Predicted times of one layer, in microseconds from its start.")
@@ -50,7 +64,10 @@ void bind_cost_model(py::module_& m) {
           },
           py::arg("hits"), py::arg("fetched"), py::arg("cpu"), py::arg("backlog_us") = 0.0,
           py::arg("queued_us") = 0.0, py::arg("one_transfer") = false,
-          "(LayerTimes, landing time of each fetched expert)");
+          "(LayerTimes, landing time of each fetched expert)")
+      .def("machine_layer", &machine_layer, py::arg("hits"), py::arg("fetched"), py::arg("cpu"),
+           py::arg("backlog_us"), py::arg("queued_us"), py::arg("one_transfer") = false,
+           "LayerTimes of several devices; all but cpu have one entry per device.");
 }
 
 void bind_planners(py::module_& m) {
@@ -87,10 +104,41 @@ void bind_planners(py::module_& m) {
           py::arg("queued_us") = 0.0, py::arg("max_fetch") = -1);
 }
 
+void bind_machine_planner(py::module_& m) {
+  py::class_<MachineLoad>(m, "MachineLoad",
+                          "An active expert of a layer; resident and barred: bits by device.")
+      .def(py::init([](int expert, int tokens, uint32_t resident, uint32_t barred) {
+             return MachineLoad{expert, tokens, resident, barred};
+           }),
+           py::arg("expert"), py::arg("tokens"), py::arg("resident") = 0, py::arg("barred") = 0);
+  py::class_<DevicePlan>(m, "DevicePlan", "A device's share of a layer, by expert number.")
+      .def_readonly("hits", &DevicePlan::hits)
+      .def_readonly("fetch", &DevicePlan::fetch);
+  py::class_<MachinePlan>(m, "MachinePlan", "Which lane runs what in one layer of several devices.")
+      .def_readonly("devices", &MachinePlan::devices)
+      .def_readonly("cpu", &MachinePlan::cpu)
+      .def_readonly("streamed", &MachinePlan::streamed)
+      .def_readonly("times", &MachinePlan::times);
+  py::class_<MachinePlanner>(m, "MachinePlanner", "Plans layers of machines with several devices.")
+      .def(py::init<const CostModel&, int>(), py::arg("cost"), py::arg("exact_up_to") = 12)
+      .def(
+          "plan",
+          [](const MachinePlanner& planner, const std::vector<MachineLoad>& loads,
+             const std::vector<std::tuple<double, double, int>>& devices, bool may_stream) {
+            std::vector<DeviceState> states;
+            for (const auto& [backlog_us, queued_us, max_fetch] : devices)
+              states.push_back({backlog_us, queued_us, max_fetch});
+            return planner.plan(loads, states, may_stream);
+          },
+          py::arg("loads"), py::arg("devices"), py::arg("may_stream"),
+          "devices: (backlog_us, queued_us, max_fetch) of each.");
+}
+
 }  // namespace
 
 void bind_tested_costs(py::module_& m) {
   bind_cost_model(m);
   bind_planners(m);
+  bind_machine_planner(m);
 }
 }  // namespace twofold::bindings

@@ -59,7 +59,7 @@ void bind_scheduler(py::module_& m) {
           },
           py::arg("layer"), py::arg("ids"))
       .def("drain", &TestedScheduler::drain)
-      .def_property_readonly("num_slots", &TestedScheduler::num_slots)
+      .def_property_readonly("num_slots", [](const TestedScheduler& s) { return s.num_slots(); })
       .def("preload",
            [](TestedScheduler& s, int layer, int expert) { return s.cache().preload(layer, expert); })
       .def("state",

@@ -3,14 +3,17 @@
 // lab simulator) comes from `CostModel::layer`, so all predictions agree by construction.
 //
 // With W = bytes of one expert, F = its flops for one token, n = tokens routed to it:
-//   t_cpu(S) = h + sum(o + max(W/B_cpu, F n/P_cpu)) * (1 + chi * dma_busy)    0 if S is empty
-//   t_gpu(S) = g + sum(max(W/B_vram, F n/P_gpu))                              0 if S is empty
-//   upload j of a layer lands at q + sum_{i<=j}(a + W/B_link)                 q = backlog of the link
-//   T_layer  = max(t_gpu(hits, then each fetched expert not before it landed), t_cpu(rest)) + join
+//   t_cpu(S) = h + sum(o + max(W/B_cpu, F n/P_cpu)) * (1 + sum_d chi_d * dma_busy_d)    0 if S is empty
+//   t_d(S)   = x_d + g_d + sum(max(W/B_vram_d, F n/P_d))                                0 if S is empty
+//   upload j to device d lands at q_d + sum_{i<=j}(a_d + W/B_link_d)                    q_d = backlog of its link
+//   T_layer  = max(max_d t_d(hits, then each fetched expert not before it landed), t_cpu(rest)) + join
+// A machine has one CPU and devices d = 0, 1, ...; each has its own memory and link. The first device computes
+// everything outside the experts, so h and join are its figures. Another device gets its activations from the
+// first one and sends its result back, at x_d per layer that uses it (x_0 = 0).
 // The CPU works in order. With b = time until it finishes the previous layer's deferred experts, t_cpu begins
 // at b. If S is empty, the layer still waits for b, because that result joins here. The layer's own deferred
 // experts run after S and delay nothing before the next layer.
-// h is paid once per layer that uses the CPU. dma_busy is the share of the CPU's time during which the link
+// h is paid once per layer that uses the CPU. dma_busy_d is the share of the CPU's work during which link d
 // copies.
 #pragma once
 
@@ -22,27 +25,31 @@
 
 namespace twofold {
 
+inline constexpr size_t kMostDevices = 8;
+
 // One measured point of "tokens of one expert -> microseconds".
 struct CurvePoint {
   double tokens = 0;
   double us = 0;
 };
 
-// Calibrated figures of one machine. Units are in the names; GB/s are 1e9 bytes, GFLOP/s 1e9 operations per
-// second.
+// Calibrated figures of one machine: the host's, and those of its first device and that device's link. Units are
+// in the names; GB/s are 1e9 bytes, GFLOP/s 1e9 operations per second.
 struct MachineProfile {
   std::string name;
-  double handshake_us = 0;            // h: CPU <-> accelerator, once per layer that uses the CPU
-  double cpu_bandwidth_gbps = 0;      // B_cpu: expert weights read from host memory by the thread pool
-  double cpu_gflops = 0;              // P_cpu
-  double cpu_expert_overhead_us = 0;  // o: fixed cost per expert on the CPU
-  double gpu_launch_us = 0;           // g: fixed cost per layer on the accelerator
-  double vram_bandwidth_gbps = 0;     // B_vram
-  double gpu_gflops = 0;              // P_gpu
-  double link_latency_us = 0;         // a: fixed cost per upload
-  double link_bandwidth_gbps = 0;     // B_link: host to device
-  double contention = 0;              // chi: CPU slow-down while the link copies (0.22: 22 % slower)
-  double join_us = 0;                 // adding the two partial results
+  double handshake_us = 0;              // h: CPU <-> accelerator, once per layer that uses the CPU
+  double cpu_bandwidth_gbps = 0;        // B_cpu: expert weights read from host memory by the thread pool
+  double cpu_gflops = 0;                // P_cpu
+  double cpu_expert_overhead_us = 0;    // o: fixed cost per expert on the CPU
+  double gpu_launch_us = 0;             // g: fixed cost per layer on the accelerator
+  double vram_bandwidth_gbps = 0;       // B_vram
+  double gpu_gflops = 0;                // P_gpu
+  double link_latency_us = 0;           // a: fixed cost per upload
+  double link_bandwidth_gbps = 0;       // B_link: host to device
+  double contention = 0;                // chi: CPU slow-down while the link copies (0.22: 22 % slower)
+  double join_us = 0;                   // adding the partial results
+  double exchange_us = 0;               // x: activations from the first device and back; 0 for the first
+  std::vector<MachineProfile> further;  // the devices after the first, each beside this host
 
   // Throws std::invalid_argument naming the field, its value and what is expected: rates must be positive and
   // finite, everything else finite and not negative.
@@ -51,9 +58,23 @@ struct MachineProfile {
   // All eleven fields by name, none missing, none unknown; validated.
   static MachineProfile from_fields(const std::string& name, const std::map<std::string, double>& fields);
   std::map<std::string, double> fields() const;
+
+  // This machine with more devices, from profiles of machines that have them. The host's figures are this one's.
+  // Activations travel through the host: x_d is the sum of both devices' handshakes.
+  MachineProfile with_devices(std::span<const MachineProfile> others) const;
 };
 
-// The work of one layer in one step. Loads are tokens per expert.
+// What a layer asks of a device after the first. Loads are tokens per expert.
+struct DeviceWork {
+  std::span<const int> hits;
+  std::span<const int> fetched;
+  double backlog_us = 0;
+  double queued_us = 0;
+  bool one_transfer = false;
+};
+
+// The work of one layer in one step. Loads are tokens per expert. All but the CPU's fields describe the first
+// device.
 struct LayerWork {
   std::span<const int> hits;     // resident experts, run by the accelerator
   std::span<const int> fetched;  // uploaded now, in this order, then run by the accelerator
@@ -64,15 +85,23 @@ struct LayerWork {
   bool one_transfer = false;           // fetched experts travel as one copy: the link latency is paid once
   std::span<const int> deferred = {};  // run by the CPU after its share, overlapping the work after the layer
   double cpu_backlog_us = 0;           // until the CPU finishes the previous layer's deferred experts
+  std::span<const DeviceWork> further = {};  // none, or one for each device after the first
 };
 
 struct LayerTimes {
-  double layer_us = 0;    // from the router's output to the joined result
-  double gpu_us = 0;      // the accelerator is done, waiting for uploads included
-  double cpu_us = 0;      // the CPU is done, handshake included
-  double link_us = 0;     // the last fetched expert has landed; 0 if none is fetched
-  double dma_busy = 0;    // share of the CPU's time during which the link copied
+  double layer_us = 0;  // from the router's output to the joined result
+  double gpu_us = 0;    // all devices are done, waiting for uploads included
+  double cpu_us = 0;    // the CPU is done, handshake included
+  double link_us = 0;   // the last fetched expert has landed; 0 if none is fetched
+  double dma_busy = 0;  // share of the CPU's time during which the link copied; the longest of several links
   double cpu_end_us = 0;  // the CPU has finished the deferred experts too; 0: nothing is deferred
+};
+
+// One device's part of a layer, from sums.
+struct DeviceTimes {
+  double gpu_us = 0;      // its experts are done; 0 if it has none
+  double landed_us = 0;   // its last fetched expert has landed; the backlog if none is fetched
+  double copying_us = 0;  // its link copies so long from the layer's start
 };
 
 class CostModel {
@@ -85,6 +114,9 @@ class CostModel {
 
   const MachineProfile& profile() const { return profile_; }
   double expert_bytes() const { return expert_bytes_; }
+  int num_devices() const { return 1 + static_cast<int>(further_.size()); }
+  // The machine as if device d (0: the first) were its only one. Expert times, uploads and prices of that device.
+  const CostModel& device(int d) const { return d == 0 ? *this : further_[static_cast<size_t>(d) - 1]; }
   // The same experts on a machine with other figures.
   CostModel with_profile(MachineProfile profile) const {
     return {std::move(profile), expert_bytes_, flops_per_token_, curve_};
@@ -107,6 +139,14 @@ class CostModel {
                              double cpu_work_us, double backlog_us, double queued_us, bool one_transfer,
                              std::span<double> landed_us = {}) const;
 
+  // The first device alone; hit_us and fetched_us as in layer_from_sums.
+  DeviceTimes device_from_sums(int num_hits, double hit_us, std::span<const double> fetched_us,
+                               double backlog_us, double queued_us, bool one_transfer,
+                               std::span<double> landed_us = {}) const;
+  // The CPU's part while links copy: one entry for each device. dma_busy receives the longest share.
+  double cpu_from_sums(int num_cpu, double cpu_work_us, std::span<const double> copying_us,
+                       double& dma_busy) const;
+
   // Shorthand: layer(...).layer_us with uploads one by one.
   double layer_us(std::span<const int> hits, std::span<const int> fetched, std::span<const int> cpu,
                   double backlog_us) const;
@@ -118,12 +158,15 @@ class CostModel {
  private:
   // Experts deferred by the previous layer and by this one.
   void add_deferred(const LayerWork& work, LayerTimes& times) const;
+  void add_devices(const LayerWork& work, double cpu_work_us, LayerTimes& times) const;
+  double contention(size_t d) const { return device(static_cast<int>(d)).profile_.contention; }
 
   MachineProfile profile_;
   double expert_bytes_;
   double flops_per_token_;
   double transfer_us_;
   std::vector<CurvePoint> curve_;
+  std::vector<CostModel> further_;
 };
 
 }  // namespace twofold

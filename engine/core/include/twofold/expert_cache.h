@@ -137,7 +137,8 @@ class ExpertCache {
   // Warm start: learned state, usage and the resident experts. load() checks shape and policy and throws
   // std::runtime_error with the actual and expected values; it returns the experts to upload (layer *
   // num_experts + expert), best first, and changes no slot.
-  void save(const std::string& path) const;
+  // held: [layers * experts], what the file names as resident where slots are spread over several caches.
+  void save(const std::string& path, std::span<const uint8_t> held = {}) const;
   std::vector<int> load(const std::string& path);
 
  private:

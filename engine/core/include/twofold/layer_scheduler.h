@@ -3,6 +3,9 @@
 // by the caller: a Timeline plays the uploads on a virtual clock, so the emulated accelerator and the lab's
 // simulator give the same times; a real-time link carries out the same decisions on a GPU.
 //
+// A machine has one or more devices. Each has a link and a cache of its own, and slots numbered from 0. With several
+// devices MachinePlanner plans the layer, and machine_market.cpp decides which device an expert is uploaded to.
+//
 // Fetched experts need a slot. An expert with a higher value than the cheapest victim takes that slot (the
 // upload is paid anyway); any other passes through a staging slot, which the next layer may overwrite. Staging
 // slots are numbered from num_slots() on. A large chunk uploads ahead for the next layer (StreamAhead), into
@@ -23,6 +26,7 @@
 #include "twofold/dynamic_update.h"
 #include "twofold/expert_cache.h"
 #include "twofold/fetch_rules.h"
+#include "twofold/machine_planner.h"
 #include "twofold/prefetcher.h"
 #include "twofold/prefill_planner.h"
 #include "twofold/step_shape.h"
@@ -47,6 +51,7 @@ struct ExpertDecision {
   Placement where = Placement::kCpu;
   int slot = -1;
   bool landed = false;  // fetched ahead and already there
+  int device = 0;       // that runs it; 0 on the CPU
 };
 
 // One upload that the layer began or queued, in link order; belongs to the next layer if it was begun ahead.
@@ -60,6 +65,7 @@ struct Move {
   UploadReason reason = UploadReason::kDemand;
   double value = 0;
   double victim_value = 0;
+  int device = 0;
   void take(const Admission& admission) {
     slot = admission.slot;
     evicted = admission.evicted;
@@ -86,6 +92,7 @@ struct Publication {
   int slot = 0;
   Upload upload;
   bool staged = false;
+  int device = 0;
 };
 
 struct LayerDecision {
@@ -104,7 +111,8 @@ struct LayerSchedulerConfig {
   int num_layers = 0;
   int num_experts = 0;
   int top_k = 0;
-  int num_slots = 0;
+  int num_slots = 0;               // slots of the first device
+  std::vector<int> further_slots;  // slots of each device after the first
   std::string policy = "payback";
   int num_staging = -1;          // -1: num_experts, room to stream one whole layer
   double upload_price = -1;      // in misses; < 0: default_upload_price
@@ -125,22 +133,30 @@ struct LayerSchedulerConfig {
 
   std::vector<LayerPin> pins;  // one per layer, or none: all are free
 
+  int num_devices() const { return 1 + static_cast<int>(further_slots.size()); }
+  int slots_of(int device) const {
+    return device == 0 ? num_slots : further_slots[static_cast<size_t>(device) - 1];
+  }
   // Sizes for memory allocation.
-  int usable_slots() const {
+  int usable_slots(int device = 0) const {
     const auto never = static_cast<int>(std::count(pins.begin(), pins.end(), LayerPin::kNever));
-    return std::min(num_slots, (num_layers - never) * num_experts);
+    return std::min(slots_of(device), (num_layers - never) * num_experts);
   }
   int staging_slots() const { return num_staging < 0 ? num_experts : num_staging; }
 };
 
 // Cost of a background upload to the layers it overlaps, in misses: the contention it causes on the CPU.
 double default_upload_price(const CostModel& cost);
-std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config);
+std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config,
+                                        int device = 0);
 
 class LayerScheduler {
  public:
   // The link must outlive it. Throws std::invalid_argument with field, value and expectation.
   LayerScheduler(CostModel cost, LayerSchedulerConfig config, Link& link);
+  // links: one for each device of the cost model, all on one clock. With several devices, rules of other engines,
+  // prefetching, deferral, dynamic update and offline policies are refused, and nothing is streamed ahead.
+  LayerScheduler(CostModel cost, LayerSchedulerConfig config, std::span<Link* const> links);
 
   // Step boundary: landed uploads become usable, failed ones are forgotten. The span and the shape are valid
   // until the next call; the shape's rows are the tokens of every decide.
@@ -175,9 +191,14 @@ class LayerScheduler {
     if (ahead_) ahead_->refused(slot);
   }
   // Advances a virtual clock by work outside the experts (attention, head).
-  void advance(double us) { link_.advance(us); }
+  void advance(double us) {
+    for (Device& device : devices_) device.link->advance(us);
+  }
   // Waits until every queued upload has landed; for an idle machine.
-  void drain() { link_.drain(); }
+  void drain();
+  // Fills free slots at start from prior_usage (ExpertCache::preload_by_usage). Of several devices, each layer's
+  // experts go to the one that its use keeps busy least.
+  void preload_by_usage();
   double now_us() const { return link_.now_us(); }
   // Replaces the machine's figures: plans and prices follow them from now on, except an upload price that the
   // configuration set.
@@ -186,19 +207,28 @@ class LayerScheduler {
   // idle link.
   std::vector<uint8_t> split_table() const;
 
-  // Total copy time of the link so far.
+  // Total copy time of the links so far.
   double link_us() const { return link_us_; }
 
-  int num_slots() const { return cache_->num_slots(); }
+  int num_devices() const { return static_cast<int>(devices_.size()); }
+  int num_slots(int device = 0) const { return cache(device).num_slots(); }
   int num_staging() const { return config_.staging_slots(); }
   FetchRule fetch_rule() const { return config_.fetch_rule; }
   int num_deferred() const { return deferral_.most(); }
   double upload_price() const { return cache_->config().upload_price; }
   const CostModel& cost() const { return cost_; }
-  ExpertCache& cache() { return *cache_; }
-  const ExpertCache& cache() const { return *cache_; }
+  ExpertCache& cache(int device = 0) { return *devices_[static_cast<size_t>(device)].cache; }
+  const ExpertCache& cache(int device = 0) const { return *devices_[static_cast<size_t>(device)].cache; }
 
  private:
+  // A device with its slots and link, and its part of the layer being decided.
+  struct Device {
+    Link* link = nullptr;
+    std::unique_ptr<ExpertCache> cache;
+    std::vector<int> fetch;  // indices into decision_.experts, in upload order
+    bool one_transfer = false;
+    std::vector<int> hit_loads, fetched_loads;
+  };
   void clear_decision(int layer);
   void begin_layer(int layer, std::span<const int32_t> ids, std::span<const float> weights, int num_tokens);
   // Prices what was placed, queues the layer's moves, and advances the clock past the layer.
@@ -215,18 +245,36 @@ class LayerScheduler {
   void plan_as_peer(int layer, std::span<const ExpertLoad> plannable, int room);
   void plan_many(int layer, std::span<const ExpertLoad> plannable, int room);
   void place_fetched(int layer);
-  bool stages(int staging_slot) const;
+  bool keeps_fetched(int layer, int expert, int device, const std::optional<Admission>& possible) const;
+  bool stages(int device, int staging_slot) const;
+  void plan_machine(int layer, int num_tokens);
+  // An expert's best offer: its upload to this device is worth `gain_us` beyond its price.
+  struct Offer {
+    int device = -1;
+    double gain_us = 0;
+  };
+  static std::vector<Device> devices_of(const CostModel& cost, const LayerSchedulerConfig& config,
+                                        std::span<Link* const> links);
+  Offer best_offer(int layer, int expert);
+  // Whether a device other than the given one (-1: any) has it in a slot, or on its way there.
+  bool is_held_elsewhere(int layer, int expert, int device) const;
+  void admit_in_market(int layer);
+  double worth_us(int device, double value) const;
+  void end_moves(const Publication& landed);
   void stream_ahead(int layer, LayerWork& work, int num_tokens);
   void admit_misses(int layer);
   void take_prefetched(int layer);
   void issue_prefetches(int layer, const LayerWork& work);
   // Passes the move to the link and records the times it reports.
   void upload(Move& move, double duration_us = -1);
-  void upload_after_layer(int layer, int expert, const Admission& admission, UploadReason reason);
+  void upload_after_layer(int layer, int expert, const Admission& admission, UploadReason reason,
+                          int device = 0);
 
   CostModel cost_;
   LayerSchedulerConfig config_;
-  Link& link_;
+  std::vector<Device> devices_;
+  Link& link_;  // the first device's
+  ExpertCache* cache_;
   Deferral deferral_;
   double layer_end_us_ = 0, gap_us_ = 0;  // end of the last layer, and time from there to the next one
   std::vector<int> ones_;
@@ -234,20 +282,21 @@ class LayerScheduler {
   StepShape shape_;
   bool looks_ahead_ = false;  // this step calls look_ahead and settle_ahead, so follow does not prefetch
   double link_us_ = 0;
-  std::unique_ptr<ExpertCache> cache_;
   DynamicUpdate dynamic_update_;
   DecodePlanner decode_planner_;
   PrefillPlanner prefill_planner_;
+  MachinePlanner machine_planner_;
   std::optional<Prefetcher> prefetcher_;
   std::optional<StreamAhead> ahead_;
   LayerDecision decision_;
-  std::vector<int> fetch_;  // indices into decision_.experts, in upload order
-  int num_begun_ = 0;       // fetched experts whose upload ahead has begun and not landed
-  bool one_transfer_ = false;
+  int num_begun_ = 0;  // fetched experts whose upload ahead has begun and not landed
   std::vector<Upload> ahead_arrivals_;
   std::vector<Publication> publications_;
-  std::vector<int> hit_loads_, fetched_loads_, cpu_loads_, deferred_loads_, expert_loads_;
-  std::vector<uint8_t> on_cpu_;
+  std::vector<int> cpu_loads_, deferred_loads_, expert_loads_;
+  std::vector<DeviceWork> further_work_;
+  std::vector<MachineLoad> machine_loads_;
+  std::vector<DeviceState> device_states_;
+  std::vector<uint8_t> on_cpu_, staging_in_use_;
 };
 
 }  // namespace twofold

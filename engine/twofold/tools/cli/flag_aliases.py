@@ -321,7 +321,11 @@ LLAMA_CPP: Final = (
           values=_on_or_off),
     _ignored("it is always on", "--jinja", "-cb", "--cont-batching", nargs=0),
     _ignored("packed weights (`twofold pack`) are memory-mapped, others are copied", "--mlock", "--no-mmap", nargs=0),
-    _refused("one GPU is used", "-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"),
+    _to("tensor_split", "-ts"),
+    _refused(
+        "each expert runs where the layer ends first, on any device; choose devices with --accelerator",
+        "-sm", "--split-mode", "-mg", "--main-gpu",
+    ),
     _refused("rules place tensors here, see --optimize-config", "-ot", "--override-tensor"),
     _refused("nothing is downloaded; give the path of a file or directory", "-hf", "--hf-repo", "-mu", "--model-url"),
     _refused("there are no LoRA adapters; merge them into the weights", "--lora"),

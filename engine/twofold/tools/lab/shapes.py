@@ -43,8 +43,7 @@ class ModelShape:
         return 6.0 * self.hidden * self.intermediate
 
     def cost_model(self, profile: MachineProfile) -> _core.CostModel:
-        machine = _core.MachineProfile.from_fields(profile.name, profile.cost_figures)
-        return _core.CostModel(machine, self.expert_bytes, self.flops_per_token)
+        return _core.CostModel(profile.native(), self.expert_bytes, self.flops_per_token)
 
     def dense_us(self, profile: MachineProfile, num_layers: int) -> list[float]:
         """Time of the dense parts of one decode step: before each MoE layer, and after the last."""

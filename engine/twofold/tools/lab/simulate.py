@@ -13,8 +13,10 @@ from typing import Any
 
 from twofold import _core
 from twofold.api.errors import ConfigError
+from twofold.experts.device_split import device_split
 from twofold.experts.policies import POLICIES, check_names
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.tools.lab.devices import Steps, systems_of_devices
 from twofold.tools.lab.drafting import drafting_rows, read_acceptance
 from twofold.tools.lab.explain import where_peers_win
 from twofold.tools.lab.replay import (
@@ -98,15 +100,39 @@ def simulate_rows(
     part: Part = "second",
     upload_price: float = -1.0,
     prompts: bool = False,
+    tensor_split: str | None = None,
 ) -> Iterator[Row]:
     """One row per batch, size and system. All start with the experts that the other half of the trace used most.
 
-    prompts: `batches` are tokens per prompt chunk.
+    prompts: `batches` are tokens per prompt chunk. On a machine of several devices the systems are those of
+    `lab.devices`, and `slots` is the share of experts that fits into all devices together; tensor_split divides it.
     """
     played = trace.part(part)
     prior = (trace.part("first") if part == "second" else played).usage()
     for batch in batches:
+        steps = Steps(1, batch) if prompts else Steps(batch)
         for share in slots:
+            facts = {
+                "trace": trace.name,
+                "part": part,
+                "model": shape.name,
+                "profile": profile.name,
+                "steps": "prompts" if prompts else "decode",
+                "batch": batch,
+            }
+            if profile.further:
+                split = device_split(tensor_split, profile)
+                yield from _device_rows(
+                    facts,
+                    share,
+                    trace=played,
+                    shape=shape,
+                    profile=profile,
+                    split=split,
+                    steps=steps,
+                    prior=prior,
+                )
+                continue
             for system in systems:
                 result = simulate_system(
                     played,
@@ -114,31 +140,53 @@ def simulate_rows(
                     shape,
                     profile,
                     slots=share,
-                    batch=1 if prompts else batch,
-                    prompt_chunk=batch if prompts else 0,
+                    batch=steps.batch,
+                    prompt_chunk=steps.prompt_chunk,
                     prior_usage=prior,
                     upload_price=upload_price,
                 )
-                active = result.num_hits + result.num_cpu + result.num_fetched
-                yield {
-                    "trace": trace.name,
-                    "part": part,
-                    "model": shape.name,
-                    "profile": profile.name,
-                    "steps": "prompts" if prompts else "decode",
-                    "batch": batch,
-                    "slots": share,
-                    "system": system.name,
-                    "policy": system.options["policy"],
-                    "tokens_per_s": result.num_tokens / result.total_us * 1e6,
-                    "hit_rate": result.num_hits / max(1, active),
-                    "fetched_per_token": result.num_fetched / result.num_tokens,
-                    "uploads_per_token": result.num_uploads / result.num_tokens,
-                    "upload_bytes_per_token": result.num_uploads * shape.expert_bytes / result.num_tokens,
-                    "link_busy": result.link_us / result.total_us,
-                    "moe_share": result.moe_us / result.total_us,
-                    "clock": "virtual",
-                }
+                named = {"slots": share, "system": system.name, "policy": system.options["policy"]}
+                yield {**facts, **named, **_figures(result, shape)}
+
+
+def _device_rows(
+    facts: Row,
+    share: float,
+    *,
+    trace: Trace,
+    shape: ModelShape,
+    profile: MachineProfile,
+    split: Sequence[float],
+    steps: Steps,
+    prior: Sequence[float],
+) -> Iterator[Row]:
+    num_experts = trace.num_layers * trace.num_experts
+    for name, num_slots, result in systems_of_devices(
+        trace,
+        shape,
+        profile,
+        num_slots=round(share * num_experts),
+        split=split,
+        steps=steps,
+        prior_usage=prior,
+    ):
+        policy = "static" if name.startswith("static") else "payback"
+        named = {"slots": num_slots / num_experts, "system": name, "policy": policy}
+        yield {**facts, **named, **_figures(result, shape)}
+
+
+def _figures(result: Any, shape: ModelShape) -> Row:
+    active = result.num_hits + result.num_cpu + result.num_fetched
+    return {
+        "tokens_per_s": result.num_tokens / result.total_us * 1e6,
+        "hit_rate": result.num_hits / max(1, active),
+        "fetched_per_token": result.num_fetched / result.num_tokens,
+        "uploads_per_token": result.num_uploads / result.num_tokens,
+        "upload_bytes_per_token": result.num_uploads * shape.expert_bytes / result.num_tokens,
+        "link_busy": result.link_us / result.total_us,
+        "moe_share": result.moe_us / result.total_us,
+        "clock": "virtual",
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +197,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names_list,
         default=list(shipped_profiles()),
         metavar="NAME,…",
-        help=f"machines: {', '.join(shipped_profiles())} or files (default: all shipped)",
+        help=f"machines: {', '.join(shipped_profiles())} or files (default: all shipped); NAME+NAME: one machine with "
+        "both devices, compared with each alone and with a static split",
+    )
+    parser.add_argument(
+        "--tensor-split",
+        metavar="N,N…",
+        help="shares of the slots of each device of NAME+NAME machines (default: in proportion to their VRAM)",
     )
     parser.add_argument(
         "--systems",
@@ -262,6 +316,7 @@ def run(args: argparse.Namespace) -> int:
                     part=args.part,
                     upload_price=args.price,
                     prompts=bool(args.prompts),
+                    tensor_split=args.tensor_split,
                 )
             rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
     if acceptance is not None:

@@ -52,14 +52,21 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
         return ["no expert slots: the CPU runs all experts", *update_lines(found["dynamic_update"])]
     strategy = f", strategy {found['strategy']}, policy {found['policy']}" if found["strategy"] else ""
     total = sum(map(len, found["resident"]))
+    devices = found.get("devices", ())
     return [
         f"{found['model']}: {total} of {len(found['resident']) * found['num_experts']} experts in "
         f"{found['num_slots']} slots{strategy}",
         "",
         *table(
-            ["layer", "resident", "of", "experts"],
+            ["layer", "resident", "of", *devices, "experts"],
             [
-                [layer, len(experts), found["num_experts"], ranges(experts)]
+                [
+                    layer,
+                    len(experts),
+                    found["num_experts"],
+                    *(found["held_by"][layer].count(device) for device, _ in enumerate(devices)),
+                    ranges(experts),
+                ]
                 for layer, experts in enumerate(found["resident"])
             ],
         ),

@@ -1,0 +1,210 @@
+// Several devices: how a layer's plan spreads over them, and the market in which they compete for experts.
+//
+// Every device has a cache with its own rent and price of an upload (policy_payback.cpp), in misses of its own. One
+// miss of a device is worth what a hit there saves (CostModel::miss_us), so offers of all devices compare in
+// microseconds: value of the expert - value of the victim - price of the upload over this link. An expert is
+// uploaded to the device with the best offer. One that another device holds already moves if the offer exceeds its
+// worth there; its old slot is freed when the new copy has landed.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "twofold/layer_scheduler.h"
+
+namespace twofold {
+
+namespace {
+
+void refuse(const char* what) {
+  throw std::invalid_argument(
+      "layer scheduler: " + std::string(what) +
+      " given for a machine of several devices, where it is not supported; leave it out or "
+      "use one device");
+}
+
+void check(const CostModel& cost, const LayerSchedulerConfig& config, size_t num_links) {
+  const auto num_devices = static_cast<size_t>(cost.num_devices());
+  if (num_links != num_devices || static_cast<size_t>(config.num_devices()) != num_devices) {
+    throw std::invalid_argument("layer scheduler: slots for " + std::to_string(config.num_devices()) +
+                                " devices and " + std::to_string(num_links) + " links given, " +
+                                std::to_string(num_devices) +
+                                " of each expected, one per device of the machine");
+  }
+  if (num_devices == 1) return;
+  if (config.fetch_rule != FetchRule::kBestSplit || config.always_cache_fetched)
+    refuse("another engine's rule");
+  if (config.prefetch) refuse("prefetch");
+  if (config.num_deferred > 0) refuse("num_deferred");
+  if (config.replace_from > 0) refuse("replace_from");
+  if (cache_policy(config.policy).offline) refuse("an offline policy");
+}
+
+}  // namespace
+
+std::vector<LayerScheduler::Device> LayerScheduler::devices_of(const CostModel& cost,
+                                                               const LayerSchedulerConfig& config,
+                                                               std::span<Link* const> links) {
+  check(cost, config, links.size());
+  std::vector<Device> devices(links.size());
+  for (size_t d = 0; d < links.size(); ++d) {
+    devices[d].link = links[d];
+    devices[d].cache = make_cache(cost, config, static_cast<int>(d));
+  }
+  return devices;
+}
+
+void LayerScheduler::plan_machine(int layer, int num_tokens) {
+  const auto active = cache_->active(layer);
+  const auto loads = cache_->loads(layer);
+  std::vector<int> order(active.size());
+  std::iota(order.begin(), order.end(), 0);
+  // Experts of equal load are interchangeable for this layer; the more valuable ones are fetched.
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return cache_->value(layer, active[size_t(a)]) > cache_->value(layer, active[size_t(b)]);
+  });
+  machine_loads_.clear();
+  for (int i : order) {
+    MachineLoad load{active[size_t(i)], loads[size_t(i)]};
+    for (int d = 0; d < num_devices(); ++d) {
+      const ExpertState state = cache(d).state(layer, load.expert);
+      if (state == ExpertState::kResident) load.resident |= 1U << d;
+      if (state == ExpertState::kInFlight || cache(d).config().pin(layer) == LayerPin::kNever)
+        load.barred |= 1U << d;
+    }
+    machine_loads_.push_back(load);
+  }
+  device_states_.clear();
+  for (const Device& device : devices_)
+    device_states_.push_back({device.link->backlog_us(), device.link->queued_us(), num_staging()});
+  const MachinePlan plan = machine_planner_.plan(machine_loads_, device_states_, num_tokens > 1);
+
+  for (size_t i = 0; i < active.size(); ++i) decision_.experts.push_back({active[i], loads[i]});
+  const auto index_of = [active](int expert) {
+    return int(std::lower_bound(active.begin(), active.end(), expert) - active.begin());
+  };
+  for (int d = 0; d < num_devices(); ++d) {
+    const DevicePlan& share = plan.devices[size_t(d)];
+    for (int expert : share.hits) {
+      ExpertDecision& e = decision_.experts[size_t(index_of(expert))];
+      e.where = Placement::kHit;
+      e.slot = cache(d).slot_of(layer, expert);
+      e.device = d;
+    }
+    Device& device = devices_[size_t(d)];
+    device.fetch.clear();
+    device.one_transfer = plan.streamed;
+    for (int expert : share.fetch) device.fetch.push_back(index_of(expert));
+  }
+}
+
+bool LayerScheduler::is_held_elsewhere(int layer, int expert, int device) const {
+  for (int d = 0; d < num_devices(); ++d) {
+    if (d != device && cache(d).slot_of(layer, expert) >= 0) return true;
+  }
+  return false;
+}
+
+double LayerScheduler::worth_us(int device, double value) const {
+  return value * cost_.device(device).miss_us();
+}
+
+LayerScheduler::Offer LayerScheduler::best_offer(int layer, int expert) {
+  double held_us = 0;
+  bool is_held = false;
+  for (int d = 0; d < num_devices(); ++d) {
+    const ExpertState state = cache(d).state(layer, expert);
+    if (state == ExpertState::kInFlight) return {};
+    if (state == ExpertState::kAbsent) continue;
+    const double worth = worth_us(d, cache(d).value(layer, expert));
+    held_us = is_held ? std::max(held_us, worth) : worth;
+    is_held = true;
+  }
+  // Scores that only rank have no price: a free slot, else the least valued victim.
+  const bool ranks = cache_->policy().prefetches != Prefetching::kAuto;
+  if (is_held && ranks) return {};
+  Offer best;
+  for (int d = 0; d < num_devices(); ++d) {
+    if (cache(d).state(layer, expert) != ExpertState::kAbsent) continue;
+    if (devices_[size_t(d)].link->num_waiting() >= config_.max_waiting_uploads) continue;
+    const auto admission = cache(d).can_admit(layer, expert, false);
+    if (!admission) continue;
+    const double price = cache(d).config().upload_price;
+    const double gain_us = ranks ? (admission->evicted < 0 ? 0 : -admission->victim_value)
+                                 : worth_us(d, admission->value - admission->victim_value - price) - held_us;
+    if (best.device >= 0 ? gain_us <= best.gain_us : (!ranks && is_held && gain_us <= 0)) continue;
+    best = {d, gain_us};
+  }
+  return best;
+}
+
+void LayerScheduler::admit_in_market(int layer) {
+  if (!config_.background_uploads || config_.fixed_placement) return;
+  for (const ExpertDecision& e : decision_.experts) {
+    const bool missed = e.where == Placement::kCpu && !is_held_elsewhere(layer, e.expert, -1);
+    if (!missed && e.where != Placement::kHit) continue;
+    const Offer offer = best_offer(layer, e.expert);
+    if (offer.device >= 0) {
+      const auto admission = cache(offer.device).admit(layer, e.expert, false);
+      if (admission) upload_after_layer(layer, e.expert, *admission, UploadReason::kAdmission, offer.device);
+      continue;
+    }
+    if (!missed) continue;
+    // A refused bid moves every device's rent.
+    for (int d = 0; d < num_devices(); ++d) {
+      if (devices_[size_t(d)].link->num_waiting() >= config_.max_waiting_uploads) continue;
+      cache(d).admit(layer, e.expert, false);
+      if (cache(d).last_refusal() != AdmitRefusal::kPrice) continue;
+      const double value = cache(d).value(layer, e.expert);
+      if (!decision_.rejection || value > decision_.rejection->value) decision_.rejection = {e.expert, value};
+    }
+  }
+}
+
+void LayerScheduler::end_moves(const Publication& landed) {
+  if (landed.staged || landed.upload.failed) return;
+  for (int d = 0; d < num_devices(); ++d) {
+    if (d == landed.device || !cache(d).is_resident(landed.layer, landed.expert)) continue;
+    cache(d).evict(landed.layer, landed.expert);
+  }
+}
+
+void LayerScheduler::preload_by_usage() {
+  if (num_devices() == 1) {
+    cache_->preload_by_usage();
+    return;
+  }
+  const auto& usage = config_.prior_usage;
+  const size_t experts = size_t(config_.num_experts), layers = size_t(config_.num_layers);
+  std::vector<int> order(layers * experts);
+  std::iota(order.begin(), order.end(), 0);
+  std::vector<double> uses(order.size(), 0.0), used(layers, 0.0);  // per event; per layer in all
+  if (!usage.empty()) {
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return usage[size_t(a)] > usage[size_t(b)]; });
+    for (size_t cell = 0; cell < usage.size(); ++cell) used[cell / experts] += usage[cell];
+    for (size_t cell = 0; cell < usage.size(); ++cell)
+      uses[cell] = usage[cell] * config_.top_k / std::max(used[cell / experts], 1e-300);
+  }
+  // Expected time of each device's share of a layer: x + g where it is used at all, then its experts.
+  std::vector<double> busy_us(layers * devices_.size(), 0.0);
+  for (int cell : order) {
+    const size_t layer = size_t(cell) / experts;
+    int best = -1;
+    double best_us = std::numeric_limits<double>::infinity();
+    for (int d = 0; d < num_devices(); ++d) {
+      const CostModel& cost = cost_.device(d);
+      double us = busy_us[layer * devices_.size() + size_t(d)];
+      us += us == 0 ? cost.profile().exchange_us + cost.profile().gpu_launch_us : 0.0;
+      us += uses[size_t(cell)] * cost.gpu_expert_us(1);
+      if (us >= best_us || cache(d).num_free(int(layer)) == 0) continue;
+      best = d;
+      best_us = us;
+    }
+    if (best < 0 || !cache(best).preload(int(layer), cell % config_.num_experts)) continue;
+    busy_us[layer * devices_.size() + size_t(best)] = best_us;
+  }
+}
+
+}  // namespace twofold

@@ -1,0 +1,79 @@
+"""Expert slots of several devices: how many each has, and the settings that one device alone supports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.experts.profiles import MachineProfile
+
+
+def parse_split(text: str) -> tuple[float, ...]:
+    """Shares from text such as "3,1". Raises ConfigError."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(math.isfinite(share) and share >= 0 for share in shares) or sum(shares) <= 0:
+        raise ConfigError(f"--tensor-split was given {text!r}; expected one share per device, such as 3,1")
+    return tuple(share / sum(shares) for share in shares)
+
+
+def device_split(text: str | None, profile: MachineProfile) -> tuple[float, ...]:
+    """Share of the expert slots of each device of the machine, first device first.
+
+    text: --tensor-split; None: in proportion to VRAM, evenly where a profile does not say how much there is.
+
+    Raises:
+        ConfigError: not one share per device.
+    """
+    devices = profile.devices
+    if text is not None:
+        shares = parse_split(text)
+        if len(shares) != len(devices):
+            names = ", ".join(device.name for device in devices)
+            raise ConfigError(
+                f"--tensor-split {text} has {len(shares)} shares; the machine has {len(devices)} devices "
+                f"({names}); give one share for each, in this order"
+            )
+        return shares
+    sizes = [device.figures["vram_gb"].value for device in devices if "vram_gb" in device.figures]
+    if len(sizes) < len(devices):
+        sizes = [1.0] * len(devices)
+    return tuple(size / sum(sizes) for size in sizes)
+
+
+def split_slots(num_slots: int, shares: Sequence[float], most: int) -> list[int]:
+    """`num_slots` slots by share, at most `most` for each device; what does not divide goes to the first devices."""
+    slots = [min(most, math.floor(num_slots * share + 1e-9)) for share in shares]
+    for device, _ in enumerate(slots):
+        slots[device] += max(0, min(num_slots - sum(slots), most - slots[device])) if shares[device] else 0
+    return slots
+
+
+def check_devices(config: EngineConfig, profile: MachineProfile | None) -> None:
+    """Refuse settings that several devices do not support.
+
+    Raises:
+        ConfigError: names the setting and what to do.
+    """
+    if profile is None or not profile.further:
+        if config.tensor_split is not None:
+            raise ConfigError(
+                f"--tensor-split {config.tensor_split} was given with one device; leave it out, or name several "
+                "devices, such as --accelerator emulated:rtx4090-pcie4+rtx3060-pcie3"
+            )
+        return
+    given = {
+        "--prefetch on": config.prefetch == "on",
+        f"--num-deferred-experts {config.num_deferred_experts}": config.num_deferred_experts != "0",
+        "--enable-dynamic-expert-update": config.enable_dynamic_expert_update,
+    }
+    for flag, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{flag} was given with {len(profile.devices)} devices; it works with one device only. "
+                "Leave it out, or name one device"
+            )
