@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from twofold.api.config import ServerConfig
 from twofold.api.types import RunInfo
-from twofold.tools.cli.serve import greeting
+from twofold.tools.cli.serve.command import greeting
 from twofold.tools.cli.terminal_text import harmless
 
 INFO = RunInfo(

@@ -11,7 +11,7 @@ from twofold.api.errors import ConfigError, RequestError
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.tools.cli.main import main
-from twofold.tools.cli.serve import greeting
+from twofold.tools.cli.serve.command import greeting
 
 from tests.engine.model_runs import random_prompt
 from tests.models.drawn_described import EXAMPLES

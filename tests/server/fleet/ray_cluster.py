@@ -19,7 +19,7 @@ def serving(**settings: Any) -> Iterator[str]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray import serve
-    from twofold.tools.cli.serve_fleet import build
+    from twofold.tools.cli.serve.fleet import build
 
     port = free_port()
     ray.init(

@@ -90,7 +90,7 @@ def test_a_replica_killed_in_the_middle_ends_its_streams_with_an_error(url: str)
 
 def test_a_rolling_update_loses_no_stream(url: str) -> None:
     from ray import serve
-    from twofold.tools.cli.serve_fleet import build
+    from twofold.tools.cli.serve.fleet import build
 
     old = {each.pid for each in replica_processes()}
 

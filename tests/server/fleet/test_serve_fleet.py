@@ -8,7 +8,7 @@ import pytest
 from twofold.api.fleet_config import FleetConfig
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.main import main
-from twofold.tools.cli.serve_fleet import _as_arguments, serve_arguments
+from twofold.tools.cli.serve.fleet import _as_arguments, serve_arguments
 
 
 def test_settings_of_a_file_are_the_flags_of_serve() -> None:

@@ -71,6 +71,7 @@ _MODULES: Final = {
     "placement import": "placement.import_",
     "pull": "hub.pull",
     "rm": "hub.rm",
+    "serve": "serve.command",
     "version": "doctor.version",
 }
 """Modules below `twofold.tools.cli` named differently from their command; `ctl cache` is `ctl.cache`."""

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if from_namespace(FleetConfig, args).ray:
-        from twofold.tools.cli.serve_fleet import run_fleet
+        from twofold.tools.cli.serve.fleet import run_fleet
 
         return run_fleet(args)
     from twofold.text.chat.marks import check_parsers

@@ -1,0 +1,1 @@
+"""`twofold serve`: one process, or replicas on Ray Serve."""
