@@ -239,6 +239,30 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _cases(
+    price: SpeculativeConfig, free: list[Task], edited: list[Task]
+) -> list[tuple[str, list[Task], SpeculativeConfig]]:
+    """Name, tasks and drafter of each row of the table."""
+    fixed = dataclasses.replace(price, adaptive=False)
+    suffix = dataclasses.replace(price, method="suffix")
+    known = [dataclasses.replace(task, wrong=0.0) for task in free[:8]]
+    lies = [dataclasses.replace(task, wrong=1.0) for task in free]
+    return [
+        ("edit, n-gram", edited, price),
+        ("prose, n-gram", free, price),
+        ("prose, n-gram, fixed depth", free, fixed),
+        ("edit, suffix", edited, suffix),
+        ("prose, suffix", free, suffix),
+        ("repeated answers, n-gram", free[:8], price),
+        ("repeated answers, suffix", free[:8], dataclasses.replace(suffix, suffix_decoding_max_cached_requests=100)),
+        ("oracle", known, price),
+        *((f"oracle, fixed depth {depth}", known, dataclasses.replace(fixed, num_speculative_tokens=depth))
+          for depth in (1, 2, 4, 8)),
+        ("always wrong", lies, price),
+        ("always wrong, fixed depth 4", lies[:8], dataclasses.replace(fixed, num_speculative_tokens=4)),
+    ]  # fmt: skip
+
+
 def main() -> None:
     args = _arguments()
     model = args.model
@@ -268,24 +292,7 @@ def main() -> None:
         own_layer(off, plain, free, args.depth, args.rounds)
         off.close()
         return
-    fixed = dataclasses.replace(price, adaptive=False)
-    suffix = dataclasses.replace(price, method="suffix")
-    known = [dataclasses.replace(task, wrong=0.0) for task in free[:8]]
-    lies = [dataclasses.replace(task, wrong=1.0) for task in free]
-    cases = [
-        ("edit, n-gram", edits(encode, text, args.edits), price),
-        ("prose, n-gram", free, price),
-        ("prose, n-gram, fixed depth", free, fixed),
-        ("edit, suffix", edits(encode, text, args.edits), suffix),
-        ("prose, suffix", free, suffix),
-        ("repeated answers, n-gram", free[:8], price),
-        ("repeated answers, suffix", free[:8], dataclasses.replace(suffix, suffix_decoding_max_cached_requests=100)),
-        ("oracle", known, price),
-        *((f"oracle, fixed depth {depth}", known, dataclasses.replace(fixed, num_speculative_tokens=depth))
-          for depth in (1, 2, 4, 8)),
-        ("always wrong", lies, price),
-        ("always wrong, fixed depth 4", lies[:8], dataclasses.replace(fixed, num_speculative_tokens=4)),
-    ]  # fmt: skip
+    cases = _cases(price, free, edits(encode, text, args.edits))
     clock = "virtual clock of an emulated accelerator" if off.info.clock == "virtual" else "wall clock"
     print(f"{args.accelerator}, {clock}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     speeds: dict[str, dict[str, Any]] = {}

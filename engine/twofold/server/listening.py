@@ -108,6 +108,8 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 http=connection,
+                # Another loop, which some other package may bring, has other transports.
+                loop="asyncio",
                 ws="none",
                 timeout_graceful_shutdown=_FLUSH_TIMEOUT_S,
                 server_header=False,
