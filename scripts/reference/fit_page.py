@@ -58,7 +58,8 @@ def serve_a_real_model() -> str:
     """Body of the page."""
     intro = (
         "What the automatic fit chooses, and what it predicts. "
-        "[Models by their name](../guides/models.md#models-by-their-name) explains the commands. `twofold fit MODEL` shows the same for your machine, by the same code.\n\n"
+        "[Models by their name](../guides/models.md#models-by-their-name) explains the commands. "
+        "`twofold fit MODEL` shows the same for your machine, by the same code.\n\n"
         "- Sizes come from the models' shapes, in one format throughout; published files mix formats.\n"
         f"- {_FREE_SHARE:.0%} of the memory count as free. All experts are in memory, those in VRAM too.\n"
         "- Speeds are predictions by the shipped machine profiles, for routing drawn by a Zipf law. They were measured "
