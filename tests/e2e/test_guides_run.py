@@ -104,9 +104,15 @@ class Reader:
                     self.serve(["serve", *SERVER], environment)
                 words += [URL_FLAGS[name], self.url]
             done = subprocess.run(
-                [*TWOFOLD, *words], cwd=self.folder, env=environment, capture_output=True, text=True,
-                timeout=LIMIT_S, check=False, input="",
-            )  # fmt: skip
+                [*TWOFOLD, *words],
+                cwd=self.folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+                input="",
+            )
             told = f"{command}\n{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
             assert done.returncode == 0, told
 
@@ -114,9 +120,12 @@ class Reader:
         self.stop()
         words = [word for i, word in enumerate(words) if "--port" not in (word, words[i - 1])]
         server = serving(
-            [*TWOFOLD, *words, "--port", "0"], self.folder / "log", timeout_s=LIMIT_S,
-            environment=environment, folder=self.folder,
-        )  # fmt: skip
+            [*TWOFOLD, *words, "--port", "0"],
+            self.folder / "log",
+            timeout_s=LIMIT_S,
+            environment=environment,
+            folder=self.folder,
+        )
         self.url = self._server.enter_context(server).url
 
     def _written(self, word: str) -> str:

@@ -293,9 +293,16 @@ class _Fit:
             step_s / self._unit_s, _OUTLIER * expected
         )  # other load on the machine only ever adds time
         terms = (
-            1.0, experts, drafts, experts * experts, experts * drafts, drafts * drafts,
-            time, time * experts, time * drafts,
-        )  # fmt: skip
+            1.0,
+            experts,
+            drafts,
+            experts * experts,
+            experts * drafts,
+            drafts * drafts,
+            time,
+            time * experts,
+            time * drafts,
+        )
         self._sums = [_KEPT_STEP * total + term for total, term in zip(self._sums, terms, strict=True)]
         self.num_steps += 1
         if self.is_due:
