@@ -114,8 +114,8 @@ class ModelManager:
             self._add_job(model, load=False)
 
     def load(self, model: ServedModel) -> None:
-        """Load it, if it is not loaded, whether or not a request waits."""
-        if model.state != "loaded" and (model, True) not in self._jobs:
+        """Load it, if it is not loaded, whether or not a request waits. A load under way serves this call too."""
+        if model.state not in ("loaded", "loading") and (model, True) not in self._jobs:
             self._add_job(model, load=True)
 
     async def describe_all(self) -> None:
