@@ -47,7 +47,9 @@ async def until_all_run() -> None:
 
     for _ in range(600):
         deployment = serve.status().applications["twofold"].deployments["twofold-replica"]
-        if deployment.status == "HEALTHY" and deployment.replica_states.get("RUNNING") == 2:
+        # Ray notices a lost replica late. Its successor has a process first and is RUNNING once loaded.
+        is_running = deployment.status == "HEALTHY" and deployment.replica_states.get("RUNNING") == 2
+        if len(replica_processes()) == 2 and is_running:
             await asyncio.sleep(2.0)  # the gateway hears of it by a long poll
             return
         await asyncio.sleep(0.1)
