@@ -45,6 +45,7 @@ from twofold.engine.waiting import Waiter
 from twofold.models import ProgressFn
 from twofold.step.sampler import Sampler
 from twofold.step.sequences import ScheduledSequence, Sequence
+from twofold.step.speculation import Speculator
 from twofold.telemetry.sink import TelemetrySink
 
 _log = logging.getLogger(__name__)
@@ -327,8 +328,7 @@ class Engine:
         requests = self._step_requests
         num_decoding, num_drafted = self._scheduler.num_decoding, self._scheduler.num_decode_tokens
         num_prefill = self._num_step_tokens - num_drafted
-        if self._speculator is not None:
-            self._step_clock.compute_begins()
+        measuring = self._measuring(scheduled, num_decoding, num_drafted)
         try:
             picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
@@ -348,9 +348,9 @@ class Engine:
         if self._run_clock.is_virtual:
             clock_s = now_s - begin_s + (self._speculator.newest.drafting_s if self._speculator else 0.0)
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
-        if self._speculator is not None:
+        if measuring is not None:
             compute_s = now_s - begin_s if self._run_clock.is_virtual else self._step_clock.compute_s()
-            self._speculator.step_done(scheduled, num_decoding, num_drafted, compute_s)
+            measuring.step_done(scheduled, num_decoding, num_drafted, compute_s)
         if num_prefill:
             self._moe.prompt_step_done()
         self._recorder.step(
@@ -368,6 +368,15 @@ class Engine:
         self._step_clock.recorded()
         self._num_steps += 1
         return True
+
+    def _measuring(
+        self, scheduled: Seq[ScheduledSequence], num_decoding: int, num_drafted: int
+    ) -> Speculator | None:
+        """The speculator if it learns this step's time, which begins now."""
+        if self._speculator is None or not self._speculator.measures(scheduled, num_decoding, num_drafted):
+            return None
+        self._step_clock.compute_begins()
+        return self._speculator
 
     def _prepare_step(self, scheduled: Seq[ScheduledSequence], begin_s: float) -> None:
         """Set up per-step state of the scheduled sequences; it stays valid while the scheduler returns the same

@@ -194,26 +194,31 @@ class Speculator:
                 kept = item.records.index(record) if record is not None and item.records else 0
                 self._memory.drop_drafts(item.sequence, item.records, kept)
 
-    def step_done(
-        self, scheduled: Seq[ScheduledSequence], num_sequences: int, num_tokens: int, step_s: float
-    ) -> None:
-        """Learn a step's time on the run's clock, without its drafting.
+    def measures(self, scheduled: Seq[ScheduledSequence], num_sequences: int, num_tokens: int) -> bool:
+        """Whether `step_done` is to get the time of the step that begins: with drafts always, without in one of
+        several. To read the clock and to learn takes a small model one percent of a step.
 
         num_sequences: decoding ones. num_tokens: theirs, with drafts.
         """
         if not self._is_used:
+            return False
+        if num_tokens > num_sequences:
+            return True
+        self._num_plain += 1
+        is_decode = len(scheduled) == num_sequences
+        return is_decode and (self._wants_plain or self._num_plain % _PLAIN_STEPS == 0)
+
+    def step_done(
+        self, scheduled: Seq[ScheduledSequence], num_sequences: int, num_tokens: int, step_s: float
+    ) -> None:
+        """Learn the time of a step that `measures` asked for, on the run's clock, without its drafting."""
+        if len(scheduled) > num_sequences:
             return
-        if self.newest.predicted_s > 0 and len(scheduled) == num_sequences:
+        if self.newest.predicted_s > 0:
             self._predicted_s += self.newest.predicted_s
             self._measured_s += step_s + self.newest.drafting_s
-        is_decode = len(scheduled) == num_sequences
-        if num_tokens == num_sequences:
-            self._num_plain += 1
-            if not self._wants_plain and self._num_plain % _PLAIN_STEPS:
-                return
-        if is_decode:
-            self._wants_plain = False
-            self._times.observe(num_sequences, num_tokens, step_s)
+        self._wants_plain = False
+        self._times.observe(num_sequences, num_tokens, step_s)
 
     # ---- proposals --------------------------------------------------------------------------------------------------
 
