@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -35,11 +36,13 @@ class Replica:
         async for part in respond(self._app, request):
             yield part
 
-    def record_routing_stats(self) -> dict[str, Any]:
+    async def record_routing_stats(self) -> dict[str, Any]:
         """What `PrefixRouter` reads: cached prefixes and KV-cache use."""
-        stats = self._loaded.engine.stats()
+        engine = self._loaded.engine
+        stats = engine.stats()
         used = 1.0 - stats.num_free_pages / max(1, stats.num_pages)
-        return {"labels": self._loaded.engine.control.prefix_labels(), "kv_usage": used}
+        # Waits for a step to end; on the loop it would hold up every stream of the replica.
+        return {"labels": await asyncio.to_thread(engine.control.prefix_labels), "kv_usage": used}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What `scaling` reads: waiting requests, and the 95th percentile of recent TTFTs in milliseconds."""
