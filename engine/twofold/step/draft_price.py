@@ -289,9 +289,8 @@ class _Fit:
         fixed, share, added = self._coefficients()
         experts, drafts = experts_s / self._scale, float(num_drafts)
         expected = fixed + share * experts + added * drafts
-        time = min(
-            step_s / self._unit_s, _OUTLIER * expected
-        )  # other load on the machine only ever adds time
+        # Other load on the machine only ever adds time.
+        time = min(step_s / self._unit_s, _OUTLIER * expected)
         terms = (
             1.0,
             experts,
