@@ -41,7 +41,7 @@ struct IntegerProducts {
   static constexpr int kFewPanels = 2;                  // for which holding them is not worth it
   static constexpr bool kFour = takes_four<V, Format>;  // runs at once, for one row of activations
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
-  static constexpr int64_t kAheadBytes = 8192;                                        // prefetched
+  static constexpr int64_t kAheadBytes = 16384;                                       // prefetched
   static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
   // Tiles of activations from which on a part is multiplied from the cache.
   static constexpr int kCacheTiles = [] {

@@ -111,7 +111,8 @@ struct Avx2Integer {
     return _mm256_blendv_ps(v, _mm256_div_ps(_mm256_set1_ps(-1.0F), v), v);
   }
 
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  // As Avx512Vnni's.
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   static void load_rows(const float* p, int rows, float* out) {
     for (int r = 0; r < rows; ++r) out[r] = p[r];

@@ -147,7 +147,9 @@ struct Avx512Vnni : Avx512Rows {
     return _mm512_mask_div_ps(v, _mm512_cmp_ps_mask(v, none, _CMP_LT_OQ), _mm512_set1_ps(-1.0F), v);
   }
 
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  // Into the second-level cache: the 24 line fills of Zen 4's first level carry half of what the memory gives (one token
+  // of Q4_K 0.226 -> 0.154 ms).
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 };
 
 }  // namespace
