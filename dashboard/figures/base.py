@@ -184,9 +184,15 @@ def _discrete_scale() -> list[list[object]]:
     return [[edge / len(colors), color] for code, color in enumerate(colors) for edge in (code, code + 1)]
 
 
-def _hover_counts(uses: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """[layers, experts, 3]: hits, on CPU, fetched, in the narrowest type that holds them: half of a refresh's bytes."""
-    return uses.astype(np.min_scalar_type(int(uses.max(initial=0))))
+def _hover(uses: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], str]:
+    """[layers, experts, 3]: hits, on CPU, fetched, and what follows each number; half of a refresh's bytes.
+
+    Counts where all fit a byte, else per cent of the expert's uses, so that a long run's page sends no more.
+    """
+    if uses.max(initial=0) <= np.iinfo(np.uint8).max:
+        return uses.astype(np.uint8), ""
+    total = np.maximum(1, uses.sum(axis=-1, keepdims=True))
+    return np.rint(uses / total * 100).astype(np.uint8), " %"
 
 
 def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> Chart:
@@ -202,9 +208,10 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> Chart:
     else:
         values, low, high = grid.total, 0.0, float(max(1, grid.total.max(initial=0)))
         scale = depths(AMOUNT)
+    hover, unit = _hover(grid.uses)
     figure.add_heatmap(
         z=values,
-        customdata=_hover_counts(grid.uses),
+        customdata=hover,
         colorscale=scale,
         zmin=low,
         zmax=high,
@@ -212,8 +219,8 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> Chart:
         xgap=1,
         ygap=1,
         hovertemplate=(
-            "layer %{y}, expert %{x}: %{customdata[0]:,} hits, "
-            "%{customdata[2]:,} fetched, %{customdata[1]:,} on CPU<extra></extra>"
+            f"layer %{{y}}, expert %{{x}}: %{{customdata[0]}}{unit} hits, "
+            f"%{{customdata[2]}}{unit} fetched, %{{customdata[1]}}{unit} on CPU<extra></extra>"
         ),
     )
     per_layer = grid.uses.sum(axis=1) / np.maximum(1, grid.total.sum(axis=1))[:, None] * 100

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dashboard.figures.base import layout
+from dashboard.figures.base import layout, packed
 from dashboard.figures.chart import Chart
 from dashboard.palette import AMOUNT, HIT, UNUSED, depths
 
@@ -104,14 +104,14 @@ def popularity(uses: I64) -> Chart:
     shares = np.cumsum(by_rank(uses, uses), axis=1) / np.maximum(uses.sum(axis=1, keepdims=True), 1) * 100
     used = shares[uses.sum(axis=1) > 0]
     experts = uses.shape[1]
-    top = np.arange(1, experts + 1) / experts * 100
+    top = {"x0": 100 / experts, "dx": 100 / experts}
     figure = Chart()
     if len(used):
         low, middle, high = np.percentile(used, (0, 50, 100), axis=0)
-        figure.add_scatter(x=top, y=high, mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False)
+        figure.add_scatter(**top, y=packed(high), mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False)
         figure.add_scatter(
-            x=top,
-            y=low,
+            **top,
+            y=packed(low),
             mode="lines",
             line={"width": 0},
             fill="tonexty",
@@ -120,8 +120,8 @@ def popularity(uses: I64) -> Chart:
             hoverinfo="skip",
         )
         figure.add_scatter(
-            x=top,
-            y=middle,
+            **top,
+            y=packed(middle),
             mode="lines",
             line={"color": AMOUNT, "width": 2.5},
             name="median layer",

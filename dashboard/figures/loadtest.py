@@ -14,6 +14,7 @@ from dashboard.palette import FAILED, HIT, QUANTITY, faint
 
 _LINES: Final = (("p99", "dot", 1.3), ("p95", "dash", 1.6), ("p50", "solid", 2.4))
 _ROW_PX: Final = 150
+_USERS_POINTS: Final = 1000
 
 
 def stages(finished_s: np.ndarray, stage: Sequence[str]) -> list[tuple[str, float]]:
@@ -55,10 +56,10 @@ def timeline(samples: queries.LoadSamples, overview: queries.Overview | None) ->
 
 def _users(figure: Chart, samples: queries.LoadSamples) -> None:
     count = len(samples.ok)
-    shown = np.linspace(0, count - 1, min(count, MAX_POINTS)).astype(np.int64)
+    shown = np.linspace(0, count - 1, min(count, _USERS_POINTS)).astype(np.int64)
     figure.add_scatter(
         x=moments(samples.finished_s[shown]),
-        y=samples.num_users[shown],
+        y=packed(samples.num_users[shown]),
         name="users",
         mode="lines",
         line={"color": QUANTITY, "width": 2, "shape": "hv"},

@@ -14,15 +14,20 @@ from dashboard.figures import base as figures
 from dashboard.figures import request as figures_request
 
 
-def grid(layers: int, experts: int) -> queries.PlacementGrid:
-    return queries.PlacementGrid(np.random.default_rng(0).integers(0, 9, (layers, experts, 3)))
+def grid(layers: int, experts: int, most: int = 9) -> queries.PlacementGrid:
+    return queries.PlacementGrid(np.random.default_rng(0).integers(0, most, (layers, experts, 3)))
 
 
-def test_the_heatmap_of_a_large_model_is_small_on_the_wire() -> None:
-    figure = figures.placement_grid(grid(48, 128), colour_by="place").built()
-    assert figure.data[0].z.dtype == np.uint8
+@pytest.mark.parametrize(("most", "unit"), [(9, ""), (100_000, " %")])
+def test_the_heatmap_of_a_large_model_is_small_on_the_wire(most: int, unit: str) -> None:
+    of_uses = grid(48, 128, most)
+    figure = figures.placement_grid(of_uses, colour_by="place").built()
+    assert figure.data[0].z.dtype == figure.data[0].customdata.dtype == np.uint8
     assert figure.data[0].z.shape == (48, 128)
-    assert len(figure.to_json()) < 300_000
+    assert f"%{{customdata[0]}}{unit} hits" in figure.data[0].hovertemplate
+    hits = of_uses.uses[3, 7, 0] if not unit else round(100 * of_uses.uses[3, 7, 0] / of_uses.total[3, 7])
+    assert figure.data[0].customdata[3, 7, 0] == hits
+    assert len(figure.to_json()) < 50_000
 
 
 @pytest.mark.parametrize("colour_by", ["place", "hit share", "uses"])
