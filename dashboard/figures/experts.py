@@ -108,7 +108,9 @@ def popularity(uses: I64) -> Chart:
     figure = Chart()
     if len(used):
         low, middle, high = np.percentile(used, (0, 50, 100), axis=0)
-        figure.add_scatter(**top, y=packed(high), mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False)
+        figure.add_scatter(
+            **top, y=packed(high), mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False
+        )
         figure.add_scatter(
             **top,
             y=packed(low),
