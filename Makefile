@@ -75,7 +75,7 @@ lint: ready-dev  ## check style and types of every language in the repository
 	@$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	@PATH=$(BIN):$$PATH shellcheck -x $(SHELL_FILES)
-	@$(BIN)/hadolint .devcontainer/Dockerfile
+	@$(BIN)/hadolint .devcontainer/Dockerfile deploy/container/Dockerfile
 	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
 	@$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff

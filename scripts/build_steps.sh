@@ -12,6 +12,7 @@ BUILD_DIR="${TWOFOLD_BUILD_DIR:-$REPOSITORY_ROOT/build}"
 NATIVE_BUILD_DIR="$BUILD_DIR/dev"
 LOG_DIR="$BUILD_DIR/logs"
 MIN_PYTHON_MINOR=11
+NEEDED_GB=3 # for `make run` without CUDA; docs/guides/build.md has the measured sizes
 
 step_number=0
 
@@ -94,6 +95,29 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
     fi
     return 2
   fi
+  check_folders
+}
+
+# Makes the folders of the virtual environment and the build. Fails if one cannot be written, or if there is no room for a
+# new installation.
+check_folders() {
+  local folder free_mb
+  for folder in "$VENV_DIR" "$BUILD_DIR"; do
+    if ! mkdir -p "$folder" 2>/dev/null || [ ! -w "$folder" ]; then
+      printf 'Twofold cannot write to %s\nName folders that can be written, then run the same command again:\n' "$folder" >&2
+      printf '  export TWOFOLD_VENV=~/twofold/venv TWOFOLD_BUILD_DIR=~/twofold/build' >&2
+      printf ' TWOFOLD_TELEMETRY_URL=sqlite:///%s/twofold/twofold.db\n' "$HOME" >&2
+      return 2
+    fi
+  done
+  if [ ! -x "$VENV_DIR/bin/python" ]; then
+    free_mb="$(df -Pk "$VENV_DIR" | awk 'NR == 2 { print int($4 / 1024) }')"
+    if [ "$free_mb" -lt $((NEEDED_GB * 1000)) ]; then
+      printf 'Twofold takes about %s GB; %s MB are free in %s\n' "$NEEDED_GB" "$free_mb" "$VENV_DIR" >&2
+      printf 'Make room, or name folders on another disk: TWOFOLD_VENV, TWOFOLD_BUILD_DIR\n' >&2
+      return 2
+    fi
+  fi
 }
 
 # The inputs of an installation, as one line; if the line changes, install again.
@@ -130,7 +154,7 @@ pip_install() {
 }
 
 install_build_tools() {
-  pip_install cmake ninja scikit-build-core pybind11
+  pip_install cmake ninja scikit-build-core pybind11 setuptools-scm
 }
 
 # Does this machine use CUDA? Same check as in cmake/Cuda.cmake, to choose the PyTorch build.

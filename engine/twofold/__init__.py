@@ -1,9 +1,13 @@
 """Twofold: hybrid CPU+GPU inference for Mixture-of-Experts models, every decision priced and on show."""
 
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("twofold")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0+unknown"
 
 
 def _modules_of_the_source_tree() -> list[str]:

@@ -1,4 +1,8 @@
-"""The wheel, built and installed into an empty environment: its commands work in a folder without a checkout."""
+"""The wheel, built and installed into an empty environment: its commands work in a folder without a checkout.
+
+TWOFOLD_WHEEL names a wheel that is there, TWOFOLD_WHEEL_PYTHON an interpreter of an environment that has it, for instance
+with the oldest dependencies that pyproject.toml allows.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +48,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The interpreter of an environment with the wheel, and this one's packages except its editable Twofold."""
-    folder = tmp_path_factory.mktemp("installed") / "venv"
+def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """TWOFOLD_WHEEL_PYTHON, else that of an environment with the wheel, and this one's packages except its editable
+    Twofold."""
+    if given := os.environ.get("TWOFOLD_WHEEL_PYTHON"):
+        return given
+    wheel, folder = request.getfixturevalue("wheel"), tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
@@ -54,6 +61,23 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     # A plain .pth adds a directory without running the .pth files in it, so the editable installation stays out.
     (site / "zz_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return str(folder / "bin" / "python")
+
+
+DRAW_PAGES = """
+from streamlit.testing.v1 import AppTest
+from twofold.tools.cli.apps.folders import app_folder
+folder = app_folder("dashboard") / "pages"
+drawn = []
+for page in sorted(path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "main")):
+    app = AppTest.from_file(str(folder / "main.py"), default_timeout=120)
+    if page != "overview":
+        app.switch_page(f"{page}.py")
+    app.run()
+    assert not app.exception, (page, [item.message for item in app.exception])
+    drawn.append(page)
+print(*drawn)
+"""
+"""Draws every page of the dashboard without a browser."""
 
 
 @pytest.fixture
@@ -133,6 +157,11 @@ def test_serve_and_loadtest_run_from_the_wheel(
         with sqlite3.connect(tmp_path / "seen.db") as connection:
             assert connection.execute("SELECT cpu_isa FROM run").fetchall() == [(level,)]
         assert "on its dashboard, as loadtest-" in done.stdout
+    done = subprocess.run(
+        [python, "-c", DRAW_PAGES], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"overview", "requests", "loadtests", "machine"} <= set(done.stdout.split())
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Engine, event, select
 from twofold.api.errors import ConfigError
 from twofold.telemetry import queries, schema
 from twofold.telemetry.summary import summarise
@@ -150,6 +150,36 @@ def test_two_engines_write_one_database_and_are_told_apart(url: str) -> None:
     for run in queries.runs(db):
         assert queries.step_totals(db, run).num_steps == 20
         assert len(queries.events(db, run, "token_layer")) == 20 * 12
+
+
+def test_a_run_keeps_its_lock_while_others_of_its_process_begin_and_end(
+    server: PostgresServer, url: str
+) -> None:
+    """Looks from outside before every statement of the writer: a reader must never take the first run for interrupted."""
+    sink = open_writer(url)
+    sink.begin_run(run_info(host="first"))
+    db = queries.open_database(url)
+    wait_until(lambda: [run.state() for run in queries.runs(db)] == ["live"])
+    held: set[tuple[int, ...]] = set()
+    locks = "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND objid <> 0 AND database = " \
+        f"(SELECT oid FROM pg_database WHERE datname = '{url.rpartition('?')[0].rpartition('/')[2]}')"
+
+    def look(*_: object) -> None:
+        held.add(tuple(sorted(int(run) for (run,) in server.sql("postgres", locks))))
+
+    event.listen(Engine, "before_cursor_execute", look)
+    try:
+        for _ in range(3):
+            other = sink.another_run()
+            other.begin_run(run_info(host="other"))
+            wait_until(lambda: queries.runs(db)[0].state() == "live")
+            other.close()
+            wait_until(lambda: queries.runs(db)[0].state() == "ended")
+    finally:
+        event.remove(Engine, "before_cursor_execute", look)
+    sink.close()
+    db.engine.dispose()
+    assert held == {(1,), (1, 2), (1, 3), (1, 4)}
 
 
 @pytest.mark.parametrize("mode", ["immediate", "fast"])

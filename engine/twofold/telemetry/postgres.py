@@ -93,11 +93,12 @@ class PostgresDatabase:
             pass
 
     def _hold_lock(self, connection: Connection) -> None:
-        if connection.info.get("run_ids", frozenset()) != self._run_ids:
-            connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
-            for run_id in self._run_ids:
-                connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s, %s)", (LOCK_CLASS, run_id))
-            connection.info["run_ids"] = self._run_ids
+        held = connection.info.get("run_ids", frozenset())
+        for run_id in self._run_ids - held:
+            connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s, %s)", (LOCK_CLASS, run_id))
+        for run_id in held - self._run_ids:
+            connection.exec_driver_sql("SELECT pg_advisory_unlock(%s, %s)", (LOCK_CLASS, run_id))
+        connection.info["run_ids"] = self._run_ids
 
     def prepare(self, budget: Budget) -> None:
         """Nothing: a server manages its own log."""
