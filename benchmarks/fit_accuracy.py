@@ -1,27 +1,33 @@
 """Predicted against measured speed of the automatic fit, on random models of real shapes cut to a few layers.
 
-    python -m benchmarks.fit_accuracy [--folder DIR] [--out figures.json]
+    python -m benchmarks.fit_accuracy [--folder DIR] [--out figures.json] [--cpu-time]
 
 Each model is written, predicted as `twofold fit` does, then measured by `twofold bench`. `--folder` keeps the models
 for the next time, and `--write-only` ends there. The machine must be idle: the errors are predicted ÷ measured - 1.
+On a busy machine, `--cpu-time` measures one thread's CPU time instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from twofold.api.config import EngineConfig
+from twofold.api.types import SamplingParams
 from twofold.blocks import ops
+from twofold.engine import Engine
 from twofold.fit.speed import measured_speed
 from twofold.models.model_files import open_model_files
 
-from benchmarks.peers.engines import TwofoldEngine, Workload
+from benchmarks.peers.engines import Round, TwofoldEngine, Workload
 from benchmarks.peers.gguf_model import write_model
 from benchmarks.peers.shapes import FULL_SHAPES
 
@@ -39,15 +45,43 @@ def written(name: str, format_name: str, folder: Path) -> Path:
     return path
 
 
-def compare(path: Path, work: Workload) -> dict[str, dict[str, float]]:
+def by_cpu_time(path: Path, work: Workload) -> Round:
+    """Tokens per second of this process's CPU time, the median of the repeats. For one thread: several would wait for
+    each other on the clock."""
+    config = EngineConfig(
+        model=str(path),
+        accelerator="none",
+        cpu_threads=work.threads,
+        enable_prefix_caching=False,
+        max_num_batched_tokens=max(512, work.prompt_tokens),
+        max_model_len=work.prompt_tokens + work.new_tokens + 64,
+        max_num_seqs=1,
+    )
+    engine = Engine.load(config)
+    pp, tg = [], []
+    for _ in range(1 + work.repeats):  # the first one warms up
+        times: list[float] = []
+        began = time.process_time()
+        params = SamplingParams(max_tokens=work.new_tokens + 1, temperature=0.0, ignore_eos=True)
+        engine.generate(work.prompt, params, lambda _, at=times: at.append(time.process_time()))
+        pp.append(work.prompt_tokens / (times[0] - began))
+        tg.append((len(times) - 1) / (times[-1] - times[0]))
+    engine.close()
+    return Round(statistics.median(pp[1:]), statistics.median(tg[1:]))
+
+
+def compare(
+    path: Path, work: Workload, measure: Callable[[Path, Workload], Round], clock: Callable[[], float] | None
+) -> dict[str, dict[str, float]]:
     """Predicted and measured tokens per second of one model."""
     files, pool = open_model_files(path), ops.ThreadPool(work.threads)
     cache_dtype = files.config.cache_dtype("auto")
     began = time.monotonic()
-    prefill = measured_speed(files, pool, work.prompt_tokens, cache_dtype).prefill
+    prefill = measured_speed(files, pool, work.prompt_tokens, cache_dtype, clock=clock).prefill
     took_s = time.monotonic() - began
-    decode = measured_speed(files, pool, work.prompt_tokens + work.new_tokens // 2, cache_dtype).decode
-    measured = TwofoldEngine().measure(path, work)
+    context = work.prompt_tokens + work.new_tokens // 2
+    decode = measured_speed(files, pool, context, cache_dtype, clock=clock).decode
+    measured = measure(path, work)
     found = {"decode": (decode, measured.tg), "prefill": (prefill, measured.pp)}
     return {
         what: {
@@ -69,10 +103,12 @@ def main() -> int:
     parser.add_argument("--formats", default=",".join(FORMATS), help="formats, with commas between them")
     parser.add_argument("--folder", type=Path, help="directory that keeps the models (default: none is kept)")
     parser.add_argument("--write-only", action="store_true", help="write the models and end")
+    parser.add_argument("--cpu-time", action="store_true", help="measure one thread's CPU time (busy machine)")
     args = parser.parse_args()
-    work = Workload(
-        prompt_tokens=512, new_tokens=32, repeats=3, threads=ops.ThreadPool(0).num_threads, seed=1
-    )
+    threads = 1 if args.cpu_time else ops.ThreadPool(0).num_threads
+    measure = by_cpu_time if args.cpu_time else TwofoldEngine().measure
+    clock = time.process_time if args.cpu_time else None
+    work = Workload(prompt_tokens=512, new_tokens=32, repeats=3, threads=threads, seed=1)
     figures: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as own:
         for name in args.shapes.split(","):
@@ -80,7 +116,7 @@ def main() -> int:
                 path = written(name, format_name, args.folder or Path(own))
                 if args.write_only:
                     continue
-                found = figures[f"{name}, {SHAPES[name]} layers, {format_name}"] = compare(path, work)
+                found = figures[f"{name}, {SHAPES[name]} layers, {format_name}"] = compare(path, work, measure, clock)
                 for what, each in found.items():
                     print(
                         f"{name:>16} {format_name:>5} {what:>8}: {each['predicted']:8.1f} predicted, "

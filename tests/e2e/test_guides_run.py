@@ -27,7 +27,7 @@ TWOFOLD = [sys.executable, "-m", "twofold.tools.cli"]
 SMALLER = {
     "--num-prompts": "4", "--output-len": "8", "--input-len": "16", "--max-concurrency": "2", "--users": "2",
     "--seconds": "2", "--duration": "2", "--num-turns": "2", "--turn-input-len": "8", "--cpu-threads": "2",
-    "--run": "1", "--from": "0", "--to": "5",
+    "--run": "1", "--cpus-per-replica": "1", "--from": "0", "--to": "5",
     "--prompt-tokens": "16", "--new-tokens": "4", "--max-model-len": "512", "--numa": "off",
 }  # fmt: skip
 """Values in place of the page's."""

@@ -38,7 +38,7 @@ def run(folder: Path, command: Sequence[str], **environment: str) -> subprocess.
     pip = {
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": "https://127.0.0.1:9/simple",
-        "PIP_RETRIES": "0",
+        "PIP_RETRIES": "1",
         "PYTHON": sys.executable,
     }
     return subprocess.run(

@@ -95,9 +95,20 @@ class Calibration:
 
 
 class LayerTimer:
-    """Times MoE layers of random weights on the CPU. Every call uses other experts, as decode does."""
+    """Times MoE layers of random weights on the CPU. Every call uses other experts, as decode does.
 
-    def __init__(self, shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> None:
+    `clock` (seconds) replaces the layer's own wall time, for instance by CPU time on a busy machine.
+    """
+
+    def __init__(
+        self,
+        shape: MoeShape,
+        pool: ops.ThreadPool,
+        seed: int = 0,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._clock = clock
         layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (_expert_bytes(shape) * shape.num_experts)))
         self.shape = replace(shape, num_layers=layers, formats=(_usual(shape),) * layers, limits=())
         self._store = random_store(self.shape, pool, seed)
@@ -161,9 +172,12 @@ class LayerTimer:
         self._executor.begin_step(self._step, [0] * num_rows, list(range(num_rows)))
         # Like attention in a step: the pool is awake when the layer begins, and the caches hold other weights.
         self._dense.forward(rows[:1], np.empty((1, self.shape.hidden), np.float32))
+        began = self._clock() if self._clock else 0.0
         self._executor.forward(layer, rows, ids, weights, hidden)
+        taken_us = (self._clock() - began) * 1e6 if self._clock else None
         self._step += 1
-        return float(self._executor.drain_events()["token_layer"]["layer_us"][0])
+        events = self._executor.drain_events()["token_layer"]
+        return float(events["layer_us"][0]) if taken_us is None else taken_us
 
     def _routing(self, loads: Loads) -> npt.NDArray[np.int32]:
         """Ids [rows, top-k] with these loads: rows are encoded once for all their experts, so their number matters.

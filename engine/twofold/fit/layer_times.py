@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -41,8 +41,14 @@ class StepPart:
 class LayerTimes:
     """Measures steps through the layers of a model, with a KV cache of the given type."""
 
-    def __init__(self, files: ModelFiles, pool: ops.ThreadPool, cache_dtype: CacheDType) -> None:
-        self._files, self._pool, self._cache_dtype = files, pool, cache_dtype
+    def __init__(
+        self,
+        files: ModelFiles,
+        pool: ops.ThreadPool,
+        cache_dtype: CacheDType,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._files, self._pool, self._cache_dtype, self._clock = files, pool, cache_dtype, clock
         self._ropes = rope_tables(files.config.rotations, files.config.max_position_embeddings)
         self._head = self._part_of_head()
         self._logits = np.empty((1, self._head[1]), np.float32)
@@ -52,9 +58,9 @@ class LayerTimes:
         hidden = np.ones((1, self._files.config.hidden_size), np.float32)
         taken = []
         for _ in range(_REPEATS):
-            began = time.perf_counter()
+            began = self._clock()
             self._head[0].forward(hidden, self._logits)
-            taken.append(time.perf_counter() - began)
+            taken.append(self._clock() - began)
         return 1e6 * float(np.median(taken)) * self._files.config.vocab_size / self._head[1]
 
     def of_steps(self, steps: Sequence[StepPart]) -> list[float]:
@@ -98,9 +104,9 @@ class LayerTimes:
             given = hidden.copy()
             if step.tokens == 1:
                 self._head[0].forward(given, self._logits)
-            began = time.perf_counter()
+            began = self._clock()
             decoder.forward(given, batch, cache)
-            taken.append(time.perf_counter() - began)
+            taken.append(self._clock() - began)
         return 1e6 * float(np.median(taken))
 
     def _part_of_head(self) -> tuple[ops.LmHead, int]:

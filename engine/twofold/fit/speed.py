@@ -7,6 +7,8 @@ scheduler on a virtual clock. Predictions leave out HTTP and a busy machine.
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -65,21 +67,27 @@ class Speed:
 
 
 def measured_speed(
-    files: ModelFiles, pool: ops.ThreadPool, context: int, cache_dtype: CacheDType = "bfloat16"
+    files: ModelFiles,
+    pool: ops.ThreadPool,
+    context: int,
+    cache_dtype: CacheDType = "bfloat16",
+    *,
+    clock: Callable[[], float] | None = None,
 ) -> Speed:
     """Speed with every weight on this CPU, from measured layers; about three seconds.
 
-    Routed experts are random ones of the model's shape. The rest of a layer has the model's own weights.
+    Routed experts are random ones of the model's shape. The rest of a layer has the model's own weights. `clock`
+    (seconds) replaces the wall clock.
     """
     chunk = min(CHUNK, max(1, context))
-    times = LayerTimes(files, pool, cache_dtype)
+    times = LayerTimes(files, pool, cache_dtype, clock or time.perf_counter)
     head_us = times.of_head()
     token_us, chunk_us = times.of_steps(
         [StepPart(1, max(0, context - 1)), StepPart(chunk, (context - chunk) // 2)]
     )
     shape = moe_shape(files)
     if files.config.moe_layers:
-        timer = LayerTimer(_few(shape), pool)
+        timer = LayerTimer(_few(shape), pool, clock=clock)
         layers = len(files.config.moe_layers)
         token_us += layers * timer.time((1,) * shape.top_k, _REPEATS)
         # Fewer experts get as many fewer tokens, so that each has as many as in the model.
