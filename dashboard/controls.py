@@ -48,7 +48,8 @@ def sidebar() -> None:
 
 
 def run_name(run: queries.Run) -> str:
-    """A run in one line: number, begin, host if recorded, accelerator, and whether it is live."""
+    """A run in one line: number, begin, model, host if recorded, accelerator, and whether it is live."""
     what = "emulated" if run.emulated else "CPU only" if run.accelerator == "none" else run.accelerator
-    parts = [str(run.run_id), formats.moment(run.started_s, with_date=True), getattr(run, "host", ""), what]
+    begin, model = formats.moment(run.started_s, with_date=True), formats.last_part(run.model)
+    parts = [str(run.run_id), begin, model, getattr(run, "host", ""), what]
     return " · ".join([*filter(None, parts), *(["live"] if run.is_live() else [])])

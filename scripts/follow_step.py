@@ -34,10 +34,11 @@ PLAIN_EVERY_S = 10.0
 NO_NETWORK = re.compile(
     r"name resolution|Name or service not known|NewConnectionError|Failed to establish a new connection|ConnectTimeout|"
     r"Network is unreachable|No route to host|Connection refused|Connection reset|Max retries exceeded|ReadTimeout|"
-    r"Read timed out|Cannot connect to proxy|ProxyError|SSLError|CERTIFICATE_VERIFY_FAILED|nodename nor servname",
+    r"Read timed out|Cannot connect to proxy|ProxyError|SSLError|nodename nor servname",
     re.IGNORECASE,
 )
 """pip's line about each attempt before "no matching distribution" or "conflicting dependencies"."""
+UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED")
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b")
 HOST = re.compile(r"host='([^']+)'")
 
@@ -53,9 +54,15 @@ def causes(lines: Iterable[str], free_bytes: int | None) -> list[str]:
         free = "" if free_bytes is None else f" ({free_bytes / 1e6:.0f} MB free beside the log)"
         found.append(f"the disk is full{free}: make room, then run the same command again")
     refused = [line for line in lines if NO_NETWORK.search(line)]
-    if refused:
-        hosts = sorted({host for line in refused for host in HOST.findall(line)})
-        where = f" at {', '.join(hosts)}" if hosts else ""
+    hosts = sorted({host for line in refused for host in HOST.findall(line)})
+    where = f" at {', '.join(hosts)}" if hosts else ""
+    if any(UNTRUSTED.search(line) for line in refused):
+        found.append(
+            f"pip does not trust the certificate of its package index{where}. Behind a proxy that reads traffic, name\n"
+            "  the file with its certificates: export PIP_CERT=/etc/ssl/certs/ca-certificates.crt; then run the same\n"
+            "  command again"
+        )
+    elif refused:
         found.append(
             f"no network: pip could not reach its package index{where}. What it says of versions follows from that.\n"
             "  Check the connection and the proxy (https_proxy), or name a mirror in pip's own configuration; then\n"

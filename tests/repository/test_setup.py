@@ -70,6 +70,17 @@ def test_without_a_network_the_failure_says_so(tmp_path: Path, said: str) -> Non
     assert "ResolutionImpossible" in done.stderr
 
 
+def test_a_certificate_that_is_not_trusted_is_not_called_a_network_failure(tmp_path: Path) -> None:
+    message = tmp_path / "said.txt"
+    message.write_text(f"{RETRYING}'SSLError({POOL}[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate)'\n")
+    done = sourced(
+        f"LOG_DIR={tmp_path}; pip_fails() {{ cat {message}; return 1; }}; run_step 'Install' pip_fails"
+    )
+    assert "cause:   pip does not trust the certificate of its package index at index.test" in done.stderr
+    assert "export PIP_CERT=" in done.stderr
+    assert "no network" not in done.stderr
+
+
 def test_a_real_conflict_is_not_called_a_network_failure(tmp_path: Path) -> None:
     done = sourced(
         f"LOG_DIR={tmp_path}; conflict() {{ echo 'ERROR: ResolutionImpossible'; return 1; }}; run_step 'X' conflict"

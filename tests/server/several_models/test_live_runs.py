@@ -49,8 +49,8 @@ def test_every_page_shows_the_live_run_it_names(
     for run, name in enumerate(("alpha", "beta"), start=1):
         app = show(monkeypatch, live[1], page, run=str(run), window="all")
         assert f"<b>{name}</b>" in texts(app)
-        names = app.selectbox(key="run").options[1:]
-        assert [model for model in ("beta", "alpha") if any(model in each and "live" in each for each in names)] == ["beta", "alpha"]
+        names = [each.split(" · ") for each in app.selectbox(key="run").options[1:]]
+        assert [(each[2], each[-1]) for each in names] == [("beta", "live"), ("alpha", "live")]
 
 
 def test_tokens_of_a_run_are_those_of_its_model(live: tuple[str, str]) -> None:
