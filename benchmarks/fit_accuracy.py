@@ -103,7 +103,9 @@ def main() -> int:
     parser.add_argument("--formats", default=",".join(FORMATS), help="formats, with commas between them")
     parser.add_argument("--folder", type=Path, help="directory that keeps the models (default: none is kept)")
     parser.add_argument("--write-only", action="store_true", help="write the models and end")
-    parser.add_argument("--cpu-time", action="store_true", help="measure one thread's CPU time (busy machine)")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="measure one thread's CPU time (busy machine)"
+    )
     args = parser.parse_args()
     threads = 1 if args.cpu_time else ops.ThreadPool(0).num_threads
     measure = by_cpu_time if args.cpu_time else TwofoldEngine().measure
@@ -116,7 +118,9 @@ def main() -> int:
                 path = written(name, format_name, args.folder or Path(own))
                 if args.write_only:
                     continue
-                found = figures[f"{name}, {SHAPES[name]} layers, {format_name}"] = compare(path, work, measure, clock)
+                found = figures[f"{name}, {SHAPES[name]} layers, {format_name}"] = compare(
+                    path, work, measure, clock
+                )
                 for what, each in found.items():
                     print(
                         f"{name:>16} {format_name:>5} {what:>8}: {each['predicted']:8.1f} predicted, "

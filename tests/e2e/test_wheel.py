@@ -1,7 +1,7 @@
 """The wheel, built and installed into an empty environment: its commands work in a folder without a checkout.
 
-TWOFOLD_WHEEL names a wheel that is there, TWOFOLD_WHEEL_PYTHON an interpreter of an environment that has it, for instance
-with the oldest dependencies that pyproject.toml allows.
+TWOFOLD_WHEEL names a wheel that is there. TWOFOLD_WHEEL_PYTHON names an interpreter of an environment that has it, for
+instance with the oldest dependencies that pyproject.toml allows.
 """
 
 from __future__ import annotations

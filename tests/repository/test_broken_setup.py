@@ -55,7 +55,9 @@ def run(folder: Path, command: Sequence[str], **environment: str) -> subprocess.
 
 def on_mount(script: str, *words: str) -> tuple[str, ...]:
     """`script`, which may mount, then `make run`. Skips where this user may not mount."""
-    probe = subprocess.run([*NAMESPACE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
+    probe = subprocess.run(
+        [*NAMESPACE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    )
     if probe.returncode != 0:
         pytest.skip("this user may not mount, not even in a namespace")
     return (*NAMESPACE, "sh", "-c", f'{script}; cd "$1"; shift; exec "$@"', "-", *words)
@@ -121,7 +123,9 @@ def test_a_checkout_that_cannot_be_written_is_named_with_the_folders_to_set(chec
 @pytest.mark.parametrize(
     ("nvcc", "said"),
     [
-        pytest.param("echo 'Cuda compilation tools, release 11.8, V11.8.89'", "is older than 12.4", id="too-old"),
+        pytest.param(
+            "echo 'Cuda compilation tools, release 11.8, V11.8.89'", "is older than 12.4", id="too-old"
+        ),
         pytest.param("exit 127", "or does not run", id="broken"),
     ],
 )

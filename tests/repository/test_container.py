@@ -1,4 +1,4 @@
-"""The container image's recipe: what it copies and installs exists, it is not root, its health check tells the truth."""
+"""The container image's recipe: what it copies and installs exists, it is not root, its health check is true."""
 
 from __future__ import annotations
 

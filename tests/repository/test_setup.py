@@ -72,7 +72,9 @@ def test_without_a_network_the_failure_says_so(tmp_path: Path, said: str) -> Non
 
 def test_a_certificate_that_is_not_trusted_is_not_called_a_network_failure(tmp_path: Path) -> None:
     message = tmp_path / "said.txt"
-    message.write_text(f"{RETRYING}'SSLError({POOL}[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate)'\n")
+    message.write_text(
+        f"{RETRYING}'SSLError({POOL}[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate)'\n"
+    )
     done = sourced(
         f"LOG_DIR={tmp_path}; pip_fails() {{ cat {message}; return 1; }}; run_step 'Install' pip_fails"
     )

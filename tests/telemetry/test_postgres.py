@@ -155,14 +155,16 @@ def test_two_engines_write_one_database_and_are_told_apart(url: str) -> None:
 def test_a_run_keeps_its_lock_while_others_of_its_process_begin_and_end(
     server: PostgresServer, url: str
 ) -> None:
-    """Looks from outside before every statement of the writer: a reader must never take the first run for interrupted."""
+    """Looks from outside before every statement of the writer: the first run must never seem interrupted."""
     sink = open_writer(url)
     sink.begin_run(run_info(host="first"))
     db = queries.open_database(url)
     wait_until(lambda: [run.state() for run in queries.runs(db)] == ["live"])
     held: set[tuple[int, ...]] = set()
-    locks = "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND objid <> 0 AND database = " \
+    locks = (
+        "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND objid <> 0 AND database = "
         f"(SELECT oid FROM pg_database WHERE datname = '{url.rpartition('?')[0].rpartition('/')[2]}')"
+    )
 
     def look(*_: object) -> None:
         held.add(tuple(sorted(int(run) for (run,) in server.sql("postgres", locks))))

@@ -1,4 +1,4 @@
-"""Two models loaded by one server: each is a live run of its own in PostgreSQL, and every dashboard page tells them apart."""
+"""Two models loaded by one server: two live runs in PostgreSQL, which every dashboard page tells apart."""
 
 from __future__ import annotations
 
