@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from twofold.tools.cli.hub.model_path import served_names
 from twofold.tools.cli.main import main
 from twofold.weights.gguf_file import model_name
 
@@ -61,6 +62,12 @@ def test_a_server_is_named_after_the_repository(tiny: SmallHub, cache: Path) -> 
     snapshot = cache / "models--test--Tiny-MoE" / "snapshots" / COMMIT
     assert model_name(str(snapshot)) == NAME
     assert model_name(f"{snapshot}/M-Q4_K_M.gguf") == "M-Q4_K_M"
+
+
+def test_clients_may_ask_for_a_model_by_the_name_that_was_given(ggufs: SmallHub, tmp_path: Path) -> None:
+    main(["pull", "test/Tiny-GGUF:Q4_K_M"])
+    assert served_names("test/Tiny-GGUF:Q4_K_M") == ("M-Q4_K_M", "test/Tiny-GGUF:Q4_K_M")
+    assert served_names(str(tmp_path)) == ()
 
 
 def test_commands_fetch_a_missing_model(

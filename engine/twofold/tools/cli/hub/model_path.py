@@ -39,6 +39,11 @@ def served_name(text: str) -> str:
     return model_name(str(found.path)) if found is not None else str(model or model_name(text))
 
 
+def served_names(text: str) -> tuple[str, ...]:
+    """Names by which clients may ask for a model of a hub: its own and `text`. None for a path, which has its own."""
+    return (served_name(text), text) if parse_hub_name(text) is not None else ()
+
+
 def bar_report(bar: Bar) -> Report:
     """Lines to stderr, bytes to the bar."""
     return Report(

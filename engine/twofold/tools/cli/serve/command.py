@@ -19,6 +19,7 @@ from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.flag_aliases import SERVER, add_aliases
+from twofold.tools.cli.hub.model_path import served_names
 from twofold.tools.cli.model_options import (
     add_model_arguments,
     emulation_notice,
@@ -67,6 +68,9 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig) -> int:
     from twofold.server.process import ServerProcess
 
     config = engine_config(args)
+    if not server_config.served_model_name:
+        asked = from_namespace(EngineConfig, args).model
+        server_config = dataclasses.replace(server_config, served_model_name=served_names(asked))
     telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
     # The seed is logged here too: the choices of one request draw with consecutive seeds.
     defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
