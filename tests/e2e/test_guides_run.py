@@ -33,6 +33,8 @@ SMALLER = {
 """Values in place of the page's."""
 SERVER = ["--accelerator", "emulated:rtx3060-pcie3", "--gpu-experts-ratio", "0.25", "--admin-key", "KEY"]
 """Flags of the server for a page that needs one and starts none."""
+TRACE = "TRACE.npz"
+"""Recorded first where a page has it from another."""
 URL_FLAGS = {"ctl": "--url", "placement": "--url", "bench serve": "--base-url", "loadtest": "--host"}
 """The flag that names a server, by command."""
 RUN = [
@@ -43,7 +45,7 @@ RUN = [
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_tiny_model(folder / "tiny", TinyModel(max_position_embeddings=1024))
+    write_tiny_model(folder / "tiny", TinyModel(max_position_embeddings=4096))
     write_tiny_gguf(folder / "tiny.gguf")
     return folder
 
@@ -91,6 +93,8 @@ class Reader:
     def run(self, command: Documented) -> None:
         environment = self.environment | dict(command.environment)
         words = [self._written(word) for word in smaller(command.words[1:], self.models)]
+        if TRACE in words and "record" not in words and not (self.folder / TRACE).exists():
+            self._twofold(["lab", "record", "TEXT", "--model", str(self.models / "tiny"), "--output", TRACE])
         name = next((each for each in URL_FLAGS if " ".join(words).startswith(each)), None)
         if command.program == "sqlite3":
             database, query = words
@@ -103,18 +107,20 @@ class Reader:
                 if not self.url:
                     self.serve(["serve", *SERVER], environment)
                 words += [URL_FLAGS[name], self.url]
-            done = subprocess.run(
-                [*TWOFOLD, *words],
-                cwd=self.folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-                input="",
-            )
-            told = f"{command}\n{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-            assert done.returncode == 0, told
+            self._twofold(words, environment)
+
+    def _twofold(self, words: list[str], environment: dict[str, str] | None = None) -> None:
+        done = subprocess.run(
+            [*TWOFOLD, *words],
+            cwd=self.folder,
+            env=environment or self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            input="",
+        )
+        assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def serve(self, words: list[str], environment: dict[str, str]) -> None:
         self.stop()
