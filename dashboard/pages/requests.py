@@ -57,7 +57,7 @@ def _choose(view: View, reasons: list[str]) -> queries.Request | None:
     run_id = view.run.run_id
     searched, ended, sorted_by, paged = st.columns([3, 2, 3, 2])
     search = searched.text_input(
-        "Search", placeholder="number or part of the request id", key=f"search-{run_id}"
+        "Search", placeholder="number, part of the request id, or trace id", key=f"search-{run_id}"
     )
     reason = ended.selectbox("Ended by", [ANY, *reasons], key=f"ended-{run_id}")
     order = sorted_by.selectbox("Sort", list(ORDERS), format_func=ORDERS.__getitem__, key=f"sort-{run_id}")

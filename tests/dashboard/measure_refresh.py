@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from twofold.api.types import RequestRecord, StepParts, StepRecord
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import StepParts, StepRecord
 from twofold.telemetry.sink import (
     CACHE_EVENT_DTYPE,
     TOKEN_LAYER_DTYPE,

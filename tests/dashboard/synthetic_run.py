@@ -11,7 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
-from twofold.api.types import EmulatedParts, RequestRecord, RunInfo, StepParts, StepRecord
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import EmulatedParts, RunInfo, StepParts, StepRecord
 from twofold.telemetry.sink import (
     CACHE_EVENT_DTYPE,
     TOKEN_LAYER_DTYPE,

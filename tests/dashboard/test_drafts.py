@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from twofold.api.types import RequestRecord, StepRecord
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import StepRecord
 from twofold.telemetry import queries
 from twofold.telemetry.sink import TelemetrySink
 from twofold.telemetry.writer import open_sink

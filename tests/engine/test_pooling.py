@@ -18,7 +18,8 @@ import transformers
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError, ModelLoadError, RequestError
 from twofold.api.pooling import POOLING_KINDS, ModelPooling, Pooling, PoolingKind, parse_pooler_config
-from twofold.api.types import Chunk, GenerationRequest, RequestRecord, SamplingParams
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.prefix import cache as prefix_cache
 from twofold.models.model_files import open_model_files

@@ -15,7 +15,8 @@ import openai
 import pytest
 from live_server import HTTP, serving
 from twofold.api.config import EngineConfig, ServerConfig
-from twofold.api.types import RequestRecord, SamplingParams
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.server.app import create_app
 from twofold.server.bridge.sampling_defaults import sampling_defaults

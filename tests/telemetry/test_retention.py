@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from twofold.api.config import TelemetryConfig
 from twofold.api.errors import ConfigError
-from twofold.api.types import RequestRecord, StepRecord
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import StepRecord
 from twofold.telemetry.sink import CACHE_EVENT_DTYPE, TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, LoadSample
 from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import DatabaseSink

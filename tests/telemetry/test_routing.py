@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from twofold.api.errors import ConfigError
-from twofold.api.types import RequestRecord, RunInfo
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import RunInfo
 from twofold.telemetry.routing import RoutingRecorder, RoutingRows
 from twofold.telemetry.sink import TOKEN_LAYER_DTYPE
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sqlalchemy import event
-from twofold.api.types import RequestRecord, StepRecord
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import StepRecord
 from twofold.telemetry import queries
 from twofold.telemetry.queries import predictions
 from twofold.telemetry.sink import CACHE_EVENT_DTYPE, TOKEN_LAYER_DTYPE, UPLOAD_DTYPE

@@ -33,6 +33,13 @@ class FleetConfig(Checked):
         low=1,
         high=1024,
     )
+    num_gateways: int = setting(
+        1,
+        "gateways, which Ray spreads over the machines; a lost one ends the requests that pass through it, so give a "
+        "cluster two",
+        low=1,
+        high=64,
+    )
     cpus_per_replica: float = setting(
         1.0, "CPUs that Ray reserves per replica; --cpu-threads sets the threads that compute", low=0
     )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from twofold.api.constraints import CompiledConstraint
 from twofold.api.pooling import Pooling
+from twofold.api.request_origin import DIRECT, RequestOrigin
 from twofold.api.request_times import RequestTimes
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -162,6 +163,7 @@ class GenerationRequest:
     """Called on the engine's thread after a step that gave this request at least one chunk. Called once for all
     requests of the step with the same callable, so that a thread waiting for several requests wakes once. Must return
     at once."""
+    origin: RequestOrigin = DIRECT
     pooling: Pooling | None = None
     """One vector of the prompt is wanted instead of an answer; `SamplingParams.max_tokens` is 0 then."""
     times: RequestTimes | None = None
@@ -348,51 +350,6 @@ class StepRecord(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RequestFacts:
-    """One request as telemetry stores and shows it. Native events refer to `number`."""
-
-    number: Annotated[int, "`request` in events"]
-    request_id: str
-    endpoint: str
-    submitted_s: Annotated[float, "Unix time"]
-    first_token_s: float | None
-    finished_s: float | None
-    prompt_tokens: int
-    completion_tokens: int
-    finish_reason: Annotated[FinishReason | None, "NULL while it runs"]
-    queue_s: Annotated[float, "run clock"] = 0.0
-    prefill_s: Annotated[float, "run clock"] = 0.0
-    decode_s: Annotated[float, "run clock"] = 0.0
-    cached_tokens: Annotated[int, "prompt tokens that hit the prefix cache"] = 0
-    received_s: Annotated[
-        float, "Unix time of the request's first byte, or of its submission without HTTP"
-    ] = 0.0
-    read_s: Annotated[float, "wall: first byte to the end of the body"] = 0.0
-    parse_wait_s: Annotated[float, "wall: wait for the process that parses large bodies"] = 0.0
-    parse_s: Annotated[float, "wall: body parsed and checked"] = 0.0
-    tokenise_wait_s: Annotated[float, "wall: wait for a tokeniser thread"] = 0.0
-    template_s: Annotated[float, "wall: chat template rendered"] = 0.0
-    tokenise_s: Annotated[float, "wall: prompt tokenised"] = 0.0
-    compile_s: Annotated[float, "wall: grammar of a constrained answer compiled"] = 0.0
-    queue_wall_s: Annotated[float, "wall: end of those parts to first scheduled"] = 0.0
-    prefill_wall_s: Annotated[float, "wall: first scheduled to first token"] = 0.0
-    decode_wall_s: Annotated[float, "wall: first token to last token"] = 0.0
-    first_sent_s: Annotated[
-        float | None, "Unix time at which the first token was handed to the connection; NULL without HTTP"
-    ] = None
-    answer_json: Annotated[str | None, "with --telemetry-text: text of each answer token, a JSON list"] = None
-    accepted_tokens: Annotated[int, "drafted tokens that became part of the answer"] = 0
-    rejected_tokens: Annotated[int, "drafted tokens that did not"] = 0
-
-
-@dataclass(frozen=True)
-class RequestRecord(RequestFacts):
-    """One request as the engine reports it."""
-
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-
-
-@dataclass(frozen=True)
 class ControlRecord:
     """A change to a running engine and the sizes in effect from then on."""
 
@@ -436,6 +393,7 @@ class RunInfo:
     version: str
     config_json: str
     host: Annotated[str, "name of the machine"] = ""
+    replica: Annotated[str, "id of the replica in its fleet; empty without --ray"] = ""
     machine_json: Annotated[str, "processor, memory, versions, figures of the cost model"] = "{}"
     output_changes: tuple[str, ...] = ()
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""

@@ -121,17 +121,21 @@ class Engine:
         telemetry: TelemetrySink | None = None,
         progress: ProgressFn | None = None,
         prefix_store: PrefixStore | None = None,
+        replica: str = "",
     ) -> Engine:
         """Load the model of `config` and get ready to serve.
 
         prefix_store: files of the prefix cache that several engines share; its owner closes it.
+        replica: id of this replica in its fleet, for telemetry.
 
         Raises:
             ConfigError: a setting cannot be met.
             ModelLoadError: the model cannot be used; the message names the file and the remedy.
             CapacityError, KernelError: the device has no room, or failed.
         """
-        return cls(config, load_parts(config, progress, prefix_store), telemetry)
+        parts = load_parts(config, progress, prefix_store)
+        info = dataclasses.replace(parts.info, replica=replica)
+        return cls(config, dataclasses.replace(parts, info=info), telemetry)
 
     # ---- callers' threads -------------------------------------------------------------------------------------------
 

@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from twofold.api.errors import RequestError
 from twofold.api.pooling import ModelPooling
+from twofold.api.request_record import RequestRecord
 from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES
 from twofold.api.types import (
     Chunk,
     Clock,
     FinishReason,
     GenerationRequest,
-    RequestRecord,
     SamplingParams,
     TokenLogprob,
     Usage,
@@ -336,6 +336,8 @@ class RequestState:
             answer_json=json.dumps(self._pieces) if self._pieces and self._finish_reason else None,
             accepted_tokens=self.sequence.num_accepted,
             rejected_tokens=self.sequence.num_rejected,
+            trace_id=request.origin.trace_id,
+            routed_by=request.origin.routed_by,
         )
 
     def _before_submission(self) -> dict[str, Any]:

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ConfigError
-from twofold.api.types import RequestRecord, RunInfo
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import RunInfo
 from twofold.api.whole_file import whole_file
 from twofold.telemetry.sink import TelemetrySink
 

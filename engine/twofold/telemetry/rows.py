@@ -15,13 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.machine_sample import MachineSample
-from twofold.api.types import (
-    ControlRecord,
-    EmulatedParts,
-    RequestRecord,
-    RunInfo,
-    StepRecord,
-)
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import ControlRecord, EmulatedParts, RunInfo, StepRecord
 from twofold.telemetry import schema
 from twofold.telemetry.sink import LoadSample, Placement, TelemetryLevel
 

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import ControlRecord, RunInfo, StepRecord
 from twofold.telemetry.sink import LoadSample, SinkStats, TelemetrySink
 
 

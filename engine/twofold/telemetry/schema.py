@@ -42,14 +42,8 @@ from sqlalchemy.types import TypeEngine
 
 from twofold.api.errors import ConfigError
 from twofold.api.machine_sample import MachineSample
-from twofold.api.types import (
-    ControlRecord,
-    EmulatedParts,
-    RequestFacts,
-    RunInfo,
-    StepParts,
-    StepRecord,
-)
+from twofold.api.request_record import RequestFacts
+from twofold.api.types import ControlRecord, EmulatedParts, RunInfo, StepParts, StepRecord
 from twofold.telemetry import migrations
 from twofold.telemetry.blocks import KEYS, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, EVENT_MEANINGS, LoadSample

@@ -17,7 +17,8 @@ import numpy as np
 
 from twofold import _core
 from twofold.api.errors import RequestError
-from twofold.api.types import ControlRecord, RequestRecord, RunInfo, StepRecord
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import ControlRecord, RunInfo, StepRecord
 
 LossPlace = Literal["ring", "queue", "database"]
 LOSS_PLACES: Final[tuple[LossPlace, ...]] = ("ring", "queue", "database")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from twofold.api.config import EngineConfig, ServerConfig
-from twofold.api.types import RequestRecord, RunInfo, SamplingParams, SpeculationCounts, StepRecord
+from twofold.api.request_record import RequestRecord
+from twofold.api.types import RunInfo, SamplingParams, SpeculationCounts, StepRecord
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path
 from twofold.server.app import app_of

@@ -70,6 +70,18 @@ async def stream(
     return seen
 
 
+async def streams(url: str, *, first: int, max_tokens: int, num: int = 32, then: Any) -> list[Streamed]:
+    """Run streams of the prompts from `first` on; call `then(first token events)` meanwhile."""
+    begun = [asyncio.Event() for _ in range(num)]
+    async with client(url) as http:
+        running = [
+            asyncio.create_task(stream(http, first + number, max_tokens=max_tokens, begun=begun[number]))
+            for number in range(num)
+        ]
+        await then(begun)
+        return await asyncio.gather(*running)
+
+
 async def complete(client: httpx.AsyncClient, messages: list[dict[str, str]]) -> dict[str, Any]:
     """The whole answer to a conversation."""
     body = {"model": "twofold-tales", "messages": messages, "max_tokens": 8, "temperature": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
@@ -38,17 +39,61 @@ def serving(**settings: Any) -> Iterator[str]:
         ray.shutdown()
 
 
+@contextlib.contextmanager
+def serving_on_nodes(num_nodes: int, **settings: Any) -> Iterator[tuple[Any, str]]:
+    """Ray's cluster of a head without CPUs and nodes of one CPU, all on this machine, and the URL of its fleet."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+    from twofold.tools.cli.serve.fleet import build
+
+    port, store = free_port(), 100 * 2**20
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=0, object_store_memory=store, include_dashboard=False)
+        for _ in range(num_nodes):
+            cluster.add_node(num_cpus=1, object_store_memory=store)
+        ray.init(address=cluster.address, log_to_driver=False)
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build(fleet_settings(cpus_per_replica=1, **settings)), name="twofold", route_prefix="/")
+        yield cluster, f"http://127.0.0.1:{port}"
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
 def fleet_settings(**settings: Any) -> dict[str, Any]:
     """Settings of a small fleet; `settings` override them."""
     small = {"num_replicas": 2, "cpus_per_replica": 0.5, "cpu_threads": 1, "auto_fit": False}
     return {**small, "accelerator": "none", "seed": 1} | settings
 
 
-def replica_processes() -> list[psutil.Process]:
-    """The replicas' processes, started by this one."""
+def replica_processes(deployment: str = "replica") -> list[psutil.Process]:
+    """The processes of a deployment's actors, started by this one."""
     ours = psutil.Process().children(recursive=True)
-    return [
-        each
-        for each in ours
-        if any("ServeReplica:twofold:twofold-replica" in word for word in each.cmdline())
-    ]
+    name = f"ServeReplica:twofold:twofold-{deployment}"
+    return [each for each in ours if any(name in word for word in _command(each))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
+async def until_running(num_replicas: int = 2) -> None:
+    """Wait until Ray has replaced lost replicas and the new ones have loaded their model."""
+    from ray import serve
+
+    for _ in range(900):
+        deployment = serve.status().applications["twofold"].deployments["twofold-replica"]
+        # Ray notices a lost replica late. Its successor has a process first and is RUNNING once loaded.
+        states = deployment.replica_states
+        is_running = deployment.status == "HEALTHY" and states.get("RUNNING") == num_replicas
+        if len(replica_processes()) == num_replicas and is_running:
+            await asyncio.sleep(2.0)  # the gateway hears of it by a long poll
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"the replicas are {deployment.replica_states}")

@@ -38,6 +38,28 @@ def test_an_overloaded_or_full_replica_loses_its_precedence(
     assert (ranked(LABELS, replicas, Random(0))[0] == ["cached"]) is is_first
 
 
+@pytest.mark.parametrize(
+    ("tpot_ms", "num_ongoing", "is_first"),
+    [(29.0, 4, True), (31.0, 1, True), (31.0, 4, False), (0.0, 4, True)],
+)
+def test_a_slow_replica_loses_its_precedence_earlier(
+    tpot_ms: float, num_ongoing: int, is_first: bool
+) -> None:
+    replicas = {
+        "cached": ReplicaLoad({b"c"}, num_ongoing, tpot_ms=tpot_ms),
+        "fast": ReplicaLoad(tpot_ms=10.0),
+    }
+    assert (ranked(LABELS, replicas, Random(0))[0] == ["cached"]) is is_first
+
+
+def test_without_a_prefix_a_slow_replica_gets_fewer_requests_than_a_fast_one() -> None:
+    replicas = {
+        "slow": ReplicaLoad(num_ongoing=1, tpot_ms=50.0),
+        "fast": ReplicaLoad(num_ongoing=8, tpot_ms=10.0),
+    }
+    assert ranked((), replicas, Random(0))[0] == ["fast", "slow"]
+
+
 def test_every_replica_is_ranked_once_and_the_least_loaded_of_two_leads() -> None:
     replicas = {name: ReplicaLoad(num_ongoing=name) for name in range(5)}
     leaders = set()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
 pytest.importorskip("ray", reason="needs twofold[ray]")
 
-from tests.server.fleet.clients import Streamed, client, second_turn_hits, stream
-from tests.server.fleet.ray_cluster import fleet_settings, replica_processes, serving
+from tests.server.fleet.clients import second_turn_hits, streams
+from tests.server.fleet.ray_cluster import fleet_settings, replica_processes, serving, until_running
 
 pytestmark = pytest.mark.slow
 
@@ -25,35 +24,6 @@ NUM_STREAMS = 32
 def url() -> Iterator[str]:
     with serving(max_waiting=255) as address:
         yield address
-
-
-async def streams(
-    url: str, *, first: int, max_tokens: int, num: int = NUM_STREAMS, then: Any
-) -> list[Streamed]:
-    """Run streams of the prompts from `first` on; call `then(first token events)` meanwhile."""
-    begun = [asyncio.Event() for _ in range(num)]
-    async with client(url) as http:
-        running = [
-            asyncio.create_task(stream(http, first + number, max_tokens=max_tokens, begun=begun[number]))
-            for number in range(num)
-        ]
-        await then(begun)
-        return await asyncio.gather(*running)
-
-
-async def until_all_run() -> None:
-    """Wait until Ray has replaced lost replicas and the new ones have loaded their model."""
-    from ray import serve
-
-    for _ in range(600):
-        deployment = serve.status().applications["twofold"].deployments["twofold-replica"]
-        # Ray notices a lost replica late. Its successor has a process first and is RUNNING once loaded.
-        is_running = deployment.status == "HEALTHY" and deployment.replica_states.get("RUNNING") == 2
-        if len(replica_processes()) == 2 and is_running:
-            await asyncio.sleep(2.0)  # the gateway hears of it by a long poll
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"the replicas are {deployment.replica_states}")
 
 
 def test_second_turns_find_their_prefix(url: str) -> None:
@@ -70,7 +40,7 @@ def test_a_replica_killed_before_the_first_token_loses_no_request(url: str) -> N
     lost_early = [each for each in seen if each.error is not None and not each.text]
     assert lost_early == []
     assert all(each.is_done for each in seen)
-    asyncio.run(until_all_run())
+    asyncio.run(until_running())
 
 
 def test_a_replica_killed_in_the_middle_ends_its_streams_with_an_error(url: str) -> None:
@@ -87,7 +57,7 @@ def test_a_replica_killed_in_the_middle_ends_its_streams_with_an_error(url: str)
     for whole, again in zip(before, seen[:4], strict=True):
         assert whole.text.startswith(again.text)  # what arrived is right
         assert again.error is not None or again.text == whole.text
-    asyncio.run(until_all_run())
+    asyncio.run(until_running())
 
 
 def test_a_rolling_update_loses_no_stream(url: str) -> None:

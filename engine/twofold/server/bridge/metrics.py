@@ -108,6 +108,8 @@ class Metrics:
         self.finished = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self._recent_ttfts: deque[tuple[float, float]] = deque(maxlen=256)
         """(time of arrival, TTFT) of the latest first tokens."""
+        self._recent_tokens: deque[tuple[float, float, int]] = deque(maxlen=256)
+        """(time of arrival, seconds, tokens) of the latest further tokens."""
         self._histograms: dict[str, Histogram] = {}
         self._stages: dict[str, Histogram] = {}
         self.set_context(max_context)
@@ -135,6 +137,18 @@ class Metrics:
         since = time.monotonic() - within_s
         found = sorted(value for at, value in self._recent_ttfts if at >= since)
         return found[math.ceil(0.95 * len(found)) - 1] if found else 0.0
+
+    def observe_itl(self, seconds: float, num_tokens: int) -> None:
+        """Tokens of an answer that came together, `seconds` after the one before them."""
+        self._recent_tokens.append((time.monotonic(), seconds, num_tokens))
+        for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
+            self.observe(name, seconds / num_tokens, num_tokens)
+
+    def recent_tpot_s(self, within_s: float = 10.0) -> float:
+        """Mean time per output token in the last `within_s` seconds; 0 without one."""
+        since = time.monotonic() - within_s
+        found = [(seconds, count) for at, seconds, count in self._recent_tokens if at >= since]
+        return sum(seconds for seconds, _ in found) / sum(count for _, count in found) if found else 0.0
 
     def observe_stages(self, seconds: Mapping[str, float]) -> None:
         for stage, histogram in self._stages.items():
@@ -270,8 +284,7 @@ class RequestTimer:
             metrics.observe_ttft(now - self._times.received)
             num_tokens -= 1
         if num_tokens:
-            for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
-                metrics.observe(name, (now - self._latest) / num_tokens, num_tokens)
+            metrics.observe_itl(now - self._latest, num_tokens)
         self._latest = now
 
     def end(self) -> None:

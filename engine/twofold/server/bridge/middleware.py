@@ -10,6 +10,7 @@ import logging
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twofold.api.errors import CapacityError
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
+from twofold.server.http.arrival import origin_of, set_origin, trace_id
 from twofold.server.http.errors import ApiError
 from twofold.server.http.web_pages import foreign_caller
 
@@ -43,21 +45,27 @@ class RequestFrame:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope))
+        given = Headers(scope=scope)
+        request_id, traceparent = _request_id(given), given.get("traceparent", "")
+        if found := trace_id(traceparent):
+            set_origin(scope, replace(origin_of(scope), trace_id=found))
         status = 0
 
         async def framed_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._label(MutableHeaders(scope=message), request_id)
+                headers = MutableHeaders(scope=message)
+                self._label(headers, request_id)
+                if found:
+                    headers["traceresponse"] = traceparent  # W3C Trace Context, level 2
                 self._count(scope, message["status"])
                 if scope["method"] == "POST" and message["status"] >= 400:
                     self._state.http.refused[str(message["status"])] += 1
             await send(message)
 
         try:
-            refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
+            refusal = self._refusal(scope["method"], scope["path"], given)
             if refusal is not None:
                 await refusal.response(scope["path"])(scope, receive, framed_send)
             else:

@@ -9,15 +9,18 @@ from typing import Any, Literal
 
 from starlette.types import ASGIApp, Message
 
+from twofold.api.request_origin import RequestOrigin
 from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
-from twofold.server.http.arrival import set_answer_hook, set_prefix_labels
+from twofold.server.http.arrival import set_answer_hook, set_origin, set_prefix_labels
 
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
 
 
-async def respond(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[ResponseStart | BodyPart]:
-    """The application's response. Closing the iterator early is a disconnect of the client."""
-    call = _Call(request)
+async def respond(
+    app: ASGIApp, request: ForwardedRequest, replica: str = ""
+) -> AsyncIterator[ResponseStart | BodyPart]:
+    """The response of the application in `replica`. Closing the iterator early is a disconnect of the client."""
+    call = _Call(request, replica)
     task = asyncio.ensure_future(call.run(app))
     try:
         while (part := await call.next_part()) is not None:
@@ -33,9 +36,11 @@ async def respond(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Resp
 class _Call:
     """One request on its way through the application."""
 
-    def __init__(self, request: ForwardedRequest) -> None:
+    def __init__(self, request: ForwardedRequest, replica: str) -> None:
         self.disconnected = asyncio.Event()
         self._request = request
+        self._origin = RequestOrigin(routed_by=request.routed_by(replica))
+        self._replica = replica.encode()
         self._is_read = False
         self._parts: deque[ResponseStart | BodyPart] = deque()
         self._changed = asyncio.Event()
@@ -88,6 +93,7 @@ class _Call:
             "state": {},
         }
         set_prefix_labels(scope, request.labels)
+        set_origin(scope, self._origin)
         set_answer_hook(scope, self._tokens_begin)
         return scope
 
@@ -103,7 +109,7 @@ class _Call:
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = tuple(message.get("headers", ()))
+            headers = (*message.get("headers", ()), (b"x-twofold-replica", self._replica))
             kind = dict(headers).get(b"content-type", b"").partition(b";")[0]
             self._waits_for_tokens = kind in _STREAMS
             self._put(ResponseStart(message["status"], headers))

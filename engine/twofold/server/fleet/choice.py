@@ -1,4 +1,4 @@
-"""The choice of a replica: a cached prefix first, then the shorter queue, then room in the KV cache."""
+"""The choice of a replica: a cached prefix first, then the shorter wait, then room in the KV cache."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ Key = TypeVar("Key")
 
 _MAX_LEAD: Final = 8
 _MAX_RATIO: Final = 1.5
-"""A replica with the prefix is passed over when its queue exceeds both: the shortest queue times `_MAX_RATIO`, and the
-shortest queue plus `_MAX_LEAD`. Waiting then costs more than computing the prefix again."""
+"""A replica with the prefix is passed over when its wait exceeds both: the shortest wait times `_MAX_RATIO`, and the
+shortest wait plus `_MAX_LEAD`. Waiting then costs more than computing the prefix again. The unit of a wait is a request
+of the fastest replica."""
+_SLOW: Final = 3.0
+"""A replica is slow when its time per token exceeds that of the fastest by this factor. Smaller differences are those
+of batches and prompts."""
 _FULL: Final = 0.95
 """Share of used KV pages from which a replica would preempt sequences to admit another."""
 
@@ -27,6 +31,8 @@ class ReplicaLoad:
     """Requests that it runs or queues."""
     kv_usage: float = 0.0
     """Share of KV-cache pages that running sequences use, 0 to 1."""
+    tpot_ms: float = 0.0
+    """Recent time per output token; 0: unknown."""
 
     @property
     def is_full(self) -> bool:
@@ -39,7 +45,7 @@ def matched(labels: Sequence[bytes], load: ReplicaLoad) -> int:
 
 
 def ranked(labels: Sequence[bytes], replicas: Mapping[Key, ReplicaLoad], random: Random) -> list[list[Key]]:
-    """Groups of replicas in order of preference, each in order of load.
+    """Groups of replicas in order of preference, each in order of wait.
 
     The first group holds the replicas with the longest cached prefix, unless all of them are overloaded. The second
     holds two random ones (Mitzenmacher, "The power of two choices", 2001), so that several gateways with the same
@@ -47,17 +53,28 @@ def ranked(labels: Sequence[bytes], replicas: Mapping[Key, ReplicaLoad], random:
     """
     if not replicas:
         return []
-    shortest = min(load.num_ongoing for load in replicas.values())
+    waits = _waits(replicas)
+    shortest = min(waits.values())
     most = max(_MAX_RATIO * shortest, shortest + _MAX_LEAD)
     depth = {key: matched(labels, load) for key, load in replicas.items()}
-    usable = [key for key, load in replicas.items() if load.num_ongoing <= most and not load.is_full]
+    usable = [key for key, load in replicas.items() if waits[key] <= most and not load.is_full]
     best = max((depth[key] for key in usable), default=0)
     first = [key for key in usable if best and depth[key] == best]
     others = [key for key in replicas if key not in first]
     pair = random.sample(others, min(2, len(others)))
     groups = [first, pair, [key for key in others if key not in pair]]
-    return [sorted(group, key=lambda key: _load(replicas[key])) for group in groups if group]
+
+    def cost(key: Key) -> tuple[bool, float, float]:
+        return replicas[key].is_full, waits[key], replicas[key].kv_usage
+
+    return [sorted(group, key=cost) for group in groups if group]
 
 
-def _load(load: ReplicaLoad) -> tuple[bool, int, float]:
-    return load.is_full, load.num_ongoing, load.kv_usage
+def _waits(replicas: Mapping[Key, ReplicaLoad]) -> dict[Key, float]:
+    """What a new request waits for at each replica: its requests, more of them where tokens take longer."""
+    fastest = min((load.tpot_ms for load in replicas.values() if load.tpot_ms), default=0.0)
+    waits: dict[Key, float] = {}
+    for key, load in replicas.items():
+        ratio = load.tpot_ms / fastest if fastest else 1.0
+        waits[key] = (load.num_ongoing + 1) * (ratio if ratio > _SLOW else 1.0) - 1
+    return waits

@@ -16,6 +16,8 @@ from twofold.server.fleet.routing import PrefixRouter
 
 _STATS_PERIOD_S: Final = 1.0
 """How often replicas publish their prefixes. Until then the gateway counts what it sent itself."""
+_MAX_STARTS: Final = 3
+"""Failed starts after which a deployment is given up. A wrong setting fails at once, a full machine may recover."""
 _MAX_ONGOING: Final = 1024
 """Requests that Ray passes to a replica at once. The engine queues and refuses by its own settings before that."""
 
@@ -31,6 +33,7 @@ def application(load: ModelLoader, server: ServerConfig, fleet: FleetConfig) -> 
         graceful_shutdown_timeout_s=server.drain_timeout_s,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
+        max_constructor_retry_count=_MAX_STARTS,
         request_router_config=RequestRouterConfig(
             request_router_class=PrefixRouter,
             request_routing_stats_period_s=_STATS_PERIOD_S,
@@ -39,6 +42,7 @@ def application(load: ModelLoader, server: ServerConfig, fleet: FleetConfig) -> 
     gateway = serve.deployment(
         Gateway,
         name="twofold-gateway",
+        num_replicas=fleet.num_gateways,
         max_ongoing_requests=_MAX_ONGOING * (fleet.max_replicas or fleet.num_replicas),
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=server.drain_timeout_s,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from twofold.api.request_origin import RoutedBy
+
 Header = tuple[bytes, bytes]
 
 
@@ -20,6 +22,16 @@ class ForwardedRequest:
     client: tuple[str, int] | None = None
     labels: tuple[bytes, ...] = ()
     """See `prefix_labels`."""
+    attempt: int = 0
+    """Replicas that were lost before they answered it."""
+    matched_by: tuple[str, ...] = ()
+    """Ids of the replicas that the router chose from because they hold a prefix; set by the router."""
+
+    def routed_by(self, replica: str) -> RoutedBy:
+        """Why the router chose the replica of this id."""
+        if self.attempt:
+            return "retry"
+        return "prefix" if replica in self.matched_by else "load"
 
 
 class ResponseStart(NamedTuple):
@@ -38,3 +50,13 @@ class BodyPart(NamedTuple):
 
     kind: Literal["preface", "ping", "answer"]
     data: bytes
+
+
+@dataclass(frozen=True)
+class WholeResponse:
+    """A response in one piece, of a route that streams nothing."""
+
+    replica: str
+    status: int
+    headers: tuple[Header, ...]
+    body: bytes

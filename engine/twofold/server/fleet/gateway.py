@@ -7,8 +7,10 @@ After the first token the stream ends with an error, because another replica can
 from __future__ import annotations
 
 import logging
+import secrets
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from ray.exceptions import RayActorError
@@ -17,12 +19,15 @@ from starlette.responses import Response, StreamingResponse
 
 import twofold.server.app  # noqa: F401 (registers the error formats of the APIs)
 from twofold.server.bridge.request_body import read_body
-from twofold.server.fleet.forwarding import ForwardedRequest, Header, ResponseStart
+from twofold.server.fleet.forwarding import ForwardedRequest, Header, ResponseStart, WholeResponse
+from twofold.server.fleet.merged_metrics import merged_metrics
 from twofold.server.fleet.prefix_labels import prefix_labels
+from twofold.server.http.arrival import trace_id
 from twofold.server.http.errors import ApiError, unavailable
 
 _logger = logging.getLogger("twofold.server.fleet")
 _MAX_TRIES: Final = 4
+_METRICS_TIMEOUT_S: Final = 5.0
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"expect")
 )
@@ -37,11 +42,15 @@ class Gateway:
     def __init__(self, replicas: Any, max_body_bytes: int) -> None:
         """replicas: Ray's handle of the `Replica` deployment."""
         self._replicas = replicas.options(method_name="handle", stream=True)
+        self._every_replica = replicas
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
         try:
-            chunks = self._chunks(await self._forwarded(request))
+            forwarded = await self._forwarded(request)
+            if (forwarded.method, forwarded.path) == ("GET", "/metrics"):
+                return await self._metrics(forwarded)
+            chunks = self._chunks(forwarded)
             start = await anext(chunks)
         except ApiError as error:
             return error.response(request.url.path)
@@ -63,6 +72,19 @@ class Gateway:
             labels=prefix_labels(body) if request.method == "POST" else (),
         )
 
+    async def _metrics(self, request: ForwardedRequest) -> Response:
+        """The metrics of all replicas that answer in time, or the answer of one that refuses."""
+        broadcast = self._every_replica.broadcast("whole", request)
+        found = await broadcast.results_async(timeout_s=_METRICS_TIMEOUT_S, return_exceptions=True)
+        answers = [each for each in found if isinstance(each, WholeResponse)]
+        for answer in answers:
+            if answer.status != 200:
+                return Response(answer.body, answer.status, dict(_text(answer.headers)))
+        if not answers:
+            raise unavailable("no replica answers; see the log of Ray Serve", "no_replicas", 5)
+        pages = {answer.replica: answer.body.decode() for answer in answers}
+        return Response(merged_metrics(pages), 200, dict(_text(answers[0].headers)))
+
     async def _chunks(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
         """Status and headers, then the body's bytes.
 
@@ -70,8 +92,8 @@ class Gateway:
         try lost its replica before anything was sent.
         """
         is_sent = has_tokens = False
-        for _ in range(_MAX_TRIES):
-            preface, parts = b"", self._replicas.remote(request)
+        for attempt in range(_MAX_TRIES):
+            preface, parts = b"", self._replicas.remote(replace(request, attempt=attempt))
             try:
                 start = await anext(parts)
                 async for part in parts:
@@ -105,11 +127,19 @@ class Gateway:
 
 
 def _headers(request: Request) -> tuple[Header, ...]:
-    """The client's headers; a request without an id gets one, under which every process logs it."""
+    """The client's headers. A request without an id or a trace gets one, under which every process records it."""
     kept = [pair for pair in request.headers.raw if pair[0] not in _HOP_BY_HOP]
     if not any(name == b"x-request-id" for name, _ in kept):
         kept.append((b"x-request-id", uuid.uuid4().hex.encode()))
+    if not trace_id(request.headers.get("traceparent", "")):
+        kept = [pair for pair in kept if pair[0] not in (b"traceparent", b"tracestate")]
+        kept.append((b"traceparent", f"00-{uuid.uuid4().hex}-{secrets.token_hex(8)}-01".encode()))
     return tuple(kept)
+
+
+def _text(headers: tuple[Header, ...]) -> Iterator[tuple[str, str]]:
+    """Headers without the body's length, which is another one after merging."""
+    return ((name.decode(), value.decode()) for name, value in headers if name != b"content-length")
 
 
 def _error_event(path: str, error: ApiError) -> bytes:

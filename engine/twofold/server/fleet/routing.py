@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from twofold.server.fleet.choice import ReplicaLoad, ranked
+from twofold.server.fleet.choice import ReplicaLoad, matched, ranked
 from twofold.server.fleet.forwarding import ForwardedRequest
 
 _MAX_SENT: Final = 4096
@@ -47,7 +47,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
         loads = {key: self._load(replica) for key, replica in by_id.items()}
-        groups = ranked(_labels(pending_request), loads, self._random)
+        labels = _labels(pending_request)
+        groups = ranked(labels, loads, self._random)
+        if pending_request is not None and labels:
+            matching = tuple(key.unique_id for key in groups[0] if matched(labels, loads[key]))
+            pending_request.args[0] = replace(pending_request.args[0], matched_by=matching)
         return [[by_id[key] for key in group] for group in groups]
 
     def on_request_routed(
@@ -71,7 +75,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             known.stats = stats
             known.published = frozenset(stats.get("labels", ()))
         queued = self.replica_queue_len_cache.get(replica.replica_id)
-        return ReplicaLoad(known, queued or 0, stats.get("kv_usage", 0.0))
+        return ReplicaLoad(known, queued or 0, stats.get("kv_usage", 0.0), stats.get("tpot_ms", 0.0))
 
 
 def _labels(request: PendingRequest | None) -> tuple[bytes, ...]:

@@ -1,21 +1,26 @@
-"""What is attached to a request's ASGI scope: stopwatch, a router's prefix labels, a hook at the first token.
+"""What is attached to a request's ASGI scope: stopwatch, origin, a router's prefix labels, a hook at the first token.
 
 Also tells how long a request's first bytes waited in the kernel.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
+from twofold.api.request_origin import DIRECT, RequestOrigin
 from twofold.api.request_times import RequestTimes
 
 _SCOPE_KEY: Final = "twofold.times"
 _LABELS_KEY: Final = "twofold.prefix_labels"
 _HOOK_KEY: Final = "twofold.on_answer"
+_ORIGIN_KEY: Final = "twofold.origin"
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""https://www.w3.org/TR/trace-context/#traceparent-header"""
 _LAST_DATA_RECV: Final = struct.Struct("<52xI") if sys.byteorder == "little" else struct.Struct(">52xI")
 """`tcpi_last_data_recv` of Linux's struct tcp_info: milliseconds since data last arrived."""
 
@@ -54,6 +59,23 @@ def prefix_labels_of(scope: MutableMapping[str, Any]) -> tuple[bytes, ...]:
     """The attached labels; empty without a router."""
     labels: tuple[bytes, ...] = scope.get(_LABELS_KEY, ())
     return labels
+
+
+def trace_id(traceparent: str) -> str:
+    """The trace id of a W3C `traceparent` header; empty if the header is invalid or missing."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return found[1] if found and not traceparent.startswith("ff") else ""
+
+
+def set_origin(scope: MutableMapping[str, Any], origin: RequestOrigin) -> None:
+    """Attach how the request reached this process (`GenerationRequest.origin`)."""
+    scope[_ORIGIN_KEY] = origin
+
+
+def origin_of(scope: MutableMapping[str, Any]) -> RequestOrigin:
+    """The attached origin; an empty one without trace and router."""
+    origin: RequestOrigin = scope.get(_ORIGIN_KEY, DIRECT)
+    return origin
 
 
 def set_answer_hook(scope: MutableMapping[str, Any], hook: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from twofold.server.bridge.protocol import Prompt
 from twofold.server.bridge.request_body import parse_body
 from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
-from twofold.server.http.arrival import prefix_labels_of, times_of
+from twofold.server.http.arrival import origin_of, prefix_labels_of, times_of
 from twofold.server.http.openapi import answers, body_of, events_of
 from twofold.server.openai.answer_schemas import ChatChunk, ChatCompletion, TextChunk, TextCompletion
 from twofold.server.openai.answers import StreamedAnswer, WholeAnswer
@@ -178,7 +178,8 @@ async def _answer(
                 answers_per_prompt=body.num_candidates,
             ),
         )
-    plan = replace(plan, template=replace(plan.template, prefix_labels=prefix_labels_of(scope)))
+    template = replace(plan.template, prefix_labels=prefix_labels_of(scope), origin=origin_of(scope))
+    plan = replace(plan, template=template)
     answer = AnswerStream(
         engine, model.server.crossing, request_id, len(timers), on_close=model.answer_closed
     )

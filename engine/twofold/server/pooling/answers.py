@@ -27,7 +27,7 @@ from twofold.server.bridge.crossing import AnswerStream
 from twofold.server.bridge.metrics import RequestTimer
 from twofold.server.bridge.served_model import ServedModel
 from twofold.server.http import errors as api_errors
-from twofold.server.http.arrival import times_of
+from twofold.server.http.arrival import origin_of, times_of
 from twofold.server.http.errors import ApiError, wrong_field
 from twofold.server.pooling.inputs import InputTokens
 from twofold.server.pooling.schemas import PooledFields
@@ -76,6 +76,7 @@ async def answer_pooled(
         after_step=crossing.wake,
         times=times,
         pooling=pooling,
+        origin=origin_of(request.scope),
     )
     pooled = PooledAnswer(answer, timers, _Queue(answer, template, prompts), partial(_write, model, write))
     try:

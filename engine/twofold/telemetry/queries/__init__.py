@@ -24,6 +24,10 @@ from twofold.telemetry.queries.copies import link_series as link_series
 from twofold.telemetry.queries.drafts import DraftSteps as DraftSteps
 from twofold.telemetry.queries.drafts import draft_acceptance as draft_acceptance
 from twofold.telemetry.queries.drafts import draft_steps as draft_steps
+from twofold.telemetry.queries.fleet import Decided as Decided
+from twofold.telemetry.queries.fleet import FleetReplica as FleetReplica
+from twofold.telemetry.queries.fleet import fleet as fleet
+from twofold.telemetry.queries.fleet import traced as traced
 from twofold.telemetry.queries.history import RunHistory as RunHistory
 from twofold.telemetry.queries.layer_rows import F64 as F64
 from twofold.telemetry.queries.layer_rows import LayerRows as LayerRows

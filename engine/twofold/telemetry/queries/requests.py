@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, func, or_, select
 
-from twofold.api.types import RequestFacts
+from twofold.api.request_record import RequestFacts
 from twofold.telemetry import schema
 from twofold.telemetry.queries.native_events import events
 from twofold.telemetry.queries.runs import Database, Run
@@ -40,8 +40,11 @@ def requests(
     offset: int = 0,
     order_by: ColumnElement[Any] | None = None,
 ) -> list[Request]:
-    """Requests, newest first, skipping `offset`. `search`: a number, or a part of the id; `ended_by`: a finish reason,
-    or RUNNING; `order_by`: largest value of this first, unknown ones last."""
+    """Requests, newest first, skipping `offset`.
+
+    search: a number, a part of the id, or a trace id. ended_by: a finish reason, or RUNNING. order_by: largest value of
+    this first, unknown ones last.
+    """
     table = schema.request
     order = [] if order_by is None else [order_by.desc().nulls_last()]
     query = select(table).where(*_matching(run, search, ended_by)).order_by(*order, table.c.number.desc())
@@ -67,7 +70,7 @@ def _matching(run: Run, search: str, ended_by: str | None) -> list[ColumnElement
     table = schema.request.c
     conditions: list[ColumnElement[bool]] = [table.run_id == run.run_id]
     if search := search.strip():
-        part_of_id = table.request_id.icontains(search, autoescape=True)
+        part_of_id = or_(table.request_id.icontains(search, autoescape=True), table.trace_id == search)
         # SQLite's integers have 64 bits; a longer number can only be part of an id.
         is_number = search.isascii() and search.isdigit() and len(search) < 19
         conditions.append(or_(table.number == int(search), part_of_id) if is_number else part_of_id)

@@ -154,8 +154,8 @@ def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
     return sinks[0] if sinks else None
 
 
-def load_engine(config: EngineConfig, sink: TelemetrySink | None) -> Engine:
-    """Load the engine, with a progress bar on a terminal's stderr."""
+def load_engine(config: EngineConfig, sink: TelemetrySink | None, replica: str = "") -> Engine:
+    """Load the engine, with a progress bar on a terminal's stderr. `replica`: its id in a fleet."""
     from twofold.engine import Engine
 
     with Bar("loading", "GB", 1e-9) as bar:
@@ -163,6 +163,7 @@ def load_engine(config: EngineConfig, sink: TelemetrySink | None) -> Engine:
             config,
             telemetry=sink,
             progress=lambda at: bar.show(at.bytes_done, at.bytes_total, at.stage),
+            replica=replica,
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import platform
+import re
 import signal
 import sys
 import threading
@@ -12,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.api.config import ServerConfig
+from twofold import __version__
+from twofold.api.addresses import without_password
+from twofold.api.config import ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
 from twofold.api.models_config import ModelsConfig
@@ -49,17 +53,46 @@ class ReplicaLoader:
     """Loads a replica as `twofold ARGUMENTS` would, which begin with `serve`. Pickled to the replica's process."""
 
     arguments: tuple[str, ...]
+    version: str = __version__
+    """The fleet's version of Twofold."""
+    mark: str = ""
+    """The `model_mark` of the fleet's model; empty if unknown."""
 
-    def __call__(self) -> LoadedReplica:
+    def __call__(self, replica: str) -> LoadedReplica:
+        """The loaded replica of this id. ConfigError, before anything is loaded, if it differs from the fleet's."""
         from twofold.server.bridge.sampling_defaults import sampling_defaults
 
+        self._check_version()
         args = serve_arguments(self.arguments)
-        config, _ = fitted(args, engine_config(args))
+        config = engine_config(args)
+        self._check_model(config.model)
+        config, _ = fitted(args, config)
         sink = open_telemetry(args)
-        engine = load_engine(config, sink)
+        engine = load_engine(config, sink, replica)
         engine.start()
         defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
         return LoadedReplica(engine, defaults, sink, close_engine=engine.close)
+
+    def _check_version(self) -> None:
+        if __version__ != self.version:
+            raise ConfigError(
+                f"a replica on {platform.node()} has Twofold {__version__}, the fleet has {self.version}; install "
+                f"{self.version} there"
+            )
+
+    def _check_model(self, model: str) -> None:
+        if self.mark and (found := _mark(model)) != self.mark:
+            raise ConfigError(
+                f"{model} on {platform.node()} is another model (mark {found}) than the fleet's (mark {self.mark}); "
+                "copy the same files to every machine"
+            )
+
+
+def _mark(model: str) -> str:
+    from twofold.models import open_model_files
+    from twofold.models.model_mark import model_mark
+
+    return model_mark(open_model_files(Path(model)))
 
 
 def serve_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -92,14 +125,16 @@ def run_fleet(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--ray was given with several models; a fleet serves one, so start one for each model"
         )
-    engine_config(args)  # an error in a model or a setting is one line here, not a traceback of each replica
+    # An error in the model, a setting or the store is one line here, not a traceback of each replica.
+    mark = _mark(engine_config(args).model)
+    check_store(from_namespace(TelemetryConfig, args), fleet)
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ends.set())
     ray.init(address=fleet.ray_address or "local", include_dashboard=False, log_to_driver=False)
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
-        serve.run(_application(args.given_arguments), name="twofold", route_prefix="/")
+        run_application(_application(args.given_arguments, mark))
         url = f"http://{server.host}:{server.port}/v1"
         print(
             f"Twofold is ready\n  replicas     {fleet.num_replicas} on Ray Serve\n  API          {url}",
@@ -113,11 +148,40 @@ def run_fleet(args: argparse.Namespace) -> int:
     return 0
 
 
-def _application(arguments: tuple[str, ...]) -> Application:
+def check_store(telemetry: TelemetryConfig, fleet: FleetConfig) -> None:
+    """ConfigError if the replicas cannot all write to the telemetry database."""
+    if not telemetry.telemetry_url or telemetry.telemetry == "off":
+        return
+    from twofold.telemetry.writer import open_sink
+
+    most = fleet.max_replicas or fleet.num_replicas
+    if most > 1 and not telemetry.telemetry_url.startswith("postgresql"):
+        raise ConfigError(
+            f"--telemetry-url {without_password(telemetry.telemetry_url)} was given with {most} replicas; they need "
+            "PostgreSQL (postgresql+psycopg://…), because a SQLite file has one writer"
+        )
+    open_sink(telemetry.telemetry_url).close()
+
+
+def run_application(app: Application) -> None:
+    """Run the application of a fleet. ConfigError with the first replica's reason, and nothing left running, if the
+    replicas cannot start."""
+    from ray import serve
+
+    try:
+        serve.run(app, name="twofold", route_prefix="/")
+    except RuntimeError as error:
+        serve.shutdown()
+        reasons = re.findall(r"^\S*Error: (.+)$", str(error), re.MULTILINE)
+        reason = reasons[-1] if reasons else str(error).strip().splitlines()[-1]
+        raise ConfigError(f"no replica could start: {reason}") from None
+
+
+def _application(arguments: tuple[str, ...], mark: str = "") -> Application:
     from twofold.server.fleet.deployment import application
 
     args = serve_arguments(arguments)
-    loader = ReplicaLoader(arguments)
+    loader = ReplicaLoader(arguments, mark=mark)
     return application(loader, from_namespace(ServerConfig, args), from_namespace(FleetConfig, args))
 
 

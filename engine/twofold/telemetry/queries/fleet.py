@@ -1,0 +1,97 @@
+"""Replicas of a fleet: their runs, the router's decisions, prefix-cache hits, and requests followed by trace id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import case, func, select
+
+from twofold.api.request_origin import RoutedBy
+from twofold.telemetry import schema
+from twofold.telemetry.queries.requests import Request
+from twofold.telemetry.queries.runs import Database, Run, Window, runs
+
+_MAX_RUNS = 1000
+"""Newest runs among which the replicas are looked for."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Requests of a replica that the router sent there for one reason."""
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class FleetReplica:
+    """One replica in a window of time."""
+
+    run: Run
+    num_unfinished: int
+    """Requests without a finish reason."""
+    decided: Mapping[RoutedBy, Decided]
+
+    @property
+    def total(self) -> Decided:
+        every = self.decided.values()
+        return Decided(
+            sum(each.num_requests for each in every),
+            sum(each.prompt_tokens for each in every),
+            sum(each.cached_tokens for each in every),
+        )
+
+    @property
+    def hit_share(self) -> float | None:
+        """Prompt tokens that hit the prefix cache, 0 to 1; None without requests."""
+        total = self.total
+        return total.cached_tokens / total.prompt_tokens if total.prompt_tokens else None
+
+
+def fleet(db: Database, run: Run, span: Window) -> list[FleetReplica]:
+    """The replicas of the fleet that `run` is one of, oldest first. A run outside a fleet is alone.
+
+    A fleet's replicas have an id, serve the same model and lived at the same time.
+    """
+    members = [run]
+    if run.replica:
+        every = runs(db, limit=_MAX_RUNS)
+        members = [
+            each for each in reversed(every) if each.replica and each.model == run.model and _met(each, run)
+        ]
+    table = schema.request.c
+    query = (
+        select(
+            table.run_id,
+            table.routed_by,
+            func.count(),
+            func.sum(case((table.finish_reason.is_(None), 1), else_=0)),
+            func.sum(table.prompt_tokens),
+            func.sum(table.cached_tokens),
+        )
+        .where(table.run_id.in_([each.run_id for each in members]))
+        .where(table.submitted_s >= span.begin_s, table.submitted_s < span.end_s)
+        .group_by(table.run_id, table.routed_by)
+    )
+    unfinished = dict.fromkeys((each.run_id for each in members), 0)
+    decided: dict[int, dict[RoutedBy, Decided]] = {each.run_id: {} for each in members}
+    for run_id, reason, count, running, prompt, cached in db.rows(query):
+        unfinished[run_id] += int(running)
+        decided[run_id][reason] = Decided(int(count), int(prompt), int(cached))
+    return [FleetReplica(each, unfinished[each.run_id], decided[each.run_id]) for each in members]
+
+
+def _met(one: Run, other: Run) -> bool:
+    """Whether two runs lived at the same time."""
+    return one.started_s <= (other.finished_s or other.last_seen_s) and other.started_s <= (
+        one.finished_s or one.last_seen_s
+    )
+
+
+def traced(db: Database, trace_id: str, *, limit: int = 100) -> list[Request]:
+    """Requests of all runs that came with this W3C trace id, in order of arrival."""
+    table = schema.request
+    query = select(table).where(table.c.trace_id == trace_id.strip().lower())
+    return [Request(**row._mapping) for row in db.rows(query.order_by(table.c.received_s).limit(limit))]
