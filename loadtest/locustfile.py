@@ -38,6 +38,8 @@ from loadtest.workers import Workers  # noqa: E402
 
 FLUSH_INTERVAL_S: Final = 1.0
 DRAIN_S: Final = 60.0
+_LATE_S: Final = 2.0
+"""Arrivals that are older when a worker takes the place of a lost one are not made up for."""
 MAX_UNDER_WAY: Final = 2000
 """Most conversations of an open loop at the same time; further arrivals are failures."""
 _UNBOUNDED_S: Final = 3600.0
@@ -101,12 +103,16 @@ class OpenLoopUser(User):
         test: LoadTest = self.environment.loadtest
         draw = random.Random(test.plan.seed)  # noqa: S311  the same kinds in every run of the same seed
         conversations = Group()
-        for at_s in poisson_arrivals(test.plan.arrival_stages, test.plan.seed):
+        number, count = test.workers.share
+        late_s = test.elapsed_s - _LATE_S
+        for arrival, at_s in enumerate(poisson_arrivals(test.plan.arrival_stages, test.plan.seed)):
+            (kind,) = draw.choices(list(self.mix), list(self.mix.values()))
+            if arrival % count != number or at_s < late_s:
+                continue
             while not self._is_over() and (left_s := at_s - test.elapsed_s) > 0:
                 gevent.sleep(min(left_s, 0.2))
             if self._is_over():
                 break
-            (kind,) = draw.choices(list(self.mix), list(self.mix.values()))
             if len(conversations) < MAX_UNDER_WAY:
                 conversations.spawn(self._converse, kind)
             else:
@@ -147,14 +153,14 @@ class StagedShape(LoadTestShape):
         if users is None:
             return None
         if list(self.runner.user_classes) == [OpenLoopUser]:
-            return 1, _FAST
+            return OpenLoopUser.fixed_count, _FAST
         return users, plan.spawn_rate if plan.shape == "constant" else _FAST
 
 
 def plan_of(environment: Environment) -> LoadTestPlan:
     """The plan of `twofold loadtest`, or one made of the options of Locust's page or command line."""
     options = environment.parsed_options
-    if options is None:
+    if _is_prepared(environment):
         return environment.loadtest.plan
     return LoadTestPlan(
         host=environment.host or "",
@@ -168,6 +174,11 @@ def plan_of(environment: Environment) -> LoadTestPlan:
         output=options.output,
         allow_remote_host=options.allow_remote_host,
     )
+
+
+def _is_prepared(environment: Environment) -> bool:
+    """Whether run.py has made the plan. Locust gives its workers options in any case."""
+    return getattr(environment, "is_planned", False)
 
 
 def pass_samples_on(environment: Environment, ended: Event) -> None:
@@ -207,7 +218,7 @@ def _on_init(environment: Environment, **_kwargs: Any) -> None:
 
 @events.test_start.add_listener
 def _on_test_start(environment: Environment, **_kwargs: Any) -> None:
-    if environment.parsed_options is None:  # run.py has prepared everything
+    if _is_prepared(environment):
         return
     try:
         prepare(environment, plan_of(environment), USER_KINDS)
@@ -222,6 +233,6 @@ def _on_test_start(environment: Environment, **_kwargs: Any) -> None:
 
 @events.test_stop.add_listener
 def _on_test_stop(environment: Environment, **_kwargs: Any) -> None:
-    if environment.parsed_options is not None and hasattr(environment, "loadtest_ended"):
+    if not _is_prepared(environment) and hasattr(environment, "loadtest_ended"):
         environment.loadtest_ended.set()
         environment.loadtest.store.flush()

@@ -21,6 +21,7 @@ import gevent
 import locust
 from gevent.event import Event
 from locust.env import Environment
+from locust.runners import MasterRunner, Runner
 from twofold.api.errors import ConfigError
 from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
 from twofold.tools.loadgen.metrics import Run
@@ -31,6 +32,7 @@ if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
 from loadtest import locustfile  # noqa: E402
+from loadtest.distributed import SpreadError, runner_of, work  # noqa: E402
 from loadtest.state import LoadTest, UnreachableError, describe, prepare  # noqa: E402
 from loadtest.workers import Workers  # noqa: E402
 
@@ -38,37 +40,54 @@ from loadtest.workers import Workers  # noqa: E402
 def main() -> int:
     plan = LoadTestPlan.from_json(sys.argv[1])
     environment = Environment(
-        user_classes=_user_classes(plan), events=locustfile.events, shape_class=locustfile.StagedShape()
+        user_classes=_every_class(plan), events=locustfile.events, shape_class=locustfile.StagedShape()
     )
     environment.stop_timeout = locustfile.DRAIN_S
-    environment.loadtest_workers = Workers()
+    environment.is_planned = True
     try:
-        test = prepare(environment, plan, plan.mix)
-    except (ConfigError, UnreachableError) as error:
+        if plan.spread.role == "worker":
+            return work(plan, environment, _user_classes)
+        with runner_of(environment, plan) as runner:
+            environment.loadtest_workers = Workers(runner)
+            return _run(environment, runner, prepare(environment, plan, plan.mix))
+    except (ConfigError, SpreadError, UnreachableError) as error:
         print(f"twofold loadtest: {error}", file=sys.stderr)
         return 2
+
+
+def _run(environment: Environment, runner: Runner, test: LoadTest) -> int:
+    plan = test.plan
     load = f"{plan.users} users" if plan.rate is None else f"{plan.rate:g} conversations per second"
     print(
         f"{load} ({', '.join(plan.mix)}; {plan.shape}) for {plan.seconds:g} s: {test.model} at {plan.host} …"
     )
     sys.stdout.flush()
-    run_users(environment)
+    num_lost = run_users(environment, runner)
     test.store.flush()
+    if num_lost:
+        print(f"{num_lost} workers were lost; their last samples are missing", file=sys.stderr)
     return report(test)
+
+
+def _every_class(plan: LoadTestPlan) -> list[type[locust.User]]:
+    """The classes of the plan; on a worker, which gets its plan later, all of them."""
+    if plan.spread.role == "worker":
+        return [*locustfile.USERS.values(), locustfile.OpenLoopUser]
+    return _user_classes(plan)
 
 
 def _user_classes(plan: LoadTestPlan) -> list[type[locust.User]]:
     if plan.rate is not None:
         locustfile.OpenLoopUser.mix = plan.mix
+        locustfile.OpenLoopUser.fixed_count = max(1, plan.spread.workers)
         return [locustfile.OpenLoopUser]
     for kind, weight in plan.mix.items():
         locustfile.USERS[kind].weight = weight
     return [locustfile.USERS[kind] for kind in plan.mix]
 
 
-def run_users(environment: Environment) -> None:
-    """Run the plan's stages, then let running answers finish."""
-    runner = environment.create_local_runner()
+def run_users(environment: Environment, runner: Runner) -> int:
+    """Run the plan's stages, then let running answers finish; the number of workers that were lost."""
     ended = Event()
     test: LoadTest = environment.loadtest
     test.begun_s = time.monotonic()
@@ -81,10 +100,17 @@ def run_users(environment: Environment) -> None:
         gevent.sleep(test.plan.seconds)
     except KeyboardInterrupt:
         print("\nended early", flush=True)
-    runner.quit()
-    runner.greenlet.join()
+    num_lost = 0
+    if isinstance(runner, MasterRunner):
+        num_lost = environment.loadtest_master.stop()
+    else:
+        runner.quit()
+        runner.greenlet.join()
     ended.set()
     gevent.joinall(helpers)
+    if isinstance(runner, MasterRunner) and environment.loadtest_master.problem:
+        raise SpreadError(environment.loadtest_master.problem)
+    return num_lost
 
 
 def show_progress(test: LoadTest, ended: Event) -> None:

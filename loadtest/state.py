@@ -61,7 +61,7 @@ def prepare(environment: Environment, plan: LoadTestPlan, kinds: Iterable[str]) 
     client = BlockingHttpClient(host, key)
     model, max_context = _served_model(client, plan.model)
     workers: Workers = environment.loadtest_workers
-    workers.begin()
+    workers.begin(plan.to_json())
     environment.host = host
     environment.loadtest = LoadTest(
         plan=plan,

@@ -6,6 +6,7 @@ counts of all workers, so that every sample has the test's id and its total numb
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,8 +21,14 @@ _USERS_PER_WORKER: Final = 100_000
 class Workers:
     """One per process; `runner` is None or a local one in a single-process test."""
 
-    def __init__(self, runner: Runner | None = None) -> None:
+    def __init__(
+        self, runner: Runner | None = None, on_begin: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> None:
+        """on_begin: called on a worker with the master's message, which names the test and holds its plan."""
         self._runner = runner
+        self._begins = on_begin
+        self.share = (0, 1)
+        """(number, count): this process starts every count-th arrival of an open loop, from that number on."""
         self._entered = 0
         self._own = 0
         self._of_workers: dict[str, int] = {}
@@ -38,15 +45,19 @@ class Workers:
         index = f"-worker-{self._runner.worker_index}" if isinstance(self._runner, WorkerRunner) else ""
         return self.loadtest_id + index
 
-    def begin(self) -> None:
-        """Start a test. On a worker the master has already named it: that message precedes the one to spawn users."""
+    def begin(self, plan: str = "") -> None:
+        """Start a test. `plan`: its plan as JSON, for workers without one.
+
+        On a worker the master has already named it: that message precedes the one to spawn users.
+        """
         self._entered = self._own = 0
         self._of_workers.clear()
         if isinstance(self._runner, WorkerRunner) and self.loadtest_id:
             return
         self.loadtest_id = datetime.now().strftime("loadtest-%Y%m%d-%H%M%S")
         if isinstance(self._runner, MasterRunner):
-            self._runner.send_message(_BEGIN, {"id": self.loadtest_id})
+            count = self._runner.worker_count
+            self._runner.send_message(_BEGIN, {"id": self.loadtest_id, "plan": plan, "workers": count})
 
     def enter(self) -> int:
         """Register a user of this process; returns a number that is unique in the test."""
@@ -71,6 +82,10 @@ class Workers:
 
     def _on_begin(self, msg: Any, **_kwargs: Any) -> None:
         self.loadtest_id = str(msg.data["id"])
+        count = max(1, int(msg.data["workers"]))
+        self.share = self._runner.worker_index % count, count
+        if self._begins is not None:
+            self._begins(msg.data)
 
     def _on_users(self, msg: Any, **_kwargs: Any) -> None:
         if isinstance(self._runner, MasterRunner):

@@ -140,8 +140,10 @@ ROOMS_USED: dict[str, set[str]] = {
         "experts",
         "models",
         "quantise",
+        "server.fleet",
         "step",
         "telemetry",
+        "tools.loadgen",
         "weights",
     },
 }

@@ -26,7 +26,10 @@ from twofold.telemetry.queries.drafts import draft_acceptance as draft_acceptanc
 from twofold.telemetry.queries.drafts import draft_steps as draft_steps
 from twofold.telemetry.queries.fleet import Decided as Decided
 from twofold.telemetry.queries.fleet import FleetReplica as FleetReplica
+from twofold.telemetry.queries.fleet import StepCosts as StepCosts
+from twofold.telemetry.queries.fleet import finished_requests as finished_requests
 from twofold.telemetry.queries.fleet import fleet as fleet
+from twofold.telemetry.queries.fleet import step_costs as step_costs
 from twofold.telemetry.queries.fleet import traced as traced
 from twofold.telemetry.queries.history import RunHistory as RunHistory
 from twofold.telemetry.queries.layer_rows import F64 as F64

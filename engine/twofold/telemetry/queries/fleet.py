@@ -1,16 +1,20 @@
-"""Replicas of a fleet: their runs, the router's decisions, prefix-cache hits, and requests followed by trace id."""
+"""Replicas of a fleet: runs, routing decisions, prefix-cache hits, requests by trace id, measured steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from sqlalchemy import case, func, select
 
 from twofold.api.request_origin import RoutedBy
 from twofold.telemetry import schema
 from twofold.telemetry.queries.requests import Request
 from twofold.telemetry.queries.runs import Database, Run, Window, runs
+
+F64 = npt.NDArray[np.float64]
 
 _MAX_RUNS = 1000
 """Newest runs among which the replicas are looked for."""
@@ -95,3 +99,39 @@ def traced(db: Database, trace_id: str, *, limit: int = 100) -> list[Request]:
     table = schema.request
     query = select(table).where(table.c.trace_id == trace_id.strip().lower())
     return [Request(**row._mapping) for row in db.rows(query.order_by(table.c.received_s).limit(limit))]
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Measured steps of a run, [steps]."""
+
+    num_decode: F64
+    num_prefill: F64
+    wall_s: F64
+
+
+def step_costs(db: Database, run: Run, *, limit: int = 50_000) -> StepCosts:
+    """Tokens and wall time of the run's latest steps."""
+    table = schema.step.c
+    query = select(table.num_decode_tokens, table.num_prefill_tokens, table.wall_us).where(
+        table.run_id == run.run_id
+    )
+    rows = np.array(
+        [tuple(row) for row in db.rows(query.order_by(table.step.desc()).limit(limit))], np.float64
+    )
+    rows = rows.reshape(-1, 3)
+    return StepCosts(rows[:, 0], rows[:, 1], rows[:, 2] / 1e6)
+
+
+def finished_requests(db: Database, found: Sequence[Run], *, limit: int = 100_000) -> list[Request]:
+    """Complete answers of several runs in order of arrival."""
+    table = schema.request
+    query = (
+        select(table)
+        .where(
+            table.c.run_id.in_([run.run_id for run in found]), table.c.finish_reason.in_(("stop", "length"))
+        )
+        .order_by(table.c.received_s)
+        .limit(limit)
+    )
+    return [Request(**row._mapping) for row in db.rows(query)]

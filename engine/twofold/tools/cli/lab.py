@@ -12,6 +12,7 @@ _ACTIONS: Final = {
     "oracle-share": "compare a cache policy's saving over LRU with an oracle's, with request starts separate",
     "cache-prior": "measure --cache-prior: quality lost, expert hits gained",
     "deferral": "measure expert deferral: quality lost, decode speed gained on an emulated machine",
+    "fleet": "find how many replicas of which machine hold an objective for a load",
     "record": "record the expert routing of a text file as a trace",
     "prefetch": "measure decode speed with and without prefetch, on emulated machines",
     "replay": "replay a trace through cache policies: hits, uploads, cost",

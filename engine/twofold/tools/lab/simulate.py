@@ -16,6 +16,7 @@ from twofold.api.errors import ConfigError
 from twofold.experts.device_split import device_split
 from twofold.experts.policies import POLICIES, check_names
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.tools.lab import sweep
 from twofold.tools.lab.devices import Steps, systems_of_devices
 from twofold.tools.lab.drafting import drafting_rows, read_acceptance
 from twofold.tools.lab.explain import where_peers_win
@@ -30,6 +31,7 @@ from twofold.tools.lab.replay import (
 from twofold.tools.lab.report import Table
 from twofold.tools.lab.run_trace import traces_of
 from twofold.tools.lab.shapes import ModelShape, find_shape
+from twofold.tools.lab.sweep import swept
 from twofold.tools.lab.systems import SYSTEMS, System
 from twofold.tools.lab.trace import Part, Trace
 
@@ -244,6 +246,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_card_arguments(parser)
     _add_drafting_arguments(parser)
+    sweep.add_arguments(parser)
 
 
 def _add_card_arguments(parser: argparse.ArgumentParser) -> None:
@@ -279,13 +282,35 @@ def _add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the simulations; print a table, or rows with --json, or write a page with --html."""
+    """Run the simulations, on Ray with --ray; print a table, or rows with --json, or write a page with --html."""
+    if args.acceptance is not None and (args.prompts or args.batch != [1]):
+        raise ConfigError("--acceptance decodes one sequence; leave out --prompts and --batch")
+    steps = "prompts" if args.prompts else "batch"
+    axes = ("traces", "profile", steps, "vram" if args.vram else "slots")
+    rows = swept(cell_rows, args, axes if args.ray else axes[:2])
+    if args.acceptance is not None:
+        table = _drafting_table(rows)
+        print_rows(
+            rows, args, table, title="Predicted speed with drafts (virtual clock)", value="tokens_per_s"
+        )
+        return 0
+    print_rows(
+        rows,
+        args,
+        _table(rows),
+        title="Predicted speed (virtual clock)",
+        value="tokens_per_s",
+        notes=where_peers_win(rows),
+    )
+    return 0
+
+
+def cell_rows(args: argparse.Namespace) -> list[Row]:
+    """The rows of these arguments, computed in this process."""
     systems = [
         _system(name, args.policy, args.no_stream_ahead, args.num_deferred_experts) for name in args.systems
     ]
     acceptance = None if args.acceptance is None else read_acceptance(args.acceptance)
-    if acceptance is not None and (args.prompts or args.batch != [1]):
-        raise ConfigError("--acceptance decodes one sequence; leave out --prompts and --batch")
     rows: list[Row] = []
     for trace in traces_of(args):
         shape = find_shape(args.model, trace)
@@ -319,21 +344,7 @@ def run(args: argparse.Namespace) -> int:
                     tensor_split=args.tensor_split,
                 )
             rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
-    if acceptance is not None:
-        table = _drafting_table(rows)
-        print_rows(
-            rows, args, table, title="Predicted speed with drafts (virtual clock)", value="tokens_per_s"
-        )
-        return 0
-    print_rows(
-        rows,
-        args,
-        _table(rows),
-        title="Predicted speed (virtual clock)",
-        value="tokens_per_s",
-        notes=where_peers_win(rows),
-    )
-    return 0
+    return rows
 
 
 def _system(name: str, policy: str | None, no_stream_ahead: bool, num_deferred: int) -> System:

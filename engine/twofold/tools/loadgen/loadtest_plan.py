@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from twofold.api.config import DEFAULT_URL
 from twofold.tools.loadgen.capacity import Search
 from twofold.tools.loadgen.shapes import Stage, stages
 from twofold.tools.loadgen.slo import Slo
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Processes of a load test, by the names of Locust's options."""
+
+    role: Literal["local", "master", "worker"] = "local"
+    processes: int = 0
+    """Workers that a master starts on its machine."""
+    expect_workers: int = 0
+    """Further workers that a master waits for."""
+    host: str = "127.0.0.1"
+    """Address that a master listens at, or that a worker connects to."""
+    port: int = 0
+    """0: a free one, for workers of the same machine."""
+    wait_s: float = 60.0
+
+    @property
+    def workers(self) -> int:
+        return self.processes + self.expect_workers
 
 
 @dataclass(frozen=True)
@@ -35,6 +56,7 @@ class LoadTestPlan:
     json_file: str = ""
     """Receives figures and samples; empty: none."""
     allow_remote_host: bool = False
+    spread: Spread = field(default_factory=Spread)
 
     @property
     def user_stages(self) -> tuple[Stage, ...]:
@@ -52,7 +74,8 @@ class LoadTestPlan:
     def from_json(cls, text: str) -> LoadTestPlan:
         """The inverse of `to_json`."""
         given = json.loads(text)
-        return cls(**given | {"slos": tuple(Slo(**slo) for slo in given["slos"])})
+        slos = tuple(Slo(**slo) for slo in given["slos"])
+        return cls(**given | {"slos": slos, "spread": Spread(**given["spread"])})
 
 
 @dataclass(frozen=True)

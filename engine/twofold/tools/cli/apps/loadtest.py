@@ -11,7 +11,7 @@ from twofold.api.errors import ConfigError
 from twofold.tools.cli.apps.folders import app_folder, become
 from twofold.tools.cli.number_options import add_options, number, whole
 from twofold.tools.loadgen.http_client import check_url
-from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
+from twofold.tools.loadgen.loadtest_plan import LoadTestPlan, Spread
 from twofold.tools.loadgen.shapes import SHAPES
 from twofold.tools.loadgen.slo import parse_slos
 from twofold.tools.loadgen.user_kinds import USER_KINDS, parse_mix
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
     _add_users(parser.add_argument_group("Users"))
     _add_report(parser.add_argument_group("Report"))
+    _add_spread(parser.add_argument_group("Several processes or machines (Locust's options)"))
 
 
 def _add_users(group: argparse._ArgumentGroup) -> None:
@@ -89,6 +90,63 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
     add_options(group, [("--ui-port", "PORT", whole(1, 65_535), 8089, "port of the page, on 127.0.0.1")])
 
 
+def _add_spread(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--master",
+        action="store_true",
+        help="run no users here; wait for --expect-workers and write their result",
+    )
+    group.add_argument(
+        "--worker",
+        action="store_true",
+        help="run users for the master, which sends the plan and gets the samples",
+    )
+    add_options(
+        group,
+        [
+            ("--processes", "N", whole(1, 64), None, "workers that the master starts on this machine"),
+            (
+                "--expect-workers",
+                "N",
+                whole(1, 1000),
+                None,
+                "with --master: workers to wait for (default: 1)",
+            ),
+            ("--master-bind-port", "PORT", whole(1, 65_535), 5557, "with --master: port for workers"),
+            ("--master-port", "PORT", whole(1, 65_535), 5557, "with --worker: port of the master"),
+        ],
+    )
+    group.add_argument(
+        "--master-bind-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="with --master: address for workers (default: 127.0.0.1, so only those of this machine)",
+    )
+    group.add_argument(
+        "--master-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="with --worker: the master (default: 127.0.0.1)",
+    )
+
+
+def _spread(args: argparse.Namespace) -> Spread:
+    """ConfigError for options that exclude one another."""
+    if args.worker:
+        for flag in ("master", "processes", "expect_workers"):
+            if getattr(args, flag):
+                raise ConfigError(
+                    f"--worker and --{flag.replace('_', '-')} were both given; a worker takes its plan from the master"
+                )
+        return Spread("worker", host=args.master_host, port=args.master_port)
+    if args.expect_workers and not args.master:
+        raise ConfigError("--expect-workers was given without --master; give both, or --processes alone")
+    if args.master:
+        expected = args.expect_workers or (0 if args.processes else 1)
+        return Spread("master", args.processes or 0, expected, args.master_bind_host, args.master_bind_port)
+    return Spread("master", args.processes) if args.processes else Spread()
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments that name the server; `loadtest capacity` has them too."""
     group = parser.add_argument_group("Which server")
@@ -131,6 +189,7 @@ def run(args: argparse.Namespace) -> NoReturn:
         output=str(args.output),
         json_file="" if args.json is None else str(args.json.absolute()),
         allow_remote_host=args.allow_remote_host,
+        spread=_spread(args),
     )
     become([str(folder / "run.py"), plan.to_json()])
 
