@@ -13,6 +13,7 @@ from twofold.tools.cli.main import main
 from twofold.tools.lab.fleet_simulation import Arrival, ReplicaLimits, StepTimes, simulate_fleet
 
 from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
+from tests.lab.conftest import EXPERTS, routing
 
 TIMES = StepTimes(base_s=0.01, decode_s=0.001, prefill_s=0.0001)
 LIMITS = ReplicaLimits(max_num_seqs=4, max_num_batched_tokens=100)
@@ -133,26 +134,14 @@ def test_a_profile_is_simulated_with_a_trace(
 
 @pytest.mark.slow
 def test_a_sweep_on_ray_gives_the_same_rows(
-    capsys: pytest.CaptureFixture[str],
-    trace_file: Path,
-    synthetic_model: str,
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs twofold[ray]")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    arguments = [
-        "lab",
-        "simulate",
-        str(trace_file),
-        "--profile",
-        "rtx4090-pcie4,rtx3060-pcie3",
-        "--slots",
-        "0.25,0.5",
-    ]
-    arguments += ["--model", "gpt-oss-20b", "--batch", "1,4", "--json"]
-    if main(arguments) != 0:  # the synthetic model is known in this process only
-        arguments[arguments.index("gpt-oss-20b")] = synthetic_model
-    capsys.readouterr()
+    trace = tmp_path / "sized.npz"
+    np.savez(trace, **routing(), num_experts=np.array(EXPERTS), sizes=np.array([512.0, 256, 16, 4e6, 1e8]))
+    arguments = ["lab", "simulate", str(trace), "--profile", "rtx4090-pcie4,rtx3060-pcie3", "--json"]
+    arguments += ["--slots", "0.25,0.5", "--batch", "1,4"]
     assert main(arguments) == 0
     here = json.loads(capsys.readouterr().out)
     assert main([*arguments, "--ray"]) == 0

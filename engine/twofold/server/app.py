@@ -13,7 +13,7 @@ from twofold import __version__
 from twofold.api.config import ServerConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import SamplingParams
-from twofold.server.admin import expert_recording, inspection, model_routes, status
+from twofold.server.admin import expert_recording, inspection, model_routes, sglang_info, status
 from twofold.server.admin import routes as admin
 from twofold.server.anthropic import routes as anthropic_messages
 from twofold.server.bridge.middleware import RequestFrame
@@ -65,6 +65,7 @@ def app_of(state: ServerState) -> ASGIApp:
     app.openapi = functools.partial(openapi.document, app)  # type: ignore[method-assign]
     app.include_router(status.router(state))
     app.include_router(model_routes.router(state))
+    app.include_router(sglang_info.router(state))
     app.include_router(web.router(state))
     app.include_router(completions.router(state))
     app.include_router(responses.router(state))

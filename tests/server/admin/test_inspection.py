@@ -166,6 +166,17 @@ def test_properties_name_what_runs_but_no_path(engine):
     }
 
 
+@pytest.mark.parametrize("names", [("model_info", "get_model_info"), ("server_info", "get_server_info")])
+def test_sglangs_router_finds_the_models_name(engine, names):
+    with serving(create_app(engine, ServerConfig())) as url:
+        answers = [HTTP.get(f"{url}/{name}") for name in names]
+        listed = HTTP.get(f"{url}/v1/models").json()["data"][0]["id"]
+    assert {each.status_code for each in answers} == {200}
+    assert answers[0].json() == answers[1].json()
+    assert answers[0].json()["served_model_name"] == listed
+    assert "/" not in answers[0].json()["model_path"]
+
+
 @pytest.mark.parametrize("shows", [False, True])
 def test_slots_say_how_far_each_request_is(engine: FakeEngine, shows: bool):
     engine.hold.clear()

@@ -1,12 +1,13 @@
 """Calls of an application inside a replica: parts in order, prefaces told apart, disconnects seen."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from twofold.server.fleet.asgi_call import respond
 from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart
-from twofold.server.http.arrival import call_answer_hook, prefix_labels_of
+from twofold.server.http.arrival import call_answer_hook, origin_of, prefix_labels_of
 
 REQUEST = ForwardedRequest(
     method="POST", path="/v1/x", query=b"a=1", headers=((b"host", b"h"),), body=b"body", labels=(b"l",)
@@ -35,11 +36,14 @@ def test_a_stream_tells_preface_pings_and_answer_apart() -> None:
         await send(body(b"", more=False))
 
     async def parts() -> list[Any]:
-        return [part async for part in respond(app, REQUEST)]
+        request = replace(REQUEST, matched_by=("other", "me"))
+        return [part async for part in respond(app, request, "me")]
 
     begin, *rest = asyncio.run(parts())
     assert isinstance(begin, ResponseStart)
     assert begin.status == 200
+    assert (b"x-twofold-replica", b"me") in begin.headers
+    assert origin_of(seen).routed_by == "prefix"
     assert rest == [BodyPart("preface", b"begin"), BodyPart("ping", b"ping"), BodyPart("answer", b"onetwo")]
     assert (seen["path"], seen["query_string"], seen["method"]) == ("/v1/x", b"a=1", "POST")
     assert seen["received"] == {"type": "http.request", "body": b"body", "more_body": False}

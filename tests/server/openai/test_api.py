@@ -171,6 +171,27 @@ def test_a_request_id_is_given_or_echoed(url):
     assert len(hostile.headers["x-request-id"]) == 32
 
 
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a b"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_a_trace_is_kept_with_its_request_and_returned(url, engine, path, body):
+    given = f"00-{TRACE}-b7ad6b7169203331-01"
+    answer = HTTP.post(url + path, json=body, headers={"traceparent": given})
+    assert answer.headers["traceresponse"] == given
+    assert engine.requests[-1].origin.trace_id == TRACE
+    for invalid in ("nonsense", given.replace("0a", "0A"), f"00-{'0' * 32}-b7ad6b7169203331-01"):
+        answer = HTTP.post(url + path, json=body, headers={"traceparent": invalid})
+        assert "traceresponse" not in answer.headers
+        assert engine.requests[-1].origin.trace_id == ""
+
+
 def test_several_clients_at_once_get_their_own_answers(engine, url):
     engine.max_running = 16
 

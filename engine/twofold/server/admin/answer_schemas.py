@@ -51,6 +51,24 @@ class ModelList(TypedDict):
     models: list[OllamaModel]
 
 
+class ModelInfo(TypedDict):
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: Literal[True]
+
+
+class ServerInfo(TypedDict):
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    version: str
+    tp_size: int
+    dp_size: int
+    max_running_requests: int
+    context_length: int
+
+
 class SlotParams(TypedDict):
     n_predict: int
     max_tokens: int
