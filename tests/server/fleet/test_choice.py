@@ -60,6 +60,18 @@ def test_without_a_prefix_a_slow_replica_gets_fewer_requests_than_a_fast_one() -
     assert ranked((), replicas, Random(0))[0] == ["fast", "slow"]
 
 
+def test_without_a_prefix_a_replica_with_the_model_is_preferred_unless_overloaded() -> None:
+    replicas = {
+        "has it": ReplicaLoad(num_ongoing=8),
+        "idle": ReplicaLoad(has_model=False),
+        "also idle": ReplicaLoad(has_model=False),
+    }
+    assert ranked((), replicas, Random(0))[0] == ["has it"]
+    replicas["has it"] = ReplicaLoad(num_ongoing=9)
+    leaders = {ranked((), replicas, Random(seed))[0][0] for seed in range(20)}
+    assert leaders == {"idle", "also idle"}
+
+
 def test_every_replica_is_ranked_once_and_the_least_loaded_of_two_leads() -> None:
     replicas = {name: ReplicaLoad(num_ongoing=name) for name in range(5)}
     leaders = set()

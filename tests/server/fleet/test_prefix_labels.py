@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from twofold.server.fleet.prefix_labels import prefix_labels
+from twofold.server.fleet.prefix_labels import prompt_of
 
 
 def labels(**fields: object) -> tuple[bytes, ...]:
-    return prefix_labels(json.dumps(fields).encode())
+    return prompt_of(json.dumps(fields).encode()).labels
 
 
 FIRST = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A story."}]
@@ -51,4 +51,10 @@ def test_a_long_conversation_keeps_its_first_and_newest_labels() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"text"', b"{}", b'{"messages": 3}', b"\xff"])
 def test_a_body_without_a_prompt_has_no_labels(body: bytes) -> None:
-    assert prefix_labels(body) == ()
+    assert prompt_of(body) == ((), "")
+
+
+def test_the_model_is_the_one_that_the_body_names() -> None:
+    assert prompt_of(b'{"model": "a/b", "prompt": "x"}').model == "a/b"
+    assert prompt_of(b'{"model": 3}').model == ""
+    assert prompt_of(b"[" * 100_000) == ((), "")

@@ -43,9 +43,18 @@ def test_ray_is_named_where_it_is_missing(
     assert "pip install 'twofold[ray]'" in refusal(capsys, "--ray")
 
 
-def test_several_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_for_one_model_is_refused_with_several(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray", reason="needs twofold[ray]")
-    assert "a fleet serves one" in refusal(capsys, "--ray", "a", "b")
+    assert "it is for one model" in refusal(capsys, "--ray", "a", "b", "--served-model-name", "c")
+
+
+def test_a_store_that_not_all_replicas_can_write_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="needs twofold[ray]")
+    flags = ("--ray", "--num-replicas", "2", "--telemetry-url")
+    assert "they need PostgreSQL" in refusal(capsys, *flags, "sqlite:////tmp/t.db")
+    said = refusal(capsys, *flags, "postgresql+psycopg://user:secret@127.0.0.1:9/t")
+    assert "127.0.0.1:9" in said
+    assert "secret" not in said
 
 
 def test_fewer_replicas_at_most_than_at_least_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

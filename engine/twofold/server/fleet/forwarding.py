@@ -22,6 +22,8 @@ class ForwardedRequest:
     client: tuple[str, int] | None = None
     labels: tuple[bytes, ...] = ()
     """See `prefix_labels`."""
+    model: str = ""
+    """The model that the body names; empty: the default."""
     attempt: int = 0
     """Replicas that were lost before they answered it."""
     matched_by: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ import twofold.server.app  # noqa: F401 (registers the error formats of the APIs
 from twofold.server.bridge.request_body import read_body
 from twofold.server.fleet.forwarding import ForwardedRequest, Header, ResponseStart, WholeResponse
 from twofold.server.fleet.merged_metrics import merged_metrics
-from twofold.server.fleet.prefix_labels import prefix_labels
+from twofold.server.fleet.prefix_labels import PromptIdentity, prompt_of
 from twofold.server.http.arrival import trace_id
 from twofold.server.http.errors import ApiError, unavailable
 
@@ -62,6 +62,7 @@ class Gateway:
     async def _forwarded(self, request: Request) -> ForwardedRequest:
         body = await read_body(request, self._max_body_bytes)
         client = request.client
+        prompt = prompt_of(body) if request.method == "POST" else PromptIdentity()
         return ForwardedRequest(
             method=request.method,
             path=request.url.path,
@@ -69,7 +70,8 @@ class Gateway:
             headers=_headers(request),
             body=body,
             client=None if client is None else (client.host, client.port),
-            labels=prefix_labels(body) if request.method == "POST" else (),
+            labels=prompt.labels,
+            model=prompt.model,
         )
 
     async def _metrics(self, request: ForwardedRequest) -> Response:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _ITEMS: Final = ("messages", "input", "prompt")
 """Fields that grow from turn to turn; the first present one is split into messages or blocks."""
@@ -24,20 +24,30 @@ _MAX_LAST: Final = 56
 """Labels kept of a longer conversation: those of the beginning, which others share, and the newest ones."""
 
 
-def prefix_labels(body: bytes) -> tuple[bytes, ...]:
+class PromptIdentity(NamedTuple):
+    """What a router compares of a request."""
+
+    labels: tuple[bytes, ...] = ()
     """Labels of the prompt's prefixes, shortest first; at most 64 of 8 bytes. Empty if the body holds no prompt."""
+    model: str = ""
+    """The model that the body names; empty if it names none."""
+
+
+def prompt_of(body: bytes) -> PromptIdentity:
+    """The identity of a JSON body's prompt."""
     try:
         fields = json.loads(body)
-    except ValueError:
-        return ()  # the replica answers with the error
+    except (ValueError, RecursionError):
+        return PromptIdentity()  # the replica answers with the error
     if not isinstance(fields, Mapping):
-        return ()
+        return PromptIdentity()
+    model = fields.get("model")
     parts = list(_parts(next((fields[name] for name in _ITEMS if fields.get(name)), None)))
     head = _canonical({name: fields[name] for name in _HEAD if fields.get(name)})
     labels = tuple(accumulate(parts, _extended, initial=_extended(b"", head)))[1:]
-    if len(labels) <= _MAX_FIRST + _MAX_LAST:
-        return labels
-    return labels[:_MAX_FIRST] + labels[-_MAX_LAST:]
+    if len(labels) > _MAX_FIRST + _MAX_LAST:
+        labels = labels[:_MAX_FIRST] + labels[-_MAX_LAST:]
+    return PromptIdentity(labels, model if isinstance(model, str) else "")
 
 
 def _parts(items: Any) -> Iterator[bytes]:

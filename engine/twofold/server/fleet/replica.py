@@ -10,7 +10,6 @@ from ray import serve
 
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of
-from twofold.server.bridge.served_model import LoadedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.fleet.asgi_call import respond
 from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart, WholeResponse
@@ -18,23 +17,31 @@ from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, Response
 _NO_START: Final = ResponseStart(500, ())
 
 
-class ModelLoader(Protocol):
-    """Loads a replica's model. Pickled to the replica's process."""
+class LoadedReplica(Protocol):
+    """The models of one replica, and all that ends with them."""
 
-    def __call__(self, replica: str) -> LoadedModel:
+    def state(self, config: ServerConfig) -> ServerState:
+        """The state of a server with these models."""
+
+    def close(self) -> None:
+        """End the engines and telemetry. Blocks."""
+
+
+class ModelLoader(Protocol):
+    """Loads a replica's models. Pickled to the replica's process."""
+
+    def __call__(self, replica: str) -> LoadedReplica:
         """Load for the replica of this id."""
 
 
 class Replica:
-    """Ray Serve's callable for one replica. Its constructor returns once the model is loaded."""
+    """Ray Serve's callable for one replica. Its constructor returns once the single model is loaded."""
 
     def __init__(self, load: ModelLoader, config: ServerConfig) -> None:
         self._id: str = serve.get_replica_context().replica_id.unique_id
         self._loaded = load(self._id)
-        self._state = ServerState(config, self._loaded.sink)
+        self._state = self._loaded.state(config)
         self._app = app_of(self._state)
-        self._state.ready(self._loaded.engine, self._loaded.sampling_defaults)
-        self._metrics = self._state.default.metrics
         self._state.body_worker.start()
 
     async def handle(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | BodyPart]:
@@ -50,18 +57,31 @@ class Replica:
         return WholeResponse(self._id, status, headers, body)
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """What `PrefixRouter` reads: cached prefixes, KV-cache use and speed."""
-        engine = self._loaded.engine
-        stats = engine.stats()
-        used = 1.0 - stats.num_free_pages / max(1, stats.num_pages)
-        # Waits for a step to end; on the loop it would hold up every stream of the replica.
-        labels = await asyncio.to_thread(engine.control.prefix_labels)
-        return {"labels": labels, "kv_usage": used, "tpot_ms": 1e3 * self._metrics.recent_tpot_s()}
+        """What `PrefixRouter` reads: cached prefixes, KV-cache use, speed and loaded models."""
+        state = self._state
+        loaded = [(model, engine) for model in state.loaded_models if (engine := model.loaded_engine)]
+        labels: list[bytes] = []
+        for _, engine in loaded:
+            # Waits for a step to end; on the loop it would hold up every stream of the replica.
+            labels += await asyncio.to_thread(engine.control.prefix_labels)
+        stats = [engine.stats() for _, engine in loaded]
+        used = [1.0 - each.num_free_pages / max(1, each.num_pages) for each in stats]
+        tpot_s = max((model.metrics.recent_tpot_s() for model, _ in loaded), default=0.0)
+        found = {"labels": labels, "kv_usage": max(used, default=0.0), "tpot_ms": 1e3 * tpot_s}
+        if state.manager is None:
+            return found
+        names = [name for model, _ in loaded for name in model.names]
+        return found | {"models": names + [""] * (state.default.loaded_engine is not None)}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What `scaling` reads: waiting requests, and the 95th percentile of recent TTFTs in milliseconds."""
-        num_waiting = float(self._loaded.engine.stats().num_waiting)
-        return {"num_waiting": num_waiting, "ttft_p95_ms": 1e3 * self._metrics.recent_ttft_p95_s()}
+        models = self._state.loaded_models
+        engines = [engine for model in models if (engine := model.loaded_engine)]
+        ttft_s = max((model.metrics.recent_ttft_p95_s() for model in models), default=0.0)
+        return {
+            "num_waiting": float(sum(each.stats().num_waiting for each in engines)),
+            "ttft_p95_ms": 1e3 * ttft_s,
+        }
 
     def __del__(self) -> None:
         if hasattr(self, "_state"):

@@ -46,7 +46,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
-        loads = {key: self._load(replica) for key, replica in by_id.items()}
+        model = _model(pending_request)
+        loads = {key: self._load(replica, model) for key, replica in by_id.items()}
         labels = _labels(pending_request)
         groups = ranked(labels, loads, self._random)
         if pending_request is not None and labels:
@@ -58,7 +59,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
         sent, until = self._known.setdefault(replica_id, _Known()).sent, time.monotonic() + _SENT_S
-        for label in _labels(pending_request):
+        for label in (*_labels(pending_request), _model_label(_model(pending_request))):
             sent[label] = until
             sent.move_to_end(label)
         while len(sent) > _MAX_SENT:
@@ -68,14 +69,31 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         super().on_replica_actor_died(replica_id)
         self._known.pop(replica_id, None)
 
-    def _load(self, replica: RunningReplica) -> ReplicaLoad:
+    def _load(self, replica: RunningReplica, model: str) -> ReplicaLoad:
         known = self._known.setdefault(replica.replica_id, _Known())
         stats = replica.routing_stats or {}
         if stats is not known.stats:
             known.stats = stats
-            known.published = frozenset(stats.get("labels", ()))
+            models = (_model_label(name) for name in stats.get("models", ()))
+            known.published = frozenset((*stats.get("labels", ()), *models))
         queued = self.replica_queue_len_cache.get(replica.replica_id)
-        return ReplicaLoad(known, queued or 0, stats.get("kv_usage", 0.0), stats.get("tpot_ms", 0.0))
+        return ReplicaLoad(
+            known,
+            num_ongoing=queued or 0,
+            kv_usage=stats.get("kv_usage", 0.0),
+            has_model="models" not in stats or _model_label(model) in known,
+            tpot_ms=stats.get("tpot_ms", 0.0),
+        )
+
+
+def _model(request: PendingRequest | None) -> str:
+    first = request.args[0] if request is not None and request.args else None
+    return first.model if isinstance(first, ForwardedRequest) else ""
+
+
+def _model_label(name: str) -> bytes:
+    """A model's name among the labels of prefixes, which are 8 bytes long."""
+    return b"model: " + name.encode()
 
 
 def _labels(request: PendingRequest | None) -> tuple[bytes, ...]:

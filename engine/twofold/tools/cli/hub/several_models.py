@@ -59,8 +59,11 @@ class SharedByModels:
         limits: ModelsConfig,
         store: PrefixStore | None,
         open_sink: Callable[[], TelemetrySink | None],
+        replica: str = "",
     ) -> None:
+        """replica: id of this server in its fleet."""
         self.limits = limits
+        self.replica = replica
         self.store = store
         self.open_sink = open_sink
         self.sources: list[OnDemandModel] = []
@@ -115,7 +118,8 @@ class OnDemandModel:
             sink = self._shared.open_sink()
             if sink is not None:
                 on_error.callback(sink.close)
-            engine = Engine.load(config, telemetry=sink, prefix_store=self._shared.store)
+            shared = self._shared
+            engine = Engine.load(config, telemetry=sink, prefix_store=shared.store, replica=shared.replica)
             engine.start()
             on_error.pop_all()
         return LoadedOnDemand(engine, defaults, num_bytes, sink, engine)

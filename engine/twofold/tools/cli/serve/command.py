@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from twofold import __version__
 from twofold.api.addresses import is_loopback, without_password
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
-from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
 from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import add_arguments as add_config_arguments
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     server_config = from_namespace(ServerConfig, args)
     limits = from_namespace(ModelsConfig, args)
     check_parsers(server_config.tool_call_parser, server_config.reasoning_parser)
-    return _run_several(args, server_config, limits) if limits.is_used else _run_single(args, server_config)
+    return _run_several(args, server_config) if limits.is_used else _run_single(args, server_config)
 
 
 def _run_single(args: argparse.Namespace, server_config: ServerConfig) -> int:
@@ -106,47 +105,28 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig) -> int:
     return _end(process)
 
 
-def _run_several(args: argparse.Namespace, server_config: ServerConfig, limits: ModelsConfig) -> int:
-    from twofold.device.finding import choose_accelerator
-    from twofold.engine.prefix.loading import open_store
-    from twofold.server.bridge.state import ServerState
+def _run_several(args: argparse.Namespace, server_config: ServerConfig) -> int:
     from twofold.server.listening import bind
     from twofold.server.process import ServerProcess
-    from twofold.tools.cli.hub.several_models import SharedByModels, completed, on_demand_models
+    from twofold.tools.cli.serve.several import open_several
 
-    telemetry = from_namespace(TelemetryConfig, args)
-    for flag, is_given in (
-        ("--served-model-name", server_config.served_model_name),
-        ("--record-routing", telemetry.record_routing),
-        ("--cache-state", getattr(args, "cache_state", None)),
-    ):
-        if is_given:
-            raise ConfigError(
-                f"{flag} was given with several models; it is for one model, so serve that alone"
-            )
-    config = from_namespace(EngineConfig, args)
-    limits = completed(limits, choose_accelerator(config.accelerator)[0].kind)
-    sink = open_telemetry(args)
-    store = open_store(config)
+    telemetry, config = from_namespace(TelemetryConfig, args), from_namespace(EngineConfig, args)
+    several = open_several(args)
     try:
-        shared = SharedByModels(limits, store, lambda: None if sink is None else sink.another_run())
-        sources = on_demand_models(args, shared)
         listener = bind(server_config)
         url = _url(server_config, listener)
-        state = ServerState(server_config, sink, sources, limits)
+        state = several.state(server_config)
 
         def announce() -> None:
-            _write_line(
-                "\n".join(_several_greeting(list(sources), limits, url, config, telemetry.telemetry_url))
+            lines = _several_greeting(
+                list(several.sources), several.limits, url, config, telemetry.telemetry_url
             )
+            _write_line("\n".join(lines))
 
         process = ServerProcess(state, None, on_ready=announce, on_drain=_announce_drain)
         process.run(listener)
     finally:
-        if store is not None:
-            store.close()
-        if sink is not None:
-            sink.close()
+        several.close()
     return _end(process)
 
 

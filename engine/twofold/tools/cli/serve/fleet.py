@@ -23,24 +23,31 @@ from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import flag_name, from_namespace
 from twofold.api.types import SamplingParams
 from twofold.tools.cli.model_options import engine_config, fitted, load_engine, open_telemetry
+from twofold.tools.cli.serve.several import SeveralModels, open_several
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
     from twofold.server.bridge.protocol import ServingEngine
+    from twofold.server.bridge.state import ServerState
     from twofold.telemetry.sink import TelemetrySink
 
 
 @dataclass
 class LoadedReplica:
-    """One replica's engine and telemetry, as `ServedModel` takes them."""
+    """One replica's engine and telemetry."""
 
     engine: ServingEngine
     sampling_defaults: SamplingParams | None
     sink: TelemetrySink | None
     close_engine: Callable[[], None]
-    num_bytes: int = 0
-    """Not counted: a replica's model is never unloaded for another one."""
+
+    def state(self, config: ServerConfig) -> ServerState:
+        from twofold.server.bridge.state import ServerState
+
+        state = ServerState(config, self.sink)
+        state.ready(self.engine, self.sampling_defaults)
+        return state
 
     def close(self) -> None:
         self.close_engine()
@@ -58,12 +65,14 @@ class ReplicaLoader:
     mark: str = ""
     """The `model_mark` of the fleet's model; empty if unknown."""
 
-    def __call__(self, replica: str) -> LoadedReplica:
+    def __call__(self, replica: str) -> LoadedReplica | SeveralModels:
         """The loaded replica of this id. ConfigError, before anything is loaded, if it differs from the fleet's."""
         from twofold.server.bridge.sampling_defaults import sampling_defaults
 
         self._check_version()
         args = serve_arguments(self.arguments)
+        if from_namespace(ModelsConfig, args).is_used:
+            return open_several(args, replica)
         config = engine_config(args)
         self._check_model(config.model)
         config, _ = fitted(args, config)
@@ -121,12 +130,12 @@ def run_fleet(args: argparse.Namespace) -> int:
             f"--ray was given, but Ray Serve cannot be imported ({error}); install it: pip install 'twofold[ray]'"
         ) from None
     server, fleet = from_namespace(ServerConfig, args), from_namespace(FleetConfig, args)
-    if from_namespace(ModelsConfig, args).is_used:
-        raise ConfigError(
-            "--ray was given with several models; a fleet serves one, so start one for each model"
-        )
     # An error in the model, a setting or the store is one line here, not a traceback of each replica.
-    mark = _mark(engine_config(args).model)
+    if from_namespace(ModelsConfig, args).is_used:
+        open_several(args).close()
+        mark = ""
+    else:
+        mark = _mark(engine_config(args).model)
     check_store(from_namespace(TelemetryConfig, args), fleet)
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
