@@ -43,9 +43,12 @@ class Replica:
         self._state = self._loaded.state(config)
         self._app = app_of(self._state)
         self._state.body_worker.start()
+        self._describing: asyncio.Future[None] | None = None
 
     async def handle(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | BodyPart]:
         """The response of the application, in parts."""
+        if self._state.manager is not None and self._describing is None:
+            self._describing = asyncio.ensure_future(self._state.manager.describe_all())
         async for part in respond(self._app, request, self._id):
             yield part
 

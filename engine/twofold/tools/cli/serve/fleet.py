@@ -197,8 +197,9 @@ def _application(arguments: tuple[str, ...], mark: str = "") -> Application:
 def _as_arguments(settings: Mapping[str, Any]) -> list[str]:
     """{"model": "m", "ray": True, "api_key": ["a", "b"]} → ["m", "--ray", "--api-key", "a", "--api-key", "b"]"""
     arguments = [str(settings["model"])] if "model" in settings else []
+    arguments += map(str, settings.get("models", ()))
     for name, value in settings.items():
-        if name == "model":
+        if name in ("model", "models"):
             continue
         for each in value if isinstance(value, list) else [value]:
             if each is True:

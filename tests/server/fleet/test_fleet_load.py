@@ -1,0 +1,70 @@
+"""Loads on a fleet: an objective that is kept while a replica dies, round robin beside the router, several models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("ray", reason="needs twofold[ray]")
+
+from twofold.models.bundled import bundled_model_path
+
+from tests.server.fleet.clients import prompt
+from tests.server.fleet.ray_cluster import replica_processes, serving
+
+pytestmark = pytest.mark.slow
+
+
+def test_an_objective_is_kept_while_a_replica_dies(tmp_path: Path) -> None:
+    """Two workers of one load test. The only failures are streams of the lost replica."""
+    with serving() as url:
+        result = tmp_path / "result.json"
+        command = [
+            sys.executable,
+            "-m",
+            "twofold.tools.cli",
+            "loadtest",
+            "--host",
+            url,
+            "--json",
+            str(result),
+        ]
+        command += ["--processes", "2", "--users", "6", "--spawn-rate", "100", "--seconds", "20"]
+        command += ["--max-output-tokens", "48", "--slo", "ttft_p95_ms=4000", "--output", str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as test:
+            time.sleep(12)
+            replica_processes()[0].kill()
+            said, _ = test.communicate(timeout=180)
+    document = json.loads(result.read_text())
+    assert document["completed"] > 20, said
+    assert [objective["met"] for objective in document["objectives"]] == [True], said
+    assert document["failed"] <= 6
+    assert {error["kind"] for error in document["errors"]} <= {"error within the stream"}
+    print(f"{document['completed']} completed, {document['failed']} failed, {document['objectives']}")
+
+
+def test_models_stay_on_the_replica_that_has_loaded_them(tmp_path: Path) -> None:
+    models = [tmp_path / name for name in ("left", "right")]
+    for model in models:
+        model.symlink_to(bundled_model_path(), target_is_directory=True)
+    with serving(model=str(models[0]), models=[str(models[1])], models_max=1) as url:
+        seen: dict[str, set[str]] = defaultdict(set)
+        with httpx.Client(base_url=url, timeout=120) as http:
+            for number in range(24):
+                name = ("left", "right")[number % 2]
+                asked = {"model": name, "prompt": prompt(number, 20), "max_tokens": 4}
+                answer = http.post("/v1/completions", json=asked)
+                answer.raise_for_status()
+                assert answer.json()["model"] == name
+                if number >= 4:
+                    seen[name].add(answer.headers["x-twofold-replica"])
+            assert http.post("/v1/completions", json=asked | {"model": "other"}).status_code == 404
+    assert len(seen["left"]) == len(seen["right"]) == 1
+    assert seen["left"] != seen["right"]
