@@ -4,9 +4,9 @@
     python -m benchmarks.fleet throughput [--seconds 20]      # two replicas of one core each against one, closed loop
 
 `overhead` starts one server alone and one replica behind the router, with the same flags, and asks them in turn with
-new prompts of one length. It prints the medians and the median difference of the pairs. `throughput` pins each replica to a
-core of its own (the router and the clients run where the system puts them) and alternates the two fleets. Both need a
-machine with nothing else to do and twofold[ray]; `throughput` needs a core more than replicas for router and clients.
+new prompts of one length. It prints the medians and the median difference of the pairs. `throughput` pins each replica
+to a core of its own (router and clients run where the system puts them) and alternates the two fleets. Both need a
+machine with nothing else to do and twofold[ray]; `throughput` needs a further core for router and clients.
 """
 
 from __future__ import annotations
