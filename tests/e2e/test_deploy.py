@@ -11,11 +11,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from twofold.server.fleet.merged_metrics import merged_metrics
 from twofold.tools.loadgen.server_process import serving
 
 from scripts import grafana_board
@@ -208,6 +210,39 @@ def test_no_panel_lacks_data(tmp_path: Path) -> None:
         rules = re.findall(r"record: (\S+)", (RULES / "recording_rules.yml").read_text())
         wait_until(lambda: all(answers(url, rule) for rule in rules), limit_s=60)
         assert firing(url) == set()
+
+
+@pytest.mark.slow
+@needs_prometheus
+def test_each_replica_of_a_fleet_is_an_instance(tmp_path: Path) -> None:
+    one = "# HELP vllm:num_requests_running Now.\n# TYPE vllm:num_requests_running gauge\n"
+    one += 'vllm:num_requests_running{model_name="m"} 3\n'
+    page = merged_metrics({"left": one, "right": one}).encode()
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_args: object) -> None: ...
+
+    gateway = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    thread = threading.Thread(target=gateway.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        with prometheus(tmp_path, [f"127.0.0.1:{gateway.server_port}"]) as url:
+            wait_until(lambda: len(answers(url, "vllm:num_requests_running")) == 2)
+            found = httpx.get(
+                f"{url}/api/v1/query", params={"query": "vllm:num_requests_running"}, trust_env=False
+            )
+            labels = [each["metric"] for each in found.json()["data"]["result"]]
+    finally:
+        gateway.shutdown()
+        thread.join()
+        gateway.server_close()
+    assert {each["instance"] for each in labels} == {"left", "right"}
 
 
 def firing(url: str) -> set[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -109,12 +111,8 @@ async def second_turn_hits(url: str, num_conversations: int) -> int:
         async with places:
             first = await complete(http, messages)
         await asyncio.sleep(random.Random(number).random())  # other conversations come in between
-        said = first["choices"][0]["message"]["content"]
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
         async with places:
-            second = await complete(http, messages)
-        cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return bool(cached >= 0.8 * first["usage"]["prompt_tokens"])
+            return await finds_prefix(http, messages, first)
 
     places = asyncio.Semaphore(8)
     async with client(url) as http:
@@ -122,3 +120,32 @@ async def second_turn_hits(url: str, num_conversations: int) -> int:
             *(conversation(http, number, places) for number in range(num_conversations))
         )
     return sum(hits)
+
+
+async def round_robin_hits(urls: Sequence[str], num_conversations: int) -> int:
+    """As `second_turn_hits`, with each request to the next server: all turns in one random order, one at a time."""
+    turns = [number for number in range(num_conversations) for _ in range(2)]
+    random.Random(0).shuffle(turns)
+    begun: dict[int, dict[str, Any]] = {}
+    hits = 0
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(client(url)) for url in urls]
+        for place, number in enumerate(turns):
+            http = servers[place % len(servers)]
+            messages = [{"role": "user", "content": prompt(3000 + number)}]
+            if number in begun:
+                hits += await finds_prefix(http, messages, begun[number])
+            else:
+                begun[number] = await complete(http, messages)
+    return hits
+
+
+async def finds_prefix(
+    http: httpx.AsyncClient, messages: list[dict[str, str]], first: dict[str, Any]
+) -> bool:
+    """Send the turn after the answer `first`; whether it found the prompt of that one in the prefix cache."""
+    said = first["choices"][0]["message"]["content"]
+    further = [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+    second = await complete(http, [*messages, *further])
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return bool(cached >= 0.8 * first["usage"]["prompt_tokens"])

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from twofold.tools.loadgen.server_process import serving
 
-from tests.server.fleet.clients import free_port, second_turn_hits
+from tests.server.fleet.clients import free_port, round_robin_hits, second_turn_hits
 
 pytestmark = pytest.mark.slow
 NUM_CONVERSATIONS = 40
@@ -76,6 +76,28 @@ def test_second_turns_find_their_prefix_behind_a_router(
             process.terminate()
             process.wait(timeout=30)
     assert hits >= 0.95 * NUM_CONVERSATIONS
+
+
+def test_round_robin_finds_half_of_the_prefixes(replicas: list[str]) -> None:
+    """What the routers are compared with."""
+    num_conversations = 100
+    hits = asyncio.run(round_robin_hits(replicas, num_conversations))
+    assert 0.35 * num_conversations <= hits <= 0.55 * num_conversations
+
+
+def test_sglangs_router_lists_the_model_by_its_name(replicas: list[str], tmp_path: Path) -> None:
+    port = free_port()
+    with (tmp_path / "router.log").open("wb") as log:
+        process = subprocess.Popen(
+            command("sglang-router", port, replicas, tmp_path), stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            wait_for(f"http://127.0.0.1:{port}")
+            listed = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+    assert {each["id"] for each in listed} == {"twofold-tales"}
 
 
 def wait_for(url: str) -> None:
