@@ -144,7 +144,7 @@ class Metrics:
         for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
             self.observe(name, seconds / num_tokens, num_tokens)
 
-    def recent_tpot_s(self, within_s: float = 10.0) -> float:
+    def recent_tpot_s(self, within_s: float = 30.0) -> float:
         """Mean time per output token in the last `within_s` seconds; 0 without one."""
         since = time.monotonic() - within_s
         found = [(seconds, count) for at, seconds, count in self._recent_tokens if at >= since]

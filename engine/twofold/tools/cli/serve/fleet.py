@@ -180,9 +180,13 @@ def run_application(app: Application) -> None:
     try:
         serve.run(app, name="twofold", route_prefix="/")
     except RuntimeError as error:
+        deployments = [
+            each for app in serve.status().applications.values() for each in app.deployments.values()
+        ]
         serve.shutdown()
-        reasons = re.findall(r"^\S*Error: (.+)$", str(error), re.MULTILINE)
-        reason = reasons[-1] if reasons else str(error).strip().splitlines()[-1]
+        told = "\n".join([*(each.message for each in deployments), str(error)])
+        reasons = re.findall(r"^\S*Error: (.+)$", told, re.MULTILINE)
+        reason = reasons[-1] if reasons else told.strip().splitlines()[-1]
         raise ConfigError(f"no replica could start: {reason}") from None
 
 
