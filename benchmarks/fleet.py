@@ -1,12 +1,17 @@
-"""Cost of the fleet's router, and throughput of two replicas against one.
+"""Cost of the fleet's router, throughput of two replicas against one, and the simulation against a real run.
 
     python -m benchmarks.fleet overhead [--requests 200]      # one stream: TTFT behind the router minus TTFT without it
     python -m benchmarks.fleet throughput [--seconds 20]      # two replicas of one core each against one, closed loop
+    python -m benchmarks.fleet simulation --database postgresql+psycopg://USER@HOST/EMPTY
 
 `overhead` starts one server alone and one replica behind the router, with the same flags, and asks them in turn with
 new prompts of one length. It prints the medians and the median difference of the pairs. `throughput` pins each replica
 to a core of its own (router and clients run where the system puts them) and alternates the two fleets. Both need a
 machine with nothing else to do and twofold[ray]; `throughput` needs a further core for router and clients.
+
+`simulation` sends requests of drawn lengths at Poisson times to two replicas, fits step times to what they recorded,
+and predicts a second load of the same rate (`twofold lab fleet`'s simulation). Exit code 1 if the mean latency
+differs by more than 15 %. Times of steps must not depend on other programs, so this too needs a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -25,7 +30,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
+from twofold.telemetry import queries
+from twofold.tools.lab.fleet_simulation import Arrival, ReplicaLimits, StepTimes, simulate_fleet
+from twofold.tools.loadgen.arrivals import arrivals_within
 from twofold.tools.loadgen.http_client import HttpClient
 from twofold.tools.loadgen.server_process import ServerProcess, serving
 
@@ -40,10 +49,10 @@ def prompt(number: int, num_words: int = 100) -> str:
     return " ".join(draw.choice(WORDS) for _ in range(num_words))
 
 
-async def answer(client: HttpClient, number: int, max_tokens: int) -> float:
+async def answer(client: HttpClient, number: int, max_tokens: int, num_words: int = 100) -> float:
     """Stream an answer; seconds until its first text."""
     body = {
-        "messages": [{"role": "user", "content": prompt(number)}],
+        "messages": [{"role": "user", "content": prompt(number, num_words)}],
         "max_tokens": max_tokens,
         "ignore_eos": True,
         "temperature": 0,
@@ -61,12 +70,22 @@ async def answer(client: HttpClient, number: int, max_tokens: int) -> float:
 
 
 @contextlib.contextmanager
-def fleet(folder: Path, num_replicas: int) -> Iterator[ServerProcess]:
+def fleet(folder: Path, num_replicas: int, *further: str) -> Iterator[ServerProcess]:
     """Replicas behind the router, each pinned to one core."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "twofold.tools.cli", "serve", "--port", str(port), *FLAGS, "--ray"]
+    command = [
+        sys.executable,
+        "-m",
+        "twofold.tools.cli",
+        "serve",
+        "--port",
+        str(port),
+        *FLAGS,
+        "--ray",
+        *further,
+    ]
     command += ["--num-replicas", str(num_replicas), "--cpus-per-replica", "0.5"]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     log = folder / f"fleet-{num_replicas}.log"
@@ -135,20 +154,77 @@ def throughput(folder: Path, seconds: float, rounds: int) -> None:
     print(f"one replica {one:.1f}, two replicas {two:.1f} tokens/s: {two / one:.2f} x")
 
 
+async def load(url: str, rate: float, seed: int, num: int = 100) -> float:
+    """Send requests of drawn lengths at Poisson times; seconds until the last answer."""
+    draw = random.Random(seed)  # noqa: S311 (the same load in every run)
+    lengths = [(draw.randint(40, 160), draw.randint(20, 120)) for _ in range(num)]
+    client, loop = HttpClient(url), asyncio.get_running_loop()
+    begin = loop.time()
+
+    async def one(number: int, due_s: float) -> None:
+        await asyncio.sleep(begin + due_s - loop.time())
+        num_words, tokens = lengths[number]
+        await answer(client, 10_000 * (seed + 1) + number, tokens, num_words)
+
+    await asyncio.gather(*(one(*each) for each in enumerate(arrivals_within(rate, num / rate, seed))))
+    return loop.time() - begin
+
+
+def simulation(folder: Path, database: str, num: int = 100) -> bool:
+    """Whether the simulated mean latency is within 15 % of the measured one."""
+    with fleet(folder, 2, "--telemetry-url", database) as server:
+        db = queries.open_database(database)
+        asyncio.run(load(server.url, 4.0, 0, 8))
+        rate = 0.6 * num / asyncio.run(load(server.url, 1e4, 1))
+        asyncio.run(load(server.url, rate, 2))
+        time.sleep(3)  # the writers store what is queued
+        runs = [run for run in queries.runs(db) if run.replica and run.is_live()]
+        calibration = queries.finished_requests(db, runs)
+        costs = [queries.step_costs(db, run) for run in runs]
+        asyncio.run(load(server.url, rate, 3))
+        time.sleep(3)
+        found = queries.finished_requests(db, runs)[len(calibration) :]
+    decode, prefill, wall_s = (
+        np.concatenate([getattr(each, name) for each in costs])
+        for name in ("num_decode", "num_prefill", "wall_s")
+    )
+    times = StepTimes.fitted(decode, prefill, wall_s)
+    begin_s = found[0].received_s
+    arrivals = [
+        Arrival(each.received_s - begin_s, each.prompt_tokens, each.completion_tokens, each.cached_tokens)
+        for each in found
+    ]
+    overhead_s = statistics.fmean(each.submitted_s - each.received_s for each in calibration)
+    simulated = simulate_fleet(arrivals, [times] * 2, ReplicaLimits(), overhead_s=overhead_s)
+    measured = [(each.finished_s or 0.0) - each.received_s for each in found]
+    ratio = statistics.fmean(each.e2e_s for each in simulated) / statistics.fmean(measured)
+    print(f"{len(found)} requests at {rate:.1f}/s; {times}")
+    for name, of in (
+        ("mean", statistics.fmean),
+        ("95th percentile", lambda them: np.percentile(list(them), 95)),
+    ):
+        here, there = of(measured), of(each.e2e_s for each in simulated)
+        print(f"latency, {name}: measured {here:.3f} s, simulated {there:.3f} s, {there / here:.3f}")
+    return abs(ratio - 1) <= 0.15
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("overhead", "throughput"))
+    parser.add_argument("what", choices=("overhead", "throughput", "simulation"))
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--database", help="empty PostgreSQL database for `simulation`")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.what == "throughput":
             throughput(folder, args.seconds, args.rounds)
             return 0
+        if args.what == "simulation":
+            return int(not simulation(folder, args.database))
         with alone(folder) as direct, fleet(folder, 1) as routed:
             asyncio.run(overhead(direct, routed, args.requests))
     return 0

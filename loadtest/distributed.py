@@ -155,8 +155,7 @@ def work(plan: LoadTestPlan, environment: Environment, choose: Callable[[LoadTes
     environment.events.test_stop.add_listener(end)
     flusher = gevent.spawn(flush_while_running)
     parent = os.getppid()
-    while not runner.greenlet.ready():
-        runner.greenlet.join(timeout=1.0)
+    while not runner.greenlet.join(timeout=1.0):
         if spread.processes and os.getppid() != parent:
             break  # the master of this machine is gone
     ended.set()

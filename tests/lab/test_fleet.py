@@ -72,6 +72,16 @@ def test_measured_steps_give_their_times() -> None:
     decode, prefill = draw.integers(0, 20, 500).astype(float), draw.integers(0, 500, 500).astype(float)
     found = StepTimes.fitted(decode, prefill, 0.01 + 0.001 * decode + 0.0001 * prefill)
     assert (found.base_s, found.decode_s, found.prefill_s) == pytest.approx((0.01, 0.001, 0.0001))
+    noisy = 0.01 + 0.001 * decode + 0.0001 * prefill + draw.exponential(0.02, 500)
+    mean_s = StepTimes.fitted(decode, prefill, noisy).seconds(decode, prefill).mean()  # type: ignore[arg-type, attr-defined]
+    assert mean_s == pytest.approx(noisy.mean())  # a queue feels the mean, tails included
+    exact = StepTimes.fitted(
+        np.array([1.0, 16, 0, 0]),
+        np.array([0.0, 0, 32, 512]),
+        np.array([0.01, 0.04, 0.1, 1.0]),
+        is_exact=True,
+    )
+    assert exact.seconds(1, 0) == pytest.approx(0.01, rel=0.3)
     assert StepTimes.fitted(decode, prefill * 0, np.full(500, 0.02)).prefill_s == 0
     falling = StepTimes.fitted(decode, prefill, 0.1 - 0.001 * decode)
     assert min(falling.base_s, falling.decode_s, falling.prefill_s) >= 0

@@ -70,6 +70,11 @@ def test_without_a_prefix_a_replica_with_the_model_is_preferred_unless_overloade
     replicas["has it"] = ReplicaLoad(num_ongoing=9)
     leaders = {ranked((), replicas, Random(seed))[0][0] for seed in range(20)}
     assert leaders == {"idle", "also idle"}
+    replicas = {
+        "busy": ReplicaLoad(has_model=False, num_models=1),
+        "empty": ReplicaLoad(num_ongoing=3, has_model=False),
+    }
+    assert ranked((), replicas, Random(0))[0] == ["empty"]
 
 
 def test_every_replica_is_ranked_once_and_the_least_loaded_of_two_leads() -> None:

@@ -33,6 +33,8 @@ class ReplicaLoad:
     """Share of KV-cache pages that running sequences use, 0 to 1."""
     has_model: bool = True
     """Whether it has loaded the request's model."""
+    num_models: int = 0
+    """Models that it has loaded, where a fleet has several."""
     tpot_ms: float = 0.0
     """Recent time per output token; 0: unknown."""
 
@@ -51,8 +53,8 @@ def ranked(labels: Sequence[bytes], replicas: Mapping[Key, ReplicaLoad], random:
 
     The first group holds the replicas with the longest cached prefix, unless all of them are overloaded. The second
     holds two random ones (Mitzenmacher, "The power of two choices", 2001), so that several gateways with the same
-    information do not all choose the same replica: two that have loaded the model, unless all of these are overloaded.
-    The last holds the others.
+    information do not all choose the same replica: two that have loaded the model, unless all of these are overloaded;
+    then two that have loaded the fewest models. The last holds the others.
     """
     if not replicas:
         return []
@@ -64,7 +66,10 @@ def ranked(labels: Sequence[bytes], replicas: Mapping[Key, ReplicaLoad], random:
     best = max((depth[key] for key in usable), default=0)
     first = [key for key in usable if best and depth[key] == best]
     others = [key for key in replicas if key not in first]
-    drawn = [key for key in others if replicas[key].has_model and key in usable] or others
+    drawn = [key for key in others if replicas[key].has_model and key in usable]
+    if not drawn:
+        fewest = min((replicas[key].num_models for key in others), default=0)
+        drawn = [key for key in others if replicas[key].num_models == fewest]
     pair = random.sample(drawn, min(2, len(drawn)))
     groups = [first, pair, [key for key in others if key not in pair]]
 

@@ -28,6 +28,15 @@ class _Known:
     published: frozenset[bytes] = frozenset()
     sent: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
     """Labels of requests sent there, with the time until which they count."""
+    sent_models: dict[str, float] = field(default_factory=dict)
+    """The same of the models that they named."""
+
+    @property
+    def models(self) -> set[str]:
+        """Models that it has loaded, or is loading for a request."""
+        now = time.monotonic()
+        self.sent_models = {name: until for name, until in self.sent_models.items() if until > now}
+        return {*self.stats.get("models", ()), *self.sent_models}
 
     def __contains__(self, label: object) -> bool:
         if label in self.published:
@@ -59,7 +68,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
         sent, until = self._known.setdefault(replica_id, _Known()).sent, time.monotonic() + _SENT_S
-        for label in (*_labels(pending_request), _model_label(_model(pending_request))):
+        self._known[replica_id].sent_models[_model(pending_request)] = until
+        for label in _labels(pending_request):
             sent[label] = until
             sent.move_to_end(label)
         while len(sent) > _MAX_SENT:
@@ -74,14 +84,15 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         stats = replica.routing_stats or {}
         if stats is not known.stats:
             known.stats = stats
-            models = (_model_label(name) for name in stats.get("models", ()))
-            known.published = frozenset((*stats.get("labels", ()), *models))
+            known.published = frozenset(stats.get("labels", ()))
+        models = known.models if "models" in stats else {model}
         queued = self.replica_queue_len_cache.get(replica.replica_id)
         return ReplicaLoad(
             known,
             num_ongoing=queued or 0,
             kv_usage=stats.get("kv_usage", 0.0),
-            has_model="models" not in stats or _model_label(model) in known,
+            has_model=model in models,
+            num_models=len(models),
             tpot_ms=stats.get("tpot_ms", 0.0),
         )
 
@@ -89,11 +100,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 def _model(request: PendingRequest | None) -> str:
     first = request.args[0] if request is not None and request.args else None
     return first.model if isinstance(first, ForwardedRequest) else ""
-
-
-def _model_label(name: str) -> bytes:
-    """A model's name among the labels of prefixes, which are 8 bytes long."""
-    return b"model: " + name.encode()
 
 
 def _labels(request: PendingRequest | None) -> tuple[bytes, ...]:

@@ -191,7 +191,7 @@ def step_times(machine: str, args: argparse.Namespace) -> StepTimes:
         seconds = result.total_us / result.num_tokens * count / 1e6
         points.append((0.0, count, seconds) if is_prompt else (count, 0.0, seconds))
     decode, prefill, seconds_of = np.array(points).T
-    return StepTimes.fitted(decode, prefill, seconds_of)
+    return StepTimes.fitted(decode, prefill, seconds_of, is_exact=True)
 
 
 def arrivals(args: argparse.Namespace) -> list[Arrival]:

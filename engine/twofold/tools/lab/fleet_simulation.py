@@ -46,16 +46,21 @@ class StepTimes:
         return self.base_s + self.decode_s * num_decode + self.prefill_s * num_prefill
 
     @classmethod
-    def fitted(cls, num_decode: F64, num_prefill: F64, seconds: F64) -> StepTimes:
-        """The least relative error over measured steps, without negative terms. ConfigError for too few steps."""
+    def fitted(cls, num_decode: F64, num_prefill: F64, seconds: F64, *, is_exact: bool = False) -> StepTimes:
+        """Least squares over steps, without negative terms.
+
+        Measured times have long tails, and a queue feels their mean, so errors count in seconds. is_exact: for times
+        without noise, errors count relative to the time. ConfigError for too few steps.
+        """
         if len(seconds) < 3 or not np.all(seconds > 0):
             raise ConfigError(
                 f"{len(seconds)} measured steps were given; at least 3 are needed, each longer than 0 s"
             )
-        terms = np.stack([np.ones(len(seconds)), num_decode, num_prefill], axis=1) / seconds[:, None]
+        scale = seconds if is_exact else np.ones(len(seconds))
+        terms = np.stack([np.ones(len(seconds)), num_decode, num_prefill], axis=1) / scale[:, None]
         kept = [column for column in range(3) if np.any(terms[:, column])]
         while True:
-            solved, *_ = np.linalg.lstsq(terms[:, kept], np.ones(len(seconds)), rcond=None)
+            solved, *_ = np.linalg.lstsq(terms[:, kept], seconds / scale, rcond=None)
             if np.all(solved >= 0) or len(kept) == 1:
                 break
             kept.pop(int(np.argmin(solved)))
