@@ -11,7 +11,7 @@ machine with nothing else to do and twofold[ray]; `throughput` needs a further c
 
 `simulation` sends requests of drawn lengths at Poisson times to two replicas, fits step times to what they recorded,
 and predicts a second load of the same rate (`twofold lab fleet`'s simulation). Exit code 1 if the mean latency
-differs by more than 15 %. Times of steps must not depend on other programs, so this too needs a machine with nothing else to do.
+differs by more than 15 %. Times of steps must not depend on other programs, so this needs such a machine too.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 from locust.env import Environment
+from locust.rpc import Message
 from locust.runners import MasterRunner, Runner, WorkerRunner
 from twofold.api.errors import ConfigError
 from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
@@ -64,10 +65,19 @@ class Master:
 
     def stop(self) -> int:
         """Stop the users, take the last samples, and let the workers go; the number of workers that were lost."""
-        workers = set(self._runner.clients)
-        self._runner.stop()
-        _wait(lambda: workers <= self._ended, _LAST_SAMPLES_S)
-        self._runner.quit()
+        runner = self._runner
+        workers = set(runner.clients)
+        runner.stop(send_stop_to_client=False)
+        # Locust's "stop" keeps a worker for another minute; "quit" too lets its users finish.
+        for worker in workers:
+            runner.server.send_to_client(Message("quit", None, worker))
+
+        def are_over() -> bool:
+            missing = {each.id for each in runner.clients.missing}
+            return workers <= self._ended | missing
+
+        _wait(are_over, runner.environment.stop_timeout + _LAST_SAMPLES_S)
+        runner.greenlet.kill(block=True)
         return len(workers - self._ended)
 
     def _take(self, msg: Any, **_kwargs: Any) -> None:

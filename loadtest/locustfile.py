@@ -38,7 +38,7 @@ from loadtest.workers import Workers  # noqa: E402
 
 FLUSH_INTERVAL_S: Final = 1.0
 DRAIN_S: Final = 60.0
-_LATE_S: Final = 2.0
+_LATE_S: Final = 10.0
 """Arrivals that are older when a worker takes the place of a lost one are not made up for."""
 MAX_UNDER_WAY: Final = 2000
 """Most conversations of an open loop at the same time; further arrivals are failures."""
