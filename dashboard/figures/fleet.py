@@ -17,7 +17,7 @@ _COLORS: Final = {"prefix": HIT, "load": AMOUNT, "retry": FAILED}
 
 def decisions(replicas: Sequence[queries.FleetReplica]) -> Chart:
     """Requests by replica, stacked by the reason of the router's choice."""
-    names = [each.run.replica or f"run {each.run.run_id}" for each in replicas]
+    names = [each.run.replica or each.run.host for each in replicas]
     figure = Chart()
     for reason in REASONS:
         counts = [each.decided.get(reason, queries.Decided()) for each in replicas]

@@ -34,7 +34,7 @@ def body(view: View) -> None:
         Shown("Retried", f"{retried:,}", "Requests whose first replica was lost before it answered."),
     )
     _replicas(replicas)
-    if num_requests:
+    if any(reason for each in replicas for reason in each.decided):
         with parts.card(st, "fleet-2", "Routing decisions"):
             parts.chart(
                 figures.decisions(replicas),
@@ -135,7 +135,7 @@ def _followed(view: View, runs: Sequence[queries.Run]) -> None:
 
 
 def _name(run: queries.Run) -> str:
-    return run.replica or f"run {run.run_id}"
+    return run.replica or run.host or f"run {run.run_id}"
 
 
 frame.live_page(
