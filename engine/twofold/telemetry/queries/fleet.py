@@ -27,6 +27,7 @@ class Decided:
     num_requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class FleetReplica:
             sum(each.num_requests for each in every),
             sum(each.prompt_tokens for each in every),
             sum(each.cached_tokens for each in every),
+            sum(each.completion_tokens for each in every),
         )
 
     @property
@@ -74,6 +76,7 @@ def fleet(db: Database, run: Run, span: Window) -> list[FleetReplica]:
             func.sum(case((table.finish_reason.is_(None), 1), else_=0)),
             func.sum(table.prompt_tokens),
             func.sum(table.cached_tokens),
+            func.sum(table.completion_tokens),
         )
         .where(table.run_id.in_([each.run_id for each in members]))
         .where(table.submitted_s >= span.begin_s, table.submitted_s < span.end_s)
@@ -81,9 +84,9 @@ def fleet(db: Database, run: Run, span: Window) -> list[FleetReplica]:
     )
     unfinished = dict.fromkeys((each.run_id for each in members), 0)
     decided: dict[int, dict[RoutedBy, Decided]] = {each.run_id: {} for each in members}
-    for run_id, reason, count, running, prompt, cached in db.rows(query):
+    for run_id, reason, count, running, *tokens in db.rows(query):
         unfinished[run_id] += int(running)
-        decided[run_id][reason] = Decided(int(count), int(prompt), int(cached))
+        decided[run_id][reason] = Decided(int(count), *map(int, tokens))
     return [FleetReplica(each, unfinished[each.run_id], decided[each.run_id]) for each in members]
 
 
