@@ -26,6 +26,7 @@ def body(view: View) -> None:
     parts.metrics(
         Shown("Replicas", f"{sum(each.run.is_live() for each in replicas):,} of {len(replicas):,} live"),
         Shown("Requests", f"{num_requests:,}", "Of all replicas, submitted in the window."),
+        Shown("Answer tokens", f"{sum(each.completion_tokens for each in every):,}", "Of these requests."),
         Shown(
             "Prefix hits",
             formats.percent(sum(each.cached_tokens for each in every) / prompt if prompt else None),
@@ -57,6 +58,7 @@ def _replicas(replicas: Sequence[queries.FleetReplica]) -> None:
         "by load",
         "retried",
         "prefix hits",
+        "answer tokens",
     ]
     rows = [
         [
@@ -67,6 +69,7 @@ def _replicas(replicas: Sequence[queries.FleetReplica]) -> None:
             f"{each.total.num_requests:,}",
             *(f"{each.decided.get(reason, queries.Decided()).num_requests:,}" for reason in figures.REASONS),
             formats.percent(each.hit_share),
+            f"{each.total.completion_tokens:,}",
         ]
         for each in replicas
     ]

@@ -65,7 +65,7 @@ def test_a_fleet_has_its_replicas_and_no_other_run(url: str) -> None:
         "prefix": 2,
     }
     assert first.hit_share == pytest.approx(160 / first.total.prompt_tokens)
-    assert second.decided["retry"] == queries.Decided(1, 100, 0)
+    assert second.decided["retry"] == queries.Decided(1, 100, 0, 1)
     (only,) = queries.fleet(db, alone, queries.window(alone))
     assert only.run == alone
     elsewhen = replace(one, started_s=one.started_s - 9e6, finished_s=one.started_s - 8e6)
