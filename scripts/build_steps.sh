@@ -113,7 +113,7 @@ check_folders() {
   if [ ! -x "$VENV_DIR/bin/python" ]; then
     free_mb="$(df -Pk "$VENV_DIR" | awk 'NR == 2 { print int($4 / 1024) }')"
     if [ "$free_mb" -lt $((NEEDED_GB * 1000)) ]; then
-      printf 'Twofold takes about %s GB; %s MB are free in %s\n' "$NEEDED_GB" "$free_mb" "$VENV_DIR" >&2
+      printf 'Twofold needs about %s GB; %s MB are free in %s\n' "$NEEDED_GB" "$free_mb" "$VENV_DIR" >&2
       printf 'Make room, or name folders on another disk: TWOFOLD_VENV, TWOFOLD_BUILD_DIR\n' >&2
       return 2
     fi

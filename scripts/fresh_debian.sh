@@ -54,7 +54,7 @@ make_run() {
   wait "$run" || true
 }
 
-"${as_reader[@]}" "cd && git clone -q twofold.bundle twofold"
+"${as_reader[@]}" "cd && git -c advice.detachedHead=false clone -q twofold.bundle twofold"
 make_run "first make run ($suite, $(chroot "$root" python3 --version), $(chroot "$root" g++ -dumpfullversion))"
 "${as_reader[@]}" "cd && du -sm twofold/.venv twofold/build twofold/.git"
 make_run "second make run"

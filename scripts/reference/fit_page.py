@@ -67,8 +67,8 @@ def serve_a_real_model() -> str:
         f"- Decode is at context {_CONTEXT}. Prefill leaves out attention's own products.\n"
         "- Without a card (`none`) the CPU is that of the profile rtx4090-pcie4.\n"
         "- More memory than the last row's changes nothing.\n"
-        "- `serve` prints the address, which is also a chat page. Clients name the model as you did, or by its "
-        "file. [Run a server](../guides/serving.md) has the first request."
+        "- `serve` prints the server's address, which is also a chat page. Clients name the model as you did, or by "
+        "its file. [Run a server](../guides/serving.md) has the first request."
     )
     return "\n\n".join([intro, *(_section(model) for model in MODELS)])
 
