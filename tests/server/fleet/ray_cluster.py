@@ -18,6 +18,7 @@ def serving(**settings: Any) -> Iterator[str]:
     """URL of the bundled model, served by replicas with the settings of `twofold serve`."""
     # One Ray of its own: no usage reports, no dashboard, few bytes of shared memory.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "0"  # as `twofold serve --ray` sets it
     import ray
     from ray import serve
     from twofold.tools.cli.serve.fleet import build
@@ -43,6 +44,7 @@ def serving(**settings: Any) -> Iterator[str]:
 def serving_on_nodes(num_nodes: int, **settings: Any) -> Iterator[tuple[Any, str]]:
     """Ray's cluster of a head without CPUs and nodes of one CPU, all on this machine, and the URL of its fleet."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "0"  # as `twofold serve --ray` sets it
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
