@@ -27,6 +27,10 @@ SEED = (
 HUNYUAN = (
     '<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls><think>{{ t }}</think><answer>{{ m }}</answer>'
 )
+HY = "<think:opensource>{{ t }}</think:opensource><tool_call:opensource>{{ f }}<tool_sep:opensource>"
+SOLAR = (
+    "<|think|>{{ t }}<|end|><|begin|>assistant<|content|>{{ m }}<|tool_call:begin|>{{ id }}<|tool_call:name|>"
+)
 
 # What templates of published models say, in as many words as tell them apart.
 TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
@@ -55,8 +59,11 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("KimiK25ForConditionalGeneration", "<|tool_call_argument_begin|>" + THINK, "kimi_k2", "kimi_k2"),
     ("Gemma4ForCausalLM", "<|tool_call>call:{{ f }}<|channel>thought\\n", "gemma4", "gemma4"),
     ("Dots1ForCausalLM", "<|response|>{{ m.content }}<|endofresponse|>", None, None),
+    ("SolarOpenForCausalLM", SOLAR, "solar_open", "solar_open"),
     ("SolarOpenForCausalLM", THINK, None, "deepseek_r1"),
-    ("HYV3ForCausalLM", THINK, None, "deepseek_r1"),
+    ("HYV3ForCausalLM", HY, "hy_v3", "hy_v3"),
+    ("HYV3ForCausalLM", HY.replace(":opensource", ""), "hy_v3_preview", "hy_v3_preview"),
+    ("HYV3ForCausalLM", THINK, None, "hy_v3_preview"),
     ("MellumForCausalLM", HERMES + THINK, "hermes", "qwen3"),
     ("Qwen3VLMoeForConditionalGeneration", HERMES + THINK, "hermes", "qwen3"),
     ("Glm4vMoeForConditionalGeneration", GLM + THINK, "glm45", "glm45"),
@@ -130,8 +137,30 @@ def test_what_somebody_chose_wins() -> None:
     shown = ChatMarks("hermes", "qwen3", ("<|im_end|>",))
     assert chosen_marks(shown, None, None) == shown
     assert chosen_marks(shown, "none", "glm45") == ChatMarks(None, "glm45", ("<|im_end|>",))
+    assert chosen_marks(shown, "qwen3_xml", "mimo") == ChatMarks("qwen3_coder", "qwen3", ("<|im_end|>",))
     with pytest.raises(ConfigError, match="--reasoning-parser is 'qwen', expected none or one of qwen3, "):
         chosen_marks(shown, None, "qwen")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "template", "name"),
+    [
+        ("LagunaForCausalLM", GLM + THINK, "poolside_v1"),
+        ("LagunaForCausalLM", GLM.replace("\n", "") + THINK, "poolside_v1"),
+        ("HYV3ForCausalLM", HY, "hy_v3"),
+        ("HYV3ForCausalLM", HY.replace(":opensource", ""), "hy_v3"),
+        ("SolarOpenForCausalLM", SOLAR, "solar_open"),
+        ("Step3p7ForConditionalGeneration", XML + THINK, "step3p5"),
+        ("MiMoV2FlashForCausalLM", XML + THINK, "mimo"),
+    ],
+)
+def test_a_name_of_vllm_chooses_the_dialect_that_the_template_shows(
+    architecture: str, template: str, name: str
+) -> None:
+    shown = chat_marks(architecture, template)
+    assert chosen_marks(shown, name, name) == shown
+    assert chosen_marks(ChatMarks(), name, None).tool_call_parser in TOOL_PARSERS
+    assert chosen_marks(ChatMarks(), None, name).reasoning_parser in REASONING_PARSERS
 
 
 @pytest.mark.parametrize(

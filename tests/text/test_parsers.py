@@ -126,6 +126,39 @@ CASES = {
         Answer("ok", "hm", (call(city="x"), ("g", {}))),
         opened=True,
     ),
+    "hy_v3": Case(
+        "hy_v3", "hy_v3",
+        "hm</think:opensource>ok<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n"
+        + "".join(
+            f"<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>{value}</arg_value:opensource>\n"
+            for key, value in XML_VALUES.items()
+        )
+        + "</tool_call:opensource>\n<tool_call:opensource>g<tool_sep:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>",
+        Answer("ok", "hm", (XML_READ, ("g", {}))),
+        opened=True,
+    ),
+    "hy_v3_preview": Case(
+        "hy_v3_preview", "hy_v3_preview",
+        "<think></think><tool_calls><tool_call>g<tool_sep></tool_call></tool_calls>",
+        Answer("", "", (("g", {}),)),
+    ),
+    "hy_v3-without-a-separator": Case(
+        "hy_v3_preview", None, "<tool_calls><tool_call>g</tool_call></tool_calls>",
+        Answer("<tool_calls><tool_call>g</tool_call></tool_calls>"),
+    ),
+    "solar_open": Case(
+        "solar_open", "solar_open",
+        "<|think|>hm<|end|><|begin|>assistant<|content|>ok<|end|><|begin|>assistant<|tool_calls|>"
+        f"<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>{CALL_JSON}<|tool_call:end|>"
+        "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>g<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        Answer("ok", "hm", TWO),
+    ),
+    "solar_open-without-thinking": Case("solar_open", "solar_open", "<|content|>ok\n", Answer("ok\n")),
+    "solar_open-without-a-name": Case(
+        "solar_open", None, "<|tool_calls|><|tool_call:begin|>a<|tool_call:args|>{}<|tool_call:end|>",
+        Answer("<|tool_calls|><|tool_call:begin|>a<|tool_call:args|>{}<|tool_call:end|>"),
+    ),
     "minimax_m2": Case(
         "minimax_m2", "minimax_m2",
         'hm\n</think>\n\nok\n<minimax:tool_call>\n<invoke name="f">\n'

@@ -96,6 +96,7 @@ class _AnswerGrammar:
         self._opened = opened
         self._closed = closed
         self._special_id = special_id
+        self._reasoning = REASONING_PARSERS.get(marks.reasoning_parser or "")
         tool = marks.tool_call_parser if calls.tools else None
         self.lark = Lark(tokens_of(tool, marks.reasoning_parser), special_id)
 
@@ -104,7 +105,9 @@ class _AnswerGrammar:
         body = self._body()
         if not thinking:
             return body
-        reasoning = f"{thinking} {self.lark.terminal(_SPACE)}?"
+        between = self._reasoning.between if self._reasoning is not None else ""
+        after = self.lark.text(between) if between else f"{self.lark.terminal(_SPACE)}?"
+        reasoning = f"{thinking} {after}"
         return f"{reasoning} ({body})" if self._opened else f"({reasoning})? ({body})"
 
     def harmony(self) -> str:
@@ -134,7 +137,7 @@ class _AnswerGrammar:
         return lark.any_of(expressions)
 
     def _thinking(self) -> str:
-        dialect = REASONING_PARSERS.get(self._marks.reasoning_parser or "")
+        dialect = self._reasoning
         if dialect is None or not dialect.begins or self._closed:
             return ""
         lark = self.lark
@@ -146,9 +149,9 @@ class _AnswerGrammar:
         return ends if self._opened else f"{lark.any_of(map(lark.text, dialect.begins))} {ends}"
 
     def _body(self) -> str:
-        free = self._free(())
+        free, lead = self._free(()), self._lead()
         if not self._calls.tools:
-            return free if self._answer_form is None else _ANSWER
+            return lead + (free if self._answer_form is None else _ANSWER)
         name = self._marks.tool_call_parser
         assert name is not None
         dialect, lark = TOOL_PARSERS[name], self.lark
@@ -163,20 +166,25 @@ class _AnswerGrammar:
             )
         calls = self._calls_after(form)
         if self._answer_form is not None:
-            return f"{lark.text(form.begin)} {calls} | {_ANSWER}"
+            return f"{lark.text(form.begin)} {calls} | {lead}{_ANSWER}"
         marks = [mark for mark in dialect.begins if not lark.is_token(mark)]
         if not form.begin:
             return f"{calls} | ({self._free(marks, dialect.at_start)})?"
         mark = next((mark for mark in marks if form.begin.startswith(mark)), "")
         text = self._free(marks)
         if not mark:  # special token
-            return f"{text} {lark.text(form.begin)} {calls} | {text}"
+            return f"{lead}{text} {lark.text(form.begin)} {calls} | {lead}{text}"
         head = lark.rule(f'{self._free([each for each in marks if each != mark])} "{mark}"', "[lazy]")
-        return f"{head} {lark.text(form.begin.removeprefix(mark))} {calls} | {text}"
+        return f"{lead}{head} {lark.text(form.begin.removeprefix(mark))} {calls} | {lead}{text}"
+
+    def _lead(self) -> str:
+        """The mark before text, which the model may leave out; empty: there is none."""
+        mark = self._reasoning.lead if self._reasoning is not None else ""
+        return f"{self.lark.text(mark)}? " if mark else ""
 
     def _free(self, marks: Sequence[str], starts: Sequence[str] = ()) -> str:
         """Text without these marks that does not begin like a call or reasoning."""
-        dialect = REASONING_PARSERS.get(self._marks.reasoning_parser or "")
+        dialect = self._reasoning
         begins = dialect.begins if dialect is not None and not self._opened else ()
         begins = tuple(begin for begin in begins if not self.lark.is_token(begin))
         excluded = [_containing(mark) for mark in marks]

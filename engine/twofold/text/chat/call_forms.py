@@ -40,6 +40,22 @@ _OBJECT: Final = '{"name": "$name", "arguments": $args}'
 _CALLS, _CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
 _CALLS_END, _CALL_END = "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"
 
+
+def _hy_form(suffix: str) -> CallForm:
+    return CallForm(
+        f"<tool_call{suffix}>$name<tool_sep{suffix}>\n$args</tool_call{suffix}>\n",
+        f"<tool_calls{suffix}>\n",
+        end=f"</tool_calls{suffix}>",
+        arguments="tags",
+        keys=r"[^<>\n]+",
+        parameter=(
+            f"<arg_key{suffix}>$key</arg_key{suffix}>\n<arg_value{suffix}>",
+            f"</arg_value{suffix}>",
+            "\n",
+        ),
+    )
+
+
 FORMS: Final = {
     "hermes": CallForm(
         _OBJECT, "<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", end="\n</tool_call>"
@@ -86,6 +102,12 @@ FORMS: Final = {
         arguments="tags",
         keys=r"[^<>\n]+",
         parameter=("<arg_key>$key</arg_key><arg_value>", "</arg_value>", ""),
+    ),
+    "hy_v3": _hy_form(":opensource"),
+    "hy_v3_preview": _hy_form(""),
+    "solar_open": CallForm(
+        "<|tool_call:begin|>$number<|tool_call:name|>$name<|tool_call:args|>$args<|tool_call:end|>",
+        "<|tool_calls|>",
     ),
     "mistral": CallForm(_OBJECT, "[TOOL_CALLS][", between=", ", end="]"),
     "kimi_k2": CallForm(

@@ -3,11 +3,18 @@ none."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from twofold.api.errors import ConfigError
-from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS, tokens_of
+from twofold.text.chat.dialects import (
+    REASONING_ALIASES,
+    REASONING_PARSERS,
+    TOOL_ALIASES,
+    TOOL_PARSERS,
+    tokens_of,
+)
 
 NO_PARSER: Final = "none"
 """Explicit choice of no parser, whatever the template contains."""
@@ -58,8 +65,8 @@ class ChatMarks:
 def check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> None:
     """Raise ConfigError for an unknown parser name."""
     parsers = (
-        ("--tool-call-parser", tool_call_parser, TOOL_PARSERS),
-        ("--reasoning-parser", reasoning_parser, REASONING_PARSERS),
+        ("--tool-call-parser", tool_call_parser, TOOL_PARSERS | TOOL_ALIASES),
+        ("--reasoning-parser", reasoning_parser, REASONING_PARSERS | REASONING_ALIASES),
     )
     for flag, name, known in parsers:
         if name is not None and name != NO_PARSER and name not in known:
@@ -73,13 +80,16 @@ def chosen_marks(shown: ChatMarks, tool_call_parser: str | None, reasoning_parse
     """The template's dialects, overridden by the chosen parsers. ConfigError as `check_parsers`."""
     check_parsers(tool_call_parser, reasoning_parser)
 
-    def chosen(name: str | None, default: str | None) -> str | None:
-        return default if name is None else None if name == NO_PARSER else name
+    def chosen(name: str | None, default: str | None, aliases: Mapping[str, tuple[str, ...]]) -> str | None:
+        if name is None or name == NO_PARSER:
+            return default if name is None else None
+        dialects = aliases.get(name, (name,))
+        return default if default in dialects else dialects[0]
 
     return replace(
         shown,
-        tool_call_parser=chosen(tool_call_parser, shown.tool_call_parser),
-        reasoning_parser=chosen(reasoning_parser, shown.reasoning_parser),
+        tool_call_parser=chosen(tool_call_parser, shown.tool_call_parser, TOOL_ALIASES),
+        reasoning_parser=chosen(reasoning_parser, shown.reasoning_parser, REASONING_ALIASES),
     )
 
 

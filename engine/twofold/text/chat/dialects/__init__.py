@@ -42,6 +42,10 @@ class ReasoningDialect:
     """Reasoning may also begin after text."""
     dropped: tuple[str, ...] = ()
     """Marks around the text that follows; they are dropped."""
+    between: str = ""
+    """Marks between reasoning and what follows, for grammars."""
+    lead: str = ""
+    """Mark before the answer's text, for grammars."""
     is_whole: bool = False
 
 
@@ -51,8 +55,17 @@ _CALLS, _CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
 _CALLS_END, _CALL_END = "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"
 _DEEPSEEK: Final = (_SEP, _CALLS_END, _CALL_END)
 _GLM: Final = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_SOLAR: Final = ("<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>")
 _HARMONY: Final = ("<|channel|>", "<|message|>")
 _HARMONY_TOKENS: Final = (*_HARMONY, "<|start|>", "<|end|>", "<|constrain|>", "<|return|>", "<|call|>")
+
+
+def _hy_tool(name: str, suffix: str) -> ToolDialect:
+    """Hy3's calls; the names of all tags end in `suffix`."""
+    tags = ("tool_sep", "arg_key", "arg_value", "/tool_calls", "/tool_call", "/arg_key", "/arg_value")
+    begins = (f"<tool_calls{suffix}>", f"<tool_call{suffix}>")
+    return ToolDialect(name, "hy_v3", begins, ("tool_sep", suffix), tuple(f"<{tag}{suffix}>" for tag in tags))
+
 
 _TOOLS: Final = (
     ToolDialect("hermes", "hermes", ("<tool_call>",), ("<tool_call>", '"name'), ("</tool_call>",)),
@@ -87,6 +100,16 @@ _TOOLS: Final = (
         ("<tool_call>",),
         ("<tool_call>", "<arg_key>"),
         _GLM,
+    ),
+    _hy_tool("hy_v3", ":opensource"),
+    _hy_tool("hy_v3_preview", ""),
+    ToolDialect(
+        "solar_open",
+        "solar_open",
+        ("<|tool_calls|>", "<|tool_call:begin|>"),
+        ("<|tool_call:begin|>",),
+        _SOLAR,
+        marks_are_tokens=True,
     ),
     ToolDialect(
         "mistral",
@@ -163,6 +186,17 @@ _REASONING: Final = (
         ("</think>", "<answer>"),
         dropped=("<answer>", "</answer>"),
     ),
+    ReasoningDialect("hy_v3", ("<think:opensource>",), ("</think:opensource>",), ("think", ":opensource")),
+    ReasoningDialect("hy_v3_preview", *_THINK),
+    ReasoningDialect(
+        "solar_open",
+        ("<|think|>",),
+        ("<|end|>",),
+        ("<|think|>", "<|content|>"),
+        dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
+        between="<|begin|>assistant",
+        lead="<|content|>",
+    ),
     ReasoningDialect("mistral", ("[THINK]",), ("[/THINK]",), ("[THINK]",)),
     ReasoningDialect(
         "granite",
@@ -177,10 +211,20 @@ _REASONING: Final = (
 )
 _REASONING_TOKENS: Final = (
     "<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<seed:think>", "</seed:think>",
+    "<think:opensource>", "</think:opensource>", "<|think|>", "<|content|>", "<|begin|>", "<|end|>",
 )  # fmt: skip
 
 TOOL_PARSERS: Final = {dialect.name: dialect for dialect in _TOOLS}
 REASONING_PARSERS: Final = {dialect.name: dialect for dialect in _REASONING}
+# Further names of vLLM's parsers: of several dialects, the one that the template shows, else the first.
+TOOL_ALIASES: Final = {
+    "hy_v3": ("hy_v3", "hy_v3_preview"), "poolside_v1": ("glm47", "glm45"), "qwen3_xml": ("qwen3_coder",),
+    "step3p5": ("qwen3_coder",), "mimo": ("qwen3_coder",), "llama3_json": ("llama4_json",),
+}  # fmt: skip
+REASONING_ALIASES: Final = {
+    "hy_v3": ("hy_v3", "hy_v3_preview"), "poolside_v1": ("deepseek_r1",), "step3p5": ("deepseek_r1",),
+    "mimo": ("qwen3",), "deepseek_v3": ("deepseek_r1",),
+}  # fmt: skip
 
 
 def encloses_answer(tool_parser: str | None, reasoning_parser: str | None) -> bool:
