@@ -52,12 +52,14 @@ class Source:
     engines: list[FakeEngine] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     hold: bool = False
+    limit_reason: str = ""
+    """What ends its context before the model's own does."""
 
     def __post_init__(self) -> None:
         self.gate.set()
 
     def describe(self) -> ModelDescription:
-        return ModelDescription("FakeForCausalLM", 64)
+        return ModelDescription("FakeForCausalLM", 64, self.limit_reason)
 
     def required_bytes(self) -> int:
         if self.num_bytes > 1000:
@@ -68,7 +70,8 @@ class Source:
         assert self.gate.wait(WAIT_S)
         if self.problem is not None:
             raise self.problem
-        engine = FakeEngine(info=dataclasses.replace(EMULATED, model=self.path))
+        info = dataclasses.replace(EMULATED, model=self.path, context_limit_reason=self.limit_reason)
+        engine = FakeEngine(info=info)
         if self.hold:
             engine.hold.clear()
         self.engines.append(engine)
@@ -354,3 +357,25 @@ def test_a_failure_of_one_model_leaves_the_other_alone() -> None:
         assert complete(url, "a").status_code == 503
         assert complete(url, "b").status_code == 200
         assert json.loads(HTTP.get(f"{url}/health").text)["models"]["a"]["reason"] == "a bug"
+
+
+@pytest.mark.parametrize("count", [70, 100_000], ids=["inline", "worker"])
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["first", "loaded"])
+def test_token_ids_that_are_too_many_are_told_what_ends_the_models_context(
+    count: int, is_loaded: bool
+) -> None:
+    """The reason is that of the model that the request names, as for a prompt of text."""
+    why = "beyond index_topk attention is sparse"
+    with server("plain", "sparse") as (url, sources):
+        sources["sparse"].limit_reason = why
+        for name, end in (("sparse", f"({why})"), ("plain", "shorten the prompt")):
+            if is_loaded:
+                assert (
+                    HTTP.post(f"{url}/v1/completions", json={"model": name, "prompt": "a"}).status_code == 200
+                )
+            for prompt in ([1] * count, "word " * count):
+                response = HTTP.post(f"{url}/v1/completions", json={"model": name, "prompt": prompt})
+                error = response.json()["error"]
+                assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+                assert error["message"].endswith(end), error["message"]
+                assert "the context holds 64" in error["message"]

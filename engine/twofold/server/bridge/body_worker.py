@@ -19,8 +19,9 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -29,6 +30,7 @@ from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import ApiError
 
 M = TypeVar("M", bound=BaseModel)
+Limits = Mapping[str, tuple[int, str]]
 
 _TIMEOUT_S: Final = 30.0
 """Time limit per body; any 8 MB body takes less than a second."""
@@ -43,16 +45,16 @@ _NICENESS: Final = 10
 _LENGTH: Final = struct.Struct("<Q")
 
 
-def parse(schema: type[M], body: bytes, max_context: int, limit_reason: str = "") -> M:
+def parse(schema: type[M], body: bytes, max_context: int, limits: Limits = MappingProxyType({})) -> M:
     """Parse `body` as `schema` in this process. ApiError 400 naming the field that is wrong.
 
-    limit_reason: what ends the context before the model's own does, for messages.
+    max_context: of any model. limits: of single models, see `ServerState.context_limits`.
     """
     try:
         # RFC 8259 lets a parser ignore the byte-order mark that some editors and shells write.
         return schema.model_validate_json(
             body.removeprefix(b"\xef\xbb\xbf"),
-            context={"max_context": max_context, "limit_reason": limit_reason},
+            context={"max_context": max_context, "limits": limits},
         )
     except ValidationError as error:
         raise api_errors.from_validation(error) from None
@@ -72,9 +74,11 @@ class BodyWorker:
         with self._lock:
             self._started()
 
-    def parse(self, schema: type[M], body: bytes, max_context: int, limit_reason: str = "") -> M:
+    def parse(
+        self, schema: type[M], body: bytes, max_context: int, limits: Limits = MappingProxyType({})
+    ) -> M:
         """Run the function `parse` in the worker. Blocks. ApiError 500 when the worker dies or takes too long."""
-        question = json.dumps([schema.__module__, schema.__name__, max_context, limit_reason]).encode()
+        question = json.dumps([schema.__module__, schema.__name__, max_context, dict(limits)]).encode()
         with self._lock:
             try:
                 channel = self._started()
@@ -142,14 +146,14 @@ def _serve(channel: socket.socket) -> None:
     os.nice(_NICENESS)
     while True:
         question, body = _receive(channel, 2)
-        module, name, max_context, limit_reason = json.loads(question)
+        module, name, max_context, limits = json.loads(question)
         cleaned = b""
         # Random, so that no request body can contain the mark.
         mark, texts = secrets.token_hex(16), list[bytes]()
         refusal: dict[str, Any] | None = None
         try:
             schema = getattr(importlib.import_module(module), name)
-            parsed = parse(schema, body, max_context, limit_reason)
+            parsed = parse(schema, body, max_context, limits)
             if _has_more_values(parsed, MAX_VALUES + max_context):
                 raise ApiError(400, f"the request holds more than {MAX_VALUES} values; send a smaller one")
             document = parsed.model_dump(mode="json", exclude_unset=True, by_alias=True)

@@ -51,17 +51,17 @@ async def parse_body(request: Request, schema: type[M], state: ServerState) -> M
     """Parse the body as `schema`. ApiError 415 for a browser's body that is not declared as JSON, 400 naming the field
     that is wrong, 503 while there is no engine."""
     _refuse_undeclared_json_of_browsers(request)
-    max_context, reason = state.max_context, state.limit_reason
+    max_context, limits = state.max_context, state.context_limits
     times = times_of(request.scope)
     body = await read_body(request, state.config.max_body_bytes)
     times.mark("read")
 
     def in_worker() -> M:
         times.mark("parse_wait")
-        return state.body_worker.parse(schema, body, max_context, reason)
+        return state.body_worker.parse(schema, body, max_context, limits)
 
     if len(body) <= _INLINE_BYTES:
-        parsed = parse(schema, body, max_context, reason)
+        parsed = parse(schema, body, max_context, limits)
     else:
         parsed = await asyncio.get_running_loop().run_in_executor(state.threads.parsers, in_worker)
     times.mark("parse")
@@ -82,8 +82,9 @@ def translated(schema: type[M], fields: Mapping[str, Any], model: ServedModel) -
     out. ApiError 400 naming the field that is wrong."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        reason = model.engine.info.context_limit_reason
-        context = {"max_context": model.engine.max_context, "limit_reason": reason}
+        engine = model.engine
+        limits = {"": (engine.max_context, engine.info.context_limit_reason)}
+        context = {"max_context": engine.max_context, "limits": limits}
         return schema.model_validate(given, context=context)
     except ValidationError as error:
         raise api_errors.from_validation(error) from None

@@ -30,6 +30,8 @@ class ModelDescription:
 
     architecture: str
     max_context: int
+    limit_reason: str = ""
+    """What ends the context before the model's own does."""
 
 
 class LoadedModel(Protocol):
@@ -103,7 +105,9 @@ class ServedModel:
         self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
         self.token_cache = TokenCache() if engine.caches_prefixes else None
         self.chat_marks = _chat_marks(self.server.config, engine)
-        self.description = ModelDescription(engine.info.architecture, engine.max_context)
+        self.description = ModelDescription(
+            engine.info.architecture, engine.max_context, engine.info.context_limit_reason
+        )
         self.state, self.problem = "loaded", ""
         self.last_used_s = time.time()
 

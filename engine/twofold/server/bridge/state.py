@@ -86,9 +86,17 @@ class ServerState(ServerResources):
         return self.manager.max_context
 
     @property
-    def limit_reason(self) -> str:
-        """What ends the context of a server of one model before the model's own does; "" for several models."""
-        return "" if self.manager is not None else self.default.engine.info.context_limit_reason
+    def context_limits(self) -> dict[str, tuple[int, str]]:
+        """Longest context and what ends it before the model's own does ("": nothing), by the model that a request
+        names ("": none). Models whose files were not read yet are missing."""
+        if self.manager is None:
+            return {"": (self.max_context, self.default.engine.info.context_limit_reason)}
+        known = [(model, model.description) for model in self.models if model.description is not None]
+        return {
+            name: (about.max_context, about.limit_reason)
+            for model, about in known
+            for name in (*model.names, *([""] if model is self.default else []))
+        }
 
     def find(self, name: str | None) -> ServedModel:
         """The model of this name; None means the default. ApiError 404 for an unknown name, unless any is accepted."""

@@ -25,12 +25,16 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 
 
 def fits_the_context(ids: list[int], info: ValidationInfo) -> list[int]:
-    """Refuse more tokens than the context holds with an answer, unless the request truncates them."""
+    """Refuse more tokens than the context of the request's model holds with an answer, unless the request truncates
+    them."""
     context = info.context or {}
-    max_context = context.get("max_context")
+    limits, asked = context.get("limits", {}), info.data.get("model") or ""
+    # A server of one model takes any name that it accepts as that model.
+    own = limits.get(asked) or (limits.get("") if len(limits) == 1 else None)
+    max_context, reason = own or (context.get("max_context"), "")
     is_cut = info.data.get("truncate_prompt_tokens") is not None
     if max_context is not None and len(ids) >= max_context and not is_cut:
-        message = too_long(len(ids), max_context, context.get("limit_reason", ""))
+        message = too_long(len(ids), max_context, reason)
         raise PydanticCustomError(CONTEXT_LENGTH, "{message}", {"message": message})
     return ids
 

@@ -102,7 +102,8 @@ class OnDemandModel:
         from twofold.step.capacity import longest_request
 
         model = self._files().config
-        return ModelDescription(model.architecture, longest_request(self._config, model))
+        longest = longest_request(self._config, model)
+        return ModelDescription(model.architecture, longest, model.context_limit_reason)
 
     def required_bytes(self) -> int:
         return self._fit()[1]
