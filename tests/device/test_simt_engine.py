@@ -22,6 +22,7 @@ from twofold.weights.weight_format import FORMATS as LAYOUTS
 
 from tests.device.runner_runs import found_device, make_cpu_runner, make_runner, scripted
 from tests.device.test_device_runner import Lost
+from tests.engine.model_runs import random_prompt
 from tests.models.drawn_described import EXAMPLES as DESCRIBED
 from tests.tiny_models.deepseek import TinyDeepseek
 from tests.tiny_models.families import (
@@ -95,21 +96,20 @@ MODELS = {
             head_dim=128 if name in ("glm4v_moe", "laguna", "step3p7") else 192 if name == "mimo_v2_flash" else 64,
         )
         for name, model in DESCRIBED.items()
-        if model.has_experts  # dense models run on the CPU alone
     },
 }  # fmt: skip
 FORMATS = tuple(name for name, layout in LAYOUTS.items() if layout.quantised and layout.block_columns > 1)
 
 
-def check_answers(simt: ModuleType, path: Path, graphs: bool) -> None:
+def check_answers(simt: ModuleType, path: Path, graphs: bool, *, has_experts: bool = True) -> None:
     """Logits of two requests, decoded by table steps, are the CPU's but for what bf16 rounds."""
-    runner = make_runner(simt, path, slots=9, graphs=graphs)
+    runner = make_runner(simt, path, slots=9 if has_experts else 0, graphs=graphs)
     ours = scripted(runner, 2, TOKENS, QWEN.vocab_size)
     assert (runner.why_eager is None) == graphs
     assert runner.why_placed is None
     assert runner.num_table_steps > 0
     counts = runner.moe.counts()
-    assert counts.hits + counts.fetched > 0 < counts.cpu_misses
+    assert (counts.hits + counts.fetched > 0 < counts.cpu_misses) == has_experts
     expected = scripted(make_cpu_runner(path), 2, TOKENS, QWEN.vocab_size)
     errors = np.linalg.norm(ours - expected, axis=1) / np.linalg.norm(expected, axis=1)
     same = ours.argmax(1) == expected.argmax(1)
@@ -130,7 +130,8 @@ def test_every_family_is_here() -> None:
 def test_every_family_answers_as_on_the_cpu(
     simt: ModuleType, tmp_path: Path, model: str, graphs: bool
 ) -> None:
-    check_answers(simt, write_tiny_model(tmp_path, MODELS[model]), graphs)
+    path = write_tiny_model(tmp_path, MODELS[model])
+    check_answers(simt, path, graphs, has_experts=MODELS[model].has_experts)
 
 
 def test_a_lost_step_finds_the_states_of_sequences_as_they_were(
@@ -181,3 +182,31 @@ def test_the_bundled_model_answers_token_by_token_as_on_the_cpu(
         engine.close()
     assert len(answers[0]) == TOKENS
     assert answers[0] == answers[1]
+
+
+def test_a_dense_model_answers_token_by_token_as_on_the_cpu(simt: ModuleType, tmp_path: Path) -> None:
+    """A mixture of no experts: captured steps, chunks of prompts, several requests, and no slots."""
+    model = replace(
+        DESCRIBED["qwen3"], dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64, vocab_size=320
+    )
+    path = str(write_tiny_model(tmp_path, model))
+    answers = []
+    for accelerator in ("none", "emulated:rtx4090-pcie4", "cuda"):
+        config = EngineConfig(
+            model=path,
+            accelerator=accelerator,
+            cpu_threads=1,
+            max_total_tokens=512,
+            max_num_batched_tokens=16,
+        )
+        with found_device(lambda: simt.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
+            engine = Engine.load(config)
+        tokens: list[int] = []
+        for prompt in (random_prompt(40), random_prompt(7)):
+            sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+            engine.generate(prompt, sampling, lambda chunk, to=tokens: to.extend(chunk.token_ids))
+        answers.append(tokens)
+        assert engine.stats().placement.hits == engine.info.num_slots == 0
+        engine.close()
+    assert len(answers[0]) == 2 * TOKENS
+    assert answers[0] == answers[1] == answers[2]

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 from twofold.api.config import EngineConfig
-from twofold.api.errors import ConfigError
 from twofold.api.types import SamplingParams
-from twofold.blocks import ops
-from twofold.device.loading import load_on_device
 from twofold.engine import Engine
-from twofold.experts.accelerator import AcceleratorChoice
-from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_model
 from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.main import main
@@ -58,18 +53,6 @@ def test_every_accelerator_and_a_packed_model_answer_alike(directory: Path, tmp_
 def test_a_gguf_file_answers_alike(directory: Path, tmp_path: Path) -> None:
     file = write_tiny_gguf(tmp_path / "m.gguf", MODEL, type_of=lambda name: "BF16")
     assert answer(file) == answer(directory)
-
-
-def test_a_device_refuses_it_before_it_is_touched(directory: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Qwen3ForCausalLM, a model without experts.*--accelerator none"):
-        load_on_device(
-            EngineConfig(model=str(directory)),
-            open_model_files(directory),
-            ops.ThreadPool(1),
-            AcceleratorChoice("cuda", "asked for"),
-            device=None,  # type: ignore[arg-type]
-            progress=None,
-        )
 
 
 def test_doctor_measures_it(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

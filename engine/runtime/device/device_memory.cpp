@@ -51,7 +51,8 @@ PinnedMemory::~PinnedMemory() {
 
 PinnedRange::PinnedRange(DeviceApi& api, const std::byte* memory, size_t bytes, bool read_only,
                          const std::string& what)
-    : api_(api), memory_(memory) {
+    : api_(api), memory_(bytes == 0 ? nullptr : memory), pinned_(bytes == 0) {
+  if (pinned_) return;
   const DeviceResult result = api.pin(memory, bytes, read_only, device_address_);
   pinned_ = result.ok();
   if (pinned_) return;
@@ -63,7 +64,7 @@ PinnedRange::PinnedRange(DeviceApi& api, const std::byte* memory, size_t bytes, 
 }
 
 PinnedRange::~PinnedRange() {
-  if (pinned_) api_.unpin(memory_);
+  if (pinned_ && memory_ != nullptr) api_.unpin(memory_);
 }
 
 Stream::Stream(DeviceApi& api) : api_(api) { require(api.make_stream(handle_), "make a stream"); }

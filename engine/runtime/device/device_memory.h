@@ -96,7 +96,7 @@ class PinnedRange {
 
  private:
   DeviceApi& api_;
-  const std::byte* memory_;
+  const std::byte* memory_;  // null: nothing to pin
   std::byte* device_address_ = nullptr;
   bool pinned_ = false;
   std::string warning_;

@@ -10,8 +10,9 @@ SlotTables::SlotTables(DeviceApi& api, int num_layers, int num_experts, int num_
       num_experts_(num_experts),
       published_(size_t(num_layers) * size_t(num_experts), -1),
       reader_(size_t(num_slots), -1),
-      device_(api, published_.size() * sizeof(int32_t), "the slot table", "lower --gpu-memory-utilization"),
-      host_(api, 2 * published_.size() * sizeof(int32_t), "the slot table"),
+      device_(api, std::max<size_t>(published_.size(), 1) * sizeof(int32_t), "the slot table",
+              "lower --gpu-memory-utilization"),
+      host_(api, 2 * std::max<size_t>(published_.size(), 1) * sizeof(int32_t), "the slot table"),
       events_(api),
       copied_{events_.take(), events_.take()} {}
 
@@ -23,7 +24,7 @@ SlotTables::~SlotTables() {
 
 void SlotTables::begin_step(const ExpertCache& cache, StreamHandle compute) {
   const int num_layers = int(published_.size()) / num_experts_;
-  bool changed = !any_published_;
+  bool changed = !any_published_ && !published_.empty();
   std::fill(reader_.begin(), reader_.end(), -1);
   size_t cell = 0;
   for (int layer = 0; layer < num_layers; ++layer) {

@@ -91,7 +91,7 @@ ServedStep TableStep::confirm() {
   expect(Stage::kEnded, "confirm");
   stage_ = Stage::kIdle;
   if (const ServedStep lost = verdict(mailbox_); lost.state != PostState::kPosted) return lost;
-  follow(mailbox_.shape().num_layers - 1);
+  if (mailbox_.shape().num_layers > 0) follow(mailbox_.shape().num_layers - 1);
   executor_.end_step();
   return {};
 }

@@ -12,7 +12,7 @@ import torch
 
 from twofold.api.config import EngineConfig
 from twofold.api.control import MemorySplit
-from twofold.api.errors import CapacityError, ConfigError
+from twofold.api.errors import CapacityError
 from twofold.blocks import ops
 from twofold.device.budget import DeviceBudget, device_cache_dtype, needs_of, plan_device
 from twofold.device.device import Device
@@ -46,11 +46,6 @@ def load_on_device(
         ModelLoadError: the model cannot be used.
         CapacityError, KernelError: the device has less memory than it reported, or failed.
     """
-    if not files.config.moe_layers:
-        raise ConfigError(
-            f"--accelerator cuda was given for {files.config.architecture}, a model without experts, which runs on the "
-            "CPU only; give --accelerator none"
-        )
     max_context = longest_request(config, files.config)
     needs = needs_of(measure_files(files, kv_cache_dtype=device_cache_dtype(config)))
     facts = device.native.facts()

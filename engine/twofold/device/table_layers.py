@@ -84,10 +84,9 @@ class TableLayers:
         self._where = empty((shape.num_layers, num_pairs), torch.uint8)
         self._grouping = Grouping(min(num_pairs, shape.num_experts), num_pairs, device.torch_device)
         layouts = self._layouts
-        self._encoded = empty(max(layout.encoded_bytes(max_tokens) for layout in layouts), torch.uint8)
-        self._intermediate = empty(
-            max(layout.intermediate_bytes(num_pairs) for layout in layouts), torch.uint8
-        )
+        encoded = max((layout.encoded_bytes(max_tokens) for layout in layouts), default=0)
+        intermediate = max((layout.intermediate_bytes(num_pairs) for layout in layouts), default=0)
+        self._encoded, self._intermediate = empty(encoded, torch.uint8), empty(intermediate, torch.uint8)
         self._outputs = empty((num_pairs, shape.hidden), torch.float32)
         self._buffers = ExpertBuffers(
             encoded=self._encoded, intermediate=self._intermediate, outputs=self._outputs
@@ -108,7 +107,8 @@ class TableLayers:
         )
         self.mailbox = self._native.mailbox(self._room)
         self._shared_bytes = device.shared_bytes
-        self.handshake = handshake or device.handshake(shape.hidden)
+        # A dense model hands nothing over.
+        self.handshake = handshake or (device.handshake(shape.hidden) if shape.num_layers else "kernels")
         self._number = 0
 
     def begin_step(self) -> None:

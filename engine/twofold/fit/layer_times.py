@@ -61,7 +61,7 @@ class LayerTimes:
             began = self._clock()
             self._head[0].forward(hidden, self._logits)
             taken.append(self._clock() - began)
-        return 1e6 * float(np.median(taken)) * self._files.config.vocab_size / self._head[1]
+        return 1e6 * float(np.median(taken)) * self._files.config.head.num_rows / self._head[1]
 
     def of_steps(self, steps: Sequence[StepPart]) -> list[float]:
         """Microseconds of each step, all layers together."""

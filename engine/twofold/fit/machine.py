@@ -53,7 +53,7 @@ def fit_here(
 
 def _speed(plan: FitPlan, files: ModelFiles, profile: MachineProfile | None) -> Speed | None:
     context = min(_SHOWN_CONTEXT, plan.context)
-    if plan.machine.device_bytes is not None and files.config.moe_layers:
+    if plan.machine.device_bytes is not None:
         return device_speed(files, profile, plan.num_slots, context) if profile is not None else None
     pool = ops.ThreadPool(plan.config.cpu_threads, plan.config.numa)
     return measured_speed(files, pool, context, files.config.cache_dtype(plan.config.kv_cache_dtype))

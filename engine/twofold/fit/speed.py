@@ -131,9 +131,7 @@ def cpu_speed(files: ModelFiles, rates: Rates, context: int) -> Speed:
 
 def device_speed(files: ModelFiles, profile: MachineProfile, num_slots: int, context: int) -> Speed:
     """Speed with dense weights on the accelerator and `num_slots` expert slots, for routing drawn by a Zipf law."""
-    figures, shape, sizes = profile.cost_figures, moe_shape(files), trace_sizes(files)
-    expert_bytes = 3 * sizes.hidden * sizes.intermediate * sizes.bits_per_weight / 8
-    cost = _core.CostModel(profile.native(), expert_bytes, 6.0 * sizes.hidden * sizes.intermediate, ())
+    figures, shape = profile.cost_figures, moe_shape(files)
     stretch_bytes, stretch_flops, _ = dense_stretches(files)
     cache = files.config.cache_bytes_per_token(files.config.cache_dtype("bfloat16")) * context
     vram = figures["vram_bandwidth_gbps"] * 1e3
@@ -141,7 +139,12 @@ def device_speed(files: ModelFiles, profile: MachineProfile, num_slots: int, con
         figures["gpu_launch_us"] + (each + cache / len(stretch_bytes)) / vram for each in stretch_bytes
     ]
     token_us = [each / figures["gpu_gflops"] / 1e3 for each in stretch_flops]
-    speeds = []
+    if not shape.num_layers:
+        step_us = max(sum(dense_us), CHUNK * sum(token_us))
+        return Speed(1e6 / sum(dense_us), CHUNK * 1e6 / step_us, context, f"profile {profile.name}")
+    sizes, speeds = trace_sizes(files), []
+    expert_bytes = 3 * sizes.hidden * sizes.intermediate * sizes.bits_per_weight / 8
+    cost = _core.CostModel(profile.native(), expert_bytes, 6.0 * sizes.hidden * sizes.intermediate, ())
     for tokens, prompt_chunk in ((_DRAWN_TOKENS, 0), (CHUNK, CHUNK)):
         ids = draw_routing(shape, tokens)
         trace = _core.RoutingTrace(ids, None, np.array([0, tokens], np.int64), shape.num_experts)
