@@ -13,6 +13,14 @@ PoolingKind = Literal["last", "mean", "cls"]
 POOLING_KINDS: Final[tuple[PoolingKind, ...]] = get_args(PoolingKind)
 _FLAG: Final = "--pooler-config"
 _DEFAULT: Final = "the default"
+INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
+QWEN_PAIR: Final = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
+    "<think>\n\n</think>\n\n"
+)
+"""Qwen3-Reranker's prompt as its model card publishes it."""
 _EXAMPLE: Final = '{"pooling_type": "MEAN", "normalize": true}'
 
 
@@ -53,6 +61,12 @@ class ModelPooling:
     is_matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
     classifier: tuple[str, str] | None = None
+    labels: tuple[int, ...] = ()
+    """Rows of the model's own classifier that rank documents: the relevant one, or (irrelevant, relevant)."""
+    num_labels: int = 0
+    """Labels of the model's own classifier; 0: it has none."""
+    pair_prompt: str = QWEN_PAIR
+    """Prompt of a query and a document, with these as {query} and {document}; "": the tokenizer's pair of texts."""
     origin: str = _DEFAULT
     """Where `kind` comes from."""
     refusal: str = ""
@@ -77,6 +91,8 @@ class ModelPooling:
         ranks = "cosine of embeddings"
         if self.classifier is not None:
             ranks = "logits of {1!r} and {0!r}".format(*self.classifier)
+        if self.num_labels:
+            ranks = f"its classifier of {self.num_labels} label{'s' * (self.num_labels > 1)}"
         alone = "" if self.generates else "; no head, so nothing is generated"
         vector = f"{self.size} elements, {self.kind} pooling ({self.origin}), {scaled}"
         return f"{vector}; reranking by {ranks}{alone}"

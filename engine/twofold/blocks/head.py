@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.layer_input import LayerInputs
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import WeightMatrix, source_row_bytes
+
+CLASSIFIER: Final = ("score.weight", "cls.output.weight")
+"""Names of a classifier's matrix, in checkpoints and in GGUF files."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,17 @@ class Head(ModelPart):
     """Soft cap: logits become softcap * tanh(logits / softcap)."""
     zero_centred: bool = False
     """Whether checkpoints store the norm minus 1."""
+    labels: int = 0
+    """Labels of a classifier whose matrix takes the vocabulary's place; 0: the head is a vocabulary's."""
+
+    @property
+    def num_rows(self) -> int:
+        """Logits of a hidden state."""
+        return self.labels or self.vocab_size
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
-        shape = (self.vocab_size, self.hidden_size)
+        shape = (self.num_rows, self.hidden_size)
+        name, of_gguf = CLASSIFIER if self.labels else ("lm_head.weight", "output.weight")
         norms = [
             TensorSpec(
                 "model.norm.weight", (self.hidden_size,), "exact", theirs, zero_centred=self.zero_centred
@@ -91,13 +102,13 @@ class Head(ModelPart):
             "norm": next(filter(found, norms), norms[0]),
             "vocabulary": Embedding(self.vocab_size, self.hidden_size, True).tensors(found)["table"]
             if self.tied
-            else TensorSpec("lm_head.weight", shape, "embedding", "output.weight"),
+            else TensorSpec(name, shape, "embedding", of_gguf),
         }
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Tensors that are ignored: checkpoints may contain a tied head anyway."""
-        return ("lm_head.weight",) if self.tied else ()
+        """Tensors that are ignored: checkpoints may contain a tied head, or one beside a classifier, anyway."""
+        return ("lm_head.weight", "output.weight") if self.tied or self.labels else ()
 
     def device_bytes(self, weights: BlockWeights) -> int:
         shared = 2 * math.prod(weights.specs["vocabulary"].shape) if self.tied else 0

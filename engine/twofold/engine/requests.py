@@ -90,7 +90,7 @@ def check_pooling(request: GenerationRequest, model: ModelPooling) -> None:
             )
     elif model.refusal and not request.pooling.tokens:
         raise RequestError(f"this model gives no embeddings: {model.refusal}", param="model")
-    elif request.pooling.tokens and not model.generates:
+    elif request.pooling.tokens and not (model.generates or model.num_labels):
         raise RequestError(
             "this model has no head, so it has no logits; leave out the classifier", param="model"
         )

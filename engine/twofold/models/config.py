@@ -87,7 +87,7 @@ class ModelConfig:
     """How many of `layers`, the last ones, predict the token after the next one."""
 
     has_head: bool = True
-    """Whether the checkpoint has a head; without one the model only gives embeddings."""
+    """Whether the checkpoint has a head; without one the model gives embeddings, or a classifier's logits."""
 
     context_limit: int | None = None
     """Positions up to which the model is computed exactly, if fewer than it was made for."""
@@ -261,6 +261,15 @@ class ModelConfig:
             renamed=(*prediction.renamed, *self.renamed),
             ignored=(*self.ignored, *prediction.unread),
             prediction=replace(prediction, left_out=()),
+        )
+
+    def with_classifier(self, labels: int) -> ModelConfig:
+        """The configuration with a classifier of so many labels instead of a head."""
+        return replace(
+            self,
+            has_head=False,
+            embedding=replace(self.embedding, tied=False),
+            head=replace(self.head, tied=False, labels=labels, scale=1.0, softcap=None),
         )
 
     def validate(self, where: str) -> ModelConfig:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import MODULES, ModelFiles
+from twofold.models.pooling import classifier_settings
 from twofold.models.registry import gguf_as_config_json
 from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -93,4 +94,5 @@ def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:
             f"{source}: its rope_freqs.weight has no place in config.json; give the Hugging Face checkpoint instead"
         )
     end = sorted(Tokenizer.open(source).eos_token_ids)
-    return gguf_as_config_json(GgufFile.open(source)) | {"eos_token_id": end, "dtype": config.dtype}
+    made = gguf_as_config_json(GgufFile.open(source)) | {"eos_token_id": end, "dtype": config.dtype}
+    return made | classifier_settings(source, config)

@@ -18,6 +18,7 @@ from typing import Final, Literal
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
+from twofold.blocks.head import CLASSIFIER
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.blocks.recoding import RecodedExperts, Recoding
 from twofold.models.config import ModelConfig, WeightDType
@@ -201,9 +202,10 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
     """
     if is_gguf(path):
         file = GgufFile.open(path)
-        config = _predicting(
-            read_gguf_config(file), predictions, path, lambda spec: spec.gguf in file.tensors
-        )
+        config = read_gguf_config(file)
+        if (classifier := file.tensors.get(CLASSIFIER[1])) is not None:
+            config = config.with_classifier(classifier.shape[0])
+        config = _predicting(config, predictions, path, lambda spec: spec.gguf in file.tensors)
         specs = part_specs(config, lambda spec: spec.gguf in file.tensors)
         return check_model_files(
             config, specs, GgufSource(file, chain.from_iterable(map(dict.values, specs)))
@@ -230,7 +232,15 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
 
 
 def _with_head_if_found(config: ModelConfig, directory: Path, tensors: TensorSource) -> ModelConfig:
-    """The configuration itself; of an embedding model without a head, one whose head is the embedding's matrix."""
+    """The configuration itself; of an embedding model without a head, one whose head is the embedding's matrix; of a
+    classifier, one with its labels."""
+    if CLASSIFIER[0] in tensors:
+        return config.with_classifier(tensors.entry(CLASSIFIER[0]).shape[0])
+    if config.architecture.endswith("ForSequenceClassification"):
+        raise ModelLoadError(
+            f"{directory}: tensor {CLASSIFIER[0]} is missing, the classifier of {config.architecture}; download the "
+            "checkpoint again"
+        )
     gives_embeddings = config.architecture.endswith("Model") or (directory / MODULES).exists()
     if config.head.tied or "lm_head.weight" in tensors or not gives_embeddings:
         return config

@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from twofold.api.errors import ModelLoadError
-from twofold.api.pooling import ModelPooling, PoolerConfig, PoolingKind
+from twofold.api.pooling import INSTRUCTION, QWEN_PAIR, ModelPooling, PoolerConfig, PoolingKind
+from twofold.models.config import ModelConfig
 from twofold.models.model_files import MODULES, ModelFiles
 from twofold.weights.gguf_file import GgufFile, is_gguf, model_name
 from twofold.weights.json_file import Fields, read_json_list, read_json_object
@@ -27,8 +28,10 @@ _FLAGS: Final = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 """Keys of older Pooling configurations, and their names in newer ones."""
-_GGUF_KINDS: Final[dict[int, PoolingKind]] = {1: "mean", 2: "cls", 3: "last"}
-"""llama.cpp's numbers; 0 is none, 4 a classifier of its own."""
+_GGUF_KINDS: Final[dict[int, PoolingKind]] = {1: "mean", 2: "cls", 3: "last", 4: "last"}
+"""llama.cpp's numbers; 0 is none, 4 a classifier, which reads the last token."""
+_PAIR_PROMPT: Final = "pair_prompt"
+"""Key of config.json in models made from GGUF files."""
 _RERANKER: Final = ("no", "yes")
 """The tokens whose logits Qwen3-Reranker compares; its files do not name them."""
 
@@ -45,8 +48,13 @@ def read_pooling(path: Path, files: ModelFiles, asked: PoolerConfig) -> ModelPoo
     is_reranker = (
         files.config.architecture.startswith("Qwen3") and "reranker" in model_name(str(path)).lower()
     )
+    num_labels = files.config.head.labels
     if is_reranker and found.classifier is None:
         found = replace(found, classifier=_RERANKER)
+    if num_labels:
+        prompt = _pair_prompt(path) or (QWEN_PAIR if is_reranker else "")
+        labels = _ranking(_label_names(path), num_labels)
+        found = replace(found, classifier=None, num_labels=num_labels, labels=labels, pair_prompt=prompt)
     if asked.kind is not None:
         found = replace(found, kind=asked.kind, origin="--pooler-config")
     return replace(
@@ -59,6 +67,44 @@ def read_pooling(path: Path, files: ModelFiles, asked: PoolerConfig) -> ModelPoo
         prompts=_prompts(path),
         generates=files.config.has_head,
     )
+
+
+def _ranking(names: list[str], num_labels: int) -> tuple[int, ...]:
+    """See `ModelPooling.labels`: of two labels the one named yes is the relevant one, else the second."""
+    if num_labels > 2:
+        return ()
+    relevant = names.index("yes") if "yes" in names else num_labels - 1
+    return (1 - relevant, relevant) if num_labels == 2 else (0,)
+
+
+def _label_names(path: Path) -> list[str]:
+    """Names of the classifier's labels; empty if the files have none, llama.cpp's if a GGUF file has none."""
+    if is_gguf(path):
+        fields = GgufFile.open(path).fields
+        names = fields.get(f"{fields.get('general.architecture')}.classifier.output_labels")
+        return ["yes", "no"] if names is None else [str(name).lower() for name in names]
+    names = read_json_object(path / "config.json", "the model's configuration").get("id2label")
+    return [str(name).lower() for name in names.values()] if isinstance(names, dict) else []
+
+
+def _pair_prompt(path: Path) -> str:
+    """The prompt of a pair, of a GGUF file's header or of a model made from one; "" if there is none."""
+    if is_gguf(path):
+        template = GgufFile.open(path).fields.get("tokenizer.chat_template.rerank")
+    else:
+        template = read_json_object(path / "config.json", "the model's configuration").get(_PAIR_PROMPT)
+    if not isinstance(template, str) or not all(place in template for place in ("{query}", "{document}")):
+        return ""
+    return template.replace(INSTRUCTION, "{instruction}")
+
+
+def classifier_settings(path: Path, config: ModelConfig) -> dict[str, Any]:
+    """Settings of config.json for the classifier of this GGUF file; empty if it has none."""
+    if not config.head.labels:
+        return {}
+    name = config.architecture.replace("ForCausalLM", "ForSequenceClassification")
+    names = {str(n): label for n, label in enumerate(_label_names(path)[: config.head.labels])}
+    return {"architectures": [name], "id2label": names, _PAIR_PROMPT: _pair_prompt(path)}
 
 
 def _prompts(path: Path) -> dict[str, str]:

@@ -77,7 +77,7 @@ class LayeredModel:
         """Logits [rows, vocabulary] for rows of `hidden_states`."""
         if self._head is None:
             self._head = self._files.config.head.cpu(self._files.head, self._pool)
-        logits = np.empty((len(hidden), self._files.config.vocab_size), np.float32)
+        logits = np.empty((len(hidden), self._files.config.head.num_rows), np.float32)
         self._head.forward(np.ascontiguousarray(hidden), logits)
         return logits
 

@@ -108,7 +108,7 @@ class LoadedModel:
         self.tapped: list[F32] = []
         """Hidden states [T, hidden] of the newest step before each of the tapped layers."""
         self._stretches = self._cut(blocks, tapped_layers) if tapped_layers else []
-        self._logits = self._all_logits = np.empty((0, config.vocab_size), np.float32)
+        self._logits = self._all_logits = np.empty((0, config.head.num_rows), np.float32)
         self._rope, *self._further_ropes = rope_tables(config.rotations, config.max_position_embeddings)
 
     def _decoder_of(self, blocks: list[ops.Block], begin: int, end: int) -> ops.Decoder:
@@ -199,14 +199,14 @@ class LoadedModel:
         return normed / np.float32(self.config.head.scale)
 
     def logits(self, hidden_rows: F32) -> F32:
-        """Logits [R, vocab] of the rows that the caller picked from forward's result, usually the last tokens.
+        """Logits [R, vocab], or a classifier's [R, labels], of rows of forward's result, usually the last tokens.
 
         The next call overwrites them: fresh memory for each call would cost a decode step its page faults.
         """
         num_rows = len(hidden_rows)
         if len(self._logits) != num_rows:
             if len(self._all_logits) < num_rows:
-                self._all_logits = np.empty((num_rows, self.config.vocab_size), np.float32)
+                self._all_logits = np.empty((num_rows, self.config.head.num_rows), np.float32)
             self._logits = self._all_logits[:num_rows]
         with nullcontext() if self._threads is None else self._limited(self._threads.head):
             self.lm_head.forward(hidden_rows, self._logits)

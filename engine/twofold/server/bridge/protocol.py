@@ -23,6 +23,11 @@ class ServingTokenizer(Protocol):
         """`text` for `encode`, with its control tokens as text."""
         ...
 
+    @property
+    def pair_frame(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Special tokens before, between and after two texts that are encoded as a pair."""
+        ...
+
     def segments(self, text: str) -> list[str]:
         """`text` split into parts whose ids, concatenated, are those of the whole."""
         ...

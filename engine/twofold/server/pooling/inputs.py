@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from twofold.api.pooling import INSTRUCTION
 from twofold.server.bridge.bounded_tokenizer import TooManyTokensError
 from twofold.server.bridge.protocol import ServingTokenizer
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
 from twofold.server.pooling.schemas import Input
 
-# Qwen3-Reranker's prompt as its model card publishes it; prefix, pair and suffix are tokenised apart.
-PREFIX: Final = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-)
-SUFFIX: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
-
+Parts = tuple[list[int], list[int], list[int]]
+"""Token ids before the part that may be cut, that part, and those after it."""
+_PLACES: Final = re.compile(r"\{(instruction|query|document)\}")
 _CHARS_PER_TOKEN: Final = 8
 _LONGEST_WORD: Final = 64
 """Tokens at the end of a text that further text may change."""
@@ -49,18 +46,35 @@ class InputTokens:
             ids = _without_middle(ids, self._tokenizer.encode(text), excess)
         return self._checked(ids, where)
 
-    def pair(self, query: str, document: str, where: str, *, instruction: str | None) -> tuple[int, ...]:
-        """Token ids of a query and a document in the prompt of Qwen3-Reranker; control tokens in them are text."""
-        encode, literal = self._tokenizer.encode, self._tokenizer.literal
-        around = encode(PREFIX), encode(SUFFIX)
-        pair = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+    def pair(
+        self, query: str, document: str, where: str, *, prompt: str, instruction: str | None
+    ) -> tuple[int, ...]:
+        """Token ids of a query and a document; control tokens in them are text. prompt: `ModelPooling.pair_prompt`."""
+        values = {"instruction": instruction or INSTRUCTION, "query": query, "document": document}
         try:
-            ids = encode(literal(self._begin(pair, self._limit)), add_special_tokens=True)
+            before, ids, after = self._in_prompt(prompt, values) if prompt else self._as_pair(query, document)
         except TooManyTokensError:
             raise self._too_long(f"more than {self._max_context}", where) from None
         if self._limit is not None:
-            ids = ids[: max(1, self._limit - sum(map(len, around)))]
-        return self._checked([*around[0], *ids, *around[1]], where)
+            ids = ids[: max(1, self._limit - len(before) - len(after))]
+        return self._checked([*before, *ids, *after], where)
+
+    def _in_prompt(self, prompt: str, values: Mapping[str, str]) -> Parts:
+        """The prompt's text before the line of its first place, the lines up to its last place, and the rest. They are
+        tokenised apart, as the model card of Qwen3-Reranker does."""
+        encode, literal = self._tokenizer.encode, self._tokenizer.literal
+        first, *_, last = _PLACES.finditer(prompt)
+        begin, end = prompt.rfind("\n", 0, first.start()) + 1, last.end()
+        text = _PLACES.sub(lambda place: values[place[1]], prompt[begin:end])
+        ids = encode(literal(self._begin(text, self._limit)), add_special_tokens=True)
+        return encode(prompt[:begin]), ids, encode(prompt[end:])
+
+    def _as_pair(self, query: str, document: str) -> Parts:
+        """The tokenizer's special tokens and the query, the document, and the special tokens after it."""
+        encode, literal = self._tokenizer.encode, self._tokenizer.literal
+        first, second = (encode(literal(self._begin(text, self._limit))) for text in (query, document))
+        before, between, after = self._tokenizer.pair_frame
+        return [*before, *first, *between], second, [*after]
 
     def cut(self, text: str, limit: int | None) -> str:
         """The text of at most `limit` tokens from the beginning of `text`."""

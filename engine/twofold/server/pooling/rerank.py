@@ -1,8 +1,8 @@
 """POST /v1/rerank, /v2/rerank, /rerank, and vLLM's /score.
 
-A model with classifier tokens reads query and document together, in Qwen3-Reranker's prompt. The score is the
-probability of the second token against the first, as in vLLM's Qwen3ForSequenceClassification. Any other model gives
-the cosine of the two embeddings.
+A model with classifier tokens, or with a classifier of its own, reads query and document together. The score is the
+probability of the second token, or relevant label, against the other; of a single label the logit's sigmoid, as in
+vLLM. Any other model gives the cosine of the two embeddings.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ async def _answer_pairs(
     def classify(tokens: InputTokens) -> dict[str, tuple[int, ...]]:
         found = places(fields[1], list(pairs(tokens)))
         return {
-            where: tokens.pair(query, document, where, instruction=body.instruction)
+            where: tokens.pair(query, document, where, prompt=model.pair_prompt, instruction=body.instruction)
             for where, (query, document) in found.items()
         }
 
@@ -124,17 +124,28 @@ async def _answer_pairs(
         return {where: tokens.encode(text, where) for where, text in texts.items()}
 
     def written(vectors: list[F32], num_tokens: int) -> bytes:
-        if model.classifier is None:
+        if not pooling.tokens:
             scores = [float(vectors[a].astype("f8") @ vectors[b].astype("f8")) for a, b in rows]
         else:
             scores = [_probability(*map(float, vector)) for vector in vectors]
         return json.dumps(write(scores, num_tokens), ensure_ascii=False).encode(errors="replace")
 
-    pooling = embedding_of(model, normalise=True)
-    if model.classifier is not None:
-        pooling = Pooling(tokens=_token_ids(served, model.classifier))
-    work = embed if model.classifier is None else classify
+    pooling = _pooling_of_pairs(served)
+    work = classify if pooling.tokens else embed
     return await answer_pooled(request, served, body, pooling, work, written, endpoint="rerank")
+
+
+def _pooling_of_pairs(served: ServedModel) -> Pooling:
+    """The logits of the model's classifier or of its two tokens; a vector if it has neither. Raises RequestError."""
+    model = served.engine.pooling
+    if model.num_labels > 2:
+        raise RequestError(
+            f"the classifier of this model has {model.num_labels} labels; ranking takes one or two",
+            param="model",
+        )
+    if model.labels or model.classifier is not None:
+        return Pooling(tokens=model.labels or _token_ids(served, model.classifier or ()))
+    return embedding_of(model, normalise=True)
 
 
 def _token_ids(model: ServedModel, texts: Sequence[str]) -> tuple[int, ...]:
@@ -151,6 +162,7 @@ def _token_ids(model: ServedModel, texts: Sequence[str]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _probability(no: float, yes: float) -> float:
-    """Softmax of two logits: the second one's share."""
+def _probability(*logits: float) -> float:
+    """The last one's share in the softmax of two logits; of a single one its sigmoid."""
+    no, yes = logits if len(logits) == 2 else (0.0, *logits)
     return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))

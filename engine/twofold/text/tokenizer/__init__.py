@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -192,6 +192,15 @@ class Tokenizer:
     def literal(self, text: str) -> PromptText:
         """`text` for `encode`, with its control tokens as text. RequestError as `apply_chat_template`."""
         return self._controls.render(lambda given: given, text)
+
+    @cached_property
+    def pair_frame(self) -> tuple[list[int], list[int], list[int]]:
+        """Special tokens before, between and after two texts that are encoded as a pair."""
+        framed = self._backend.encode("a", "a")
+        texts = framed.sequence_ids
+        first, second = ([at for at, text in enumerate(texts) if text == number] for number in (0, 1))
+        ids: list[int] = framed.ids
+        return ids[: first[0]], ids[first[-1] + 1 : second[0]], ids[second[-1] + 1 :]
 
     def segments(self, text: str) -> list[str]:
         """`text` split after its control tokens, so that the concatenated ids of the parts equal the ids of the whole.

@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.text) if args.max_tokens else ""
     source, output = model_path(args.model), Path(args.output).expanduser()
     files = open_model_files(source, "keep")
-    sequences = token_sequences(source, files, text, args.max_tokens) if args.max_tokens else []
+    # A classifier has no next tokens to compare.
+    compares = args.max_tokens and not files.config.head.labels
+    sequences = token_sequences(source, files, text, args.max_tokens) if compares else []
     pool = ops.ThreadPool(args.cpu_threads)
     job = _Job(files, make_recipe(files, rules, pool), rules, source=source, output=output)
     job.write()
