@@ -8,12 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-from tests.models.transformers_runs import reference
 from tests.tiny_models.described import TinyDescribed
-from tests.tiny_models.writing import TinyModel
 
 # Settings that one value alone is supported of.
 NOT_DRAWN: Final = {"solar_open": ("first_k_dense_replace",)}
@@ -31,12 +28,14 @@ def _of(architecture: str, model_type: str, **also: Any) -> TinyDescribed:
     return TinyDescribed(architecture=architecture, model_type=model_type, **sizes | also)
 
 
-def _by_kind(full: float, sliding: float, share: float) -> dict[str, Any]:
-    """Rotations by kind of layer."""
+def _by_kind(full: float, sliding: float, share: float, sliding_share: float | None = None) -> dict[str, Any]:
+    """Rotations by kind of layer. sliding_share: as `share`, of layers with a window, if it differs."""
     return {
         FULL: {"rope_type": "default", "rope_theta": full, "partial_rotary_factor": share},
-        SLIDING: {"rope_type": "default", "rope_theta": sliding, "partial_rotary_factor": share},
-    }
+        SLIDING: {
+            "rope_type": "default", "rope_theta": sliding, "partial_rotary_factor": sliding_share or share,
+        },
+    }  # fmt: skip
 
 
 def _gemma3(architecture: str, **settings: Any) -> TinyDescribed:
@@ -193,10 +192,11 @@ EXAMPLES: dict[str, TinyDescribed] = {
     "step3p7": _of(
         "Step3p7ForConditionalGeneration", "step3p5", outer="step3p7", experts_key="n_routed_experts",
         expert_layout="fused", vision_tensor="model.vision_model.pre_layernorm.bias", num_heads=4, num_kv_heads=2,
+        gguf="step35", scores="SIGMOID",
         settings={
             "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 9, "num_sliding_attention_heads": 6,
             "mlp_layer_types": ["dense", "sparse", "sparse"], "share_expert_dim": 40,
-            "moe_router_scaling_factor": 1.7, "rope_parameters": _by_kind(5e6, 1e4, 0.5),
+            "moe_router_scaling_factor": 1.7, "rope_parameters": _by_kind(5e6, 1e4, 0.5, 1.0),
             "swiglu_limits": [0.0, None, 0.4], "swiglu_limits_shared": [0.3, 0.0, 0.5],
         },
     ),
@@ -239,7 +239,7 @@ FURTHER: Final[dict[str, Callable[[random.Random, TinyDescribed], dict[str, Any]
         "moe_router_scaling_factor": r.choice((1.0, 3.0)),
         **{f"swiglu_limits{part}": r.choice((None, [r.choice((0.0, 0.2, 1.0)) for _ in range(model.num_layers)]))
            for part in ("", "_shared")},
-        "rope_parameters": _by_kind(5e6, 1e4, r.choice((0.5, 1.0))),
+        "rope_parameters": _by_kind(5e6, 1e4, r.choice((0.5, 0.5, 1.0)), r.choice((0.5, 1.0, 1.0))),
     },
     "laguna": lambda r, model: {
         "num_attention_heads_per_layer": [model.num_kv_heads * r.randint(1, 3) for _ in range(model.num_layers)],
@@ -299,8 +299,3 @@ def drawn(name: str, r: random.Random, sizes: Mapping[str, Any], groups: Mapping
         **changed
     )
     return model.with_settings(**FURTHER[name](r, model)) if name in FURTHER else model
-
-
-def reference_of(model: TinyModel, directory: Path) -> Any:
-    """transformers' model of a directory that `write_tiny_model` has written."""
-    return reference(directory, multimodal=isinstance(model, TinyDescribed) and bool(model.outer))

@@ -6,6 +6,8 @@ import json
 import logging
 import random
 import re
+import sqlite3
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,10 @@ from twofold.device.model import DeviceModel
 from twofold.engine import Engine
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
+from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.main import main
 
-from tests.engine.model_runs import Runner, load, random_prompt
+from tests.engine.model_runs import load, random_prompt
 from tests.engine.test_device_model import (
     PAGE,
     PAGES,
@@ -39,19 +42,21 @@ from tests.engine.test_device_model import (
     device_model,
     run,
 )
-from tests.models.drawn_described import reference_of
 from tests.models.drawn_families import DRAWN, EXAMPLES, YARN, all_chosen
 from tests.models.test_sizing import held_by
-from tests.models.transformers_runs import one_torch_thread, reference_greedy, reference_logits
-from tests.tiny_models.gguf import write_tiny_gguf
-from tests.tiny_models.qwen3_next import TinyQwen35Moe
+from tests.models.transformers_runs import (
+    PROMPT,
+    equals_transformers_and_itself,
+    one_torch_thread,
+    reference_logits,
+    reference_of,
+    write_gguf,
+)
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 __all__ = ["one_torch_thread"]  # a fixture
 
-PROMPT = random_prompt(40)
 IN_GGUF = [family for family, model in EXAMPLES.items() if model.gguf_architecture]
-NUM_GREEDY = 64
 # Every kind of block and of state.
 OFTEN = (
     "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
@@ -59,15 +64,13 @@ OFTEN = (
 )  # fmt: skip
 
 
-def write_gguf(path: Path, model: TinyModel, **how: Any) -> Path:
-    return write_tiny_gguf(path, replace(model, expert_layout="separate").twin, **how)
-
-
 @pytest.mark.parametrize("count", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", list(DRAWN))
 def test_drawn_configurations_equal_transformers_and_themselves(
     tmp_path_factory: pytest.TempPathFactory, family: str, count: int
 ) -> None:
+    decided_by_float64: list[str] = []
+
     @settings(
         max_examples=count,
         derandomize=True,
@@ -79,65 +82,14 @@ def test_drawn_configurations_equal_transformers_and_themselves(
     @given(seed=st.integers(0, 2**31))
     def equals(seed: int) -> None:
         model = DRAWN[family](random.Random(f"{family}/{seed}"))
-        _equals_transformers_and_itself(model, tmp_path_factory.mktemp(family))
+        decided = equals_transformers_and_itself(model, tmp_path_factory.mktemp(family))
+        if decided:
+            decided_by_float64.append(f"seed {seed}: {decided}")
 
     equals()
-
-
-def _equals_transformers_and_itself(model: TinyModel, root: Path) -> None:
-    directory = write_tiny_model(root / "hf", model)
-    known = model.twin
-    theirs = reference_of(known, directory if known is model else write_tiny_model(root / "known", known))
-    ours = load(directory, num_sequences=9)
-    expected = reference_logits(theirs, PROMPT)
-    _, hidden = ours.prefill(PROMPT)
-    logits = ours.logits(hidden)
-    difference = float(np.abs(logits - expected).max())
-    # Of logits beyond 16 a share: one of 30 has been seen 1.3e-4 away on one CPU and 1.0e-4 on another.
-    bound = 1e-4 * max(1.0, float(np.abs(expected).max()) / 16)
-    if difference >= bound:  # norms may magnify what transformers rounds in float32: float64 decides
-        theirs, rounded = theirs.double(), expected
-        expected = reference_logits(theirs, PROMPT)
-        bound = max(bound, float(np.abs(rounded - expected).max()))
-        difference = float(np.abs(logits - expected).max())
-    assert difference < bound
-    assert np.abs(expected).max() > 1.0, "logits near zero would agree whatever the model does"
-    answer, lead = ours.greedy(PROMPT, NUM_GREEDY)
-    assert answer == reference_greedy(theirs, PROMPT, NUM_GREEDY) or lead <= 2 * difference
-    assert lead > 2 * difference, "a tie within rounding; draw another seed, this prompt decides nothing"
-
-    ours = load(directory, num_sequences=9)
-    for chunks in ((1,) * 40, (7, 1, 13, 2)):
-        np.testing.assert_array_equal(ours.prefill(PROMPT, chunks)[1], hidden)
-    _batch_of_8_is_its_sequences_alone(
-        load(directory, num_sequences=8, num_threads=1), ours=load(directory, 8)
-    )
-    if model.fits_gguf:
-        file = load(write_gguf(root / "model.gguf", model))
-        of_file = file.logits(file.prefill(PROMPT)[1])
-        if isinstance(
-            model, TinyQwen35Moe
-        ):  # its value heads, so the sums over them, are in another order there
-            np.testing.assert_allclose(of_file, logits, atol=2e-5 * max(1.0, float(np.abs(logits).max())))
-        else:
-            np.testing.assert_array_equal(of_file, logits)
-
-
-def _batch_of_8_is_its_sequences_alone(alone: Runner, ours: Runner) -> None:
-    """Prompts and decode steps mixed in two steps."""
-    prompts = [random_prompt(length, seed) for seed, length in enumerate((3, 17, 40, 1, 8, 29, 5, 12))]
-    expected = []
-    for prompt in prompts:
-        seq, first = alone.prefill(prompt)
-        expected.append((first, alone.step((seq, [9]))[0]))
-    sequences = [ours.sequence(len(prompt)) for prompt in prompts]
-    begun = ours.step(*zip(sequences[:5], prompts[:5], strict=True))
-    parts = [(seq, [9]) for seq in sequences[:5]] + list(zip(sequences[5:], prompts[5:], strict=True))
-    mixed = ours.step(*parts)
-    last = ours.step(*((seq, [9]) for seq in sequences[5:]))
-    for n, (first, second) in enumerate(expected):
-        np.testing.assert_array_equal(begun[n] if n < 5 else mixed[n], first)
-        np.testing.assert_array_equal(mixed[n] if n < 5 else last[n - 5], second)
+    if decided_by_float64:
+        warnings.warn(f"float64 decided: {'; '.join(decided_by_float64)}", stacklevel=1)
+    assert len(decided_by_float64) <= max(1, count // 4)
 
 
 @pytest.mark.parametrize("family", ["kimi_k25", "gemma4"])
@@ -333,6 +285,35 @@ def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> No
     assert stats.num_preemptions > 0
     assert stats.prefix_cache_hits > 0 or stats.num_records > 0  # snapshots are further apart
     small.close()
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in EXAMPLES]
+)
+def test_every_command_takes_every_family(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    """`models`, `doctor`, `rules explain`, `pack` and `quantize`; and telemetry of an answer."""
+    path, packed = str(write_tiny_model(tmp_path / "model", EXAMPLES[family])), str(tmp_path / "packed")
+    for command in (["models", path], ["doctor", path], ["rules", "explain", path], ["pack", path, packed]):
+        assert main(command) == 0, command
+    assert EXAMPLES[family].architecture in capsys.readouterr().out
+    assert main(["quantize", path, str(tmp_path / "q8"), "--format", "q8_0", "--max-tokens", "0"]) == 0
+    got, expected = (runner.logits(runner.prefill(PROMPT)[1]) for runner in map(load, (packed, path)))
+    np.testing.assert_array_equal(got, expected)
+    load(tmp_path / "q8")
+    sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
+    engine = Engine.load(EngineConfig(model=path, accelerator="emulated:rtx4090-pcie4"), telemetry=sink)
+    engine.generate(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True), lambda chunk: None)
+    engine.close()
+    sink.close()
+    with sqlite3.connect(tmp_path / "t.db") as database:
+        ((architecture, layers),) = database.execute("select architecture, num_layers from run")
+        ((steps, of_layers),) = database.execute(
+            "select (select count(*) from step), (select count(distinct layer) from token_layer)"
+        )
+    assert (architecture, layers) == (engine.info.architecture, of_layers)
+    assert steps >= 4
 
 
 @pytest.mark.parametrize("family", IN_GGUF)

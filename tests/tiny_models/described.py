@@ -26,7 +26,7 @@ _GGUF_KEYS: Final = {
     "n_group": "EXPERT_GROUP_COUNT", "topk_group": "EXPERT_GROUP_USED_COUNT",
     "n_shared_experts": "EXPERT_SHARED_COUNT", "num_shared_experts": "EXPERT_SHARED_COUNT",
     "routed_scaling_factor": "EXPERT_WEIGHTS_SCALE", "route_scale": "EXPERT_WEIGHTS_SCALE",
-    "router_scaling_factor": "EXPERT_WEIGHTS_SCALE",
+    "router_scaling_factor": "EXPERT_WEIGHTS_SCALE", "moe_router_scaling_factor": "EXPERT_WEIGHTS_SCALE",
     "first_k_dense_replace": "LEADING_DENSE_BLOCK_COUNT",
 }  # fmt: skip
 
@@ -154,6 +154,10 @@ class TinyDescribed(TinyModel):
     @property
     def fits_gguf(self) -> bool:
         """See `TinyModel.fits_gguf`."""
+        if self.gguf == "step35":
+            sections = self.settings["rope_parameters"]
+            shares = [sections[f"{kind}_attention"]["partial_rotary_factor"] for kind in ("full", "sliding")]
+            return super().fits_gguf and shares == [0.5, 1.0]
         lists = {"layer_types", "mlp_layer_types"} & set(self.settings)
         windows = (
             self.settings.get("sliding_window") is not None and "sliding_window_pattern" not in self.settings
@@ -196,7 +200,7 @@ class TinyDescribed(TinyModel):
     def gguf_source(self) -> dict[str, F32]:
         """See `TinyModel.gguf_source`."""
         found = replace(self, outer="").weights()
-        if self.gguf != "gemma3":
+        if self.gguf not in ("gemma3", "step35"):
             return {name.replace("expert_bias", "expert_bias.bias"): values for name, values in found.items()}
         return {
             name: values + np.float32(1.0) if name.endswith("norm.weight") else values
@@ -214,6 +218,8 @@ class TinyDescribed(TinyModel):
             writer.add_sliding_window_pattern([bool((n + 1) % every) for n in range(self.num_layers)])
         if self.gguf == "glm-dsa":
             _add_mla(writer, config)
+        if self.gguf == "step35":
+            _add_step(writer, config)
         if self.gguf == "hunyuan-moe":
             writer.add_expert_shared_count(1)
         if self.gguf == "afmoe":
@@ -246,6 +252,24 @@ def _add_mla(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_value_length_mla(config["v_head_dim"])
     writer.add_indexer_top_k(config["index_topk"])
     writer.add_leading_dense_block_count(config["mlp_layer_types"].index("sparse"))
+
+
+def _add_step(writer: Any, config: Mapping[str, Any]) -> None:
+    """Keys that Step has by layer."""
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    counts = (config["num_attention_heads"], config["num_sliding_attention_heads"])
+    writer.add_head_count([counts[slide] for slide in slides])
+    writer.add_head_count_kv([config["num_key_value_heads"]] * len(slides))
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    writer.add_expert_shared_feed_forward_length(config["share_expert_dim"])
+    for add, limits in (
+        (writer.add_swiglu_clamp_exp, config["swiglu_limits"]),
+        (writer.add_swiglu_clamp_shexp, config["swiglu_limits_shared"]),
+    ):
+        if limits is not None:
+            add([float(limit or 0.0) for limit in limits])
 
 
 def _with_experts_of_images(found: Mapping[str, F32]) -> dict[str, F32]:

@@ -46,6 +46,7 @@ class Family:
 _QWEN3: Final = FamilyChat(("qwen3_coder", "hermes"), ("qwen3",))
 _GLM: Final = FamilyChat(("glm47", "glm45"), ("glm45",), ("<|user|>", "<|observation|>"))
 _HUNYUAN: Final = FamilyChat(("hunyuan_a13b",), ("hunyuan_a13b",))
+_HY: Final = FamilyChat(("hy_v3", "hy_v3_preview"), ("hy_v3", "hy_v3_preview"))
 _XML: Final = FamilyChat(("qwen3_coder", "hermes"), ("deepseek_r1",))
 _KIMI: Final = FamilyChat(("kimi_k2",), ("kimi_k2",), ("<|im_end|>",))
 # GGUF files also call Kimi-K2 and GLM-4.7-Flash "deepseek2", and Kimi-K2's own files name DeepSeek-V3.
@@ -78,8 +79,13 @@ FAMILIES: Final = (
     Family("seed_oss", ("SeedOssForCausalLM",), "seed_oss", FamilyChat(("seed_oss",), ("seed_oss",))),
     Family("gemma3", ("Gemma3ForCausalLM",), "gemma3"),
     Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), ""),
-    Family("solar_open", ("SolarOpenForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
-    Family("hy_v3", ("HYV3ForCausalLM",), "", FamilyChat((), ("deepseek_r1",))),
+    Family(
+        "solar_open",
+        ("SolarOpenForCausalLM",),
+        "",
+        FamilyChat(("solar_open",), ("solar_open", "deepseek_r1"), ("<|flush|>", "<|calls|>")),
+    ),
+    Family("hy_v3", ("HYV3ForCausalLM",), "", _HY),
     Family("mellum", ("MellumForCausalLM",), "", _QWEN3),
     Family("qwen3_vl_moe", ("Qwen3VLMoeForConditionalGeneration",), "qwen3vlmoe", _QWEN3),
     Family("glm4v_moe", ("Glm4vMoeForConditionalGeneration",), "", _GLM),
@@ -141,7 +147,7 @@ FAMILIES: Final = (
         "",
         FamilyChat(("mistral",), ("mistral",)),
     ),
-    Family("step3p7", ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"), "", _XML),
+    Family("step3p7", ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"), "step35", _XML),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2", _GLM),
     Family(
         "kimi_k25",
@@ -178,10 +184,11 @@ def family_of(
 
 
 def _with_head(architecture: str) -> str:
-    """The class with a head of a decoder's class without one, as "Qwen3Model" is; any other class itself."""
-    return (
-        architecture.removesuffix("Model") + "ForCausalLM" if architecture.endswith("Model") else architecture
-    )
+    """The class with a head of a decoder's class with a classifier or without either; any other class itself."""
+    for suffix in ("ForSequenceClassification", "Model"):
+        if architecture.endswith(suffix):
+            return architecture.removesuffix(suffix) + "ForCausalLM"
+    return architecture
 
 
 def read_config(path: str | Path) -> ModelConfig:

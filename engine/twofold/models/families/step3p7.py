@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
@@ -18,7 +20,8 @@ from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.decoder import FULL, SLIDING, Decoder, TextPart
-from twofold.models.keys import Settings
+from twofold.models.gguf_config import GgufMetadata, frequency_factors
+from twofold.models.keys import Settings, of_gguf
 from twofold.weights.json_file import Fields
 
 
@@ -55,6 +58,8 @@ _DECODER: Final = Decoder(
         ("vision_model.*", "vit_large_projector.*", "model.vision_model.*", "model.multi_modal_projector.*"),
     ),
 )  # fmt: skip
+_FACTORS: Final = "rope_frequency_factors"
+"""Key of the factors in a GGUF file's rope_freqs.weight, of which layers with full attention have the first ones."""
 _ALIASES: Final = {
     "num_attention_groups": "num_key_value_heads", "moe_num_experts": "n_routed_experts",
     "moe_top_k": "num_experts_per_tok", "share_expert_dim": "shared_expert_intermediate_size",
@@ -69,8 +74,13 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     found = by_kind(text) if text is not None else by_kind(fields)
     settings = Fields(fields.where, data | {"text_config": found} if text is not None else found)
     config = _DECODER.parse_config(settings, generation)
+    if fields.data.get(_FACTORS):
+        factors = _numbers(fields, _FACTORS, config.rope_dim // 2, "rotated pairs")
+        rope = replace(config.rope, frequency_factors=tuple(factor or 1.0 for factor in factors))
+        config = replace(config, rope=rope)
     routed, shared = (
-        _limits(text or fields, f"swiglu_limits{part}", config.num_layers) for part in ("", "_shared")
+        _numbers(text or fields, f"swiglu_limits{part}", config.num_layers, "layers")
+        for part in ("", "_shared")
     )
 
     def limited(block: Block) -> Block:
@@ -85,13 +95,13 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     return replace(config, layers=tuple(tuple(map(limited, layer)) for layer in config.layers))
 
 
-def _limits(fields: Fields, key: str, num_layers: int) -> list[float]:
-    """Bounds of gate and up by layer; 0: none."""
-    limits = fields.data.get(key) or [0.0] * num_layers
-    if not isinstance(limits, list) or len(limits) < num_layers:
-        raise fields.error(key, limits, f"a number or null for each of {num_layers} layers")
-    of_layer = [Fields(fields.where, {key: limit}) for limit in limits[:num_layers]]
-    return [each.number(key, 0.0) for each in of_layer]
+def _numbers(fields: Fields, key: str, count: int, of: str) -> list[float]:
+    """A number for each of the first `count` of these; 0: none."""
+    numbers = fields.data.get(key) or [0.0] * count
+    if not isinstance(numbers, list) or len(numbers) < count:
+        raise fields.error(key, numbers, f"a number or null for each of {count} {of}")
+    alone = [Fields(fields.where, {key: number}) for number in numbers[:count]]
+    return [each.number(key, 0.0) for each in alone]
 
 
 def by_kind(fields: Fields) -> dict[str, Any]:
@@ -138,3 +148,52 @@ def _of(fields: Fields, key: str, layer: int, default: float) -> Any:
             raise fields.error(key, value, "a number for each layer")
         return value[layer]
     return default if value is None else value
+
+
+def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
+    """A GGUF file of architecture "step35" in config.json's format. Raises ModelLoadError naming file and key.
+
+    As in llama.cpp, layers with full attention rotate half of each head, and the scores are sigmoids.
+    """
+    fields, layers = metadata.fields, range(metadata.num_layers)
+    slides = metadata.of_layers("attention.sliding_window_pattern")[: metadata.num_layers]
+    heads, kv_heads = (metadata.of_layers(f"attention.head_count{part}", minimum=1) for part in ("", "_kv"))
+    by_kind = {bool(slides[n]): heads[n] for n in layers}
+    if any(heads[n] != by_kind[bool(slides[n])] or kv_heads[n] != kv_heads[0] for n in layers):
+        raise fields.error("attention.head_count", heads[:8], "one number for each kind of layer")
+    head_dim = fields.integer("attention.key_length")
+    for key in ("attention.value_length", "rope.dimension_count"):
+        fields.only(key, head_dim)
+    metadata.expect_score("sigmoid")
+    rope = metadata.rope_parameters()
+    theta = fields.number("rope.freq_base_swa", rope["rope_theta"], above=True)
+    return {
+        "model_type": "step3p5",
+        "values_of_gguf": True,
+        "num_attention_heads": by_kind.get(False, heads[0]),
+        "num_sliding_attention_heads": by_kind.get(True),
+        "num_key_value_heads": kv_heads[0],
+        "head_dim": head_dim,
+        "attention_bias": "blk.0.attn_q.bias" in metadata.file.tensors,
+        "sliding_window": fields.integer("attention.sliding_window"),
+        "layer_types": [SLIDING if slide else FULL for slide in slides],
+        "mlp_layer_types": ["sparse" if metadata.has_gate(n) else "dense" for n in layers],
+        "rope_parameters": {
+            FULL: rope | {"partial_rotary_factor": 0.5},
+            SLIDING: {"rope_theta": theta, "partial_rotary_factor": 1.0},
+        },
+        "swiglu_limits": _limits_of_file(metadata, "swiglu_clamp_exp"),
+        "swiglu_limits_shared": _limits_of_file(metadata, "swiglu_clamp_shexp"),
+        **metadata.experts(),
+        **of_gguf(fields, "shared_expert_intermediate_size", "routed_scaling_factor", "intermediate_size"),
+        _FACTORS: list(frequency_factors(metadata.file, head_dim)),
+    }
+
+
+def _limits_of_file(metadata: GgufMetadata, key: str) -> list[Any] | None:
+    """Bounds by layer, of a list or of one number for all."""
+    value = metadata.file.fields.get(f"{metadata.file.fields['general.architecture']}.{key}")
+    if value is None:
+        return None
+    values: list[Any] = np.ravel(value).tolist()
+    return values * metadata.num_layers if len(values) == 1 else values
