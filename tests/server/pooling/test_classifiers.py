@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 import transformers
 from live_server import HTTP, serving
-from test_rerank import DEFAULT, DOCUMENTS, QUERY, published
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.api.errors import ModelLoadError
 from twofold.api.pooling import QWEN_PAIR, Pooling
@@ -26,6 +26,7 @@ from twofold.tools.cli.main import main
 
 from tests.engine.test_pooling import PROMPTS, pooled
 from tests.models.drawn_described import EXAMPLES
+from tests.server.pooling.test_rerank import DEFAULT, DOCUMENTS, QUERY, published
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.granite import TinyGranite
 from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model, write_weights
@@ -165,7 +166,7 @@ def test_a_gguf_file_with_rank_pooling_ranks_like_its_source(
     yes_and_no = head[[tokenizer.convert_tokens_to_ids(token) for token in ("the", "a")]]
 
     def edit(writer: Any) -> None:
-        writer.add_pooling_type(4)
+        writer.add_pooling_type(gguf.PoolingType.RANK)
         writer.add_tensor("cls.output.weight", yes_and_no)
         if is_named:
             writer.add_classifier_output_labels(["yes", "no"])
