@@ -47,6 +47,7 @@ from tests.models.test_sizing import held_by
 from tests.models.transformers_runs import (
     PROMPT,
     equals_transformers_and_itself,
+    logits_in_float64,
     one_torch_thread,
     reference_logits,
     reference_of,
@@ -90,6 +91,21 @@ def test_drawn_configurations_equal_transformers_and_themselves(
     if decided_by_float64:
         warnings.warn(f"float64 decided: {'; '.join(decided_by_float64)}", stacklevel=1)
     assert len(decided_by_float64) <= max(1, count // 4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_next", "gpt_oss"])
+def test_float64_is_nearer_than_float32_rounds(tmp_path: Path, family: str) -> None:
+    """The judge of drawn models: float64 in every operation of transformers, its casts to float32 included."""
+    directory = write_tiny_model(tmp_path, EXAMPLES[family])
+    theirs = reference_of(EXAMPLES[family], directory)
+    rounded, exact = reference_logits(theirs, PROMPT), logits_in_float64(theirs, PROMPT)
+    assert (rounded.dtype, exact.dtype) == (np.float32, np.float64)
+    assert 1e-7 < np.abs(rounded - exact).max() < 1e-4
+    ours = load(directory)
+    assert np.abs(ours.logits(ours.prefill(PROMPT)[1]) - exact).max() < 1e-4
+    once_more = logits_in_float64(theirs, PROMPT)
+    np.testing.assert_array_equal(exact, once_more)
+    assert np.abs(exact - exact.astype(np.float32)).max() > 0
 
 
 @pytest.mark.parametrize("family", ["kimi_k25", "gemma4"])

@@ -106,9 +106,12 @@ def equals_transformers_and_itself(model: TinyModel, root: Path) -> str:
         decided = f"{difference:.1e} here, {float(np.abs(rounded - expected).max()):.1e} in transformers"
     assert difference <= bound, decided
     assert np.abs(expected).max() > 1.0, "logits near zero would agree whatever the model does"
-    answer, lead = ours.greedy(PROMPT, _NUM_GREEDY)
-    assert answer == reference_greedy(theirs, PROMPT, _NUM_GREEDY) or lead <= 2 * difference
-    assert lead > 2 * difference, "a tie within rounding; draw another seed, this prompt decides nothing"
+    for prompt in (PROMPT, random_prompt(40, 1), random_prompt(40, 2)):
+        answer, lead = ours.greedy(prompt, _NUM_GREEDY)
+        if lead > 2 * difference:  # else two tokens are equal within rounding, and the prompt decides nothing
+            break
+    assert lead > 2 * difference, "three prompts with a tie within rounding; draw another seed"
+    assert answer == reference_greedy(theirs, prompt, _NUM_GREEDY)
 
     ours = load(directory, num_sequences=9)
     for chunks in ((1,) * 40, (7, 1, 13, 2)):
