@@ -32,9 +32,10 @@ size_t Mailbox::bytes_for(const MailboxShape& shape) { return size_t(cuda::Mailb
 Mailbox::Mailbox(void* memory, size_t num_bytes, const MailboxShape& shape)
     : memory_(static_cast<std::byte*>(memory)), layout_{shape} {
   if (shape.num_layers < 0 || shape.max_tokens < 1 || shape.top_k < 1 || shape.hidden < 1) {
-    throw std::invalid_argument("a mailbox needs at least one token, rank and hidden unit; given layers and these " +
-                                std::to_string(shape.num_layers) + ", " + std::to_string(shape.max_tokens) +
-                                ", " + std::to_string(shape.top_k) + ", " + std::to_string(shape.hidden));
+    throw std::invalid_argument(
+        "a mailbox needs at least one token, rank and hidden unit; given (layers first) " +
+        std::to_string(shape.num_layers) + ", " + std::to_string(shape.max_tokens) + ", " +
+        std::to_string(shape.top_k) + ", " + std::to_string(shape.hidden));
   }
   if (memory == nullptr || reinterpret_cast<uintptr_t>(memory) % cuda::kMailboxLine != 0 ||
       num_bytes < bytes_for(shape)) {
