@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +53,8 @@ class PlacementRule:
     threads: int | None = None
     notes: tuple[str, ...] = ()
     """Notes about the translation of a rule in another form."""
+    may_fit_none: bool = False
+    """Whether a model without such modules is no error: Twofold's own rules are for every model."""
 
     def fits(self, module: Module, num_layers: int) -> bool:
         if self.name is not None and self.name.search(module.name) is None:
@@ -72,7 +74,8 @@ def read_placement_rules(name: str) -> tuple[PlacementRule, ...]:
     if name != SHIPPED:
         return parse_placement_rules(read_yaml(Path(name).expanduser()))
     file = resources.files("twofold.rules") / "shipped.yaml"
-    return parse_placement_rules(parse_yaml(file.read_text("utf-8"), f"{SHIPPED} rules"))
+    rules = parse_placement_rules(parse_yaml(file.read_text("utf-8"), f"{SHIPPED} rules"))
+    return tuple(replace(rule, may_fit_none=True) for rule in rules)
 
 
 def parse_placement_rules(file: YamlFile) -> tuple[PlacementRule, ...]:
@@ -96,7 +99,7 @@ def choose_rules(
     """
     chosen = [next((rule for rule in rules if rule.fits(module, num_layers)), None) for module in modules]
     for rule in rules:
-        if any(each is rule for each in chosen):
+        if rule.may_fit_none or any(each is rule for each in chosen):
             continue
         taken = [
             (module, by) for module, by in zip(modules, chosen, strict=True) if rule.fits(module, num_layers)

@@ -120,9 +120,12 @@ def _entry_lines(entries: list[dict[str, Any]]) -> Iterator[str]:
         least, most = rows[0], rows[-1]
         here = entry["largest_context_here"]
         yield f"{'ok  ' if here else 'big '} {entry['path']}"
+        experts = "without experts"
+        if entry["experts_per_layer"]:
+            experts = f"of {entry['experts_per_layer']} experts in {', '.join(entry['expert_formats'])}"
         yield (
-            f"     {entry['architecture']}, {entry['layers']} layers of {entry['experts_per_layer']} experts in "
-            f"{', '.join(entry['expert_formats'])}, {entry['file_bytes'] / _GIB:.2f} GiB on disk; memory "
+            f"     {entry['architecture']}, {entry['layers']} layers {experts}, "
+            f"{entry['file_bytes'] / _GIB:.2f} GiB on disk; memory "
             f"{least.host_bytes / _GIB:.2f} GiB for {least.tokens} tokens, {most.host_bytes / _GIB:.2f} GiB for "
             f"{most.tokens}: " + (f"fits here up to {here}" if here else "does not fit here")
         )
