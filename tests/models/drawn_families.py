@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.models import drawn_described as described
 from tests.tiny_models.deepseek import CASES as DEEPSEEK
+from tests.tiny_models.deepseek import TinyDeepseek
 from tests.tiny_models.described import TinyDescribed
 from tests.tiny_models.families import (
     TinyErnie,
@@ -273,6 +274,11 @@ def all_chosen(model: TinyModel) -> TinyModel:
 
 
 DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
+    "qwen3_moe": lambda r: TinyModel(**_sizes(r), mlp_only_layers=r.choice(((), (), (0,), (1,)))),
+    "mixtral": lambda r: TinyModel(
+        "MixtralForCausalLM", **_sizes(r, attention_bias=False), sliding_window=r.choice((None, 9))
+    ),
+    "deepseek": lambda r: TinyDeepseek(**_mla(r), rope_interleave=r.random() < 0.7),
     "qwen3_next": _qwen3_next,
     "qwen3_5_moe": lambda r: TinyQwen35Moe(**_delta(r), nested=r.random() < 0.5),
     "glm4_moe": _glm4_moe,
