@@ -293,7 +293,7 @@ CASE(what_cannot_be_a_post_is_refused) {
     }
     CHECK(refused);
   }
-  for (const MailboxShape wrong : {MailboxShape{0, 1, 1, 8}, {1, 0, 1, 8}, {1, 1, 0, 8}, {1, 1, 1, 0}}) {
+  for (const MailboxShape wrong : {MailboxShape{-1, 1, 1, 8}, {1, 0, 1, 8}, {1, 1, 0, 8}, {1, 1, 1, 0}}) {
     bool refused = false;
     try {
       Mailbox mailbox(f.memory.get(), 1 << 20, wrong);
