@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.models_config import ModelsConfig
+from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import environment_name, fields_by_class, flag_name
 from twofold.experts.policies import POLICIES
 from twofold.tools.cli import flag_aliases
@@ -19,7 +20,7 @@ from twofold.tools.cli.main import COMMANDS, build_parser
 from scripts.reference.tables import anchor, cell, table
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-CONFIGS: Final = (EngineConfig, ServerConfig, ModelsConfig, TelemetryConfig)
+CONFIGS: Final = (EngineConfig, ServerConfig, ModelsConfig, ParallelConfig, TelemetryConfig)
 
 VARIABLES: Final = {
     "TWOFOLD_ISA": ("run", "CPU kernel level: generic, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx"),

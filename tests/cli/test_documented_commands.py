@@ -13,12 +13,13 @@ import tomllib
 import pytest
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.models_config import ModelsConfig
+from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.main import COMMANDS, build_parser
 
 from tests.cli.documented import MARKS, PAGES, ROOT, Documented, documented
 
-CONFIGS = (EngineConfig, ServerConfig, ModelsConfig, TelemetryConfig)
+CONFIGS = (EngineConfig, ServerConfig, ModelsConfig, ParallelConfig, TelemetryConfig)
 ALL = [command for page in PAGES for command in documented(page)]
 TWOFOLD = [command for command in ALL if command.program == "twofold"]
 

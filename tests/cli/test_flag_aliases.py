@@ -14,6 +14,7 @@ import pytest
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.models_config import ModelsConfig
+from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import from_namespace
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.tools.cli.flag_aliases import ENGINE, SERVER, Alias, cpu_moe_ratio, gguf_model
@@ -22,7 +23,7 @@ from twofold.tools.cli.model_options import engine_config
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
-CONFIGS = (EngineConfig, ServerConfig, ModelsConfig, TelemetryConfig)
+CONFIGS = (EngineConfig, ServerConfig, ModelsConfig, ParallelConfig, TelemetryConfig)
 GIVEN = {
     "--schedule-policy": "fcfs", "-ctk": "q8_0", "-fa": "on", "--kt-expert-placement-strategy": "uniform",
     "--kt-gpu-prefill-token-threshold": "512", "--backend-type": "balance_serve", "--sched-strategy": "FCFS",
@@ -77,7 +78,7 @@ def test_every_alias_sets_what_it_says_or_tells_why_not(
         ("-t -1 -c 0 -ngl all", {"cpu_threads": 0, "max_model_len": None, "accelerator": "auto"}),
         ("-ngl 0 -ctk q8_0 -fa --jinja", {"accelerator": "none", "kv_cache_dtype": "q8"}),
         ("--kt-threadpool-count 2 --kt-cpuinfer 60", {"numa": "0,1", "cpu_threads": 60}),
-        ("--kt-numa-nodes 0 2 --tp 1", {"numa": "0,2"}),
+        ("--kt-numa-nodes 0 2 --pp-size 1", {"numa": "0,2"}),
         ("--record-kt-gpu-expert-distribution", {"record_gpu_expert_distribution": True}),
         ("--disable-radix-cache --random-seed 7", {"enable_prefix_caching": False, "seed": 7}),
         ("--moe-cache-mib 512 -rtr -fmoe", {"moe_cache_mib": 512}),
@@ -107,7 +108,7 @@ def test_values_become_what_the_setting_takes(words: str, expected: dict[str, An
 @pytest.mark.parametrize(
     "words",
     [
-        "--tp 2",
+        "--pp-size 2",
         "-ctk q4_0",
         "--kt-threadpool-count x",
         "-ncmoe x",

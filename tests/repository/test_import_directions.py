@@ -29,6 +29,7 @@ ROOMS_USED: dict[str, set[str]] = {
     "text.tokenizer": {"api", "weights"},
     "models": {"api", "blocks", "text.chat", "text.tokenizer", "weights"},
     "step": {"_core", "api", "blocks", "experts", "models", "text.tokenizer", "weights"},
+    "parallel": {"__init__", "_core", "api", "blocks", "experts", "models", "step"},
     "device": {"_core", "_cuda", "api", "blocks", "experts", "models", "step", "weights"},
     "fit": {"_core", "api", "blocks", "device", "experts", "models", "step", "weights"},
     "rules": {"api", "blocks", "models", "weights"},
@@ -120,6 +121,7 @@ ROOMS_USED: dict[str, set[str]] = {
         "fit",
         "hub",
         "models",
+        "parallel",
         "quantise",
         "rules",
         "server",
@@ -158,7 +160,7 @@ ONLY_IN: dict[str, set[str]] = {
     "llguidance": {"engine.grammar_source", "engine.constraints"},
     "gguf": {"weights.gguf_file"},
     "huggingface_hub": {"hub"},
-    "torch": {"blocks", "device", "tools", "experts.expert_statistics"},
+    "torch": {"blocks", "device", "parallel", "tools", "experts.expert_statistics"},
     "pytest": set(),
 }
 

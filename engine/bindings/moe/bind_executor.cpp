@@ -318,6 +318,7 @@ void bind_runtime(py::module_& m) {
       .value("PUBLISH", CacheEventKind::kPublish);
   m.def("event_formats", [formats = event_formats()] { return formats; });
   bind_store(m);
+  bind_rank_worker(m);
   bind_layer_plan(m);
   bind_routing_counts(m);
   bind_accelerators(m);

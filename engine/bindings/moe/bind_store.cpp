@@ -53,9 +53,11 @@ std::vector<FfnFormats> formats_of(const std::vector<FormatNames>& names, const 
 std::shared_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
                                         const std::vector<FormatNames>& names, bool huge_pages,
                                         const std::string& activation, bool biases,
-                                        const std::vector<float>& limits) {
+                                        const std::vector<float>& limits, std::shared_ptr<Ranks> ranks,
+                                        std::vector<uint64_t> holders) {
   const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
-  return std::make_shared<ExpertStore>(num_experts, shape, formats_of(names, limits), huge_pages);
+  return std::make_shared<ExpertStore>(num_experts, shape, formats_of(names, limits), huge_pages,
+                                       ExpertSpread{std::move(ranks), std::move(holders)});
 }
 
 std::shared_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermediate,
@@ -125,7 +127,8 @@ void bind_store(py::module_& m) {
       m, "ExpertStore", "All experts of a model in host memory, each packed once.")
       .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
            py::arg("formats"), py::arg("huge_pages") = true, py::arg("activation") = "silu",
-           py::arg("biases") = false, py::arg("limits") = std::vector<float>())
+           py::arg("biases") = false, py::arg("limits") = std::vector<float>(),
+           py::arg("ranks") = py::none(), py::arg("holders") = std::vector<uint64_t>())
       .def_static("from_file", &map_store, py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
                   py::arg("formats"), py::arg("file"), py::arg("offset"), py::arg("activation") = "silu",
                   py::arg("biases") = false, py::arg("limits") = std::vector<float>(),
@@ -168,10 +171,17 @@ void bind_store(py::module_& m) {
           [](const py::object& self, int layer) {
             const auto& store = self.cast<const ExpertStore&>();
             check_layer(store, layer);
-            return read_only_bytes(store.expert(layer, 0), size_t(store.num_experts()) * store.stride(layer),
+            return read_only_bytes(store.expert(layer, 0), size_t(store.num_held(layer)) * store.stride(layer),
                                    self);
           },
-          py::arg("layer"), "All experts of a layer, as they lie.")
+          py::arg("layer"), "A layer's experts that this process holds, as they lie.")
+      .def(
+          "holds",
+          [](const ExpertStore& store, int layer, int expert) {
+            check_experts(store, layer, expert, 1);
+            return store.expert(layer, expert) != nullptr;
+          },
+          py::arg("layer"), py::arg("expert"), "Whether this process holds the expert.")
       .def_property_readonly("num_layers", &ExpertStore::num_layers)
       .def_property_readonly("mapped", &ExpertStore::mapped, "Whether they lie in a file's pages.")
       .def_property_readonly("bytes", &ExpertStore::bytes)

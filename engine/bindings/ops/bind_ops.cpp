@@ -298,6 +298,7 @@ void bind_ops(py::module_& m) {
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
   bind_panels(m);
+  bind_ranks(m);
   bind_dense_ops(m);
   bind_blocks(m);
   bind_ceilings(m);

@@ -13,5 +13,6 @@ void bind_blocks(pybind11::module_& m);       // blocks, decoder
 void bind_ceilings(pybind11::module_& m);     // what the machine can do at most
 void bind_format_rows(pybind11::module_& m);  // quantising
 void bind_sampling(pybind11::module_& m);
+void bind_ranks(pybind11::module_& m);   // other processes with shares of the weights
 void bind_panels(pybind11::module_& m);  // panels in files
 }  // namespace twofold::bindings

@@ -24,13 +24,14 @@ namespace {
 
 using Packed = std::shared_ptr<PackedMatrix>;
 
-Packed pack(const PoolView& pool, const std::vector<py::object>& parts) {
+Packed pack(const PoolView& pool, const std::vector<py::object>& parts, std::shared_ptr<Ranks> ranks,
+            int number) {
   std::vector<SourceMatrix> sources;
   for (size_t i = 0; i < parts.size(); ++i)
     sources.push_back(source_matrix(parts[i], "PackedMatrix: part " + std::to_string(i)));
   const py::gil_scoped_release release;
   try {
-    return std::make_shared<PackedMatrix>(pool, sources);
+    return std::make_shared<PackedMatrix>(pool, sources, RankCut{std::move(ranks), number});
   } catch (const std::invalid_argument& wrong) {
     throw KernelFailure(wrong.what());
   }
@@ -177,7 +178,8 @@ void embed_tokens(const PoolView& pool, const py::object& table, const py::array
 
 void bind_dense_ops(py::module_& m) {
   py::class_<PackedMatrix, Packed>(m, "PackedMatrix", "Matrices stacked by rows, in the kernels' panels.")
-      .def(py::init(&pack), py::arg("pool"), py::arg("parts"))
+      .def(py::init(&pack), py::arg("pool"), py::arg("parts"), py::arg("ranks") = py::none(),
+           py::arg("number") = RankCut::kNotCut)
       .def_static("from_file", &map_panels, py::arg("pool"), py::arg("parts"), py::arg("columns"),
                   py::arg("file"), py::arg("offset"), "Panels that lie in a file; parts are (format, rows).")
       .def_property_readonly("rows", &PackedMatrix::rows)

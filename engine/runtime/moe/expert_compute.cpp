@@ -1,32 +1,8 @@
 #include "moe/expert_compute.h"
 
-#include <stdexcept>
-#include <string>
+#include <algorithm>
 
 namespace twofold {
-
-void ExpertGroups::assign(const LayerRouting& routing, int num_experts) {
-  const int num_pairs = routing.num_tokens * routing.top_k;
-  counts_.assign(size_t(num_experts), 0);
-  for (int p = 0; p < num_pairs; ++p) {
-    const int expert = routing.ids[p];
-    if (expert < 0 || expert >= num_experts) {
-      throw std::out_of_range("routed to expert " + std::to_string(expert) + " of " +
-                              std::to_string(num_experts));
-    }
-    ++counts_[size_t(expert)];
-  }
-  experts.clear();
-  begin.assign(1, 0);
-  for (int e = 0; e < num_experts; ++e) {
-    if (counts_[size_t(e)] == 0) continue;
-    experts.push_back(e);
-    begin.push_back(begin.back() + counts_[size_t(e)]);
-    counts_[size_t(e)] = begin[begin.size() - 2];  // from here on: where the expert's next pair goes
-  }
-  pairs.resize(size_t(num_pairs));
-  for (int p = 0; p < num_pairs; ++p) pairs[size_t(counts_[size_t(routing.ids[p])]++)] = p;
-}
 
 PackedFfn& ExpertCompute::ffn_of(int layer) {
   const kernels::KernelTable& table = store_.kernels(layer);
@@ -38,6 +14,7 @@ PackedFfn& ExpertCompute::ffn_of(int layer) {
 
 void ExpertCompute::run(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                         std::span<const std::byte* const> group_weights, const float* normed, float* hidden) {
+  if (store_.ranks() != nullptr) return run_over_ranks(layer, routing, groups, normed, hidden);
   const ExpertLayout& layout = store_.layout(layer);
   PackedFfn& ffn = ffn_of(layer);
   panels_.clear();
@@ -50,6 +27,74 @@ void ExpertCompute::run(int layer, const LayerRouting& routing, const ExpertGrou
            .top_k = routing.top_k,
            .weights = routing.weights},
           {.x = normed, .ld = ffn.hidden()}, hidden);
+}
+
+void ExpertCompute::run_over_ranks(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                                   const float* normed, float* hidden) {
+  Ranks& ranks = *store_.ranks();
+  PackedFfn& ffn = ffn_of(layer);
+  const int H = ffn.hidden();
+  of_ranks_.resize(size_t(ranks.size()));
+  divide_groups(store_, layer, groups, of_ranks_);
+  const auto turn = ranks.lock();
+  elsewhere_.clear();
+  for (int to = 1; to < ranks.size(); ++to) {
+    RankGroups& theirs = of_ranks_[size_t(to)];
+    if (theirs.groups.size() == 0) continue;
+    make_job(theirs, layer, routing, {.x = normed, .ld = H});
+    ranks.send_job(to, theirs.job, theirs.rows);
+    elsewhere_.insert(elsewhere_.end(), theirs.groups.pairs.begin(), theirs.groups.pairs.end());
+  }
+  const RankGroups& own = of_ranks_.front();
+  panels_.clear();
+  for (const int expert : own.groups.experts)
+    panels_.push_back(store_.layout(layer).panels(store_.expert(layer, expert)));
+  const auto receive = [&](float* outputs, int64_t stride) {
+    float* to = outputs + int64_t(own.groups.pairs.size()) * stride;
+    for (int from = 1; from < ranks.size(); ++from) {
+      const size_t num_rows = of_ranks_[size_t(from)].groups.pairs.size();
+      if (num_rows == 0) continue;
+      const auto received = ranks.buffer(int64_t(num_rows) * H);
+      ranks.receive(from, received);
+      for (size_t r = 0; r < num_rows; ++r, to += stride) std::copy_n(received.data() + r * size_t(H), H, to);
+    }
+  };
+  const FfnRows::Outputs exchange = receive;
+  ffn.run(store_.layout(layer).formats,
+          {.groups = panels_,
+           .begin = own.groups.begin,
+           .pairs = own.groups.pairs,
+           .num_tokens = routing.num_tokens,
+           .top_k = routing.top_k,
+           .weights = routing.weights,
+           .elsewhere = elsewhere_,
+           .exchange = &exchange},
+          {.x = normed, .ld = H}, hidden);
+}
+
+std::span<const float> ExpertCompute::run_job(std::span<const int32_t> job, const float* rows) {
+  const ExpertJob read = read_job(job, store_);
+  PackedFfn& ffn = ffn_of(read.layer);
+  const int H = ffn.hidden();
+  panels_.clear();
+  for (const int expert : read.experts)
+    panels_.push_back(store_.layout(read.layer).panels(store_.expert(read.layer, expert)));
+  outputs_.resize(read.pairs.size() * size_t(H));
+  const auto take = [&](float* outputs, int64_t stride) {
+    for (size_t r = 0; r < read.pairs.size(); ++r)
+      std::copy_n(outputs + int64_t(r) * stride, H, outputs_.data() + r * size_t(H));
+  };
+  const FfnRows::Outputs exchange = take;
+  ffn.run(store_.layout(read.layer).formats,
+          {.groups = panels_,
+           .begin = read.begin,
+           .pairs = read.pairs,
+           .num_tokens = read.num_tokens,
+           .top_k = read.top_k,
+           .weights = nullptr,
+           .exchange = &exchange},
+          {.x = rows, .ld = H}, nullptr);
+  return outputs_;
 }
 
 }  // namespace twofold

@@ -10,6 +10,7 @@
 #include "host/file_mapping.h"
 #include "ops/packed_ffn.h"
 #include "ops/packed_matrix.h"
+#include "ops/ranks.h"
 #include "twofold/kernels.h"
 
 namespace twofold {
@@ -44,6 +45,14 @@ struct ExpertLayout {
   int64_t up_bias = 0, down_bias = 0;
 };
 
+// Experts over ranks: bit r of holders[layer * experts + expert] means that rank r holds it.
+struct ExpertSpread {
+  std::shared_ptr<Ranks> ranks;
+  std::vector<uint64_t> holders;
+
+  static constexpr int kMostRanks = 64;
+};
+
 // One expert as files store it: gate and up [intermediate, hidden], down [hidden, intermediate].
 struct ExpertSource {
   SourceMatrix gate, up, down;
@@ -55,6 +64,9 @@ class ExpertStore {
   // memory is short. Memory is allocated while experts are put in; `huge_pages` as PageMemory.
   ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
               bool huge_pages = true);
+  // The share of spread.ranks->rank(). Throws as above, also where an expert has no holder.
+  ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats, bool huge_pages,
+              ExpertSpread spread);
   // Experts written by a store of the same shape, from `offset` of a file. They stay there, read-only. Throws
   // as above, also if the file is too short.
   ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
@@ -62,16 +74,25 @@ class ExpertStore {
   // A copy in memory of its own, each node's share by its own threads. Throws std::bad_alloc.
   ExpertStore(const ExpertStore& other, ThreadPool& pool);
 
-  // Packs experts [first, first + count) of a layer on the pool. The caller checks shapes and formats. Throws
-  // std::logic_error for a store that lies in a file.
+  // Packs experts [first, first + count) of a layer on the pool, those that this rank holds. The caller checks shapes
+  // and formats. Throws std::logic_error for a store that lies in a file.
   void put(ThreadPool& pool, int layer, int first, std::span<const ExpertSource> experts);
 
   // Packs the biases of experts [first, first + count) of a layer, [count, 2 intermediate + hidden]: gate's,
   // up's, down's. Throws std::logic_error for a store without biases or in a file.
   void put_biases(int layer, int first, int count, const float* biases);
 
+  // Null for one that other ranks hold.
   const std::byte* expert(int layer, int expert) const {
-    return base_ + layer_offsets_[size_t(layer)] + size_t(expert) * stride(layer);
+    const int at = place(layer, expert);
+    return at < 0 ? nullptr : base_ + layer_offsets_[size_t(layer)] + size_t(at) * stride(layer);
+  }
+  // Experts of the layer that this process holds.
+  int num_held(int layer) const;
+  // Null where this process holds all experts.
+  Ranks* ranks() const { return spread_.ranks.get(); }
+  uint64_t holders(int layer, int expert) const {
+    return spread_.holders[size_t(layer) * size_t(num_experts_) + size_t(expert)];
   }
   const ExpertLayout& layout(int layer) const { return layouts_[size_t(layer)]; }
   // Bytes from one expert of the layer to the next: its size rounded up to a cache line.
@@ -99,10 +120,13 @@ class ExpertStore {
 
  private:
   void lay_out(std::span<const FfnFormats> formats);
-  // make(e, matrix 0 to 2, its first panel, bytes, where to): for experts first + e of a layer, e < count, on the
-  // pool.
+  // Among the layer's experts in memory; -1: not there.
+  int place(int layer, int expert) const {
+    return places_.empty() ? expert : places_[size_t(layer) * size_t(num_experts_) + size_t(expert)];
+  }
+  // make(e, matrix 0 to 2, its first panel, bytes, where to): for each of a layer's `experts`, the e-th, on the pool.
   template <class Make>
-  void fill(ThreadPool& pool, int layer, int first, int count, const Make& make);
+  void fill(ThreadPool& pool, int layer, std::span<const int> experts, const Make& make);
 
   int num_experts_;
   ExpertShape shape_;
@@ -113,6 +137,8 @@ class ExpertStore {
   const std::byte* base_ = nullptr;
   PageMemory memory_;
   std::shared_ptr<const FileMapping> file_;
+  ExpertSpread spread_{};
+  std::vector<int> places_;  // [layers, experts], see place; empty: all experts are there
 };
 
 }  // namespace twofold

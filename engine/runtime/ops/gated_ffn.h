@@ -11,7 +11,7 @@ namespace twofold {
 
 class GatedFfn {
  public:
-  // gate and up [intermediate, hidden], down [hidden, intermediate], each of one segment.
+  // gate and up [intermediate, hidden], down [hidden, intermediate], each of one segment; not owned.
   GatedFfn(const kernels::KernelTable& table, ThreadPool& pool, const PackedMatrix& gate,
            const PackedMatrix& up, const PackedMatrix& down,
            kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu, float limit = 0);
@@ -23,10 +23,18 @@ class GatedFfn {
   int hidden_size() const { return ffn_.hidden(); }
 
  private:
+  // The same where a matrix is cut over ranks: product after product.
+  void forward_over_ranks(const InputRows& input, const float* weights, float* sum, int T);
+
+  const kernels::KernelTable& table_;
+  ThreadPool& pool_;
+  const PackedMatrix &gate_, &up_, &down_;
+  kernels::GatedActivation gated_;
   PackedFfn ffn_;
   FfnPanels panels_;
   FfnFormats formats_;
   std::vector<int> rows_;  // 0, 1, 2, ...
+  std::vector<float> inner_, upped_, outputs_;
 };
 
 }  // namespace twofold

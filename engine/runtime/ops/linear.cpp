@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace twofold {
 namespace {
@@ -83,15 +84,15 @@ void EncodedRows::copy(int64_t from, int64_t to) const {
   }
 }
 
-void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
-            const PackedMatrix& w, const float* bias, float* y, bool add) {
+void own_linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
+                const PackedMatrix& w, const float* bias, float* y, bool add) {
   kernels::WeightFormat formats[kernels::kNumWeightFormats];
   int num_formats = 0;
   for (const PackedMatrix::Segment& segment : w.segments()) {
     if (std::find(formats, formats + num_formats, segment.format) == formats + num_formats)
       formats[num_formats++] = segment.format;
   }
-  const int64_t K = w.columns(), N = w.rows();
+  const int64_t K = w.columns(), N = w.width();
   EncodedRows rows(table, {formats, static_cast<size_t>(num_formats)}, K);
   const int64_t temporary_bytes = (K * 4 + 63) / 64 * 64;
   std::byte* const memory = pool.scratch(kLinearSlot, rows.bytes(M) + temporary_bytes * pool.num_threads());
@@ -161,6 +162,48 @@ void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows
     encoded.wait(pool);
     multiply(pieces[chunk]);
   });
+}
+
+void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
+            const PackedMatrix& w, const float* bias, float* y, bool add) {
+  if (w.ranks() == nullptr) return own_linear(table, pool, input, M, w, bias, y, add);
+  Ranks& ranks = *w.ranks();
+  const int64_t K = w.columns(), N = w.rows();
+  std::vector<float> rows;  // as the other ranks get them: normed and adjacent
+  const float* x = input.x;
+  if (input.norm != nullptr || input.ld != K) {
+    rows.resize(static_cast<size_t>(M * K));
+    for (int64_t m = 0; m < M; ++m) {
+      float* const row = rows.data() + m * K;
+      if (input.norm != nullptr) {
+        table.rmsnorm(input.x + m * input.ld, input.norm, input.eps, row, static_cast<int>(K));
+      } else {
+        std::copy_n(input.x + m * input.ld, K, row);
+      }
+    }
+    x = rows.data();
+  }
+  const auto lock = ranks.lock();
+  const int32_t job[] = {static_cast<int32_t>(RankJob::kLinear), w.number(), M};
+  for (int to = 1; to < ranks.size(); ++to) ranks.send_job(to, job, {x, static_cast<size_t>(M * K)});
+  own_linear(table, pool, {.x = x, .ld = K}, M, w, bias, y, add);
+  for (int from = 1; from < ranks.size(); ++from) {
+    const auto ranges = w.rows_of(from);
+    int64_t width = 0;
+    for (const PackedMatrix::RowRange& range : ranges) width += range.count;
+    const auto received = ranks.buffer(M * width);
+    ranks.receive(from, received);
+    const float* product = received.data();
+    for (int64_t m = 0; m < M; ++m) {
+      for (const PackedMatrix::RowRange& range : ranges) {
+        float* const to = y + m * N + range.first;
+        for (int64_t i = 0; i < range.count; ++i, ++product) {
+          const float sum = bias == nullptr ? *product : *product + bias[range.first + i];
+          to[i] = add ? to[i] + sum : sum;
+        }
+      }
+    }
+  }
 }
 
 void norm_rows(const kernels::KernelTable& table, ThreadPool& pool, const float* x, const float* weight,

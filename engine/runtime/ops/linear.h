@@ -73,10 +73,15 @@ class EncodedRows {
 };
 
 // y[m, n] = input_m . w_n + bias[n] (bias may be null); added to y with `add`. y is [M, rows of w]. Takes
-// scratch slot kLinearSlot; the caller holds the lock.
+// scratch slot kLinearSlot; the caller holds the lock. Where w is cut over ranks, rank 0 calls this and the other ranks
+// compute their rows.
 inline constexpr int kLinearSlot = 0;
 void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
             const PackedMatrix& w, const float* bias, float* y, bool add = false);
+
+// The same of the rows that this rank holds, y being [M, width of w].
+void own_linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
+                const PackedMatrix& w, const float* bias, float* y, bool add = false);
 
 // out_m = rmsnorm(x_m) for M rows of n.
 void norm_rows(const kernels::KernelTable& table, ThreadPool& pool, const float* x, const float* weight,

@@ -70,6 +70,7 @@ struct PackedFfn::Step {
 void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
   const int num_groups = static_cast<int>(rows.groups.size());
   const int num_rows = rows.begin.back();
+  if (num_groups == 0) return;
   if (num_groups == planned_groups_ && num_rows == planned_rows_ && formats.gate == planned_formats_.gate &&
       formats.up == planned_formats_.up && formats.down == planned_formats_.down)
     return;
@@ -110,7 +111,7 @@ void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
 }
 
 void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRows& input, float* sum) {
-  if (rows.groups.empty()) return;
+  if (rows.groups.empty() && rows.elsewhere.empty()) return;
   const FfnFormats formats{kernels::multiplied_as(packed.gate, rounding_),
                            kernels::multiplied_as(packed.up, rounding_),
                            kernels::multiplied_as(packed.down, rounding_), packed.limit};
@@ -132,15 +133,16 @@ void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRo
             .gated_left = nullptr,
             .group_left = nullptr,
             .multiplied = {}};
-  const int num_rows = step.num_rows();
+  const int num_rows = step.num_rows(), num_elsewhere = static_cast<int>(rows.elsewhere.size());
   const int64_t input_rows = step.one_token ? 1 : num_rows;
   const int64_t temporary_bytes = (int64_t{hidden_} * 4 + 63) / 64 * 64 * pool_.num_threads();
   std::byte* const memory = pool_.scratch(kInputSlot, step.inputs.bytes(input_rows) + temporary_bytes);
   step.inputs.place(memory + temporary_bytes, input_rows);
   step.inner.place(pool_.scratch(kInnerSlot, step.inner.bytes(num_rows)), num_rows);
-  step.outputs = pool_.scratch_floats(kOutputSlot, step.output_stride * num_rows);
+  step.outputs = pool_.scratch_floats(kOutputSlot, step.output_stride * (num_rows + num_elsewhere));
   row_of_.assign(size_t(rows.num_tokens) * size_t(rows.top_k), -1);
   for (int r = 0; r < num_rows; ++r) row_of_[size_t(rows.pairs[size_t(r)])] = r;
+  for (int r = 0; r < num_elsewhere; ++r) row_of_[size_t(rows.elsewhere[size_t(r)])] = num_rows + r;
 
   if (group_capacity_ < step.num_groups()) {
     group_capacity_ = step.num_groups();
@@ -177,7 +179,7 @@ void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRo
                               {num_inner},
                               down_pieces_.phase(),
                               {num_adds}};
-  for_phases(pool_, phases, total_us_, [&](int phase, int64_t chunk, int thread) {
+  const auto run_phase = [&](int phase, int64_t chunk, int thread) {
     if (phase == 0) {
       encode_tokens(step, chunk * kEncodeTokens,
                     std::min<int64_t>((chunk + 1) * kEncodeTokens, rows.num_tokens), temporary_of(thread));
@@ -192,7 +194,16 @@ void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRo
     } else {
       add_up(step, chunk);
     }
-  });
+  };
+  if (rows.exchange == nullptr) return for_phases(pool_, phases, total_us_, run_phase);
+  if (num_rows > 0) for_phases(pool_, {phases, 4}, total_us_, run_phase);
+  (*rows.exchange)(step.outputs, step.output_stride);
+  if (sum == nullptr) return;
+  step.multiplied.start(0);
+  const double values = static_cast<double>(rows.pairs.size() + rows.elsewhere.size()) * hidden_;
+  const LoopPhase adds{num_adds};
+  for_phases(pool_, {&adds, 1}, work_us(8.0 * values, 2.0 * values),
+             [&](int, int64_t chunk, int) { add_up(step, chunk); });
 }
 
 // A token is encoded once, and copied to its other groups.
@@ -202,7 +213,7 @@ void PackedFfn::encode_tokens(Step& step, int64_t first, int64_t end, float* tem
     int encoded = -1;
     for (int k = 0; k < step.rows.top_k; ++k) {
       const int row = row_of_[size_t(t) * size_t(step.rows.top_k) + size_t(k)];
-      if (row < 0) continue;
+      if (row < 0 || row >= step.num_rows()) continue;  // computed elsewhere
       if (encoded < 0) {
         step.inputs.encode(step.input, t, row, temporary);
         encoded = row;

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "host/function_ref.h"
 #include "host/thread_pool.h"
 #include "ops/linear.h"
 #include "ops/packed_matrix.h"
@@ -45,6 +46,12 @@ struct FfnRows {
   int num_tokens;
   int top_k;
   const float* weights;  // [num_tokens, top_k]; null: all 1
+  // Pairs that other ranks compute, in the order of their rows of outputs, which follow those of the groups.
+  std::span<const int> elsewhere = {};
+  // Called with the rows of outputs, `stride` apart, before they are added up: fills those of `elsewhere`, or takes
+  // those of the groups. Null: neither.
+  using Outputs = FunctionRef<void(float* outputs, int64_t stride)>;
+  const Outputs* exchange = nullptr;
 };
 
 class PackedFfn {
@@ -61,7 +68,7 @@ class PackedFfn {
         gated_(table.gated_as(activation)) {}
 
   // sum[t] += sum over rank k of weights[t, k] * down(gated(gate(x_t), up(x_t))), in rank order. input and
-  // sum are [num_tokens, hidden].
+  // sum are [num_tokens, hidden]; without a sum, the exchange has the outputs.
   void run(const FfnFormats& formats, const FfnRows& rows, const InputRows& input, float* sum);
 
   int hidden() const { return hidden_; }

@@ -58,16 +58,54 @@ void expect_finite(ThreadPool& pool, const SourceMatrix& matrix) {
   });
 }
 
-void PackedMatrix::add_segment(kernels::WeightFormat format, int64_t rows, int64_t columns) {
+namespace {
+
+// Panels [first, first + count) of a matrix belong to a rank.
+PackedMatrix::RowRange panels_of_rank(int64_t rows, int rank, int num_ranks) {
+  const int64_t num_panels = kernels::num_panels(rows);
+  const int64_t first = num_panels * rank / num_ranks;
+  return {first, num_panels * (rank + 1) / num_ranks - first};
+}
+
+}  // namespace
+
+void PackedMatrix::add_segment(int part, kernels::WeightFormat format, int64_t rows, int64_t columns) {
   if (rows < 1 || columns < 1 || columns != columns_) {
     throw std::invalid_argument("PackedMatrix: a part is " + std::to_string(rows) + " x " +
                                 std::to_string(columns) + "; expected at least one row of " +
                                 std::to_string(columns_) + " columns as the first part has");
   }
   const int64_t panel = kernels::panel_bytes(format, columns_);
-  segments_.push_back({format, rows_, rows, kernels::num_panels(rows), panel, nullptr});
+  const int64_t begin = rows_;
   rows_ += rows;
-  bytes_ += static_cast<size_t>(segments_.back().num_panels * panel);
+  int64_t first_panel = 0, num_panels = kernels::num_panels(rows), own_rows = rows;
+  if (Ranks* const ranks = this->ranks()) {
+    part_rows_.push_back(rows);
+    const RowRange own = panels_of_rank(rows, ranks->rank(), ranks->size());
+    first_panel = own.first, num_panels = own.count;
+    own_rows = std::min(rows, (own.first + own.count) * kernels::kPanelRows) - own.first * kernels::kPanelRows;
+  }
+  const bool is_compact = ranks() != nullptr && ranks()->rank() > 0;
+  if (num_panels > 0) {
+    const int64_t at = is_compact ? width_ : begin + first_panel * kernels::kPanelRows;
+    segments_.push_back({format, at, own_rows, num_panels, panel, nullptr, part, first_panel});
+    bytes_ += static_cast<size_t>(num_panels * panel);
+    width_ += is_compact ? own_rows : 0;
+  }
+  if (!is_compact) width_ = rows_;
+}
+
+std::vector<PackedMatrix::RowRange> PackedMatrix::rows_of(int rank) const {
+  std::vector<RowRange> ranges;
+  int64_t begin = 0;
+  for (const int64_t rows : part_rows_) {
+    const RowRange panels = panels_of_rank(rows, rank, ranks()->size());
+    const int64_t first = panels.first * kernels::kPanelRows;
+    const int64_t end = std::min(rows, first + panels.count * kernels::kPanelRows);
+    if (panels.count > 0) ranges.push_back({begin + first, end - first});
+    begin += rows;
+  }
+  return ranges;
 }
 
 void PackedMatrix::place(const std::byte* panels) {
@@ -93,19 +131,29 @@ void PackedMatrix::fill(ThreadPool& pool, const Make& make) {
       [&](int, int64_t chunk, int) {
         const PanelRange& piece = pieces[chunk];
         const Segment& segment = segments_[static_cast<size_t>(piece.item)];
-        make(static_cast<size_t>(piece.item), piece.first, piece.count,
+        make(segment, piece.first, piece.count,
              memory_.data() + (segment.panel(piece.first) - memory_.data()));
       },
       Stealing::kWithinNode);
 }
 
-PackedMatrix::PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts) {
+PackedMatrix::PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts, RankCut cut)
+    : cut_(std::move(cut)) {
   if (parts.empty())
     throw std::invalid_argument("PackedMatrix: no parts were given; expected at least one matrix");
   columns_ = parts.front().columns;
-  for (const SourceMatrix& part : parts) add_segment(part.format, part.rows, part.columns);
-  fill(pool, [&](size_t part, int64_t first, int64_t count, std::byte* to) {
-    pack_panels(parts[part], first, count, to);
+  const bool is_absent = ranks() != nullptr && cut_.number == RankCut::kNotCut && ranks()->rank() > 0;
+  if (cut_.number == RankCut::kNotCut) cut_.ranks = nullptr;
+  for (size_t p = 0; p < parts.size(); ++p)
+    add_segment(static_cast<int>(p), parts[p].format, parts[p].rows, parts[p].columns);
+  if (is_absent) {
+    bytes_ = 0;
+    return;
+  }
+  if (segments_.empty())
+    throw std::invalid_argument("PackedMatrix: the parts have fewer panels than there are ranks");
+  fill(pool, [&](const Segment& segment, int64_t first, int64_t count, std::byte* to) {
+    pack_panels(parts[static_cast<size_t>(segment.part)], segment.first_panel + first, count, to);
   });
 }
 
@@ -114,15 +162,15 @@ PackedMatrix::PackedMatrix(ThreadPool& pool, std::span<const Part> parts, int64_
     : columns_(columns) {
   if (parts.empty())
     throw std::invalid_argument("PackedMatrix: no parts were given; expected at least one matrix");
-  for (const Part& part : parts) add_segment(part.format, part.rows, columns);
+  for (size_t p = 0; p < parts.size(); ++p)
+    add_segment(static_cast<int>(p), parts[p].format, parts[p].rows, columns);
   const std::byte* const panels = file->range(offset, bytes_);
   if (pool.num_nodes() == 1) {
     place(panels);
     file_ = std::move(file);
     return;
   }
-  fill(pool, [&](size_t s, int64_t first, int64_t count, std::byte* to) {
-    const Segment& segment = segments_[s];
+  fill(pool, [&](const Segment& segment, int64_t first, int64_t count, std::byte* to) {
     const std::byte* const from = panels + (segment.panel(first) - memory_.data());
     std::memcpy(to, from, static_cast<size_t>(count * segment.panel_bytes));
   });

@@ -9,6 +9,7 @@
 #include "host/file_mapping.h"
 #include "host/page_memory.h"
 #include "host/thread_pool.h"
+#include "ops/ranks.h"
 #include "twofold/weight_format.h"
 
 namespace twofold {
@@ -42,22 +43,35 @@ inline int64_t first_panel_of_node(int64_t num_panels, int node, int num_nodes) 
   return num_panels * node / num_nodes;
 }
 
+// How a matrix is cut over ranks: each holds some whole panels of every part. All ranks know it by its number. Without
+// one (kNotCut) rank 0 holds the matrix, and the others know its sizes alone.
+struct RankCut {
+  static constexpr int kNotCut = -1;
+
+  std::shared_ptr<Ranks> ranks;
+  int number = kNotCut;
+};
+
 // Several matrices of the same number of columns, stacked by rows; each has its own format and its own
-// panels.
+// panels. Cut over ranks, the matrix holds this rank's panels alone.
 class PackedMatrix {
  public:
   struct Segment {
     kernels::WeightFormat format;
-    int64_t first_row, rows;  // in the stack
+    int64_t first_row, rows;  // in a product's row; see width
     int64_t num_panels, panel_bytes;
     const std::byte* panels;
+    int part = 0;             // which of the stack's matrices
+    int64_t first_panel = 0;  // the part's first panel that is held
 
     const std::byte* panel(int64_t p) const { return panels + p * panel_bytes; }
   };
 
   // Packs on the pool, each node's share by its own threads. Throws std::invalid_argument for no parts, empty
   // ones or different numbers of columns, std::bad_alloc.
-  PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts);
+  PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts) : PackedMatrix(pool, parts, {}) {}
+  // The share of cut.ranks->rank(). Throws as above, also where this rank would get no panel.
+  PackedMatrix(ThreadPool& pool, std::span<const SourceMatrix> parts, RankCut cut);
 
   struct Part {
     kernels::WeightFormat format;
@@ -68,7 +82,18 @@ class PackedMatrix {
   PackedMatrix(ThreadPool& pool, std::span<const Part> parts, int64_t columns,
                std::shared_ptr<const FileMapping> file, size_t offset);
 
+  // Rows of the stack, whatever this rank holds of them.
   int64_t rows() const { return rows_; }
+  // Columns of a product as segments number them: all rows on rank 0, this rank's alone on others.
+  int64_t width() const { return width_; }
+  // Null where the matrix is not cut.
+  Ranks* ranks() const { return cut_.ranks.get(); }
+  int number() const { return cut_.number; }
+  // Rows of the stack that another rank holds, in the order of its segments.
+  struct RowRange {
+    int64_t first, count;
+  };
+  std::vector<RowRange> rows_of(int rank) const;
   int64_t columns() const { return columns_; }
   size_t bytes() const { return bytes_; }
   const std::vector<Segment>& segments() const { return segments_; }
@@ -76,14 +101,16 @@ class PackedMatrix {
   const std::byte* panels() const { return segments_.front().panels; }
 
  private:
-  void add_segment(kernels::WeightFormat format, int64_t rows, int64_t columns);
+  void add_segment(int part, kernels::WeightFormat format, int64_t rows, int64_t columns);
   void place(const std::byte* panels);
-  // make(segment's index, first panel, how many, where to): on the pool, in memory of its own.
+  // make(segment, its first panel, how many, where to): on the pool, in memory of its own.
   template <class Make>
   void fill(ThreadPool& pool, const Make& make);
 
-  int64_t rows_ = 0, columns_ = 0;
+  int64_t rows_ = 0, columns_ = 0, width_ = 0;
   size_t bytes_ = 0;
+  RankCut cut_{};
+  std::vector<int64_t> part_rows_;  // of a cut matrix
   std::vector<Segment> segments_;
   PageMemory memory_;
   std::shared_ptr<const FileMapping> file_;

@@ -288,6 +288,8 @@ def log_probabilities(
 
 # ---- bind_panels.cpp
 
+PANEL_ROWS: Final[int]
+
 def panel_layout() -> str:
     """Identifier of this build's panel layout; panels are readable only by builds with the same identifier."""
 
@@ -303,8 +305,31 @@ class FileMapping:
 # ---- bind_ops_dense.cpp
 
 @final
+class Ranks:
+    """Processes that each hold a share of one model's weights; rank 0 computes the model.
+
+    send_job(to, job, rows) and receive(from, rows) are called by native code with the bytes to send, and those to fill.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        send_job: Callable[[int, memoryview, memoryview], None],
+        receive: Callable[[int, memoryview], None],
+    ) -> None: ...
+    def ping(self) -> None:
+        """Ask every rank for a sign of life, unless a job is running. Raises KernelError if one is lost."""
+    rank: Final[int]
+    size: Final[int]
+
+@final
 class PackedMatrix:
-    def __init__(self, pool: ThreadPool, parts: Sequence[WeightMatrix]) -> None: ...
+    def __init__(
+        self, pool: ThreadPool, parts: Sequence[WeightMatrix], ranks: Ranks | None = None, number: int = -1
+    ) -> None:
+        """ranks: pack this rank's share of matrix `number`; without a number, the whole matrix on rank 0 alone."""
     @staticmethod
     def from_file(
         pool: ThreadPool, parts: Sequence[tuple[str, int]], columns: int, file: FileMapping, offset: int
@@ -731,8 +756,14 @@ class ExpertStore:
         activation: str = "silu",
         biases: bool = False,
         limits: Sequence[float] = (),
+        ranks: Ranks | None = None,
+        holders: Sequence[int] = (),
     ) -> None:
-        """limits: of the activation (kernels/include/twofold/expert.h), one per layer, 0 for none; or none at all."""
+        """limits: of the activation (kernels/include/twofold/expert.h), one per layer, 0 for none; or none at all.
+
+        ranks: hold this rank's experts alone. holders: bit masks of the ranks of each expert, [layers * experts].
+        """
+    def holds(self, layer: int, expert: int) -> bool: ...
     @staticmethod
     def from_file(
         num_experts: int,
@@ -768,6 +799,16 @@ class ExpertStore:
 
 class SlottedAccelerator:
     """Created by a module with devices (twofold._cuda)."""
+
+@final
+class RankWorker:
+    """Answers the jobs of rank 0 with this rank's share of the weights."""
+
+    def __init__(
+        self, pool: ThreadPool, matrices: Sequence[PackedMatrix], experts: ExpertStore | None
+    ) -> None: ...
+    def run(self, job: _I32, rows: _F32) -> _F32:
+        """The answer [numbers] to a job, given the rows sent with it [numbers]. Raises ValueError for a damaged job."""
 
 @final
 class DeviceAccelerator(SlottedAccelerator):

@@ -118,10 +118,15 @@ class BlockWeights:
         name = " + ".join(self.specs[part].name for part in parts)
         return self.pack(pool, where, name, lambda: [self.matrix(part) for part in parts])
 
-    def pack(self, pool: ops.ThreadPool, where: str, name: str, matrices: Matrices) -> ops.PackedMatrix:
-        """Like `packed`, for matrices computed from tensors; `name` is their name in a file of panels."""
+    def pack(
+        self, pool: ops.ThreadPool, where: str, name: str, matrices: Matrices, *, by_head: bool = False
+    ) -> ops.PackedMatrix:
+        """Like `packed`, for matrices computed from tensors; `name` is their name in a file of panels.
+
+        by_head: see `Panels.matrix`.
+        """
         try:
-            return self._panels.matrix(pool, name, matrices)
+            return self._panels.matrix(pool, name, matrices, by_head=by_head)
         except KernelError as error:
             raise self.refused(error, where) from None
 

@@ -182,8 +182,9 @@ class Mla(Block):
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where, temperature = f"layer {self.layer}, attention", self.temperature or Temperature()
         absorbed = functools.cache(lambda: self.absorbed(weights, pool))
-        keys = weights.pack(pool, where, f"layer {self.layer}: keys, absorbed", lambda: absorbed()[0])
-        values = weights.pack(pool, where, f"layer {self.layer}: values, absorbed", lambda: absorbed()[1])
+        name = f"layer {self.layer}: {{}}, absorbed"
+        keys = weights.pack(pool, where, name.format("keys"), lambda: absorbed()[0], by_head=True)
+        values = weights.pack(pool, where, name.format("values"), lambda: absorbed()[1], by_head=True)
         return ops.Mla(
             pool,
             norm_weight=weights.vector("norm"),

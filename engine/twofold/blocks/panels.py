@@ -16,19 +16,56 @@ Matrices = Callable[[], Sequence[WeightMatrix]]
 
 
 class Panels(Protocol):
-    def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
+    def matrix(
+        self, pool: ops.ThreadPool, name: str, matrices: Matrices, *, by_head: bool = False
+    ) -> ops.PackedMatrix:
         """`matrices()` stacked row-wise, in panels. `name` is the stack's, the same in every run.
+
+        by_head: each part multiplies rows of its own.
 
         Raises KernelError for weights that cannot be packed.
         """
 
 
 class _PackedWhenLoaded:
-    def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
+    def matrix(
+        self, pool: ops.ThreadPool, name: str, matrices: Matrices, *, by_head: bool = False
+    ) -> ops.PackedMatrix:
         return ops.PackedMatrix(pool, matrices())
 
 
 PACKED_WHEN_LOADED: Final[Panels] = _PackedWhenLoaded()
+
+
+class CutPanels:
+    """Packs this rank's share of each matrix that is worth a message. Rank 0 holds the others.
+
+    Every rank asks for the same matrices in the same order, so a matrix is known by its number.
+    """
+
+    def __init__(self, ranks: _core.Ranks, min_bytes: int) -> None:
+        """min_bytes: size of the smallest matrix that is cut."""
+        self._ranks = ranks
+        self._min_bytes = min_bytes
+        self.matrices: list[ops.PackedMatrix] = []
+        """The cut matrices, by number."""
+        self.num_bytes = 0
+        """Bytes of all matrices in this process."""
+
+    def matrix(
+        self, pool: ops.ThreadPool, name: str, matrices: Matrices, *, by_head: bool = False
+    ) -> ops.PackedMatrix:
+        """See `Panels.matrix`."""
+        parts = matrices()
+        packed_bytes = sum(part.packed_bytes for part in parts)
+        num_panels = max(-(-part.rows // _core.PANEL_ROWS) for part in parts)
+        if by_head or packed_bytes < self._min_bytes or num_panels < self._ranks.size:
+            made = ops.PackedMatrix(pool, parts, self._ranks)
+        else:
+            made = ops.PackedMatrix(pool, parts, self._ranks, len(self.matrices))
+            self.matrices.append(made)
+        self.num_bytes += made.bytes
+        return made
 
 
 class MappedPanels:
@@ -51,7 +88,9 @@ class MappedPanels:
                 f"{path}: cannot be memory-mapped: {error.strerror}; check the file system"
             ) from None
 
-    def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
+    def matrix(
+        self, pool: ops.ThreadPool, name: str, matrices: Matrices, *, by_head: bool = False
+    ) -> ops.PackedMatrix:
         """See `Panels.matrix`; `matrices` is not called. Raises ModelLoadError if the file has no such stack."""
         stored = self.contents.matrices.get(name)
         if stored is None:

@@ -42,6 +42,7 @@ from twofold.engine.requests import RequestState, check_pooling, check_request, 
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.step_clock import RunClock, StepClock
 from twofold.engine.waiting import Waiter
+from twofold.experts.spread import RankShare
 from twofold.models import ProgressFn
 from twofold.step.sampler import Sampler
 from twofold.step.sequences import ScheduledSequence, Sequence
@@ -122,18 +123,20 @@ class Engine:
         progress: ProgressFn | None = None,
         prefix_store: PrefixStore | None = None,
         replica: str = "",
+        share: RankShare | None = None,
     ) -> Engine:
         """Load the model of `config` and get ready to serve.
 
         prefix_store: files of the prefix cache that several engines share; its owner closes it.
         replica: id of this replica in its fleet, for telemetry.
+        share: rank 0's share of the weights, if other ranks hold the rest.
 
         Raises:
             ConfigError: a setting cannot be met.
             ModelLoadError: the model cannot be used; the message names the file and the remedy.
             CapacityError, KernelError: the device has no room, or failed.
         """
-        parts = load_parts(config, progress, prefix_store)
+        parts = load_parts(config, progress, prefix_store, share)
         info = dataclasses.replace(parts.info, replica=replica)
         return cls(config, dataclasses.replace(parts, info=info), telemetry)
 
@@ -255,6 +258,11 @@ class Engine:
     def mapped_weights(self) -> MappedWeights | None:
         """How much of a packed model's weights is in memory; None for any other model."""
         return None if self._residency is None else self._residency.weights
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of the routed experts that this process holds."""
+        return self._moe.store.bytes
 
     @property
     def sampling_s(self) -> float:

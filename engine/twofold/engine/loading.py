@@ -32,6 +32,7 @@ from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import check_pins
 from twofold.experts.placement import check_placement
 from twofold.experts.policies import check_policy
+from twofold.experts.spread import RankShare
 from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
 from twofold.models.bundled import bundled_model_path
@@ -42,7 +43,7 @@ from twofold.step.capacity import plan_capacity
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafters.mtp import MtpDrafter
 from twofold.step.drafters.opening import NO_DRAFT_MEMORY, OpenedDrafter, open_drafter_model
-from twofold.step.expert_loading import load_experts, slot_plan
+from twofold.step.expert_loading import expert_spread, load_experts, slot_plan
 from twofold.step.model import LoadedModel
 from twofold.step.runner import LoadedRunner, ModelRunner
 from twofold.text.tokenizer import Tokenizer
@@ -73,9 +74,13 @@ class EngineParts:
 
 
 def load_parts(
-    config: EngineConfig, progress: ProgressFn | None = None, prefix_store: PrefixStore | None = None
+    config: EngineConfig,
+    progress: ProgressFn | None = None,
+    prefix_store: PrefixStore | None = None,
+    share: RankShare | None = None,
 ) -> EngineParts:
-    """Load the model of `config`. prefix_store: as in `make_pool`.
+    """Load the model of `config`. prefix_store: as in `make_pool`. share: rank 0's share of the weights, if other ranks
+    hold the rest.
 
     Raises:
         ConfigError: a setting cannot be met.
@@ -118,7 +123,14 @@ def load_parts(
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
         else:
             loaded = _load_on_cpu(
-                config, files, pool=pool, choice=choice, progress=progress, rules=rules, drafter=drafter
+                config,
+                files if share is None else files.from_panels(share.panels),
+                pool=pool,
+                choice=choice,
+                progress=progress,
+                rules=rules,
+                drafter=drafter,
+                share=share,
             )
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
@@ -182,6 +194,7 @@ def _load_on_cpu(
     progress: ProgressFn | None,
     rules: ModuleRules,
     drafter: OpenedDrafter | None,
+    share: RankShare | None = None,
 ) -> LoadedRunner:
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     model = files.config
@@ -196,7 +209,14 @@ def _load_on_cpu(
         files, pool, progress=progress, threads=rules.threads, pools=rules.pools, tapped_layers=taps
     )
     moe = load_experts(
-        files, pool, choice=choice, config=config, slots=plan, progress=progress, on_cpu=rules.on_cpu
+        files,
+        pool,
+        choice=choice,
+        config=config,
+        slots=plan,
+        progress=progress,
+        on_cpu=rules.on_cpu,
+        spread=expert_spread(config, files, share),
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     own = NO_DRAFT_MEMORY if drafter is None else drafter.memory

@@ -125,7 +125,9 @@ class _WrittenPanels:
         self._writer = writer
         self.stored: dict[str, StoredMatrix] = {}
 
-    def matrix(self, pool: ops.ThreadPool, name: str, matrices: Matrices) -> ops.PackedMatrix:
+    def matrix(
+        self, pool: ops.ThreadPool, name: str, matrices: Matrices, *, by_head: bool = False
+    ) -> ops.PackedMatrix:
         packed = ops.PackedMatrix(pool, matrices())
         self._writer.align(PAGE)
         parts = tuple(zip(packed.formats, packed.segment_rows, strict=True))

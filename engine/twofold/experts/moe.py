@@ -29,6 +29,7 @@ from twofold.experts.placement import Mask
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.experts.routing_record import RoutingRecord
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
+from twofold.experts.spread import ExpertSpread
 from twofold.weights.weight_format import LayerExperts
 
 _log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class MoeRuntime:
         dense_cost: DenseCost,
         progress: Callable[[int, int, int], None] | None = None,
         machine: MachineProfile | None = None,
+        spread: ExpertSpread | None = None,
     ) -> None:
         self.choice = choice
         self.shape = shape
@@ -91,7 +93,7 @@ class MoeRuntime:
         self.store = (
             experts
             if isinstance(experts, _core.ExpertStore)
-            else pack_experts(shape, experts, pool, progress)
+            else pack_experts(shape, experts, pool, progress, spread)
         )
         self.expert_bytes: int = self.store.expert_bytes
         self.accelerator: _core.DeviceAccelerator | None = None

@@ -176,15 +176,16 @@ class ModelFiles:
     def _expert_tensors(self, layer: int) -> BlockWeights:
         return next(weights for block, weights in self.layers[layer] if isinstance(block, ExpertBlock))
 
-    def expert_layers(self) -> Iterator[LayerExperts]:
-        """Experts and biases of all layers that have any, in turn, for packing.
+    def expert_layers(self, *, reads_ahead: bool = True) -> Iterator[LayerExperts]:
+        """Experts and biases of all layers that have any, in turn, for packing. reads_ahead: start reading the next
+        layers' files meanwhile; off where some of the experts are needed.
 
         Copy a layer before requesting the next. The files' pages leave this process's memory after every layer, so that
         packing never holds the experts twice.
         """
         names = self.expert_names()
         for index, layer in enumerate(self.config.moe_layers):
-            for ahead in names[index : index + 3]:
+            for ahead in names[index : index + 3] if reads_ahead else ():
                 self.tensors.will_read(ahead)
             yield LayerExperts(
                 self.expert_weights(layer), self.expert_biases(layer), self._expert_tensors(layer).refused

@@ -14,10 +14,11 @@ from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.device_split import check_devices, device_split
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.output_changes import AUTO
-from twofold.experts.placement import initial_placement
+from twofold.experts.placement import InitialPlacement, initial_placement
 from twofold.experts.policies import prefetches
 from twofold.experts.profiles import MachineProfile, load_machine_profile
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
+from twofold.experts.spread import ExpertSpread, RankShare
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
 from twofold.models.sizing import cpu_stretches, dense_stretches
 
@@ -41,24 +42,41 @@ def slot_plan(
     """
     check_devices(config, machine)
     has_several = machine is not None and bool(machine.further)
-    deferred, model = config.num_deferred_experts, files.config
+    deferred = config.num_deferred_experts
     return SlotPlan(
         slots,
         config.policy,
         prefetches(config) and not has_several,
         num_staging,
-        placement=initial_placement(
-            config,
-            model.moe_layers,
-            model.num_experts,
-            num_prediction_layers=len(model.moe_layers) - model.num_target_moe_layers,
-        ),
+        placement=_placement(config, files),
         dynamic_update_from=config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
         devices=devices,
         num_deferred=AUTO if deferred == "auto" else int(deferred),
         cache_prior=config.cache_prior,
         split=device_split(config.tensor_split, machine) if machine is not None and has_several else (),
     )
+
+
+def _placement(config: EngineConfig, files: ModelFiles) -> InitialPlacement:
+    model = files.config
+    return initial_placement(
+        config,
+        model.moe_layers,
+        model.num_experts,
+        num_prediction_layers=len(model.moe_layers) - model.num_target_moe_layers,
+    )
+
+
+def expert_spread(config: EngineConfig, files: ModelFiles, share: RankShare | None) -> ExpertSpread | None:
+    """How the model's experts are spread over ranks; None: this process holds all that it computes.
+
+    Raises:
+        ConfigError: the statistics cannot be used, or are missing.
+    """
+    if share is None:
+        return None
+    model = files.config
+    return share.spread(len(model.moe_layers), model.num_experts, _placement(config, files).counts)
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:
@@ -110,10 +128,11 @@ def load_experts(
     slots: SlotPlan,
     progress: ProgressFn | None = None,
     on_cpu: Sequence[bool] = (),
+    spread: ExpertSpread | None = None,
 ) -> MoeRuntime:
     """Pack the model's experts and build their executor. Raises as `MoeRuntime`.
 
-    on_cpu: per part of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none.
+    spread: the ranks that share the experts. on_cpu: per part of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none.
     """
     moe_layers = files.config.moe_layers
     shape = moe_shape(files)
@@ -134,7 +153,9 @@ def load_experts(
 
     return MoeRuntime(
         shape,
-        files.expert_layers() if files.mapped is None else mapped_experts(files.mapped, shape, pool),
+        files.expert_layers(reads_ahead=spread is None)
+        if files.mapped is None
+        else mapped_experts(files.mapped, shape, pool),
         pool,
         choice,
         slots=slots,
@@ -144,4 +165,5 @@ def load_experts(
         ),
         progress=report,
         machine=load_machine_profile(config.machine_profile),
+        spread=spread,
     )

@@ -261,7 +261,7 @@ KTRANSFORMERS_SERVER: Final = (
 GENERATION: Final = (_to("max_tokens", "--max-new-tokens"),)
 """KTransformers' local_chat.py: for commands that generate text themselves."""
 
-_ONE_GPU: Final = "one GPU is used, by one process; give 1 or leave it out"
+_ONE_SIZE: Final = "--tensor-parallel-size of `twofold serve` says how many processes share a model; leave it out"
 SGLANG: Final = (
     _to("model", "--model-path", "--model"),
     _to("tokenizer", "--tokenizer-path"),
@@ -275,8 +275,7 @@ SGLANG: Final = (
           "--schedule-policy"),
     _switch("scheduling_policy", "--enable-priority-scheduling", on="priority"),
     _switch("enable_prefix_caching", "--disable-radix-cache", on=False),
-    _only(("1",), _ONE_GPU, "--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size", "--ep-size",
-          "--expert-parallel-size", "--nnodes"),
+    _only(("1",), _ONE_SIZE, "--pp-size", "--dp-size", "--ep-size", "--expert-parallel-size"),
     _ignored("models bring no code; unknown families are refused", "--trust-remote-code", nargs=0),
     _ignored("the machine and the model decide the kernels", "--attention-backend", "--sampling-backend",
              "--moe-runner-backend", "--grammar-backend", "--fp8-gemm-backend", "--quantization", "--dtype"),
@@ -354,6 +353,9 @@ OTHER_SERVERS: Final = (
     _refused("a request always loads its model", "--no-models-autoload", nargs=0),
     _refused("all flags apply to all models", "--models-preset"),
     _to("otlp_endpoint", "--otlp-traces-endpoint", but="OTLP over HTTP, not over gRPC"),
+    _to("tensor_parallel_size", "-tp", "--tp", "--tp-size"),
+    _to("num_redundant_experts", "--ep-num-redundant-experts"),
+    _to("distributed_timeout_s", "--dist-timeout", "--distributed-timeout-seconds"),
 )
 """Flags of the servers of SGLang, vLLM and llama.cpp."""
 

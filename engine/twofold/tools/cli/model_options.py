@@ -29,6 +29,7 @@ from twofold.tools.cli.number_options import within
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
+    from twofold.experts.spread import RankShare
     from twofold.fit.plan import FitPlan
     from twofold.telemetry.sink import TelemetrySink
 
@@ -154,8 +155,10 @@ def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
     return sinks[0] if sinks else None
 
 
-def load_engine(config: EngineConfig, sink: TelemetrySink | None, replica: str = "") -> Engine:
-    """Load the engine, with a progress bar on a terminal's stderr. `replica`: its id in a fleet."""
+def load_engine(
+    config: EngineConfig, sink: TelemetrySink | None, *, replica: str = "", share: RankShare | None = None
+) -> Engine:
+    """Load the engine, with a progress bar on a terminal's stderr. replica, share: as in `Engine.load`."""
     from twofold.engine import Engine
 
     with Bar("loading", "GB", 1e-9) as bar:
@@ -164,6 +167,7 @@ def load_engine(config: EngineConfig, sink: TelemetrySink | None, replica: str =
             telemetry=sink,
             progress=lambda at: bar.show(at.bytes_done, at.bytes_total, at.stage),
             replica=replica,
+            share=share,
         )
 
 

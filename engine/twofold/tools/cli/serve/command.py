@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from twofold import __version__
 from twofold.api.addresses import is_loopback, without_password
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
+from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
 from twofold.api.models_config import ModelsConfig
+from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.flag_aliases import SERVER, add_aliases
@@ -28,12 +30,14 @@ from twofold.tools.cli.model_options import (
     open_telemetry,
     report_lack_of_memory,
 )
+from twofold.tools.cli.serve.ranks import load_on_ranks
 
 if TYPE_CHECKING:
     import socket
 
     from twofold.api.types import RunInfo, SamplingParams
     from twofold.engine import Engine
+    from twofold.parallel.session import Leader
     from twofold.server.bridge.protocol import ServingEngine
     from twofold.server.process import ServerProcess
 
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, ServerConfig)
     add_config_arguments(parser, FleetConfig)
+    add_config_arguments(parser, ParallelConfig)
     add_model_arguments(parser)
     add_config_arguments(parser, ModelsConfig)
     add_aliases(parser, SERVER)
@@ -57,10 +62,29 @@ def run(args: argparse.Namespace) -> int:
     server_config = from_namespace(ServerConfig, args)
     limits = from_namespace(ModelsConfig, args)
     check_parsers(server_config.tool_call_parser, server_config.reasoning_parser)
+    parallel = from_namespace(ParallelConfig, args)
+    if parallel.tensor_parallel_size > 1:
+        return _run_on_ranks(args, server_config, parallel)
     return _run_several(args, server_config) if limits.is_used else _run_single(args, server_config)
 
 
-def _run_single(args: argparse.Namespace, server_config: ServerConfig) -> int:
+def _run_on_ranks(args: argparse.Namespace, server_config: ServerConfig, parallel: ParallelConfig) -> int:
+    from twofold.parallel.session import run_rank
+
+    if from_namespace(ModelsConfig, args).is_used:
+        raise ConfigError(
+            "--tensor-parallel-size above 1 was given with several models; ranks share one model, so serve that alone"
+        )
+    return run_rank(
+        engine_config(args),
+        parallel,
+        args.given_arguments,
+        lambda leader: _run_single(args, server_config, leader),
+    )
+
+
+def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: Leader | None = None) -> int:
+    """Serve one model. leader: rank 0, if other processes hold parts of the weights."""
     from twofold.server.bridge.sampling_defaults import sampling_defaults
     from twofold.server.bridge.state import ServerState
     from twofold.server.listening import bind
@@ -80,6 +104,10 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig) -> int:
         url = _url(server_config, listener)
 
         def load() -> tuple[ServingEngine, SamplingParams]:
+            if leader is not None:
+                engine = load_on_ranks(config, sink, leader)
+                loaded.append(engine)
+                return engine, defaults
             chosen, plan = fitted(args, config)
             with report_lack_of_memory(plan):
                 engine = load_engine(chosen, sink)
@@ -92,7 +120,8 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig) -> int:
 
         def announce() -> None:
             name, info = state.default.name, loaded[0].info
-            _write_line(greeting(info, name, url, telemetry_url=telemetry_url, server_config=server_config))
+            text = greeting(info, name, url, telemetry_url=telemetry_url, server_config=server_config)
+            _write_line(text if leader is None else f"{text}\n{leader.described()}")
 
         state = ServerState(server_config, sink)
         process = ServerProcess(state, load, on_ready=announce, on_drain=_announce_drain)

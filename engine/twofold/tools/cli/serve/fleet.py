@@ -78,7 +78,7 @@ class ReplicaLoader:
         self._check_model(config.model)
         config, _ = fitted(args, config)
         sink = open_telemetry(args)
-        engine = load_engine(config, sink, replica)
+        engine = load_engine(config, sink, replica=replica)
         engine.start()
         defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
         return LoadedReplica(engine, defaults, sink, close_engine=engine.close)

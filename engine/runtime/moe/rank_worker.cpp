@@ -1,0 +1,48 @@
+#include "moe/rank_worker.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace twofold {
+
+RankWorker::RankWorker(ThreadPool& pool, std::vector<std::shared_ptr<const PackedMatrix>> matrices,
+                       const ExpertStore* experts)
+    : pool_(pool), matrices_(std::move(matrices)), store_(experts) {
+  if (experts != nullptr) compute_.emplace(pool, *experts, kernels::Rounding::kOfLevel);
+}
+
+std::span<const float> RankWorker::run(std::span<const int32_t> job, std::span<const float> rows) {
+  const RankJob kind = job.empty() ? RankJob::kStop : static_cast<RankJob>(job.front());
+  if (kind == RankJob::kPing) return answer_.assign(1, 1.0f), answer_;
+  if (kind == RankJob::kLinear) return linear(job, rows);
+  if (kind == RankJob::kExperts && compute_) return run_experts(job, rows);
+  throw std::invalid_argument("a job of rank 0 is damaged: this rank has no work of kind " +
+                              std::to_string(static_cast<int>(kind)));
+}
+
+std::span<const float> RankWorker::linear(std::span<const int32_t> job, std::span<const float> rows) {
+  if (job.size() != 3 || job[1] < 0 || static_cast<size_t>(job[1]) >= matrices_.size() || job[2] < 1)
+    throw std::invalid_argument("a job of rank 0 is damaged: there is no such matrix");
+  const PackedMatrix& w = *matrices_[static_cast<size_t>(job[1])];
+  const int64_t M = job[2];
+  if (static_cast<int64_t>(rows.size()) != M * w.columns())
+    throw std::invalid_argument("a job of rank 0 is damaged: " + std::to_string(rows.size()) + " numbers for " +
+                                std::to_string(M) + " rows of " + std::to_string(w.columns()));
+  answer_.resize(static_cast<size_t>(M * w.width()));
+  const auto lock = pool_.lock_scratch();
+  own_linear(kernels::kernel_table(), pool_, {.x = rows.data(), .ld = w.columns()}, job[2], w, nullptr,
+             answer_.data());
+  return answer_;
+}
+
+std::span<const float> RankWorker::run_experts(std::span<const int32_t> job, std::span<const float> rows) {
+  const ExpertJob read = read_job(job, *store_);
+  const size_t expected = static_cast<size_t>(read.num_tokens) * static_cast<size_t>(store_->shape().hidden);
+  if (rows.size() != expected)
+    throw std::invalid_argument("a job of rank 0 is damaged: " + std::to_string(rows.size()) +
+                                " numbers for its tokens, expected " + std::to_string(expected));
+  return compute_->run_job(job, rows.data());
+}
+
+}  // namespace twofold

@@ -1,0 +1,131 @@
+"""Messages between ranks over torch.distributed's gloo: jobs from rank 0, answers to it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from twofold import _core
+from twofold.api.errors import KernelError
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+STOP: Final = 0
+"""Kind of the job that ends a rank (`RankJob` in engine/runtime/ops/ranks.h)."""
+
+_HEADER_BYTES: Final = 8
+_SHORT_BYTES: Final = 64 * 1024
+"""Largest message that is sent in one piece: a longer one is announced first, so that its receiver makes room."""
+_PING_S: Final = 2.0
+
+
+class RankLink:
+    """This rank's connections. Rank 0 sends jobs and receives answers; the others do the reverse."""
+
+    def __init__(self, group: dist.ProcessGroupGloo, names: Sequence[str], timeout_s: float) -> None:
+        """names: each rank's, for messages. timeout_s: seconds that a rank may be silent."""
+        self.rank, self.size = group.rank(), group.size()
+        self.names = names
+        self.ranks = _core.Ranks(self.rank, self.size, send_job=self._send_job, receive=self._receive)
+        """What native code calls."""
+        self.lost = ""
+        """How a rank was lost; empty: none was."""
+        self.fate_of: Callable[[int], str | None] = lambda rank: None
+        """How a rank's process ended, where that is known."""
+        self._group = group
+        self._timeout_s = timeout_s
+        self._room = torch.empty(_SHORT_BYTES, dtype=torch.uint8)
+        self._is_closed = threading.Event()
+        self._pinging: threading.Thread | None = None
+
+    # ---- rank 0 ------------------------------------------------------------------------------------------------------
+
+    def _send_job(self, to: int, job: memoryview, rows: memoryview) -> None:
+        header = np.array([job.nbytes, rows.nbytes], np.int32).tobytes()
+        if _HEADER_BYTES + job.nbytes + rows.nbytes > _SHORT_BYTES:
+            self._send(to, torch.frombuffer(bytearray(header), dtype=torch.uint8))
+            header = b""
+        message = bytearray().join((header, job, rows))
+        self._send(to, torch.frombuffer(message, dtype=torch.uint8))
+
+    def _receive(self, rank: int, rows: memoryview) -> None:
+        into = torch.frombuffer(rows, dtype=torch.uint8)
+        self._wait(rank, lambda: self._group.recv([into], rank, 0))
+
+    def start_pings(self, on_lost: Callable[[str], None]) -> None:
+        """Ask the other ranks every two seconds for a sign of life; `on_lost` is called once, on a thread, with how a
+        rank was lost."""
+
+        def ping() -> None:
+            while not self._is_closed.wait(_PING_S):
+                try:
+                    self.ranks.ping()
+                except KernelError as error:
+                    if not self._is_closed.is_set():
+                        on_lost(self.lost or str(error))
+                    return
+
+        self._pinging = threading.Thread(target=ping, name="twofold-ranks", daemon=True)
+        self._pinging.start()
+
+    def close(self) -> None:
+        """End the other ranks, from rank 0. Safe to call twice."""
+        if self._is_closed.is_set():
+            return
+        self._is_closed.set()
+        if self._pinging is not None:
+            self._pinging.join()
+        stop = memoryview(np.array([STOP], np.int32))
+        for to in range(1, self.size):
+            with contextlib.suppress(KernelError):
+                self._send_job(to, stop, memoryview(b""))
+
+    # ---- the other ranks ---------------------------------------------------------------------------------------------
+
+    def next_job(self) -> tuple[I32, F32]:
+        """The next job and the rows sent with it. Raises KernelError if rank 0 is lost."""
+        self._wait(0, lambda: self._group.recv([self._room], 0, 0))
+        message = self._room.numpy()
+        num_job, num_rows = message[:_HEADER_BYTES].view(np.int32).tolist()
+        if _HEADER_BYTES + num_job + num_rows > _SHORT_BYTES:
+            long = torch.empty(num_job + num_rows, dtype=torch.uint8)
+            self._wait(0, lambda: self._group.recv([long], 0, 0))
+            body = long.numpy()
+        else:
+            body = message[_HEADER_BYTES : _HEADER_BYTES + num_job + num_rows].copy()
+        return body[:num_job].view(np.int32), body[num_job:].view(np.float32)
+
+    def answer(self, rows: F32) -> None:
+        """Send rank 0 the answer to the last job. Raises KernelError if rank 0 is lost."""
+        self._send(0, torch.from_numpy(rows))
+
+    # ---- both --------------------------------------------------------------------------------------------------------
+
+    def _send(self, to: int, tensor: torch.Tensor) -> None:
+        self._wait(to, lambda: self._group.send([tensor], to, 0))
+
+    def _wait(self, rank: int, begin: Callable[[], Any]) -> None:
+        if self.lost:
+            raise KernelError(self.lost)
+        try:
+            begin().wait(datetime.timedelta(seconds=self._timeout_s))
+        except RuntimeError as error:
+            self.lost = self.report(rank, str(error))
+            raise KernelError(self.lost) from None
+
+    def report(self, rank: int, reason: str) -> str:
+        """How a rank was lost, for users. reason: what torch said."""
+        fate = self.fate_of(rank)
+        if fate is None:
+            is_late = "imed out" in reason or "imeout" in reason
+            fate = f"it was silent for {self._timeout_s:g} s" if is_late else "its connection closed"
+        return f"rank {rank} ({self.names[rank]}) was lost: {fate}; its requests end here, start all ranks again"
