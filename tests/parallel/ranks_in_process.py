@@ -26,9 +26,7 @@ class RanksInProcess:
         size = parallel.tensor_parallel_size
         self._answers: defaultdict[int, deque[npt.NDArray[np.float32]]] = defaultdict(deque)
         self.num_jobs = [0] * size
-        self.share = RankShare(
-            _core.Ranks(0, size, send_job=self._send_job, receive=self._receive), parallel
-        )
+        self.share = RankShare(_core.Ranks(0, size, send_job=self._send_job, receive=self._receive), parallel)
         files = open_model_files(Path(config.model), config.speculation.predictions)
         self.workers = {
             rank: Worker(

@@ -60,7 +60,10 @@ def test_a_contradicting_environment_is_refused(environment: dict[str, str], sai
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tensor_parallel_size": 3, "nnodes": 2, "master_addr": "10.0.0.5"}, "cannot be divided by --nnodes 2"),
+        (
+            {"tensor_parallel_size": 3, "nnodes": 2, "master_addr": "10.0.0.5"},
+            "cannot be divided by --nnodes 2",
+        ),
         ({"tensor_parallel_size": 2, "nnodes": 2, "node_rank": 2, "master_addr": "10.0.0.5"}, "count from 0"),
         ({"tensor_parallel_size": 2, "nnodes": 2}, "which other machines cannot reach"),
         ({"num_redundant_experts": 1, "enable_expert_parallel": False}, "give one of them"),

@@ -57,7 +57,8 @@ def test_rows_of_quantised_blocks_stay_whole(format: str, tmp_path: Path) -> Non
 
     size = 256
     source = write_tiny_model(
-        tmp_path / "source", replace(WIDE, hidden_size=size, moe_intermediate_size=size, intermediate_size=size)
+        tmp_path / "source",
+        replace(WIDE, hidden_size=size, moe_intermediate_size=size, intermediate_size=size),
     )
     made = tmp_path / "made"
     assert main(["quantize", str(source), str(made), "--format", format.lower(), "--max-tokens", "0"]) == 0

@@ -1,5 +1,6 @@
 // Tokens of one layer grouped by the expert that they are routed to.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

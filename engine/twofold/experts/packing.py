@@ -11,8 +11,8 @@ from twofold.blocks import ops
 from twofold.weights.weight_format import LayerExperts
 
 if TYPE_CHECKING:
-    from twofold.experts.spread import ExpertSpread
     from twofold.experts.slot_plan import MoeShape
+    from twofold.experts.spread import ExpertSpread
 
 _EXPERTS_AT_ONCE: Final = 16
 _COPIES_AT_ONCE: Final = 4  # one of Llama 4's is 252 MB

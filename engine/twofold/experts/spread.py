@@ -41,8 +41,8 @@ class RankShare:
         redundant = self.config.num_redundant_experts
         if redundant and counts is None:
             raise ConfigError(
-                f"--num-redundant-experts {redundant} was given without --init-expert-location, which says what experts "
-                "are used most; record it with `twofold ctl experts`"
+                f"--num-redundant-experts {redundant} was given without --init-expert-location, which says what "
+                "experts are used most; record it with `twofold ctl experts`"
             )
         if counts is None:
             counts = np.zeros((num_layers, num_experts), np.int64)

@@ -138,8 +138,8 @@ class Meeting:
         except (dist.DistError, RuntimeError) as error:
             reason = str(error).split("\n", 1)[0][:200]
             raise ConfigError(
-                f"rank {self.place.rank} lost rank 0 at {self.place.address}:{self.port} while the ranks met ({reason}); "
-                "start all ranks again"
+                f"rank {self.place.rank} lost rank 0 at {self.place.address}:{self.port} while the ranks met "
+                f"({reason}); start all ranks again"
             ) from None
 
     # ---- loading -----------------------------------------------------------------------------------------------------
@@ -182,7 +182,9 @@ class Meeting:
                 for rank in waiting:
                     if self._store.check([f"failed/{rank}"]):
                         reason = json.loads(self._store.get(f"failed/{rank}"))
-                        raise ModelLoadError(f"rank {rank} ({link.names[rank]}) cannot load its share: {reason}")
+                        raise ModelLoadError(
+                            f"rank {rank} ({link.names[rank]}) cannot load its share: {reason}"
+                        )
                     self._check_beat(link, rank, beats)
                 time.sleep(_POLL_S)
             return [int(self._store.get(f"ready/{rank}")) for rank in range(self.place.size)]

@@ -128,4 +128,6 @@ class RankLink:
         if fate is None:
             is_late = "imed out" in reason or "imeout" in reason
             fate = f"it was silent for {self._timeout_s:g} s" if is_late else "its connection closed"
-        return f"rank {rank} ({self.names[rank]}) was lost: {fate}; its requests end here, start all ranks again"
+        return (
+            f"rank {rank} ({self.names[rank]}) was lost: {fate}; its requests end here, start all ranks again"
+        )

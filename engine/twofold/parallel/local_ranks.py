@@ -27,7 +27,7 @@ class LocalRanks:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for local_rank in range(1, place.local_size):
             other = place.on_this_machine(local_rank, port)
-            self._processes[other.rank] = subprocess.Popen(
+            self._processes[other.rank] = subprocess.Popen(  # noqa: S603  the arguments of this process
                 [sys.executable, "-m", "twofold.tools.cli", *arguments],
                 env=os.environ | other.environment(),
                 stdin=subprocess.DEVNULL,

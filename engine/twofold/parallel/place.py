@@ -141,7 +141,7 @@ def bind_to_cores(place: Place) -> list[int]:
 
 
 def _cores(text: str) -> list[int]:
-    """"0-2,8" → [0, 1, 2, 8]"""
+    """ "0-2,8" → [0, 1, 2, 8]"""
     cores: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -121,8 +121,8 @@ def check_settings(config: EngineConfig) -> None:
     ):
         if is_given:
             raise ConfigError(
-                f"{flag} was given with --tensor-parallel-size above 1, whose ranks compute on CPUs from the model's own "
-                f"files; {remedy}"
+                f"{flag} was given with --tensor-parallel-size above 1, whose ranks compute on CPUs from the model's "
+                f"own files; {remedy}"
             )
 
 

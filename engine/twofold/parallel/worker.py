@@ -28,9 +28,7 @@ class Worker:
         LoadedModel(files.from_panels(panels), pool)  # asks `panels` for every matrix
         store: _core.ExpertStore | None = None
         if (spread := expert_spread(config, files, share)) is not None:
-            store = pack_experts(
-                moe_shape(files), files.expert_layers(reads_ahead=False), pool, None, spread
-            )
+            store = pack_experts(moe_shape(files), files.expert_layers(reads_ahead=False), pool, None, spread)
         self.num_bytes = panels.num_bytes + (0 if store is None else store.bytes)
         self._native = _core.RankWorker(pool, panels.matrices, store)
 

@@ -132,7 +132,9 @@ def load_experts(
 ) -> MoeRuntime:
     """Pack the model's experts and build their executor. Raises as `MoeRuntime`.
 
-    spread: the ranks that share the experts. on_cpu: per part of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none.
+    Args:
+        on_cpu: per part of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none.
+        spread: the ranks that share the experts.
     """
     moe_layers = files.config.moe_layers
     shape = moe_shape(files)

@@ -261,7 +261,9 @@ KTRANSFORMERS_SERVER: Final = (
 GENERATION: Final = (_to("max_tokens", "--max-new-tokens"),)
 """KTransformers' local_chat.py: for commands that generate text themselves."""
 
-_ONE_SIZE: Final = "--tensor-parallel-size of `twofold serve` says how many processes share a model; leave it out"
+_ONE_SIZE: Final = (
+    "--tensor-parallel-size of `twofold serve` says how many processes share a model; leave it out"
+)
 SGLANG: Final = (
     _to("model", "--model-path", "--model"),
     _to("tokenizer", "--tokenizer-path"),
