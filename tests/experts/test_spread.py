@@ -39,7 +39,8 @@ def test_popular_experts_of_skewed_routing_are_balanced(num_ranks: int) -> None:
     assert max(held) - min(held) <= num_ranks
     assert max(held) <= -(-128 // num_ranks)
     uses = uses_by_rank(counts.tolist(), masks, num_ranks)
-    assert max(uses) <= max(1.05 * counts.sum() / num_ranks, counts.max())
+    # The rank of the hottest expert gets its number of rarely used ones too.
+    assert max(uses) <= max(1.05 * counts.sum() / num_ranks, counts.max() + max(held))
 
 
 def test_an_expert_with_half_of_all_uses_is_replicated() -> None:

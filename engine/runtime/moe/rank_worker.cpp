@@ -22,17 +22,28 @@ std::span<const float> RankWorker::run(std::span<const int32_t> job, std::span<c
 }
 
 std::span<const float> RankWorker::linear(std::span<const int32_t> job, std::span<const float> rows) {
-  if (job.size() != 3 || job[1] < 0 || static_cast<size_t>(job[1]) >= matrices_.size() || job[2] < 1)
-    throw std::invalid_argument("a job of rank 0 is damaged: there is no such matrix");
-  const PackedMatrix& w = *matrices_[static_cast<size_t>(job[1])];
-  const int64_t M = job[2];
-  if (static_cast<int64_t>(rows.size()) != M * w.columns())
-    throw std::invalid_argument("a job of rank 0 is damaged: " + std::to_string(rows.size()) + " numbers for " +
-                                std::to_string(M) + " rows of " + std::to_string(w.columns()));
-  answer_.resize(static_cast<size_t>(M * w.width()));
+  if (job.size() < 3 || job[1] < 1) throw std::invalid_argument("a job of rank 0 is damaged: it has no rows");
+  const int64_t M = job[1];
+  const std::span<const int32_t> numbers = job.subspan(2);
+  int64_t width = 0;
+  for (const int32_t number : numbers) {
+    if (number < 0 || static_cast<size_t>(number) >= matrices_.size())
+      throw std::invalid_argument("a job of rank 0 is damaged: there is no such matrix");
+    const PackedMatrix& w = *matrices_[static_cast<size_t>(number)];
+    if (static_cast<int64_t>(rows.size()) != M * w.columns())
+      throw std::invalid_argument("a job of rank 0 is damaged: " + std::to_string(rows.size()) +
+                                  " numbers for " + std::to_string(M) + " rows of " +
+                                  std::to_string(w.columns()));
+    width += w.width();
+  }
+  answer_.resize(static_cast<size_t>(M * width));
   const auto lock = pool_.lock_scratch();
-  own_linear(kernels::kernel_table(), pool_, {.x = rows.data(), .ld = w.columns()}, job[2], w, nullptr,
-             answer_.data());
+  float* to = answer_.data();
+  for (const int32_t number : numbers) {
+    const PackedMatrix& w = *matrices_[static_cast<size_t>(number)];
+    own_linear(kernels::kernel_table(), pool_, {.x = rows.data(), .ld = w.columns()}, job[1], w, nullptr, to);
+    to += M * w.width();
+  }
   return answer_;
 }
 

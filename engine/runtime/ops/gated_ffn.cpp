@@ -42,8 +42,13 @@ void GatedFfn::forward_over_ranks(const InputRows& input, const float* weights, 
   inner_.resize(static_cast<size_t>(T * I));
   upped_.resize(inner_.size());
   outputs_.resize(static_cast<size_t>(T) * static_cast<size_t>(hidden_size()));
-  linear(table_, pool_, input, T, gate_, nullptr, inner_.data());
-  linear(table_, pool_, input, T, up_, nullptr, upped_.data());
+  if (gate_.ranks() != nullptr && up_.ranks() != nullptr) {
+    const Product products[] = {{gate_, nullptr, inner_.data()}, {up_, nullptr, upped_.data()}};
+    linear_over_ranks(table_, pool_, input, T, products);
+  } else {
+    linear(table_, pool_, input, T, gate_, nullptr, inner_.data());
+    linear(table_, pool_, input, T, up_, nullptr, upped_.data());
+  }
   for (int t = 0; t < T; ++t) {
     float* const row = inner_.data() + t * I;
     gated_(row, upped_.data() + t * I, row, static_cast<int>(I), formats_.limit);

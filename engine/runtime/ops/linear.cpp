@@ -164,11 +164,30 @@ void own_linear(const kernels::KernelTable& table, ThreadPool& pool, const Input
   });
 }
 
-void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
-            const PackedMatrix& w, const float* bias, float* y, bool add) {
-  if (w.ranks() == nullptr) return own_linear(table, pool, input, M, w, bias, y, add);
-  Ranks& ranks = *w.ranks();
-  const int64_t K = w.columns(), N = w.rows();
+namespace {
+
+// Adds what another rank computed of a product to its columns of y.
+void add_received(const Product& product, int from, int M, const float*& received) {
+  const int64_t N = product.w.rows();
+  const float* const bias = product.bias;
+  const auto ranges = product.w.rows_of(from);
+  for (int64_t m = 0; m < M; ++m) {
+    for (const PackedMatrix::RowRange& range : ranges) {
+      float* const to = product.y + m * N + range.first;
+      for (int64_t i = 0; i < range.count; ++i, ++received) {
+        const float sum = bias == nullptr ? *received : *received + bias[range.first + i];
+        to[i] = product.add ? to[i] + sum : sum;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void linear_over_ranks(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
+                       std::span<const Product> products) {
+  Ranks& ranks = *products.front().w.ranks();
+  const int64_t K = products.front().w.columns();
   std::vector<float> rows;  // as the other ranks get them: normed and adjacent
   const float* x = input.x;
   if (input.norm != nullptr || input.ld != K) {
@@ -183,27 +202,27 @@ void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows
     }
     x = rows.data();
   }
-  const auto lock = ranks.lock();
-  const int32_t job[] = {static_cast<int32_t>(RankJob::kLinear), w.number(), M};
+  std::vector<int32_t> job{static_cast<int32_t>(RankJob::kLinear), M};
+  for (const Product& product : products) job.push_back(product.w.number());
+  const auto turn = ranks.lock();
   for (int to = 1; to < ranks.size(); ++to) ranks.send_job(to, job, {x, static_cast<size_t>(M * K)});
-  own_linear(table, pool, {.x = x, .ld = K}, M, w, bias, y, add);
+  for (const Product& product : products)
+    own_linear(table, pool, {.x = x, .ld = K}, M, product.w, product.bias, product.y, product.add);
   for (int from = 1; from < ranks.size(); ++from) {
-    const auto ranges = w.rows_of(from);
     int64_t width = 0;
-    for (const PackedMatrix::RowRange& range : ranges) width += range.count;
+    for (const Product& product : products) width += product.w.width_of(from);
     const auto received = ranks.buffer(M * width);
     ranks.receive(from, received);
-    const float* product = received.data();
-    for (int64_t m = 0; m < M; ++m) {
-      for (const PackedMatrix::RowRange& range : ranges) {
-        float* const to = y + m * N + range.first;
-        for (int64_t i = 0; i < range.count; ++i, ++product) {
-          const float sum = bias == nullptr ? *product : *product + bias[range.first + i];
-          to[i] = add ? to[i] + sum : sum;
-        }
-      }
-    }
+    const float* next = received.data();
+    for (const Product& product : products) add_received(product, from, M, next);
   }
+}
+
+void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
+            const PackedMatrix& w, const float* bias, float* y, bool add) {
+  if (w.ranks() == nullptr) return own_linear(table, pool, input, M, w, bias, y, add);
+  const Product product{w, bias, y, add};
+  linear_over_ranks(table, pool, input, M, {&product, 1});
 }
 
 void norm_rows(const kernels::KernelTable& table, ThreadPool& pool, const float* x, const float* weight,

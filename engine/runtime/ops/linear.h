@@ -73,11 +73,22 @@ class EncodedRows {
 };
 
 // y[m, n] = input_m . w_n + bias[n] (bias may be null); added to y with `add`. y is [M, rows of w]. Takes
-// scratch slot kLinearSlot; the caller holds the lock. Where w is cut over ranks, rank 0 calls this and the other ranks
-// compute their rows.
+// scratch slot kLinearSlot; the caller holds the lock. Where w is cut over ranks, rank 0 calls this and the other
+// ranks compute their rows.
 inline constexpr int kLinearSlot = 0;
 void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
             const PackedMatrix& w, const float* bias, float* y, bool add = false);
+
+// One of several products of the same input, as linear takes it.
+struct Product {
+  const PackedMatrix& w;
+  const float* bias;
+  float* y;
+  bool add = false;
+};
+// Products with matrices that are all cut over the same ranks, in one message to each.
+void linear_over_ranks(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
+                       std::span<const Product> products);
 
 // The same of the rows that this rank holds, y being [M, width of w].
 void own_linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,

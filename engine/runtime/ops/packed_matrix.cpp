@@ -108,6 +108,12 @@ std::vector<PackedMatrix::RowRange> PackedMatrix::rows_of(int rank) const {
   return ranges;
 }
 
+int64_t PackedMatrix::width_of(int rank) const {
+  int64_t width = 0;
+  for (const RowRange& range : rows_of(rank)) width += range.count;
+  return width;
+}
+
 void PackedMatrix::place(const std::byte* panels) {
   for (Segment& segment : segments_) {
     segment.panels = panels;

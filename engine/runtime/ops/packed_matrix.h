@@ -94,6 +94,8 @@ class PackedMatrix {
     int64_t first, count;
   };
   std::vector<RowRange> rows_of(int rank) const;
+  // Their number.
+  int64_t width_of(int rank) const;
   int64_t columns() const { return columns_; }
   size_t bytes() const { return bytes_; }
   const std::vector<Segment>& segments() const { return segments_; }

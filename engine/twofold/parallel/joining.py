@@ -10,7 +10,7 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch.distributed as dist
@@ -34,6 +34,8 @@ class Meeting:
         self.place = place
         self.timeout_s = timeout_s
         self.port = place.port
+        self.fate_of: Callable[[int], str | None] = lambda rank: None
+        """How a rank's process ended, where that is known."""
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.address = _own_address(place)
         self._store = self._listening_store() if place.has_store else self._found_store()
@@ -122,13 +124,16 @@ class Meeting:
         raise ConfigError(f"{problem}; start all ranks with the same version, model and flags")
 
     def _wait_for(self, key: str, rank: int) -> None:
-        try:
-            self._store.wait([key], self._timeout)
-        except dist.DistStoreError:
-            raise ConfigError(
-                f"rank {rank} did not come to {self.place.address}:{self.port} within {self.timeout_s:g} s; "
-                "start it, or raise --distributed-timeout-s"
-            ) from None
+        deadline = time.monotonic() + self.timeout_s
+        while not self._store.check([key]):
+            if (fate := self.fate_of(rank)) is not None:
+                raise ConfigError(f"rank {rank} ended before the ranks met: {fate}; its own message says why")
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"rank {rank} did not come to {self.place.address}:{self.port} within {self.timeout_s:g} s; "
+                    "start it, or raise --distributed-timeout-s"
+                )
+            time.sleep(_POLL_S)
 
     @contextlib.contextmanager
     def _naming_store(self) -> Iterator[None]:

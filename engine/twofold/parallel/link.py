@@ -78,12 +78,11 @@ class RankLink:
         self._pinging.start()
 
     def close(self) -> None:
-        """End the other ranks, from rank 0. Safe to call twice."""
-        if self._is_closed.is_set():
+        """End the other ranks, from rank 0, if they wait for jobs. Safe to call twice."""
+        if self._is_closed.is_set() or self._pinging is None:
             return
         self._is_closed.set()
-        if self._pinging is not None:
-            self._pinging.join()
+        self._pinging.join(self._timeout_s)
         stop = memoryview(np.array([STOP], np.int32))
         for to in range(1, self.size):
             with contextlib.suppress(KernelError):

@@ -80,6 +80,7 @@ def run_rank(
     meeting = Meeting(place, parallel.distributed_timeout_s)
     with _local_ranks(arguments, parallel, meeting) as local:
         bind_to_cores(place)
+        meeting.fate_of = local.fate_of
         link = meeting.join(identity_of(config, parallel, files))
         link.fate_of = local.fate_after_loss
         share = RankShare(link.ranks, parallel)
