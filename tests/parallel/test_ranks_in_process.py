@@ -26,7 +26,7 @@ WIDE = TinyModel(
 
 def config_of(directory: Path, **also: object) -> EngineConfig:
     settings = {"accelerator": "none", "cpu_threads": 1, "max_total_tokens": 256, "seed": 1} | also
-    return EngineConfig(str(directory), **settings)  # type: ignore[arg-type]
+    return EngineConfig(model=str(directory), **settings)  # type: ignore[arg-type]
 
 
 def every_matrix(size: int = 2, **also: object) -> ParallelConfig:
