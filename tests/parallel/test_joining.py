@@ -5,16 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.errors import ConfigError
+from twofold.api.types import SamplingParams
+from twofold.engine import Engine
+from twofold.models import open_model_files
+from twofold.parallel.identity import Identity, model_digest
+from twofold.parallel.joining import Meeting
+from twofold.parallel.link import STOP, RankLink
+from twofold.parallel.place import Place
+from twofold.parallel.session import check_settings
 
 from tests.models.drawn_families import EXAMPLES
 from tests.server.live_server import HTTP
@@ -78,11 +92,24 @@ def end(process: subprocess.Popen[str]) -> str:
         raise
 
 
+PROMPT = (3, 7, 12, 5, 40, 41, 9)
+
+
 def answer(url: str) -> str:
-    body = {"prompt": [3, 7, 12, 5, 40, 41, 9], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     found = HTTP.post(f"{url}/completions", json=body)
     assert found.status_code == 200, found.text
     return str(found.json()["choices"][0]["text"])
+
+
+def answer_of_one_process(directory: Path) -> str:
+    config = EngineConfig(model=str(directory), accelerator="none", cpu_threads=1, max_total_tokens=256)
+    engine = Engine.load(config)
+    texts: list[str] = []
+    sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    engine.generate(PROMPT, sampling, lambda chunk: texts.append(chunk.text))
+    engine.close()
+    return "".join(texts)
 
 
 def output_of(process: subprocess.Popen[str], timeout: float = START_S) -> str:
@@ -100,8 +127,7 @@ def pids_of_ranks(greeting: str) -> list[int]:
 
 def test_two_ranks_answer_as_one_process(tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, TinyModel())
-    with serving(directory) as (url, _, _):
-        expected = answer(url)
+    expected = answer_of_one_process(directory)
     with serving(directory, "--tensor-parallel-size", "2", *QUICK) as (url, greeting, process):
         assert answer(url) == expected
         rest = end(process)
@@ -123,8 +149,7 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize("family", EXAMPLES)
 def test_every_family_answers_as_one_process(family: str, tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, EXAMPLES[family])
-    with serving(directory) as (url, _, _):
-        expected = answer(url)
+    expected = answer_of_one_process(directory)
     with serving(directory, "--tensor-parallel-size", "2", *QUICK) as (url, _, _):
         assert answer(url) == expected
 
@@ -132,8 +157,7 @@ def test_every_family_answers_as_one_process(family: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, TinyModel())
-    with serving(directory) as (url, _, _):
-        expected = answer(url)
+    expected = answer_of_one_process(directory)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
         "-m", "twofold.tools.cli", "serve", str(directory), "--port", "0", "--accelerator", "none",
@@ -183,79 +207,116 @@ def text_of_a_stream(url: str, after_first: Callable[[], None]) -> str:
     return text
 
 
-def one_line(text: str) -> str:
-    told = [line for line in text.splitlines() if line.startswith("twofold serve:")]
-    assert len(told) == 1, text
-    return told[0]
+IDENTITY = Identity(version="1", panels="2", level="avx2", model="m (1)", settings="--x 1")
 
 
-def two_machines(first: Path, second: Path, *flags: str, same_rank: bool = False) -> tuple[str, str]:
-    """Outputs of two processes that stand for two machines, at 127.0.0.1."""
-    port = str(free_port())
+def meet(
+    *ranks: int, size: int = 2, timeout_s: float = 5.0, identities: dict[int, Identity] | None = None
+) -> list[RankLink | ConfigError]:
+    """What comes of ranks that meet, each on a thread: in the order of `ranks`, the first of which listens."""
+    first = Meeting(Place(ranks[0], size, 0, 1, "127.0.0.1", 0, has_store=True), timeout_s)
+    found: dict[int, RankLink | ConfigError] = {}
 
-    def of(rank: int) -> dict[str, str]:
-        return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    def join(at: int, rank: int) -> None:
+        try:
+            place = Place(rank, size, 0, 1, "127.0.0.1", first.port, has_store=False)
+            meeting = first if at == 0 else Meeting(place, timeout_s)
+            found[at] = meeting.join((identities or {}).get(rank, IDENTITY))
+        except ConfigError as error:
+            found[at] = error
 
-    common = ("--tensor-parallel-size", "2", "--distributed-timeout-s", "10")
-    a = start(first, *common, environment=of(0))
-    b = start(second, *common, *flags, environment=of(0 if same_rank else 1))
-    return output_of(a), output_of(b)
-
-
-def test_another_model_is_refused_on_both_sides(tmp_path: Path) -> None:
-    first = write_tiny_model(tmp_path / "first", TinyModel())
-    second = write_tiny_model(tmp_path / "second", TinyModel(seed=5))
-    for text in two_machines(first, second):
-        assert re.search(r"rank 1 \(.*\) has model second \(.*\), rank 0 has first \(", one_line(text)), text
-
-
-def test_other_settings_are_refused_on_both_sides(tmp_path: Path) -> None:
-    directory = write_tiny_model(tmp_path, TinyModel())
-    for text in two_machines(directory, directory, "--no-enable-expert-parallel"):
-        assert "rank 1" in one_line(text)
-        assert "--enable-expert-parallel False" in text
+    threads = [threading.Thread(target=join, args=each) for each in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[at] for at in range(len(ranks))]
 
 
-def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
-    directory = write_tiny_model(tmp_path, TinyModel())
-    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    flags = ("--tensor-parallel-size", "2", "--distributed-timeout-s", "1")
-    text = output_of(start(directory, *flags, environment=place))
-    assert "rank 1 did not come to 127.0.0.1" in one_line(text)
+def test_ranks_that_meet_exchange_messages_of_any_size() -> None:
+    leader, worker = meet(0, 1)
+    assert isinstance(leader, RankLink)
+    assert isinstance(worker, RankLink)
+    assert leader.names == worker.names
+    jobs: list[list[int]] = []
 
+    def serve() -> None:
+        while (got := worker.next_job())[0][0] != STOP:
+            jobs.append(got[0].tolist())
+            worker.answer(got[1] * 2)
 
-def test_a_store_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
-    directory = write_tiny_model(tmp_path, TinyModel())
-    port = free_port()
-    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    flags = ("--tensor-parallel-size", "2", "--distributed-timeout-s", "1")
-    text = output_of(start(directory, *flags, environment=place))
-    assert f"rank 1 cannot reach rank 0 at 127.0.0.1:{port}" in one_line(text)
-
-
-def test_a_rank_that_joins_twice_is_refused(tmp_path: Path) -> None:
-    directory = write_tiny_model(tmp_path, TinyModel())
-    port = free_port()
-    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    flags = ("--tensor-parallel-size", "3", "--distributed-timeout-s", "6")
-    ranks = [
-        start(directory, *flags, environment=place | {"RANK": rank, "WORLD_SIZE": "3"}) for rank in "011"
-    ]
-    texts = [output_of(each) for each in ranks]
-    assert sum("rank 1 has joined already" in text for text in texts) == 1, texts
+    thread = threading.Thread(target=serve)
+    thread.start()
+    leader.start_pings(lambda reason: None)
+    for count in (1, 16_000, 100_000):  # the last one takes two messages
+        rows, answer = np.arange(count, dtype=np.float32), np.zeros(count, np.float32)
+        leader.send_job(1, memoryview(np.array([2, count], np.int32)).cast("B"), memoryview(rows).cast("B"))
+        leader.receive(1, memoryview(answer).cast("B"))
+        np.testing.assert_array_equal(answer, rows * 2)
+    leader.close()
+    thread.join()
+    assert jobs == [[2, 1], [2, 16_000], [2, 100_000]]
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("field", "said"),
     [
-        (("--accelerator", "emulated:rtx4090-pcie4"), "ranks compute on CPUs"),
-        (("--num-redundant-experts", "2"), "without --init-expert-location"),
-        (("--nnodes", "2"), "which other machines cannot reach"),
+        ("version", "has version 9, rank 0 has 1"),
+        ("level", "has CPU level 9, rank 0 has avx2"),
+        ("model", r"has model 9, rank 0 has m \(1\)"),
+        ("settings", "has settings 9, rank 0 has --x 1"),
     ],
 )
-def test_settings_that_do_not_work_with_ranks_are_refused(
-    flags: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
-    directory = write_tiny_model(tmp_path, TinyModel())
-    text = output_of(start(directory, "--tensor-parallel-size", "2", *flags))
-    assert any(said in line for line in text.splitlines() if line.startswith("twofold serve:")), text
+def test_ranks_that_differ_are_refused_on_all_sides(field: str, said: str) -> None:
+    other = replace(IDENTITY, **{field: "9"})
+    for error in meet(0, 1, 2, size=3, identities={2: other}):
+        assert isinstance(error, ConfigError)
+        assert re.fullmatch(
+            rf"rank 2 \(.*, process \d+\) {said}; start all ranks with the same version, model and flags",
+            str(error),
+        )
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    (error,) = meet(0, timeout_s=1)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("rank 1 did not come to 127.0.0.1:")
+
+
+def test_a_rank_that_joins_twice_is_refused() -> None:
+    found = meet(0, 1, 1, timeout_s=2, size=3)
+    assert sum("rank 1 has joined already" in str(error) for error in found) == 1
+
+
+def test_a_store_that_cannot_be_reached_is_named() -> None:
+    port = free_port()
+    with pytest.raises(ConfigError, match=f"rank 1 cannot reach rank 0 at 127.0.0.1:{port} within 1 s"):
+        Meeting(Place(1, 2, 0, 1, "127.0.0.1", port, has_store=False), 1)
+
+
+def test_an_address_that_is_not_this_machine_s_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--master-addr 192\.0\.2\.1 and --master-port 29500 cannot be listened on"
+    ):
+        Meeting(Place(0, 2, 0, 1, "192.0.2.1", 29500, has_store=True), 1)
+
+
+def test_digests_tell_models_of_one_shape_apart(tmp_path: Path) -> None:
+    paths = [write_tiny_model(tmp_path / str(seed), TinyModel(seed=seed)) for seed in (1, 2)]
+    first, second = (model_digest(open_model_files(path)) for path in paths)
+    assert first != second
+    copy = shutil.copytree(paths[0], tmp_path / "copy")
+    assert model_digest(open_model_files(copy)) == first
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"accelerator": "emulated:rtx4090-pcie4"}, "ranks compute on CPUs"),
+        ({"optimize_config": "rules.yaml"}, "leave it out"),
+        ({"packed_cache": "there"}, "leave it out"),
+    ],
+)
+def test_settings_that_do_not_work_with_ranks_are_refused(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_settings(EngineConfig(**settings))  # type: ignore[arg-type]

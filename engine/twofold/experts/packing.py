@@ -54,7 +54,7 @@ def make_store(
         activation=shape.activation,
         biases=shape.biases,
         limits=shape.limits,
-        ranks=spread and spread.ranks,
+        ranks=spread.ranks if spread else None,
         holders=spread.holders if spread else (),
     )
 

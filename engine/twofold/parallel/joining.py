@@ -11,9 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError, ProcessGroupGloo
 
 from twofold.api.errors import ConfigError, KernelError, ModelLoadError
 from twofold.parallel.identity import Identity
@@ -40,12 +41,12 @@ class Meeting:
         self.address = _own_address(place)
         self._store = self._listening_store() if place.has_store else self._found_store()
 
-    def _listening_store(self) -> dist.Store:
+    def _listening_store(self) -> Store:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((self.address, self.place.port))
+            listener.bind((self.place.address, self.place.port))
         except OSError as error:
             listener.close()
             raise ConfigError(
@@ -53,8 +54,8 @@ class Meeting:
                 f"{error.strerror}; give an address of this machine and a free port"
             ) from None
         self.port = listener.getsockname()[1]
-        return dist.TCPStore(
-            self.address,
+        return TCPStore(
+            self.place.address,
             self.port,
             self.place.size,
             is_master=True,
@@ -63,9 +64,9 @@ class Meeting:
             master_listen_fd=listener.detach(),
         )
 
-    def _found_store(self) -> dist.Store:
+    def _found_store(self) -> Store:
         try:
-            return dist.TCPStore(
+            return TCPStore(
                 self.place.address,
                 self.place.port,
                 self.place.size,
@@ -97,10 +98,11 @@ class Meeting:
                 self._wait_for(f"identity/{other}", other)
             names = [self._store.get(f"name/{other}").decode() for other in range(size)]
             self._compare(names)
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
+            gloo: Any = ProcessGroupGloo  # its types lack the options
+            options = gloo._Options()
+            options._devices = [gloo.create_device(hostname=self.address)]
             options._timeout = self._timeout
-            group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), rank, size, options)
+            group = gloo(PrefixStore("gloo", self._store), rank, size, options)
         return RankLink(group, names, self.timeout_s)
 
     def _compare(self, names: list[str]) -> None:
@@ -140,7 +142,7 @@ class Meeting:
         """Lost connections become an error that names the store."""
         try:
             yield
-        except (dist.DistError, RuntimeError) as error:
+        except (DistError, RuntimeError) as error:
             reason = str(error).split("\n", 1)[0][:200]
             raise ConfigError(
                 f"rank {self.place.rank} lost rank 0 at {self.place.address}:{self.port} while the ranks met "

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from twofold import _core
 from twofold.api.errors import KernelError
@@ -31,11 +30,16 @@ _PING_S: Final = 2.0
 class RankLink:
     """This rank's connections. Rank 0 sends jobs and receives answers; the others do the reverse."""
 
-    def __init__(self, group: dist.ProcessGroupGloo, names: Sequence[str], timeout_s: float) -> None:
-        """names: each rank's, for messages. timeout_s: seconds that a rank may be silent."""
+    def __init__(self, group: Any, names: Sequence[str], timeout_s: float) -> None:
+        """
+        Args:
+            group: a ProcessGroupGloo of torch.distributed, whose types lack send and recv.
+            names: each rank's, for messages.
+            timeout_s: seconds that a rank may be silent.
+        """
         self.rank, self.size = group.rank(), group.size()
         self.names = names
-        self.ranks = _core.Ranks(self.rank, self.size, send_job=self._send_job, receive=self._receive)
+        self.ranks = _core.Ranks(self.rank, self.size, send_job=self.send_job, receive=self.receive)
         """What native code calls."""
         self.lost = ""
         """How a rank was lost; empty: none was."""
@@ -49,7 +53,8 @@ class RankLink:
 
     # ---- rank 0 ------------------------------------------------------------------------------------------------------
 
-    def _send_job(self, to: int, job: memoryview, rows: memoryview) -> None:
+    def send_job(self, to: int, job: memoryview, rows: memoryview) -> None:
+        """Send a job and its rows, as bytes. Raises KernelError if the rank is lost."""
         header = np.array([job.nbytes, rows.nbytes], np.int32).tobytes()
         if _HEADER_BYTES + job.nbytes + rows.nbytes > _SHORT_BYTES:
             self._send(to, torch.frombuffer(bytearray(header), dtype=torch.uint8))
@@ -57,7 +62,8 @@ class RankLink:
         message = bytearray().join((header, job, rows))
         self._send(to, torch.frombuffer(message, dtype=torch.uint8))
 
-    def _receive(self, rank: int, rows: memoryview) -> None:
+    def receive(self, rank: int, rows: memoryview) -> None:
+        """Receive a rank's answer into `rows`, which has its size. Raises KernelError if the rank is lost."""
         into = torch.frombuffer(rows, dtype=torch.uint8)
         self._wait(rank, lambda: self._group.recv([into], rank, 0))
 
@@ -83,10 +89,10 @@ class RankLink:
             return
         self._is_closed.set()
         self._pinging.join(self._timeout_s)
-        stop = memoryview(np.array([STOP], np.int32))
+        stop = memoryview(np.array([STOP], np.int32).tobytes())
         for to in range(1, self.size):
             with contextlib.suppress(KernelError):
-                self._send_job(to, stop, memoryview(b""))
+                self.send_job(to, stop, memoryview(b""))
 
     # ---- the other ranks ---------------------------------------------------------------------------------------------
 
