@@ -44,7 +44,8 @@ class __attribute__((visibility("hidden"))) BoundRankWorker {
 }  // namespace
 
 void bind_rank_worker(py::module_& m) {
-  py::class_<BoundRankWorker>(m, "RankWorker", "Answers the jobs of rank 0 with this rank's share of the weights.")
+  py::class_<BoundRankWorker>(m, "RankWorker",
+                              "Answers the jobs of rank 0 with this rank's share of the weights.")
       .def(py::init<const PoolView&, const std::vector<std::shared_ptr<PackedMatrix>>&,
                     std::shared_ptr<ExpertStore>>(),
            py::arg("pool"), py::arg("matrices"), py::arg("experts"))

@@ -127,8 +127,8 @@ void bind_store(py::module_& m) {
       m, "ExpertStore", "All experts of a model in host memory, each packed once.")
       .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
            py::arg("formats"), py::arg("huge_pages") = true, py::arg("activation") = "silu",
-           py::arg("biases") = false, py::arg("limits") = std::vector<float>(),
-           py::arg("ranks") = py::none(), py::arg("holders") = std::vector<uint64_t>())
+           py::arg("biases") = false, py::arg("limits") = std::vector<float>(), py::arg("ranks") = py::none(),
+           py::arg("holders") = std::vector<uint64_t>())
       .def_static("from_file", &map_store, py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
                   py::arg("formats"), py::arg("file"), py::arg("offset"), py::arg("activation") = "silu",
                   py::arg("biases") = false, py::arg("limits") = std::vector<float>(),
@@ -171,8 +171,8 @@ void bind_store(py::module_& m) {
           [](const py::object& self, int layer) {
             const auto& store = self.cast<const ExpertStore&>();
             check_layer(store, layer);
-            return read_only_bytes(store.expert(layer, 0), size_t(store.num_held(layer)) * store.stride(layer),
-                                   self);
+            return read_only_bytes(store.expert(layer, 0),
+                                   size_t(store.num_held(layer)) * store.stride(layer), self);
           },
           py::arg("layer"), "A layer's experts that this process holds, as they lie.")
       .def(

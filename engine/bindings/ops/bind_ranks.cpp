@@ -56,10 +56,10 @@ class __attribute__((visibility("hidden"))) CalledRanks final : public Ranks {
 void bind_ranks(py::module_& m) {
   py::class_<Ranks, std::shared_ptr<Ranks>>(
       m, "Ranks", "Processes that each hold a share of one model's weights; rank 0 computes the model.")
-      .def(py::init([](int rank, int size, py::function send_job,
-                       py::function receive) -> std::shared_ptr<Ranks> {
-             return std::make_shared<CalledRanks>(rank, size, std::move(send_job), std::move(receive));
-           }),
+      .def(py::init(
+               [](int rank, int size, py::function send_job, py::function receive) -> std::shared_ptr<Ranks> {
+                 return std::make_shared<CalledRanks>(rank, size, std::move(send_job), std::move(receive));
+               }),
            py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("send_job"), py::arg("receive"))
       .def("ping", &Ranks::ping, py::call_guard<py::gil_scoped_release>(),
            "Asks every rank for a sign of life, unless a job is running.")

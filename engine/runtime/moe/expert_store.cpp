@@ -34,7 +34,8 @@ ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const Ffn
                          bool huge_pages, ExpertSpread spread)
     : num_experts_(num_experts), shape_(shape), spread_(std::move(spread)) {
   if (ranks() != nullptr) {
-    if (ranks()->size() > ExpertSpread::kMostRanks || spread_.holders.size() != formats.size() * size_t(num_experts)) {
+    if (ranks()->size() > ExpertSpread::kMostRanks ||
+        spread_.holders.size() != formats.size() * size_t(num_experts)) {
       throw std::invalid_argument("holders of " + std::to_string(spread_.holders.size()) + " experts over " +
                                   std::to_string(ranks()->size()) + " ranks were given; expected those of " +
                                   std::to_string(formats.size() * size_t(num_experts)) + ", and at most " +
@@ -43,7 +44,8 @@ ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const Ffn
     const uint64_t known = ~uint64_t{0} >> (ExpertSpread::kMostRanks - ranks()->size());
     for (size_t e = 0, next = 0; e < spread_.holders.size(); ++e) {
       if ((spread_.holders[e] & known) == 0 || (spread_.holders[e] & ~known) != 0)
-        throw std::invalid_argument("expert " + std::to_string(e) + " has no rank that holds it, or an unknown one");
+        throw std::invalid_argument("expert " + std::to_string(e) +
+                                    " has no rank that holds it, or an unknown one");
       if (e % size_t(num_experts) == 0) next = 0;
       const bool is_held = (spread_.holders[e] >> ranks()->rank() & 1) != 0;
       places_.push_back(is_held ? int(next++) : -1);
@@ -143,12 +145,11 @@ void ExpertStore::put(ThreadPool& pool, int layer, int first, std::span<const Ex
   for (int e = first; e < first + int(experts.size()); ++e) {
     if (place(layer, e) >= 0) held.push_back(e);
   }
-  fill(pool, layer, held,
-       [&](size_t e, int m, int64_t first_panel, int64_t bytes, std::byte* to) {
-         const ExpertSource& source = experts[size_t(held[e] - first)];
-         const SourceMatrix& matrix = m == 0 ? source.gate : m == 1 ? source.up : source.down;
-         pack_panels(matrix, first_panel, bytes / kernels::panel_bytes(matrix.format, matrix.columns), to);
-       });
+  fill(pool, layer, held, [&](size_t e, int m, int64_t first_panel, int64_t bytes, std::byte* to) {
+    const ExpertSource& source = experts[size_t(held[e] - first)];
+    const SourceMatrix& matrix = m == 0 ? source.gate : m == 1 ? source.up : source.down;
+    pack_panels(matrix, first_panel, bytes / kernels::panel_bytes(matrix.format, matrix.columns), to);
+  });
 }
 
 void ExpertStore::put_biases(int layer, int first, int count, const float* biases) {

@@ -83,7 +83,8 @@ void PackedMatrix::add_segment(int part, kernels::WeightFormat format, int64_t r
     part_rows_.push_back(rows);
     const RowRange own = panels_of_rank(rows, ranks->rank(), ranks->size());
     first_panel = own.first, num_panels = own.count;
-    own_rows = std::min(rows, (own.first + own.count) * kernels::kPanelRows) - own.first * kernels::kPanelRows;
+    own_rows =
+        std::min(rows, (own.first + own.count) * kernels::kPanelRows) - own.first * kernels::kPanelRows;
   }
   const bool is_compact = ranks() != nullptr && ranks()->rank() > 0;
   if (num_panels > 0) {
