@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "host/ranks.h"
+
 namespace py = pybind11;
 
 namespace twofold::bindings {
@@ -31,6 +33,8 @@ void register_failures() {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const KernelFailure& failure) {
+      raise_as("KernelError", failure);
+    } catch (const RankFailure& failure) {
       raise_as("KernelError", failure);
     } catch (const ConfigFailure& failure) {
       raise_as("ConfigError", failure);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "module.h"
-#include "moe/rank_worker.h"
+#include "moe/ranks/rank_worker.h"
 #include "moe/rows.h"
 #include "pool_view.h"
 

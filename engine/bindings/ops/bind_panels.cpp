@@ -38,7 +38,7 @@ py::array_t<uint8_t> read_only_bytes(const std::byte* bytes, size_t count, const
 }
 
 void bind_panels(py::module_& m) {
-  m.attr("PANEL_ROWS") = kernels::kPanelRows;
+  m.def("panel_rows", [] { return kernels::kPanelRows; }, "Rows of a matrix in one panel.");
   m.def("panel_layout", &panel_layout,
         "What panels of this build look like; another text, and they cannot read one another's.");
   py::class_<FileMapping, std::shared_ptr<FileMapping>>(

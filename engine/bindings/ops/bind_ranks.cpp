@@ -5,9 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "host/ranks.h"
 #include "ops/bind_ops.h"
-#include "ops/ranks.h"
-#include "ops/tensor_view.h"
 
 namespace py = pybind11;
 
@@ -44,7 +43,7 @@ class __attribute__((visibility("hidden"))) CalledRanks final : public Ranks {
     } catch (const py::error_already_set& raised) {
       const std::string text = py::str(raised.value());
       fail(text);
-      throw KernelFailure(text);
+      throw RankFailure(text);
     }
   }
 

@@ -8,7 +8,7 @@
 
 #include "host/thread_pool.h"
 #include "moe/expert_store.h"
-#include "moe/rank_experts.h"
+#include "moe/ranks/rank_experts.h"
 #include "ops/packed_ffn.h"
 
 namespace twofold {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "host/file_mapping.h"
+#include "host/ranks.h"
 #include "ops/packed_ffn.h"
 #include "ops/packed_matrix.h"
-#include "ops/ranks.h"
 #include "twofold/kernels.h"
 
 namespace twofold {

@@ -8,8 +8,8 @@
 
 #include "host/file_mapping.h"
 #include "host/page_memory.h"
+#include "host/ranks.h"
 #include "host/thread_pool.h"
-#include "ops/ranks.h"
 #include "twofold/weight_format.h"
 
 namespace twofold {

@@ -288,7 +288,8 @@ def log_probabilities(
 
 # ---- bind_panels.cpp
 
-PANEL_ROWS: Final[int]
+def panel_rows() -> int:
+    """Rows of a matrix in one panel."""
 
 def panel_layout() -> str:
     """Identifier of this build's panel layout; panels are readable only by builds with the same identifier."""

@@ -45,7 +45,7 @@ class CutPanels:
 
     def __init__(self, ranks: _core.Ranks, min_bytes: int) -> None:
         """min_bytes: size of the smallest matrix that is cut."""
-        self._ranks = ranks
+        self.ranks = ranks
         self._min_bytes = min_bytes
         self.matrices: list[ops.PackedMatrix] = []
         """The cut matrices, by number."""
@@ -58,11 +58,11 @@ class CutPanels:
         """See `Panels.matrix`."""
         parts = matrices()
         packed_bytes = sum(part.packed_bytes for part in parts)
-        num_panels = max(-(-part.rows // _core.PANEL_ROWS) for part in parts)
-        if by_head or packed_bytes < self._min_bytes or num_panels < self._ranks.size:
-            made = ops.PackedMatrix(pool, parts, self._ranks)
+        num_panels = max(-(-part.rows // _core.panel_rows()) for part in parts)
+        if by_head or packed_bytes < self._min_bytes or num_panels < self.ranks.size:
+            made = ops.PackedMatrix(pool, parts, self.ranks)
         else:
-            made = ops.PackedMatrix(pool, parts, self._ranks, len(self.matrices))
+            made = ops.PackedMatrix(pool, parts, self.ranks, len(self.matrices))
             self.matrices.append(made)
         self.num_bytes += made.bytes
         return made

@@ -43,7 +43,7 @@ from twofold.step.capacity import plan_capacity
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafters.mtp import MtpDrafter
 from twofold.step.drafters.opening import NO_DRAFT_MEMORY, OpenedDrafter, open_drafter_model
-from twofold.step.expert_loading import expert_spread, load_experts, slot_plan
+from twofold.step.expert_loading import load_experts, slot_plan
 from twofold.step.model import LoadedModel
 from twofold.step.runner import LoadedRunner, ModelRunner
 from twofold.text.tokenizer import Tokenizer
@@ -100,6 +100,8 @@ def load_parts(
         _log.warning("%s: %s", path, files.config.context_limit_reason)
     pool = ops.ThreadPool(config.cpu_threads, config.numa)
     files, rules = apply_rules(config, files, pool, choice)
+    if share is not None:
+        files = files.from_panels(share)
     # Before the tokenizer: its half second of parsing leaves the other cores idle.
     residency = _residency(files, pool)
     try:
@@ -123,14 +125,7 @@ def load_parts(
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
         else:
             loaded = _load_on_cpu(
-                config,
-                files if share is None else files.from_panels(share.panels),
-                pool=pool,
-                choice=choice,
-                progress=progress,
-                rules=rules,
-                drafter=drafter,
-                share=share,
+                config, files, pool=pool, choice=choice, progress=progress, rules=rules, drafter=drafter
             )
         _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
@@ -194,7 +189,6 @@ def _load_on_cpu(
     progress: ProgressFn | None,
     rules: ModuleRules,
     drafter: OpenedDrafter | None,
-    share: RankShare | None = None,
 ) -> LoadedRunner:
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     model = files.config
@@ -209,14 +203,7 @@ def _load_on_cpu(
         files, pool, progress=progress, threads=rules.threads, pools=rules.pools, tapped_layers=taps
     )
     moe = load_experts(
-        files,
-        pool,
-        choice=choice,
-        config=config,
-        slots=plan,
-        progress=progress,
-        on_cpu=rules.on_cpu,
-        spread=expert_spread(config, files, share),
+        files, pool, choice=choice, config=config, slots=plan, progress=progress, on_cpu=rules.on_cpu
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     own = NO_DRAFT_MEMORY if drafter is None else drafter.memory

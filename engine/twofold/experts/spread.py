@@ -21,14 +21,12 @@ class ExpertSpread:
     holders: list[int]
 
 
-class RankShare:
-    """This process's share of one model's weights."""
+class RankShare(CutPanels):
+    """This process's share of one model's weights: its matrices, and which experts are its own."""
 
     def __init__(self, ranks: _core.Ranks, config: ParallelConfig) -> None:
-        self.ranks = ranks
+        super().__init__(ranks, config.tensor_parallel_min_bytes)
         self.config = config
-        self.panels = CutPanels(ranks, config.tensor_parallel_min_bytes)
-        """The source of all matrices but the experts'."""
 
     def spread(self, num_layers: int, num_experts: int, counts: I64 | None) -> ExpertSpread | None:
         """The spread of a model's experts; None: rank 0 holds all. counts: uses [layers, experts], if known.

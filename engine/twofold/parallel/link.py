@@ -19,7 +19,7 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 STOP: Final = 0
-"""Kind of the job that ends a rank (`RankJob` in engine/runtime/ops/ranks.h)."""
+"""Kind of the job that ends a rank (`RankJob` in engine/runtime/host/ranks.h)."""
 
 _HEADER_BYTES: Final = 8
 _SHORT_BYTES: Final = 64 * 1024

@@ -24,13 +24,13 @@ class Worker:
     def __init__(self, config: EngineConfig, files: ModelFiles, share: RankShare) -> None:
         """Load it. Raises ConfigError, ModelLoadError as loading a whole model does."""
         self._pool = pool = ops.ThreadPool(config.cpu_threads, config.numa)
-        panels = share.panels
-        LoadedModel(files.from_panels(panels), pool)  # asks `panels` for every matrix
+        files = files.from_panels(share)
+        LoadedModel(files, pool)  # asks the share for every matrix
         store: _core.ExpertStore | None = None
-        if (spread := expert_spread(config, files, share)) is not None:
+        if (spread := expert_spread(config, files)) is not None:
             store = pack_experts(moe_shape(files), files.expert_layers(reads_ahead=False), pool, None, spread)
-        self.num_bytes = panels.num_bytes + (0 if store is None else store.bytes)
-        self._native = _core.RankWorker(pool, panels.matrices, store)
+        self.num_bytes = share.num_bytes + (0 if store is None else store.bytes)
+        self._native = _core.RankWorker(pool, share.matrices, store)
 
     def run(self, link: RankLink) -> None:
         """Answer jobs. Raises KernelError if rank 0 is lost, ValueError for a damaged job."""

@@ -67,16 +67,16 @@ def _placement(config: EngineConfig, files: ModelFiles) -> InitialPlacement:
     )
 
 
-def expert_spread(config: EngineConfig, files: ModelFiles, share: RankShare | None) -> ExpertSpread | None:
+def expert_spread(config: EngineConfig, files: ModelFiles) -> ExpertSpread | None:
     """How the model's experts are spread over ranks; None: this process holds all that it computes.
 
     Raises:
         ConfigError: the statistics cannot be used, or are missing.
     """
-    if share is None:
+    if not isinstance(files.panels, RankShare):
         return None
     model = files.config
-    return share.spread(len(model.moe_layers), model.num_experts, _placement(config, files).counts)
+    return files.panels.spread(len(model.moe_layers), model.num_experts, _placement(config, files).counts)
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:
@@ -128,16 +128,14 @@ def load_experts(
     slots: SlotPlan,
     progress: ProgressFn | None = None,
     on_cpu: Sequence[bool] = (),
-    spread: ExpertSpread | None = None,
 ) -> MoeRuntime:
     """Pack the model's experts and build their executor. Raises as `MoeRuntime`.
 
-    Args:
-        on_cpu: per part of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none.
-        spread: the ranks that share the experts.
+    on_cpu: per part of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none.
     """
     moe_layers = files.config.moe_layers
     shape = moe_shape(files)
+    spread = expert_spread(config, files)
 
     def report(layers_done: int, bytes_done: int, bytes_total: int) -> None:
         if progress is not None:

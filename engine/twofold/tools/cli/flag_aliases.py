@@ -261,9 +261,7 @@ KTRANSFORMERS_SERVER: Final = (
 GENERATION: Final = (_to("max_tokens", "--max-new-tokens"),)
 """KTransformers' local_chat.py: for commands that generate text themselves."""
 
-_ONE_SIZE: Final = (
-    "--tensor-parallel-size of `twofold serve` says how many processes share a model; leave it out"
-)
+_ONE_SIZE: Final = "--tensor-parallel-size of `twofold serve` sets the number of processes; leave it out"
 SGLANG: Final = (
     _to("model", "--model-path", "--model"),
     _to("tokenizer", "--tokenizer-path"),
@@ -356,7 +354,6 @@ OTHER_SERVERS: Final = (
     _refused("all flags apply to all models", "--models-preset"),
     _to("otlp_endpoint", "--otlp-traces-endpoint", but="OTLP over HTTP, not over gRPC"),
     _to("tensor_parallel_size", "-tp", "--tp", "--tp-size"),
-    _to("num_redundant_experts", "--ep-num-redundant-experts"),
     _to("distributed_timeout_s", "--dist-timeout", "--distributed-timeout-seconds"),
 )
 """Flags of the servers of SGLang, vLLM and llama.cpp."""

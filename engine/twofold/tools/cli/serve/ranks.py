@@ -26,7 +26,7 @@ def load_on_ranks(config: EngineConfig, sink: TelemetrySink | None, leader: Lead
     with leader.meeting.loading():
         engine = load_engine(config, sink, share=leader.share)
     try:
-        leader.start(leader.share.panels.num_bytes + engine.expert_bytes, _end_server)
+        leader.start(leader.share.num_bytes + engine.expert_bytes, _end_server)
     except BaseException:
         engine.close()
         raise

@@ -1,4 +1,4 @@
-#include "moe/rank_experts.h"
+#include "moe/ranks/rank_experts.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,11 @@ namespace twofold {
 
 // The first number of a job: what a rank does with the rows that follow it.
 enum class RankJob : int32_t { kStop, kPing, kLinear, kExperts };
+
+// A rank was lost, or does not answer; the text names it.
+struct RankFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 class Ranks {
  public:
@@ -24,7 +30,7 @@ class Ranks {
   int size() const { return size_; }
 
   // Messages, called under the lock. A rank receives what another one sent in the order of sending, and knows the
-  // sizes: of a job from its header. Throw KernelFailure, which names the other rank, when it is lost or silent for too
+  // sizes: of a job from its header. Throw RankFailure, which names the other rank, when it is lost or silent for too
   // long.
   virtual void send_job(int to, std::span<const int32_t> job, std::span<const float> rows) = 0;
   virtual void receive(int from, std::span<float> rows) = 0;
@@ -42,7 +48,7 @@ class Ranks {
     std::unique_lock<std::mutex> lock_;
     int num_exceptions_;
   };
-  // Throws KernelFailure after a failure, with its text.
+  // Throws RankFailure after a failure, with its text.
   Turn lock() { return Turn(*this, std::unique_lock(mutex_)); }
   // Asks every rank for a sign of life, unless a job is running. Throws as receive.
   void ping();
@@ -50,7 +56,7 @@ class Ranks {
   std::span<float> buffer(int64_t num_floats);
 
  protected:
-  // Every later job throws KernelFailure with this text.
+  // Every later job throws RankFailure with this text.
   void fail(const std::string& text) {
     if (failure_.empty()) failure_ = text;
   }

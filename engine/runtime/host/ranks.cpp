@@ -1,10 +1,8 @@
-#include "ops/ranks.h"
+#include "host/ranks.h"
 
 #include <exception>
 #include <stdexcept>
 #include <utility>
-
-#include "ops/tensor_view.h"
 
 namespace twofold {
 
@@ -17,7 +15,7 @@ Ranks::Ranks(int rank, int size) : rank_(rank), size_(size) {
 
 Ranks::Turn::Turn(Ranks& ranks, std::unique_lock<std::mutex> lock)
     : ranks_(ranks), lock_(std::move(lock)), num_exceptions_(std::uncaught_exceptions()) {
-  if (!ranks_.failure_.empty()) throw KernelFailure(ranks_.failure_);
+  if (!ranks_.failure_.empty()) throw RankFailure(ranks_.failure_);
 }
 
 Ranks::Turn::~Turn() {

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,24 +23,18 @@ from twofold.api.errors import ConfigError
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.models import open_model_files
-from twofold.parallel.identity import Identity, model_digest
+from twofold.parallel.identity import model_digest
 from twofold.parallel.joining import Meeting
 from twofold.parallel.link import STOP, RankLink
 from twofold.parallel.place import Place
 from twofold.parallel.session import check_settings
 
-from tests.models.drawn_families import EXAMPLES
+from tests.engine.parallel.meeting import IDENTITY, free_port, meet
 from tests.server.live_server import HTTP
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 START_S = 90
 QUICK = ("--tensor-parallel-min-bytes", "0", "--distributed-timeout-s", "20")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def start(directory: Path, *flags: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -146,15 +139,6 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", EXAMPLES)
-def test_every_family_answers_as_one_process(family: str, tmp_path: Path) -> None:
-    directory = write_tiny_model(tmp_path, EXAMPLES[family])
-    expected = answer_of_one_process(directory)
-    with serving(directory, "--tensor-parallel-size", "2", *QUICK) as (url, _, _):
-        assert answer(url) == expected
-
-
-@pytest.mark.slow
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, TinyModel())
     expected = answer_of_one_process(directory)
@@ -205,32 +189,6 @@ def text_of_a_stream(url: str, after_first: Callable[[], None]) -> str:
                 after_first()
             text += piece
     return text
-
-
-IDENTITY = Identity(version="1", panels="2", level="avx2", model="m (1)", settings="--x 1")
-
-
-def meet(
-    *ranks: int, size: int = 2, timeout_s: float = 5.0, identities: dict[int, Identity] | None = None
-) -> list[RankLink | ConfigError]:
-    """What comes of ranks that meet, each on a thread: in the order of `ranks`, the first of which listens."""
-    first = Meeting(Place(ranks[0], size, 0, 1, "127.0.0.1", 0, has_store=True), timeout_s)
-    found: dict[int, RankLink | ConfigError] = {}
-
-    def join(at: int, rank: int) -> None:
-        try:
-            place = Place(rank, size, 0, 1, "127.0.0.1", first.port, has_store=False)
-            meeting = first if at == 0 else Meeting(place, timeout_s)
-            found[at] = meeting.join((identities or {}).get(rank, IDENTITY))
-        except ConfigError as error:
-            found[at] = error
-
-    threads = [threading.Thread(target=join, args=each) for each in enumerate(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[at] for at in range(len(ranks))]
 
 
 def test_ranks_that_meet_exchange_messages_of_any_size() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,14 @@ from twofold.api.errors import KernelError
 from twofold.api.parallel_config import ParallelConfig
 from twofold.engine import Engine
 from twofold.experts.expert_statistics import write_statistics
+from twofold.experts.spread import RankShare
+from twofold.models import open_model_files
+from twofold.parallel.link import RankLink
+from twofold.parallel.worker import Worker
 
+from tests.engine.parallel.meeting import meet
+from tests.engine.parallel.ranks_in_process import PROMPT, RanksInProcess, answered
 from tests.models.drawn_families import EXAMPLES
-from tests.parallel.ranks_in_process import PROMPT, RanksInProcess, answered
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 MODELS = {"qwen3_moe": TinyModel(), **EXAMPLES}
@@ -33,13 +39,27 @@ def every_matrix(size: int = 2, **also: object) -> ParallelConfig:
     return ParallelConfig(size, tensor_parallel_min_bytes=0, **also)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("spreads_experts", [True, False], ids=["experts", "dense"])
 @pytest.mark.parametrize("family", MODELS)
-def test_every_family_gives_the_bits_of_one_process(family: str, tmp_path: Path) -> None:
+def test_every_family_gives_the_bits_of_one_process_over_gloo(
+    family: str, spreads_experts: bool, tmp_path: Path
+) -> None:
     config = config_of(write_tiny_model(tmp_path, MODELS[family]))
-    ranks = RanksInProcess(config, every_matrix())
-    assert answered(config, ranks.share) == answered(config, None)
-    assert ranks.share.panels.matrices
-    assert ranks.num_jobs[1] > 0
+    parallel = every_matrix(enable_expert_parallel=spreads_experts)
+    leader, other = meet(0, 1)
+    assert isinstance(leader, RankLink)
+    assert isinstance(other, RankLink)
+    worker = Worker(config, open_model_files(tmp_path), RankShare(other.ranks, parallel))
+    serving = threading.Thread(target=worker.run, args=[other])
+    serving.start()
+    leader.start_pings(lambda reason: None)
+    share = RankShare(leader.ranks, parallel)
+    try:
+        assert answered(config, share) == answered(config, None)
+    finally:
+        leader.close()
+        serving.join()
+    assert share.matrices
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -77,7 +97,7 @@ def test_ranks_share_the_weights_out(tmp_path: Path) -> None:
     engine.close()
     assert mine == total // 2
     # Few matrices have an odd number of panels.
-    assert other == pytest.approx(mine + ranks.share.panels.num_bytes, rel=0.05)
+    assert other == pytest.approx(mine + ranks.share.num_bytes, rel=0.05)
 
 
 def test_experts_that_all_ranks_hold_are_divided_by_load(tmp_path: Path) -> None:

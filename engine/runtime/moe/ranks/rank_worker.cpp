@@ -1,4 +1,4 @@
-#include "moe/rank_worker.h"
+#include "moe/ranks/rank_worker.h"
 
 #include <stdexcept>
 #include <string>

@@ -1,0 +1,44 @@
+"""Ranks that meet over a store and gloo, each on a thread of this process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from twofold.api.errors import ConfigError
+from twofold.parallel.identity import Identity
+from twofold.parallel.joining import Meeting
+from twofold.parallel.link import RankLink
+from twofold.parallel.place import Place
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+IDENTITY = Identity(version="1", panels="2", level="avx2", model="m (1)", settings="--x 1")
+
+
+def meet(
+    *ranks: int, size: int = 2, timeout_s: float = 5.0, identities: dict[int, Identity] | None = None
+) -> list[RankLink | ConfigError]:
+    """What comes of ranks that meet, each on a thread: in the order of `ranks`, the first of which listens."""
+    first = Meeting(Place(ranks[0], size, 0, 1, "127.0.0.1", 0, has_store=True), timeout_s)
+    found: dict[int, RankLink | ConfigError] = {}
+
+    def join(at: int, rank: int) -> None:
+        try:
+            place = Place(rank, size, 0, 1, "127.0.0.1", first.port, has_store=False)
+            meeting = first if at == 0 else Meeting(place, timeout_s)
+            found[at] = meeting.join((identities or {}).get(rank, IDENTITY))
+        except ConfigError as error:
+            found[at] = error
+
+    threads = [threading.Thread(target=join, args=each) for each in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[at] for at in range(len(ranks))]
