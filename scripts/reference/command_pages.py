@@ -34,7 +34,7 @@ VARIABLES: Final = {
     "HF_HUB_OFFLINE": ("run", "1: download nothing"),
     "HF_TOKEN": ("run", "token for gated and private models of a hub"),
     "XDG_STATE_HOME": ("run", "folder for the files of `twofold launch` (default: ~/.local/state)"),
-    "RANK": ("run", "this rank's number, as torchrun sets it, with WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT"),
+    "RANK": ("run", "this rank's number, as torchrun sets it with WORLD_SIZE, LOCAL_RANK and others"),
     "MASTER_ADDR": ("run", "address of rank 0, as torchrun sets it"),
     "TORCHELASTIC_USE_AGENT_STORE": ("run", "True: torchrun listens where ranks meet, not rank 0"),
     "TWOFOLD_VENV": ("build", "virtual environment (default: .venv)"),

@@ -34,7 +34,7 @@ class ParallelConfig(Checked):
         high=65_535,
     )
     tensor_parallel_min_bytes: int = setting(
-        4 * 2**20,
+        16 * 2**20,
         "cut matrices of at least this many bytes over the ranks; smaller ones stay on rank 0, where computing them "
         "takes less time than a message. Raise it for a slow network",
         low=0,

@@ -1,4 +1,4 @@
-"""A rank other than 0: loads its share of the weights and answers rank 0's jobs until it is told to stop."""
+"""A rank other than 0: loads its share of the weights and answers rank 0's jobs until it gets the job to stop."""
 
 from __future__ import annotations
 
