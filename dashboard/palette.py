@@ -22,6 +22,8 @@ QUANTITY: Final = "#7a8aa0"
 AMOUNT: Final = "#7c5cd6"
 """Amounts such as misses and uses: the darker, the more."""
 UNUSED: Final = "rgba(128,128,128,0.18)"
+DEVICES: Final = (HIT, CPU, FETCHED, PREFETCH, ADMISSION, FAILED, AMOUNT, QUANTITY)
+"""Devices of a machine, in order, where a chart shows nothing else."""
 
 PLACEMENT_COLORS: Final = {Placement.HIT: HIT, Placement.FETCHED: FETCHED, Placement.CPU: CPU}
 REASON_COLORS: Final = {

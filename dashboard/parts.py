@@ -83,6 +83,29 @@ def table(
     )
 
 
+def devices(view: View, key: str) -> None:
+    """A card with what each device did, where a run has several."""
+    uses = view.query(queries.device_uses)
+    if len(uses) < 2:
+        return
+    runs = max(sum(each.num_runs for each in uses), 1)
+    rows = [
+        [
+            each.name,
+            formats.NOTHING if each.num_slots is None else f"{each.num_slots:,}",
+            f"{each.num_runs:,}",
+            formats.percent(each.num_runs / runs),
+            f"{each.num_uploads:,}",
+            formats.size(each.upload_bytes),
+        ]
+        for each in uses
+    ]
+    with card(st, key):
+        head = ["device", "slots", "experts run", "share", "uploads", "copied"]
+        table(head, rows, name="Devices, whole run")
+        st.caption("Experts that a device ran count for each token. The CPU ran the others.")
+
+
 def note(text: str) -> None:
     """Why there is nothing to show, in a box."""
     st.info(text, icon=":material/hourglass_empty:")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.blocks import ops
-from twofold.device.finding import on_device
+from twofold.device.finding import on_devices
 from twofold.device.model import DeviceModel
 from twofold.device.runner import DeviceRunner
 from twofold.engine.kv_cache import PagePool
@@ -123,7 +123,7 @@ def _load(machine: Machine, shape: Shape) -> LoadedModel:
     )  # fmt: skip
     shared.store = on_cpu.store
     shared.pinned = MoeRuntime(
-        shared.moe_shape, shared.store, pool, on_device(machine.hardware, "pins the store"),
+        shared.moe_shape, shared.store, pool, on_devices([machine.hardware], "pins the store"),
         SlotPlan(0, "lru", num_staging=top_k), DenseCost([], []),
     )  # fmt: skip
     return shared
@@ -147,11 +147,11 @@ def make_runner(
         num_staging=4 * model.moe_shape.top_k,
         rules=system.rules_in(mode),
     )
-    choice = on_device(machine.hardware, "measured")
+    choice = on_devices([machine.hardware], "measured")
     cost = DenseCost(*dense_stretches(model.files))
     moe = MoeRuntime(model.moe_shape, model.store, model.pool, choice, plan, cost, None, profile)
     runner = DeviceRunner(
-        model.dense, moe, machine.hardware, num_pages=MOST_BATCH * MAX_CONTEXT // PAGE_SIZE, page_size=PAGE_SIZE,
+        model.dense, moe, [machine.hardware], num_pages=MOST_BATCH * MAX_CONTEXT // PAGE_SIZE, page_size=PAGE_SIZE,
         max_context=MAX_CONTEXT, graphs=mode == "graph", watchdog_s=watchdog_s,
     )  # fmt: skip
     if mode == "placed":

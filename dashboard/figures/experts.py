@@ -10,12 +10,14 @@ import numpy.typing as npt
 
 from dashboard.figures.base import layout, packed
 from dashboard.figures.chart import Chart
-from dashboard.palette import AMOUNT, HIT, UNUSED, depths
+from dashboard.palette import AMOUNT, DEVICES, HIT, UNUSED, depths
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 _DEPTHS: Final = 250
+DEVICE_COLOR_NAMES: Final = ("green", "blue", "orange", "pink", "light blue", "red", "violet", "grey")
+"""Names of the colours of DEVICES."""
 
 
 def by_rank(values: npt.NDArray[np.generic], uses: I64) -> npt.NDArray[np.generic]:
@@ -31,10 +33,11 @@ def depth_of(uses: I64) -> U8:
     return np.where(uses > 0, scaled, 0).astype(np.uint8)
 
 
-def experts_map(depth: U8, *, scale: str, ranked: bool) -> Chart:
-    """Layer × expert as one square each; `scale` is "uses" or "resident"."""
+def experts_map(depth: U8, *, scale: str, ranked: bool, num_devices: int = 1) -> Chart:
+    """Layer × expert as one square each; `scale` is "uses" or "resident" (0, or 1 + the device's number)."""
     layers, experts = depth.shape
-    colors = [[0, UNUSED], [1, HIT]] if scale == "resident" else [[0, "rgba(0,0,0,0)"], *depths(AMOUNT)[1:]]
+    colors: list[list[object]] = [[0, UNUSED]]
+    colors += [[(n + 1) / num_devices, color] for n, color in enumerate(DEVICES[:num_devices])]
     if scale == "uses":
         colors = [[0, UNUSED], [0.004, depths(AMOUNT)[0][1]], [1, depths(AMOUNT)[1][1]]]
     gap = 1 if experts <= 128 and layers <= 64 else 0
@@ -43,7 +46,7 @@ def experts_map(depth: U8, *, scale: str, ranked: bool) -> Chart:
         z=depth,
         colorscale=colors,
         zmin=0,
-        zmax=1 if scale == "resident" else _DEPTHS,
+        zmax=num_devices if scale == "resident" else _DEPTHS,
         showscale=False,
         xgap=gap,
         ygap=1,

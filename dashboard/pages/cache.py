@@ -42,6 +42,7 @@ def body(view: View) -> None:
             alt="Hit rate of each layer",
             advice="Uneven layers: a shared pool (--policy payback) moves slots to where they hit.",
         )
+    parts.devices(view, "cache-devices")
     _policies(view, found)
     left, right = st.columns(2)
     with left:

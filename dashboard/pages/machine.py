@@ -40,6 +40,8 @@ def body(view: View) -> None:
         versions = {"twofold": run.version, **facts.versions}
         parts.table(["package", "version"], [[*row] for row in versions.items()], name="Versions")
     _ceilings(view, facts)
+    _devices(facts)
+    parts.devices(view, "machine-devices")
     _clocks(view)
     settings = {name: value for name, value in json.loads(run.config_json).items() if value is not None}
     with parts.card(st, "machine-5"):
@@ -64,6 +66,19 @@ def _ceilings(view: View, facts: queries.MachineFacts) -> None:
             texts=(0, 2),
         )
         st.caption("A source that is not a measurement of this machine: run `twofold calibrate`.")
+
+
+def _devices(facts: queries.MachineFacts) -> None:
+    """Figures of each device, where there are several."""
+    if not facts.devices:
+        return
+    with parts.card(st, "machine-6"):
+        figures = list(next(iter(facts.devices.values())))
+        rows = [
+            [name.replace("_", " "), *(f"{device[name]:,g}" for device in facts.devices.values())]
+            for name in figures
+        ]
+        parts.table(["figure", *facts.devices], rows, name="Figures of each device")
 
 
 def _clocks(view: View) -> None:

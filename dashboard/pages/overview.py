@@ -39,6 +39,7 @@ def body(view: View) -> None:
         )
     _steps_and_placement(view, overview)
     _link_and_queue(view, overview)
+    parts.devices(view, "overview-devices")
 
 
 def _felt(view: View, overview: queries.Overview, felt: queries.ClientTimes) -> tuple[Shown, ...]:

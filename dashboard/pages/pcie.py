@@ -55,6 +55,7 @@ def body(view: View) -> None:
             note=note,
         )
     _use(view, found)
+    _links(view, found)
     _sizes(view, found, ceiling)
 
 
@@ -74,6 +75,27 @@ def _use(view: View, found: WindowRows) -> None:
             alt="Copies on the demand lane and the background lane over time",
             advice="Gaps are idle link time. A full demand lane delays layers; a full background lane only admissions.",
         )
+
+
+def _links(view: View, found: WindowRows) -> None:
+    """Each device's link, where there are several: a slow or idle one is seen at once."""
+    names = view.run.devices
+    if len(names) < 2:
+        return
+    clock_us = max(float(found.copied_steps.step_us.sum()), 1e-9)
+    rows = [
+        [
+            names[link.device],
+            f"{link.num_copies:,}",
+            formats.size(link.num_bytes),
+            formats.percent(link.copying_us / clock_us),
+            f"{link.bytes_per_s / 1e9:.2f}" if link.num_copies else formats.NOTHING,
+        ]
+        for link in queries.copies_by_device(found.copies, len(names))
+    ]
+    with parts.card(st, "pcie-devices"):
+        head = ["device", "copies", "bytes", "link busy", "GB/s copying"]
+        parts.table(head, rows, name=f"Links of the devices{view.emulated}")
 
 
 def _sizes(view: View, found: WindowRows, ceiling: queries.LinkCeiling | None) -> None:

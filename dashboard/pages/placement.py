@@ -89,16 +89,34 @@ def _residency(view: View, grid: queries.PlacementGrid, found: WindowRows) -> No
         at = int(np.searchsorted(steps.step, step))
         ranked = st.toggle("Most used experts first", value=grid.total.shape[1] > LARGE, key="ranked-slots")
         shown = experts.by_rank(there, grid.total[: len(there)]) if ranked else there
-        layers = there.sum(axis=1)
+        layers = (there > 0).sum(axis=1)
         parts.chart(
-            experts.experts_map(np.asarray(shown, np.uint8), scale="resident", ranked=ranked),
+            experts.experts_map(
+                np.asarray(shown, np.uint8),
+                scale="resident",
+                ranked=ranked,
+                num_devices=len(view.run.devices),
+            ),
             key="residency",
             alt=f"Heatmap of MoE layers and experts: those in GPU slots after step {step}",
             advice="Green far from the left when sorted by use: the cache keeps unpopular experts; compare "
             "policies on Cache.",
-            note=f"After step {step:,} at {formats.moment(float(steps.started_s[at]))}: {int(there.sum()):,} of "
-            f"{view.run.num_slots:,} slots filled, {int(layers.min())} to {int(layers.max())} per layer.",
+            note=f"After step {step:,} at {formats.moment(float(steps.started_s[at]))}: {int(layers.sum()):,} of "
+            f"{view.run.num_slots:,} slots filled, {int(layers.min())} to {int(layers.max())} per layer"
+            f"{_by_device(view, there)}.",
         )
+
+
+def _by_device(view: View, there: np.ndarray) -> str:
+    """How many experts each of several devices has, with the colour of its squares."""
+    names = view.run.devices
+    if len(names) < 2:
+        return ""
+    counts = [int((there == number).sum()) for number in range(1, len(names) + 1)]
+    return ": " + ", ".join(
+        f"{count:,} on {name} ({color})"
+        for count, name, color in zip(counts, names, experts.DEVICE_COLOR_NAMES, strict=False)
+    )
 
 
 def _scrubber(steps: queries.StepRows) -> int:

@@ -299,6 +299,17 @@ double CostModel::layer_us(std::span<const int> hits, std::span<const int> fetch
   return layer(LayerWork{hits, fetched, cpu, backlog_us, 0, false}).layer_us;
 }
 
+CostModel CostModel::with_home(int d) const {
+  if (d == 0) return *this;
+  MachineProfile machine = profile_;
+  machine.handshake_us = device(d).profile_.handshake_us;
+  machine.join_us = device(d).profile_.join_us;
+  machine.exchange_us = exchange_us(0, d);
+  for (int other = 1; other < num_devices(); ++other)
+    machine.further[size_t(other) - 1].exchange_us = exchange_us(other, d);
+  return with_profile(std::move(machine));
+}
+
 double CostModel::miss_us() const {
   // A machine whose accelerator is no faster than its CPU gains nothing from a hit; the floor keeps the price
   // finite.

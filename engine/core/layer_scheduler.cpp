@@ -30,8 +30,12 @@ LayerScheduler::LayerScheduler(CostModel cost, LayerSchedulerConfig config, std:
       dynamic_update_(config_.replace_from, config_.num_experts),
       decode_planner_(cost_, config_.top_k),
       prefill_planner_(cost_),
-      machine_planner_(cost_) {
-  if (num_devices() > 1) return;
+      homes_(homes_of(cost_)) {
+  if (num_devices() > 1) {
+    copied_.resize(size_t(config_.num_layers) * size_t(config_.num_experts));
+    use_rate_.resize(copied_.size());
+    return;
+  }
   if (config_.stream_ahead_from > 0 && config_.fetch_rule == FetchRule::kBestSplit && num_staging() > 0)
     ahead_.emplace(config_.num_layers, config_.num_experts, config_.top_k, config_.stream_ahead_from);
   if (config_.prefetch) prefetcher_.emplace(cost_, config_.num_layers, config_.num_experts, config_.top_k);
@@ -46,6 +50,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
   cpu_free_us_ = 0;
   if (ahead_) ahead_->begin_step();
   publications_.clear();
+  for (Device& device : devices_) device.knows_copy = false;
   for (int d = 0; d < num_devices(); ++d) {
     for (const Upload& upload : devices_[size_t(d)].link->take_landed()) {
       const bool staged = upload.what.slot >= num_slots(d);  // no layer waits for it
@@ -56,7 +61,7 @@ std::span<const Publication> LayerScheduler::begin_step(StepShape shape) {
         if (!staged) cache(d).publish(upload.what.slot);
       }
       publications_.push_back({upload.what.layer, upload.what.expert, upload.what.slot, upload, staged, d});
-      if (num_devices() > 1) end_moves(publications_.back());
+      if (num_devices() > 1) end_move(publications_.back());
     }
   }
   return publications_;
@@ -173,7 +178,7 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, std::span<const int
                  deferred_loads_,
                  std::max(0.0, cpu_free_us_ - link_.now_us()),
                  further_work_};
-  decision_.times = cost_.layer(work);
+  decision_.times = layer_cost(layer).layer(work);
 
   int last_device = -1;  // moves are in the order of devices
   for (Move& move : decision_.moves) {
@@ -203,7 +208,7 @@ void LayerScheduler::recalibrate(CostModel cost) {
   cost_ = std::move(cost);
   decode_planner_ = DecodePlanner(cost_, cache_->config().top_k);
   prefill_planner_ = PrefillPlanner(cost_);
-  machine_planner_ = MachinePlanner(cost_);
+  homes_ = homes_of(cost_);
   if (prefetcher_) prefetcher_->recalibrate(cost_);
 }
 

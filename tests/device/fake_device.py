@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from twofold.device.kernels import TorchKernels
-from twofold.device.placed_layers import DECODE_TOKENS
+from twofold.device.placed_share import DECODE_TOKENS
 from twofold.device.queue import LaunchWorker, Outputs, Replay
 
 F32 = npt.NDArray[np.float32]
@@ -36,6 +36,9 @@ class FakeDevice:
 
     def stream(self) -> int:
         return 0
+
+    def active(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def staging_buffer(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype)

@@ -15,8 +15,8 @@ import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.blocks import ops
-from twofold.device.finding import on_device
-from twofold.device.model import DeviceModel
+from twofold.device.finding import on_devices
+from twofold.device.model import DeviceModel, Stage
 from twofold.device.runner import DeviceRunner
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.scheduler import Scheduler
@@ -46,6 +46,9 @@ def make_runner(
     policy: str = "payback",
     prefetch: str = "off",
     device: dict[str, Any] | None = None,
+    further: Sequence[dict[str, Any]] = (),
+    tensor_split: tuple[float, ...] = (),
+    homes: tuple[int, ...] = (),
     table_steps: bool = True,
     rules: dict[str, Any] | None = None,
     machine: str | None = None,
@@ -54,29 +57,46 @@ def make_runner(
     cache_prior: float = 0.0,
     **options: Any,
 ) -> DeviceRunner:
-    """A runner on a fake device of its own, opened with `device`. table_steps=False: the host places every step."""
+    """A runner on a fake device of its own, opened with `device`, and one beside it for each of `further`.
+
+    table_steps=False: the host places every step. tensor_split: shares of the slots, even by default. homes: the device of
+    each layer, all of which have experts.
+    """
     files = open_model_files(path)
     pool = ops.ThreadPool(1)
     config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch, machine_profile=machine)
     on = FakeDevice(fake.open_device(**{"tick_us": 2.0, **(device or {})}))
+    others = [FakeDevice(fake.open_device(beside=on.native, **each)) for each in further]
+    devices = [on, *others]
+    shares = tensor_split or ((1 / len(devices),) * len(devices) if others else ())
     plan = replace(
-        slot_plan(config, files, slots, devices=expert_devices),
+        slot_plan(config, files, slots, devices=expert_devices, split=shares),
         rules=rules or {},
         num_deferred=num_deferred,
         cache_prior=cache_prior,
+        homes=homes,
     )
-    moe = load_experts(files, pool, on_device(on, "a test"), config, plan)
+    moe = load_experts(files, pool, on_devices(devices, "a test"), config, plan)
     fake.spare(on.native, moe.accelerator.slot_table)
-    model = DeviceModel(files, pool, on.torch_device, on.kernels(MAX_CONTEXT), MAX_CONTEXT)
+    model = DeviceModel(
+        files,
+        pool,
+        on.torch_device,
+        on.kernels(MAX_CONTEXT),
+        MAX_CONTEXT,
+        further=[Stage(each.torch_device, each.kernels(MAX_CONTEXT), each.active) for each in others],
+        homes=homes,
+    )
     runner = DeviceRunner(
         model,
         moe,
-        on,
+        devices,
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
         max_context=MAX_CONTEXT,
         num_records=NUM_RECORDS,
         look_ahead=prefetch == "on",
+        homes=homes,
         **options,
     )
     if not table_steps:
@@ -100,7 +120,7 @@ def make_cpu_runner(path: Path, num_deferred: int = 0) -> ModelRunner:
 def found_device(open_native: Callable[[], Any]) -> Iterator[None]:
     """Context in which this machine has a device: each lookup finds a new fake."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("twofold.device.finding.find_device", lambda: (FakeDevice(open_native()), ""))
+        patch.setattr("twofold.device.finding.find_device", lambda index=0: (FakeDevice(open_native()), ""))
         yield
 
 

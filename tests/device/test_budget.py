@@ -13,10 +13,10 @@ from twofold.api.errors import ConfigError
 from twofold.device.budget import (
     WORKSPACE_BYTES,
     DeviceBudget,
-    DeviceNeeds,
     device_cache_dtype,
     plan_device,
 )
+from twofold.device.needs import DeviceNeeds
 
 GIB = 2**30
 

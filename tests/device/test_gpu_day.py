@@ -22,7 +22,7 @@ from benchmarks.gpu import machine, report
 from tests.device.fake_device import FakeDevice
 from twofold.device import finding
 finding.cuda_devices = lambda: ([{"name": "a stand-in"}], "")
-finding.find_device = lambda: (FakeDevice(twofold_fake.open_device()), "")
+finding.find_device = lambda index=0: (FakeDevice(twofold_fake.open_device()), "")
 machine.Machine = functools.partial(machine.Machine, sizes=machine.REHEARSAL)
 from benchmarks.gpu import __main__ as speed, kernel_speed
 kernel_speed.handshake = lambda machine: report and {"us": 12.0, "expected": "at most 10 us", "holds": False}

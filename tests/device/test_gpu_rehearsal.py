@@ -57,7 +57,7 @@ from benchmarks.gpu import machine
 from tests.device.fake_device import FakeDevice
 from twofold.device import finding
 finding.cuda_devices = lambda: ([{"name": "a stand-in"}], "")
-finding.find_device = lambda: (FakeDevice(twofold_fake.open_device()), "")
+finding.find_device = lambda index=0: (FakeDevice(twofold_fake.open_device()), "")
 machine.Machine = functools.partial(machine.Machine, sizes=machine.REHEARSAL)
 import pytest
 from benchmarks.gpu.machine import expect
@@ -103,7 +103,7 @@ def test_no_check_begins_when_the_time_is_up(
 ) -> None:
     from benchmarks.gpu.report import Run
 
-    monkeypatch.setattr("twofold.device.finding.find_device", lambda: (cuda, ""))
+    monkeypatch.setattr("twofold.device.finding.find_device", lambda index=0: (cuda, ""))
     monkeypatch.setattr("twofold.device.finding.cuda_devices", lambda: ([{"name": "a stand-in"}], ""))
     run = Run(tmp_path / "out.json", budget_s=0.0)
     assert run.machine is not None

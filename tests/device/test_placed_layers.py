@@ -12,7 +12,8 @@ from twofold import _core
 from twofold.api.errors import ConfigError, KernelError
 from twofold.blocks import ops
 from twofold.device.parcel import Parcel
-from twofold.device.placed_layers import DECODE_TOKENS, PlacedLayers
+from twofold.device.placed_layers import PlacedLayers
+from twofold.device.placed_share import DECODE_TOKENS
 from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
 
@@ -97,7 +98,7 @@ def placed(
     executor = _core.MoeExecutor.on_device(pool, store, accelerator, num_slots == LAYERS * EXPERTS)
     shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple((f, f, f) for f in formats))
     calls: list[str] = []
-    layers = PlacedLayers(FakeDevice(Noted(opened, calls)), Noted(accelerator, calls), executor, shape)
+    layers = PlacedLayers([FakeDevice(Noted(opened, calls))], Noted(accelerator, calls), executor, shape)
     return SimpleNamespace(layers=layers, executor=executor, calls=calls)
 
 
@@ -218,7 +219,7 @@ def test_a_fetched_expert_whose_upload_fails_on_its_way_costs_the_step(
 def test_gate_and_up_of_two_formats_are_refused() -> None:
     shape = MoeShape(1, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, (("q8_0", "q4_0", "q8_0"),))
     with pytest.raises(ConfigError, match="gate in q8_0 and up in q4_0"):
-        PlacedLayers(FakeDevice(), None, None, shape)  # type: ignore[arg-type]
+        PlacedLayers([FakeDevice()], None, None, shape)  # type: ignore[arg-type]
 
 
 def test_a_parcel_arrives_as_it_was_packed_and_has_its_limit(fake: ModuleType) -> None:

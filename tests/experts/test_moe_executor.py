@@ -341,7 +341,7 @@ def forward_in_parts(model, executor, layer, batch_arrays):
     plan = executor.begin_layer(layer, ids, weights)
     times_placed = np.zeros(ids.size, np.int32)
     on_device = np.zeros_like(weights)
-    for part, allowed in ((plan.ready, {HIT, FETCHED}), (plan.awaited, {FETCHED}), (plan.on_cpu, {CPU})):
+    for part, allowed in ((plan.ready(), {HIT, FETCHED}), (plan.awaited(), {FETCHED}), (plan.on_cpu, {CPU})):
         assert part.begin[0] == 0
         assert part.begin[-1] == len(part.pairs)
         assert len(part.addresses) == len(part.experts) == len(part)

@@ -88,7 +88,7 @@ struct Fixture {
     config.policy = options.policy;
     config.prefetch = options.look_ahead;
     return std::make_shared<DeviceAccelerator>(
-        device, store,
+        std::vector<std::shared_ptr<DeviceApi>>{device}, store,
         CostModel(fake::machine_profile(), double(store.expert_bytes()), store.shape().flops_per_token()),
         std::move(config));
   }

@@ -50,7 +50,34 @@ void bind_cost_model(py::module_& m) {
           [](const CostModel& cost, const std::vector<int>& hits, const std::vector<int>& cpu) {
             return cost.layer_us(hits, {}, cpu, 0.0);
           },
-          py::arg("hits"), py::arg("cpu"), "A layer without uploads, from the tokens of each expert.");
+          py::arg("hits"), py::arg("cpu"), "A layer without uploads, from the tokens of each expert.")
+      .def(
+          "machine_layer_us",
+          [](const CostModel& cost, const std::vector<size_t>& num_hits, size_t num_cpu, int home) {
+            if (num_hits.size() != static_cast<size_t>(cost.num_devices()))
+              throw std::invalid_argument(std::to_string(num_hits.size()) +
+                                          " numbers of hits given, one for each of " +
+                                          std::to_string(cost.num_devices()) + " devices expected");
+            std::vector<std::vector<int>> hits;
+            for (const size_t count : num_hits) hits.emplace_back(count, 1);
+            std::vector<DeviceWork> further;
+            for (size_t d = 1; d < hits.size(); ++d) further.push_back({hits[d], {}, 0, 0, false});
+            const std::vector<int> cpu(num_cpu, 1);
+            LayerWork work{hits[0], {}, cpu};
+            work.further = further;
+            return cost.with_home(home).layer(work).layer_us;
+          },
+          py::arg("num_hits"), py::arg("num_cpu"), py::arg("home") = 0,
+          "A layer without uploads and with one token per expert: hits of each device, misses of the CPU, "
+          "the device "
+          "that the layer begins and ends on.")
+      .def("exchange_us", &CostModel::exchange_us, py::arg("from_device"), py::arg("to_device"))
+      .def(
+          "memory_us",
+          [](const CostModel& cost, int device, double bytes) {
+            return bytes / (cost.device(device).profile().vram_bandwidth_gbps * 1e3);
+          },
+          py::arg("device"), py::arg("bytes"), "Time to read these bytes from a device's memory.");
 }
 
 void bind_cache_policies(py::module_& m) {

@@ -42,7 +42,8 @@ void bind_config(py::module_& m) {
           [](Config& c, const std::vector<std::string>& names) { c.pins = pins_of(names); }),
       field("num_deferred", &Config::num_deferred, defaults.num_deferred),
       field("cache_prior", &Config::cache_prior, defaults.cache_prior),
-      field("further_slots", &Config::further_slots, defaults.further_slots));
+      field("further_slots", &Config::further_slots, defaults.further_slots),
+      field("homes", &Config::homes, defaults.homes));
 }
 
 }  // namespace

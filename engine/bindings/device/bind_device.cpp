@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "device/device_accelerator.h"
 #include "device/device_api.h"
@@ -65,11 +66,13 @@ void bind_device(py::module_& m) {
       .def(
           "accelerator",
           [](std::shared_ptr<DeviceApi> api, std::shared_ptr<ExpertStore> store, const CostModel& cost,
-             const LayerSchedulerConfig& config) {
-            return owning(std::make_unique<DeviceAccelerator>(std::move(api), *store, cost, config), store);
+             const LayerSchedulerConfig& config, std::vector<std::shared_ptr<DeviceApi>> further) {
+            further.insert(further.begin(), std::move(api));
+            return owning(std::make_unique<DeviceAccelerator>(further, *store, cost, config), store);
           },
           py::arg("store"), py::arg("cost"), py::arg("config"),
-          "Pins the store where it can and takes the slots' memory.")
+          py::arg("further") = std::vector<std::shared_ptr<DeviceApi>>{},
+          "Pins the store where it can and takes the slots' memory, on this device and `further` ones.")
       .def("probe_uploads", &upload_probe, py::arg("store"), py::arg("num_uploads"), py::arg("demand"),
            "Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, "
            "pinned.")

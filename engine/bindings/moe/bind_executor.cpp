@@ -102,8 +102,18 @@ void bind_layer_plan(py::module_& m) {
       .def_property_readonly("addresses", [](const PlacedGroups& p) { return array_of<int64_t>(p.weights); })
       .def("__len__", [](const PlacedGroups& p) { return p.groups.size(); });
   py::class_<LayerPlan>(m, "LayerPlan", "Who computes what of one layer, until the next one begins.")
-      .def_readonly("ready", &LayerPlan::ready)
-      .def_readonly("awaited", &LayerPlan::awaited)
+      .def(
+          "ready",
+          [](const LayerPlan& plan, size_t device) -> const PlacedGroups& {
+            return plan.devices.at(device).ready;
+          },
+          py::arg("device") = 0, py::return_value_policy::reference_internal)
+      .def(
+          "awaited",
+          [](const LayerPlan& plan, size_t device) -> const PlacedGroups& {
+            return plan.devices.at(device).awaited;
+          },
+          py::arg("device") = 0, py::return_value_policy::reference_internal)
       .def_readonly("on_cpu", &LayerPlan::on_cpu)
       .def_readonly("joins_deferred", &LayerPlan::joins_deferred)
       .def_readonly("uses_cpu", &LayerPlan::uses_cpu)
@@ -173,11 +183,11 @@ void bind_accelerators(py::module_& m) {
       .def("split_table", &Device::split_table)
       .def("read_prices", &Device::read_prices)
       .def(
-          "before_compute", [](Device& a, Address stream) { a.before_compute({stream}); }, py::arg("stream"),
-          py::call_guard<py::gil_scoped_release>())
+          "before_compute", [](Device& a, Address stream, int device) { a.before_compute({stream}, device); },
+          py::arg("stream"), py::arg("device") = 0, py::call_guard<py::gil_scoped_release>())
       .def(
-          "after_compute", [](Device& a, Address stream) { a.after_compute({stream}); }, py::arg("stream"),
-          py::call_guard<py::gil_scoped_release>());
+          "after_compute", [](Device& a, Address stream, int device) { a.after_compute({stream}, device); },
+          py::arg("stream"), py::arg("device") = 0, py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_executor(py::module_& m) {

@@ -97,6 +97,28 @@ PinnedRanges& pinned_ranges() {
   return ranges;
 }
 
+// Makes a device the thread's current one, and afterwards the one that was: kernels of other devices are launched on
+// the same thread.
+class OnDevice {
+ public:
+  explicit OnDevice(int index) : result_(result_of(cudaGetDevice(&before_))) {
+    if (!result_.ok() || before_ == index) return;
+    result_ = result_of(cudaSetDevice(index));
+    changed_ = result_.ok();
+  }
+  ~OnDevice() {
+    if (changed_) (void)cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  const DeviceResult& result() const { return result_; }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+  DeviceResult result_;
+};
+
 class CudaDevice final : public DeviceApi {
  public:
   explicit CudaDevice(int index) : index_(index) {
@@ -106,11 +128,12 @@ class CudaDevice final : public DeviceApi {
       throw DeviceError("CUDA device " + std::to_string(index) + " was asked for; there are " +
                         std::to_string(count));
     }
-    require(use(), "be used");
+    require(OnDevice(index_).result(), "be used");
   }
 
   DeviceResult facts(DeviceFacts& out) override {
-    if (DeviceResult r = use(); !r.ok()) return r;
+    const OnDevice here(index_);
+    if (!here.result().ok()) return here.result();
     cudaDeviceProp properties;
     if (DeviceResult r = result_of(cudaGetDeviceProperties(&properties, index_)); !r.ok()) return r;
     out.index = index_;
@@ -125,18 +148,21 @@ class CudaDevice final : public DeviceApi {
   }
 
   DeviceResult allocate(size_t bytes, std::byte*& out) override {
-    if (DeviceResult r = use(); !r.ok()) return r;
+    const OnDevice here(index_);
+    if (!here.result().ok()) return here.result();
     void* memory = nullptr;
     DeviceResult r = result_of(cudaMalloc(&memory, bytes));
     if (r.ok()) out = static_cast<std::byte*>(memory);
     return r;
   }
   void free(std::byte* memory) override {
-    if (use().ok()) (void)cudaFree(memory);
+    const OnDevice here(index_);
+    if (here.result().ok()) (void)cudaFree(memory);
   }
 
   DeviceResult allocate_pinned(size_t bytes, std::byte*& out, std::byte*& device_address) override {
-    if (DeviceResult r = use(); !r.ok()) return r;
+    const OnDevice here(index_);
+    if (!here.result().ok()) return here.result();
     void* memory = nullptr;
     DeviceResult r = result_of(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
     if (!r.ok()) return r;
@@ -151,12 +177,14 @@ class CudaDevice final : public DeviceApi {
     return {};
   }
   void free_pinned(std::byte* memory) override {
-    if (use().ok()) (void)cudaFreeHost(memory);
+    const OnDevice here(index_);
+    if (here.result().ok()) (void)cudaFreeHost(memory);
   }
 
   DeviceResult pin(const std::byte* memory, size_t bytes, bool read_only,
                    std::byte*& device_address) override {
-    if (DeviceResult r = use(); !r.ok()) return r;
+    const OnDevice here(index_);
+    if (!here.result().ok()) return here.result();
     void* range = const_cast<std::byte*>(memory);
     DeviceResult r = pinned_ranges().pin(static_cast<std::byte*>(range), bytes, read_only);
     if (!r.ok()) return r;
@@ -170,11 +198,13 @@ class CudaDevice final : public DeviceApi {
     return {};
   }
   void unpin(const std::byte* memory) override {
-    if (use().ok()) pinned_ranges().unpin(const_cast<std::byte*>(memory));
+    const OnDevice here(index_);
+    if (here.result().ok()) pinned_ranges().unpin(const_cast<std::byte*>(memory));
   }
 
   DeviceResult make_stream(StreamHandle& out) override {
-    if (DeviceResult r = use(); !r.ok()) return r;
+    const OnDevice here(index_);
+    if (!here.result().ok()) return here.result();
     cudaStream_t stream = nullptr;
     DeviceResult r = result_of(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     if (r.ok()) out.raw = stream;
@@ -183,7 +213,8 @@ class CudaDevice final : public DeviceApi {
   void destroy(StreamHandle stream) override { (void)cudaStreamDestroy(stream_of(stream)); }
 
   DeviceResult make_event(EventHandle& out) override {
-    if (DeviceResult r = use(); !r.ok()) return r;
+    const OnDevice here(index_);
+    if (!here.result().ok()) return here.result();
     cudaEvent_t event = nullptr;
     DeviceResult r = result_of(cudaEventCreateWithFlags(&event, cudaEventDefault));
     if (r.ok()) out.raw = event;
@@ -209,7 +240,8 @@ class CudaDevice final : public DeviceApi {
   }
 
   DeviceResult copy(std::span<const HostToDevice> copies, StreamHandle stream) override {
-    if (DeviceResult r = use(); !r.ok()) return r;
+    const OnDevice here(index_);
+    if (!here.result().ok()) return here.result();
 #if CUDART_VERSION >= 13000
     if (copies.size() > 1 && batches_) {
       std::vector<void*> to;
@@ -244,7 +276,6 @@ class CudaDevice final : public DeviceApi {
  private:
   static cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream.raw); }
   static cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event.raw); }
-  DeviceResult use() { return result_of(cudaSetDevice(index_)); }
 
   int index_;
   [[maybe_unused]] bool batches_ = true;

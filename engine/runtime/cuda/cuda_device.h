@@ -6,7 +6,7 @@
 
 namespace twofold {
 
-// Every call works on this device, whichever one the thread had before. Throws DeviceError when there is no
+// Every call works on this device and leaves the thread's current one as it was. Throws DeviceError when there is no
 // such device or it cannot be used.
 std::shared_ptr<DeviceApi> open_cuda_device(int index);
 

@@ -14,7 +14,7 @@ UploadEngine::UploadEngine(DeviceApi& api, const SlotPool& slots, const SlotTabl
       tables_(tables),
       source_(std::move(source)),
       settings_(settings),
-      start_us_(api.now_us()),
+      start_us_(settings.start_us < 0 ? api.now_us() : settings.start_us),
       events_(api),
       stream_(api),
       compute_passed_(events_.take()) {

@@ -30,6 +30,7 @@ struct UploadSettings {
   double latency_us = 0;      // latency of one copy, by the machine's profile
   double bandwidth_gbps = 1;  // link bandwidth, by the machine's profile
   double upload_us = 0;       // one typical expert, by the cost model
+  double start_us = -1;       // where the link's clock begins, on the device's; -1: now
   bool source_pinned = true;
   double max_background_us = 500;
   int max_batch = 16;            // uploads

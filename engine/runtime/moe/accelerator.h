@@ -21,6 +21,7 @@ struct GroupPlacement {
   const std::byte* weights;
   Placement where;
   bool awaited = false;  // its upload may not have landed yet
+  int device = 0;        // that runs it; 0 on the CPU
 };
 
 // Time breakdown of steps on a clock, in microseconds since the start; on a virtual clock the parts sum to the
@@ -94,6 +95,7 @@ class Accelerator {
   // Device bytes in use: expert slots and staging.
   virtual size_t device_bytes() const = 0;
   virtual int num_slots() const = 0;
+  virtual int num_devices() const { return 1; }
 };
 
 // All experts on the CPU, read directly from the store. With a cost model, every layer's time is predicted

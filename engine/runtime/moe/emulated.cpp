@@ -80,13 +80,16 @@ void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int 
 }
 
 void EmulatedAccelerator::dense(int layer, int num_tokens) {
-  const MachineProfile& machine = scheduler_.cost().profile();
+  const bool is_head = layer == store().num_layers();
+  const int home = is_head ? 0 : scheduler_.home(layer), before = layer == 0 ? 0 : scheduler_.home(layer - 1);
+  const MachineProfile& machine = scheduler_.cost().device(home).profile();
   const double bytes_us = dense_cost_.bytes[size_t(layer)] / (machine.vram_bandwidth_gbps * 1e3);
   const double flops_us =
       dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (machine.gpu_gflops * 1e3);
-  const double us = machine.gpu_launch_us + std::max(bytes_us, flops_us) + cpu_dense_us(layer, num_tokens);
+  const double us = scheduler_.cost().exchange_us(before, home) + machine.gpu_launch_us +
+                    std::max(bytes_us, flops_us) + cpu_dense_us(layer, num_tokens);
   scheduler_.advance(us);
-  (layer < store().num_layers() ? parts_.dense_us : parts_.head_us) += us;
+  (is_head ? parts_.head_us : parts_.dense_us) += us;
 }
 
 double EmulatedAccelerator::cpu_dense_us(int layer, int num_tokens) const {

@@ -23,6 +23,7 @@ inline constexpr int kMaxRouted = 16;  // largest top-k that a TokenLayerEvent c
   X(uint16_t, experts, [kMaxRouted], "uint16[num_routed], descending weight")       \
   X(uint8_t, placement, [kMaxRouted], "uint8[num_routed]: 0 hit, 1 cpu, 2 fetched") \
   X(float, weights, [kMaxRouted], "float32[num_routed]")                            \
+  X(uint8_t, devices, [kMaxRouted], "uint8[num_routed]: device that ran it")        \
   X(float, layer_us, , "the layer's experts, all tokens of the step")               \
   X(float, cpu_us, , "the CPU's share of layer_us")                                 \
   X(float, gpu_us, , "the accelerator's share of layer_us")                         \
@@ -40,7 +41,8 @@ inline constexpr int kMaxRouted = 16;  // largest top-k that a TokenLayerEvent c
   X(double, begin_us, , "run clock since its start")        \
   X(double, end_us, , "run clock since its start")          \
   X(uint8_t, reason, , "0 demand, 1 admission, 2 prefetch") \
-  X(uint8_t, lane, , "0 demand, 1 background")
+  X(uint8_t, lane, , "0 demand, 1 background")              \
+  X(uint8_t, device, , "that the slot belongs to")
 
 enum class CacheEventKind : uint8_t { kAdmit = 0, kEvict = 1, kReject = 2, kPublish = 3 };
 
@@ -56,7 +58,8 @@ enum class CacheEventKind : uint8_t { kAdmit = 0, kEvict = 1, kReject = 2, kPubl
   X(float, value, , "of the expert, in the policy's unit")    \
   X(float, victim_value, , "of the victim")                   \
   X(float, price, , "of the upload, in the same unit")        \
-  X(double, at_us, , "run clock since its start")
+  X(double, at_us, , "run clock since its start")             \
+  X(uint8_t, device, , "that the slot belongs to")
 
 #define TWOFOLD_EVENT_MEMBER(type, name, extent, meaning) type name extent;
 

@@ -17,7 +17,8 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::option
       accelerator_(std::make_unique<NoAccelerator>(store, std::move(cost), num_deferred)),
       correction_(store.num_layers()),
       compute_(pool, store, accelerator_->rounding()),
-      where_of_expert_(size_t(store.num_experts())) {}
+      where_of_expert_(size_t(store.num_experts())),
+      device_of_expert_(size_t(store.num_experts())) {}
 
 MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
                          std::shared_ptr<SlottedAccelerator> accelerator, bool preload)
@@ -25,7 +26,8 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
       routing_counts_(store.num_layers(), store.num_experts()),
       correction_(store.num_layers()),
       compute_(pool, store, accelerator->rounding()),
-      where_of_expert_(size_t(store.num_experts())) {
+      where_of_expert_(size_t(store.num_experts())),
+      device_of_expert_(size_t(store.num_experts())) {
   accelerator->record_to(events_);
   accelerator->fill_pinned();
   if (preload) accelerator->preload_all();
@@ -132,8 +134,14 @@ const LayerPlan& MoeExecutor::begin_layer(int layer, const LayerRouting& routing
   weights_.assign(routing.weights, routing.weights + num_pairs);
   routing_ = {ids_.data(), weights_.data(), routing.num_tokens, routing.top_k};
   const auto on_cpu = [](const GroupPlacement& p) { return p.where == Placement::kCpu; };
-  take_groups(plan_.ready, [&](const GroupPlacement& p, int) { return !on_cpu(p) && !p.awaited; });
-  take_groups(plan_.awaited, [&](const GroupPlacement& p, int) { return !on_cpu(p) && p.awaited; });
+  plan_.devices.resize(size_t(accelerator_->num_devices()));
+  for (size_t d = 0; d < plan_.devices.size(); ++d) {
+    const auto takes = [&](const GroupPlacement& p, bool awaited) {
+      return !on_cpu(p) && p.awaited == awaited && p.device == int(d);
+    };
+    take_groups(plan_.devices[d].ready, [&](const GroupPlacement& p, int) { return takes(p, false); });
+    take_groups(plan_.devices[d].awaited, [&](const GroupPlacement& p, int) { return takes(p, true); });
+  }
   const auto deferred = accelerator_->deferred();
   take_groups(plan_.on_cpu, [&](const GroupPlacement& p, int pair) {
     return on_cpu(p) && (deferred.empty() || !deferred[size_t(pair)]);
@@ -220,6 +228,7 @@ void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTime
   for (int g = 0; g < groups_.size(); ++g) {
     const Placement where = placements_[size_t(g)].where;
     where_of_expert_[size_t(groups_.experts[size_t(g)])] = uint8_t(where);
+    device_of_expert_[size_t(groups_.experts[size_t(g)])] = uint8_t(placements_[size_t(g)].device);
     int64_t& count = where == Placement::kHit   ? events_.counts.hits
                      : where == Placement::kCpu ? events_.counts.cpu_misses
                                                 : events_.counts.fetched;
@@ -250,6 +259,7 @@ void MoeExecutor::record(int layer, const LayerRouting& routing, const LayerTime
       event.experts[k] = uint16_t(routing.ids[pair]);
       event.placement[k] = where;
       event.weights[k] = routing.weights[pair];
+      event.devices[k] = device_of_expert_[size_t(routing.ids[pair])];
       ++counts[where];
     }
     event.num_hits = counts[uint8_t(Placement::kHit)];

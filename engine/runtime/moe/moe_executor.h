@@ -26,10 +26,16 @@ struct PlacedGroups {
   std::vector<const std::byte*> weights;
 };
 
-// The work split of one layer: experts in slots that may be read at once, those whose uploads are awaited
-// (DeviceAccelerator::before_compute), and the CPU's.
+// A device's part of a layer: experts in slots that may be read at once, and those whose uploads are awaited
+// (DeviceAccelerator::before_compute).
+struct DeviceGroups {
+  PlacedGroups ready, awaited;
+};
+
+// The work split of one layer.
 struct LayerPlan {
-  PlacedGroups ready, awaited, on_cpu;
+  std::vector<DeviceGroups> devices;
+  PlacedGroups on_cpu;
   bool joins_deferred = false;   // rows get the previous layer's deferred output
   bool uses_cpu = false;         // compute_cpu has work
   std::vector<Placement> where;  // [num_tokens * top_k]
@@ -130,7 +136,7 @@ class MoeExecutor {
   ExpertGroups groups_;
   std::vector<GroupPlacement> placements_;
   std::vector<const std::byte*> group_weights_;
-  std::vector<uint8_t> where_of_expert_;
+  std::vector<uint8_t> where_of_expert_, device_of_expert_;
   // The layer that was begun and has not ended; -1: none.
   int layer_ = -1;
   double host_us_ = 0;  // time of its compute_cpu

@@ -53,6 +53,13 @@ void SlottedAccelerator::save(const std::string& path) const {
   cache.save(path, held);
 }
 
+void SlottedAccelerator::record_contents(CacheEventKind kind, int device, const Transfer& what) {
+  if (events_ == nullptr || !events_->enabled || num_devices() == 1) return;
+  events_->cache_events.push({rows_.step, -1, int16_t(what.layer), uint8_t(kind), uint16_t(what.expert), -1,
+                              event_slot(device, what.slot), 0.0f, 0.0f, 0.0f, scheduler().now_us(),
+                              uint8_t(device)});
+}
+
 bool SlottedAccelerator::bring(int layer, int expert) {
   LayerScheduler& scheduler = this->scheduler();
   for (int d = 0; d < scheduler.num_devices(); ++d) {
@@ -63,6 +70,7 @@ bool SlottedAccelerator::bring(int layer, int expert) {
     if (!cache.preload(layer, expert)) continue;
     try {
       fill(d, {layer, expert, cache.slot_of(layer, expert)});
+      record_contents(CacheEventKind::kAdmit, d, {layer, expert, cache.slot_of(layer, expert)});
     } catch (...) {
       cache.evict(layer, expert);  // the slot's contents are undefined
       throw;
@@ -90,6 +98,7 @@ void SlottedAccelerator::fill_pinned() {
     if (cache.config().pin(layer) != LayerPin::kResident) continue;
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
       fill(0, {layer, expert, cache.slot_of(layer, expert)});
+      record_contents(CacheEventKind::kAdmit, 0, {layer, expert, cache.slot_of(layer, expert)});
     }
   }
 }
@@ -133,11 +142,15 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   if (total > num_slots()) refuse(std::to_string(total) + " experts", num_slots());
   idle();
   for (int cell = 0; cell < int(wanted.size()); ++cell) {
-    if (config.pin(cell / num_experts) != LayerPin::kFree || wanted[size_t(cell)]) continue;
+    if (config.pin(cell / num_experts) != LayerPin::kFree) continue;
+    bool keeps = wanted[size_t(cell)] != 0;  // one copy
     for (int d = 0; d < scheduler.num_devices(); ++d) {
       ExpertCache& cache = scheduler.cache(d);
-      if (cache.is_resident(cell / num_experts, cell % num_experts))
-        cache.evict(cell / num_experts, cell % num_experts);
+      const Transfer what{cell / num_experts, cell % num_experts,
+                          cache.slot_of(cell / num_experts, cell % num_experts)};
+      if (!cache.is_resident(what.layer, what.expert) || std::exchange(keeps, false)) continue;
+      cache.evict(what.layer, what.expert);
+      record_contents(CacheEventKind::kEvict, d, what);
     }
   }
   int uploaded = 0;
@@ -183,7 +196,7 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];
     placements[g] = {e.slot >= 0 ? slot(e.device, e.slot) : store_.expert(layer, e.expert), e.where,
-                     e.where == Placement::kFetched && !e.landed};
+                     e.where == Placement::kFetched && !e.landed, e.device};
   }
   decided(decision, placements);
   return decision.times;
@@ -192,7 +205,7 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
 void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
                                     const ExpertGroups& groups) {
   deferred_ = decision.deferred;
-  const float price = float(scheduler().upload_price());
+  const auto price_of = [&](int device) { return float(scheduler().cache(device).config().upload_price); };
   for (const Publication& landed : decision.arrivals) report_landed(landed);
   // A prefetch that never began copied nothing over the link.
   events_->counts.uploads -= decision.num_withdrawn;
@@ -216,7 +229,8 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
                              move.begin_us,
                              move.end_us,
                              uint8_t(move.reason),
-                             uint8_t(lane_of(move.reason))};
+                             uint8_t(lane_of(move.reason)),
+                             uint8_t(move.device)};
     // If its times are not known yet, it is reported once it has landed.
     if (upload.end_us >= 0 && events_->enabled) events_->uploads.push(upload);
     if (move.staged) {
@@ -227,8 +241,8 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
     const auto note = [&](CacheEventKind kind, int of_layer, int expert) {
       if (!events_->enabled) return;
       events_->cache_events.push({rows_.step, request, int16_t(of_layer), uint8_t(kind), uint16_t(expert),
-                                  move.evicted, slot, float(move.value), float(move.victim_value), price,
-                                  move.queued_us});
+                                  move.evicted, slot, float(move.value), float(move.victim_value),
+                                  price_of(move.device), move.queued_us, uint8_t(move.device)});
     };
     if (move.evicted >= 0) {
       ++events_->counts.evictions;
@@ -240,7 +254,8 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
     const Rejection& rejection = *decision.rejection;
     events_->cache_events.push({rows_.step, request_of(routing, groups, rejection.expert), int16_t(layer),
                                 uint8_t(CacheEventKind::kReject), uint16_t(rejection.expert), -1, -1,
-                                float(rejection.value), 0.0f, price, decision.start_us});
+                                float(rejection.value), 0.0f, price_of(rejection.device), decision.start_us,
+                                uint8_t(rejection.device)});
   }
 }
 
@@ -251,6 +266,9 @@ void SlottedAccelerator::publish_landed(StepShape shape) {
 }
 
 void SlottedAccelerator::report_landed(const Publication& landed) {
+  if (landed.left_device >= 0)
+    record_contents(CacheEventKind::kEvict, landed.left_device,
+                    {landed.layer, landed.expert, landed.left_slot});
   UploadEvent upload;
   const int slot = event_slot(landed.device, landed.slot);
   if (!landed.staged) {
@@ -277,7 +295,7 @@ void SlottedAccelerator::report_landed(const Publication& landed) {
   if (events_->enabled && !landed.staged) {
     events_->cache_events.push({rows_.step, upload.request, int16_t(landed.layer),
                                 uint8_t(CacheEventKind::kPublish), uint16_t(landed.expert), -1, slot, 0.0f,
-                                0.0f, 0.0f, landed.upload.end_us});
+                                0.0f, 0.0f, landed.upload.end_us, uint8_t(landed.device)});
   }
 }
 

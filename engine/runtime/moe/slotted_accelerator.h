@@ -35,6 +35,7 @@ class SlottedAccelerator : public Accelerator {
   void idle() override;
   // All devices together.
   int num_slots() const override;
+  int num_devices() const override { return scheduler().num_devices(); }
   std::span<const uint8_t> deferred() const override { return deferred_; }
   int num_deferred() const override { return scheduler().num_deferred(); }
   double cache_prior() const override { return cache_prior_; }
@@ -64,6 +65,9 @@ class SlottedAccelerator : public Accelerator {
   // Number of a device's slot among those of all devices, as in events: slots and staging slots, device by device.
   int event_slot(int device, int slot) const;
   bool is_resident(int layer, int expert) const;
+  // Records a change of a slot that no layer decided, at once. With one device its contents before the first
+  // decision are known without.
+  void record_contents(CacheEventKind kind, int device, const Transfer& what);
   // The row of the step that is charged with an expert's upload: the first token routed to it.
   int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
 

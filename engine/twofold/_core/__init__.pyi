@@ -53,6 +53,12 @@ class CostModel:
         """Layer time with one token per expert and an idle link."""
     def layer_us(self, hits: Sequence[int], cpu: Sequence[int]) -> float:
         """A layer without uploads, from the tokens of each expert."""
+    def machine_layer_us(self, num_hits: Sequence[int], num_cpu: int, home: int = 0) -> float:
+        """A layer without uploads and with one token per expert: hits of each device, misses of the CPU, the device
+        that the layer begins and ends on."""
+    def exchange_us(self, from_device: int, to_device: int) -> float: ...
+    def memory_us(self, device: int, bytes: float) -> float:
+        """Time to read these bytes from a device's memory."""
 
 class Timeline:
     """Virtual clock with a serial link: demand uploads overtake background uploads."""
@@ -162,6 +168,7 @@ class SchedulerConfig:
         num_deferred: int = 0,
         cache_prior: float = 0.0,
         further_slots: Sequence[int] = (),
+        homes: Sequence[int] = (),
     ) -> None:
         """num_slots: of the first device. further_slots: of each device after it.
 
@@ -827,8 +834,8 @@ class DeviceAccelerator(SlottedAccelerator):
     def store_base(self) -> int: ...
     def split_table(self) -> Sequence[int]: ...
     def read_prices(self) -> Sequence[int]: ...
-    def before_compute(self, stream: int) -> None: ...
-    def after_compute(self, stream: int) -> None: ...
+    def before_compute(self, stream: int, device: int = 0) -> None: ...
+    def after_compute(self, stream: int, device: int = 0) -> None: ...
 
 @final
 class PlacedGroups:
@@ -840,8 +847,8 @@ class PlacedGroups:
 
 @final
 class LayerPlan:
-    ready: PlacedGroups
-    awaited: PlacedGroups
+    def ready(self, device: int = 0) -> PlacedGroups: ...
+    def awaited(self, device: int = 0) -> PlacedGroups: ...
     on_cpu: PlacedGroups
     joins_deferred: bool
     uses_cpu: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,10 +33,23 @@ class PlacementConfig(Checked):
         "device that runs experts beside the CPU: auto (cuda if there is a GPU, else none), cuda, none, or "
         "emulated:PROFILE, a GPU emulated by the CPU on a virtual clock (PROFILE+PROFILE: several GPUs in one machine)",
     )
+    devices: str | None = setting(
+        None,
+        "GPUs of --accelerator cuda, such as cuda:0,cuda:1; all hold experts, the first one the first layers and the "
+        "head (default: cuda:0)",
+    )
+    split_mode: str = setting(
+        "layer",
+        "layer: use all GPUs of --devices; none: use one of them alone, --main-gpu",
+        choices=("layer", "none"),
+    )
+    main_gpu: int = setting(
+        0, "position in --devices of the GPU that comes first, or is used alone (--split-mode none)", low=0
+    )
     tensor_split: str | None = setting(
         None,
-        "share of the expert slots of each device, such as 3,1, fastest device first; only with several devices "
-        "(default: in proportion to their VRAM)",
+        "share of the expert slots of each device, such as 3,1, in the order of --devices, or fastest emulated device "
+        "first; only with several devices (default: in proportion to the VRAM left for experts)",
     )
     gpu_experts_ratio: float | None = setting(
         None,
@@ -131,6 +145,42 @@ class PlacementConfig(Checked):
         others = [name for name in SLOT_FIELDS[:-1] if getattr(self, name) is not None]
         if self.moe_cache_mib is not None and others:
             raise ConfigError(f"{flag_name(others[0])} and --moe-cache-mib were both given; give one of them")
+        self.cuda_devices  # noqa: B018  refuses what it cannot read
         check(self.optimize_config != "", "optimize_config", self.optimize_config, "a rule file, or shipped")
         is_number = self.num_deferred_experts == "auto" or self.num_deferred_experts.isdecimal()
         check(is_number, "num_deferred_experts", self.num_deferred_experts, "auto, or 0 or more")
+
+    @property
+    def cuda_devices(self) -> tuple[int, ...]:
+        """Indices of the GPUs to use, the main one first; empty: as --accelerator says.
+
+        Raises:
+            ConfigError: --devices, --split-mode or --main-gpu cannot be met.
+        """
+        if self.devices is None:
+            given = (
+                "--main-gpu" if self.main_gpu else "--split-mode none" if self.split_mode == "none" else ""
+            )
+            if given:
+                raise ConfigError(
+                    f"{given} was given without --devices; name the GPUs, such as --devices cuda:0,cuda:1"
+                )
+            return ()
+        found = [
+            re.fullmatch(r"cuda:?(\d{1,3})", name.strip(), re.IGNORECASE) for name in self.devices.split(",")
+        ]
+        indices = [int(match[1]) for match in found if match is not None]
+        if len(set(indices)) < len(found):
+            raise ConfigError(
+                f"--devices was given {self.devices!r}; expected GPUs such as cuda:0,cuda:1, each of them once"
+            )
+        if self.accelerator not in ("auto", "cuda"):
+            raise ConfigError(
+                f"--devices {self.devices} was given with --accelerator {self.accelerator}; leave one of them out"
+            )
+        if self.main_gpu >= len(indices):
+            raise ConfigError(
+                f"--main-gpu was given {self.main_gpu}; --devices {self.devices} has {len(indices)}, counted from 0"
+            )
+        main = indices.pop(self.main_gpu)
+        return (main,) if self.split_mode == "none" else (main, *indices)

@@ -12,7 +12,8 @@ In reading order:
     sampler         the next tokens, inside the step
     layouts         experts as kernels see them: panels, slots, pairs by expert
     table_layers    experts of a table step, placed by the device; cache_prior: its routing bias
-    placed_layers   experts of a step that the host places; parcel: arrays copied to the device together
+    placed_layers   experts of a step that the host places; placed_share: one device's part of them; parcel: arrays
+                    copied to the device together
     probe           times single operations; calibration fits the cost model's constants to them
 
 Kernel arguments are the frozen structs of `twofold._core.device`; `backend.NativeDevice` launches the kernels.

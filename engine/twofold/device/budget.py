@@ -1,20 +1,23 @@
-"""How a GPU's memory is split between dense weights, KV cache and expert slots, before anything is loaded.
+"""How the memory of GPUs is split between dense weights, KV cache and expert slots, before anything is loaded.
 
+Each GPU has the dense weights and the KV cache of its layers, which are contiguous (`pipeline` divides them); the first
+one has the embedding and the head too.
 Pure arithmetic on sizes; queries no device. Sizes the configuration sets are met exactly or refused, with the flag and
 the largest value that fits. Sizes left open are filled: the KV cache up to a share, then expert slots with the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.device.needs import DeviceNeeds, DeviceShare
 from twofold.experts.accelerator import slots_of_mib
+from twofold.experts.device_split import split_slots
 from twofold.models.config import CacheDType
-from twofold.models.sizing import ModelSize
 from twofold.step.capacity import DRAFTED_SEQUENCES
 
 WORKSPACE_BYTES: Final = 768 * 2**20
@@ -25,54 +28,6 @@ _KV_CONTEXTS: Final = 8
 _RECORD_SHARE: Final = 0.125
 """Share for records of the memory left beside the dense weights."""
 _STAGING_SHARE: Final = 0.1
-
-
-@dataclass(frozen=True)
-class DeviceNeeds:
-    """Memory that a model needs on the device."""
-
-    dense_bytes: int
-    kv_bytes_per_token: int
-    one_expert_bytes: int
-    """The largest expert's size."""
-    num_layers: int
-    """MoE layers."""
-    num_experts: int
-    """Experts per layer."""
-    top_k: int
-    max_context: int
-    activation_bytes_per_token: int = 0
-    """Peak activation memory of one layer in a prefill chunk, per token."""
-    sampled_row_bytes: int = 0
-    """Logits of one token plus the sampler's intermediates."""
-    record_bytes: int = 0
-    """Fixed-size state of one sequence over all layers (recurrent layers); 0: the model has none."""
-
-    @property
-    def slot_bytes(self) -> int:
-        return _core.slot_stride(self.one_expert_bytes)
-
-
-def needs_of(size: ModelSize) -> DeviceNeeds:
-    """Device needs from `measure_model`'s result, with the device's KV cache type."""
-    model = size.config
-    # Per pair: outputs and gate and up products in f32, input of down in bf16. Per token: residual stream, its norm,
-    # queries, keys and values, router scores.
-    pair_bytes = 4 * model.hidden_size + 10 * model.routed.intermediate_size
-    elements = max(block.device_elements_per_token for layer in model.layers for block in layer)
-    page_elements = sum(block.device_page_elements for layer in model.layers for block in layer)
-    return DeviceNeeds(
-        dense_bytes=size.device_dense_bytes,
-        kv_bytes_per_token=2 * page_elements,
-        one_expert_bytes=max(1, size.one_expert_bytes),  # 0 in a model without experts
-        num_layers=len(size.config.moe_layers),
-        num_experts=size.config.num_experts,
-        top_k=size.config.top_k,
-        max_context=size.config.max_context,
-        activation_bytes_per_token=model.top_k * pair_bytes + 10 * model.hidden_size + 8 * elements,
-        sampled_row_bytes=40 * model.vocab_size,
-        record_bytes=sum(block.device_record_bytes for layer in model.layers for block in layer),
-    )
 
 
 def device_cache_dtype(config: EngineConfig) -> CacheDType:
@@ -86,11 +41,40 @@ def device_cache_dtype(config: EngineConfig) -> CacheDType:
 
 
 @dataclass(frozen=True)
-class DeviceBudget:
-    """The split. All fields but `num_*` are in bytes."""
+class DeviceMemory:
+    """Memory of a GPU, in bytes."""
+
+    total_bytes: int
+    free_bytes: int
+
+    def usable_bytes(self, utilization: float) -> int:
+        """The part that --gpu-memory-utilization allows and that is free."""
+        return min(int(self.total_bytes * utilization), self.free_bytes)
+
+
+@dataclass(frozen=True)
+class FurtherBudget:
+    """The split of a GPU after the first. All fields but `num_*` are in bytes."""
 
     limit_bytes: int
-    """Usable part of the device's memory."""
+    workspace_bytes: int
+    dense_bytes: int
+    """Dense weights of its layers."""
+    state_bytes: int
+    """KV cache and records of its layers."""
+    num_slots: int
+
+    def used_bytes(self, expert_bytes: int) -> int:
+        """With slots and staging slots of `expert_bytes`."""
+        return self.workspace_bytes + self.dense_bytes + self.state_bytes + expert_bytes
+
+
+@dataclass(frozen=True)
+class DeviceBudget:
+    """The split of the first GPU, and the slots of all. All fields but `num_*` and `shares` are in bytes."""
+
+    limit_bytes: int
+    """Usable part of the first GPU's memory."""
     dense_bytes: int
     workspace_bytes: int
     kv_bytes: int
@@ -98,9 +82,9 @@ class DeviceBudget:
     """Size of one slot."""
     num_kv_tokens: int
     num_slots: int
-    """Slots over all layers."""
+    """Slots over all layers, of all GPUs."""
     num_staging: int
-    """Slots for fetched experts; 0 where every expert has a slot of its own."""
+    """Each GPU's slots for fetched experts; 0 where every expert has a slot of its own."""
     num_experts: int
     """Experts over all layers."""
     num_records: int | None = None
@@ -109,10 +93,20 @@ class DeviceBudget:
     """Further records, for the state after each draft of a step."""
     record_bytes: int = 0
     """All records, including the padding's."""
+    further: tuple[FurtherBudget, ...] = ()
+    shares: tuple[float, ...] = ()
+    """Share of the slots of each GPU; empty: there is one."""
+    homes: tuple[int, ...] = ()
+    """The GPU of each decoder layer; empty: the first one."""
+
+    @property
+    def num_first_slots(self) -> int:
+        """The first GPU's slots."""
+        return self.num_slots - sum(device.num_slots for device in self.further)
 
     @property
     def used_bytes(self) -> int:
-        experts = (self.num_slots + self.num_staging) * self.slot_bytes
+        experts = (self.num_first_slots + self.num_staging) * self.slot_bytes
         return self.dense_bytes + self.workspace_bytes + self.kv_bytes + self.record_bytes + experts
 
     def _records(self) -> str:
@@ -125,18 +119,30 @@ class DeviceBudget:
         """The split in one line, for logs."""
         return (
             f"GPU memory: {_gib(self.used_bytes)} of {_gib(self.limit_bytes)}: dense weights {_gib(self.dense_bytes)}, "
-            f"KV cache {_gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records()}{self.num_slots} of "
-            f"{self.num_experts} "
-            f"experts ({_gib(self.num_slots * self.slot_bytes)}), {self.num_staging} staging slots "
+            f"KV cache {_gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records()}{self.num_first_slots} "
+            f"of {self.num_experts} "
+            f"experts ({_gib(self.num_first_slots * self.slot_bytes)}), {self.num_staging} staging slots "
             f"({_gib(self.num_staging * self.slot_bytes)}), workspace {_gib(self.workspace_bytes)}"
+        ) + "".join(
+            f"; GPU {number}: {_gib(gpu.used_bytes((gpu.num_slots + self.num_staging) * self.slot_bytes))} of "
+            f"{_gib(gpu.limit_bytes)}: {self.homes.count(number - 1)} layers "
+            f"({_gib(gpu.dense_bytes + gpu.state_bytes)}), "
+            f"{gpu.num_slots} of {self.num_experts} experts, {self.num_staging} staging slots"
+            for number, gpu in enumerate(self.further, 2)
         )
 
 
-def _plan_records(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int | None, int, int]:
-    """(number of sequences with a record, records of drafts, bytes of all these plus the padding's)."""
+def _plan_records(
+    config: EngineConfig, needs: DeviceNeeds, rooms: Sequence[int], shares: Sequence[DeviceShare]
+) -> tuple[int | None, int]:
+    """(number of sequences with a record, records of drafts). The padding has one more."""
     if needs.record_bytes == 0:
-        return None, 0, 0
-    fitting = int(room * _RECORD_SHARE) // needs.record_bytes - 1
+        return None, 0
+    fitting, room = min(
+        (int(max(room, 0) * _RECORD_SHARE) // share.record_bytes - 1, max(room, 0))
+        for room, share in zip(rooms, shares, strict=True)
+        if share.record_bytes
+    )
     if fitting < 1:
         raise ConfigError(
             f"a sequence's record takes {_gib(needs.record_bytes)}, beside the dense weights there is {_gib(room)} on "
@@ -146,52 +152,94 @@ def _plan_records(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[
     depth = 0 if config.speculative_config is None else config.speculation.num_speculative_tokens
     count = min(config.max_num_seqs, max(fitting - depth, 1))
     num_drafts = min(depth * min(count, DRAFTED_SEQUENCES), fitting - count)
-    return count, num_drafts, (count + num_drafts + 1) * needs.record_bytes
+    return count, num_drafts
 
 
-def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free_bytes: int) -> DeviceBudget:
-    """Split the memory of a device with `free_bytes` of `total_bytes` free.
+def plan_devices(
+    config: EngineConfig,
+    needs: DeviceNeeds,
+    memories: Sequence[DeviceMemory],
+    shares: tuple[float, ...] = (),
+    homes: tuple[int, ...] = (),
+) -> DeviceBudget:
+    """Split the memory of the machine's GPUs, the main one first.
+
+    shares: of the slots, one for each GPU; empty: in proportion to the room left for them. homes: the GPU of each
+    decoder layer; empty: the first one.
 
     Raises:
         ConfigError: it does not fit; one line that names the flag and the value to change it to.
     """
-    limit = min(int(total_bytes * config.gpu_memory_utilization), free_bytes)
-    workspace = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
-    workspace += _SAMPLED_ROWS * needs.sampled_row_bytes
-    room = limit - needs.dense_bytes - workspace
-    num_records, num_draft_records, record_bytes = _plan_records(config, needs, max(room, 0))
-    room -= record_bytes
-    least_kv = config.page_size * needs.kv_bytes_per_token
-    if room < least_kv:
-        raise ConfigError(
-            f"the dense weights ({_gib(needs.dense_bytes)}) and a workspace of {_gib(workspace)} leave no room "
-            f"for a KV cache in the {_gib(limit)} that may be used of the GPU ({_gib(free_bytes)} are free); raise "
-            f"--gpu-memory-utilization (now {config.gpu_memory_utilization}), end other programs on the GPU, or use "
-            "--accelerator none"
+    limits = [memory.usable_bytes(config.gpu_memory_utilization) for memory in memories]
+    parts = needs.shares(len(memories), homes)
+    on_each = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
+    workspaces = [on_each + _SAMPLED_ROWS * needs.sampled_row_bytes, *([on_each] * (len(memories) - 1))]
+    rooms = [
+        limit - part.dense_bytes - workspace
+        for limit, part, workspace in zip(limits, parts, workspaces, strict=True)
+    ]
+    num_records, num_draft_records = _plan_records(config, needs, rooms, parts)
+    kept_records = 0 if num_records is None else num_records + num_draft_records + 1
+    record_bytes = [kept_records * part.record_bytes for part in parts]
+    rooms = [room - records for room, records in zip(rooms, record_bytes, strict=True)]
+    for number, (room, part) in enumerate(zip(rooms, parts, strict=True)):
+        if room < config.page_size * part.kv_bytes_per_token and (number == 0 or part.dense_bytes):
+            raise ConfigError(
+                f"the dense weights ({_gib(part.dense_bytes)}) and a workspace of {_gib(workspaces[number])} leave no "
+                f"room for a KV cache in the {_gib(limits[number])} that may be used of the GPU "
+                f"({_gib(memories[number].free_bytes)} are free); raise --gpu-memory-utilization (now "
+                f"{config.gpu_memory_utilization}), end other programs on the GPU, or use --accelerator none"
+            )
+    tokens, kv_bytes = _kv_tokens(config, needs, rooms, parts)
+    left = [max(room - kept, 0) for room, kept in zip(rooms, kv_bytes, strict=True)]
+    num_slots, num_staging, shares = _slots(config, needs, left, shares)
+    everything = needs.num_layers * needs.num_experts
+    _, *slots = split_slots(num_slots, shares, everything)
+    further = [
+        FurtherBudget(
+            limits[n],
+            workspaces[n],
+            parts[n].dense_bytes,
+            tokens * parts[n].kv_bytes_per_token + record_bytes[n],
+            count,
         )
-    tokens, reserved = _kv_tokens(config, needs, room)
-    kv_bytes = tokens * needs.kv_bytes_per_token
-    num_slots, num_staging = _slots(config, needs, room - reserved)
+        for n, count in enumerate(slots, 1)
+    ]
     return DeviceBudget(
-        limit_bytes=limit,
-        dense_bytes=needs.dense_bytes,
-        workspace_bytes=workspace,
-        kv_bytes=kv_bytes,
+        limit_bytes=limits[0],
+        dense_bytes=parts[0].dense_bytes,
+        workspace_bytes=workspaces[0],
+        kv_bytes=tokens * parts[0].kv_bytes_per_token,
         slot_bytes=needs.slot_bytes,
         num_kv_tokens=tokens,
         num_slots=num_slots,
         num_staging=num_staging,
-        num_experts=needs.num_layers * needs.num_experts,
+        num_experts=everything,
         num_records=num_records,
         num_draft_records=num_draft_records,
-        record_bytes=record_bytes,
+        record_bytes=record_bytes[0],
+        further=tuple(further),
+        shares=shares if slots else (),
+        homes=homes if any(homes) else (),
     )
 
 
-def _kv_tokens(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int, int]:
-    """Tokens of the KV cache, in whole pages, and the bytes reserved for it (at least what it takes)."""
+def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free_bytes: int) -> DeviceBudget:
+    """`plan_devices` for one GPU with `free_bytes` of `total_bytes` free."""
+    return plan_devices(config, needs, [DeviceMemory(total_bytes, free_bytes)])
+
+
+def _kv_tokens(
+    config: EngineConfig, needs: DeviceNeeds, rooms: Sequence[int], parts: Sequence[DeviceShare]
+) -> tuple[int, list[int]]:
+    """Tokens of the KV cache, in whole pages, and the bytes reserved for it on each GPU (at least what it takes)."""
     page = config.page_size
-    affordable = room // needs.kv_bytes_per_token // page * page
+    holders = [(room, part.kv_bytes_per_token) for room, part in zip(rooms, parts, strict=True)]
+    affordable = min(room // each for room, each in holders if each) // page * page
+
+    def reserve(tokens: float) -> list[int]:
+        return [int(tokens * each) for _, each in holders]
+
     if config.max_total_tokens is not None:
         tokens = max(config.max_total_tokens // page, 1) * page
         if tokens > affordable:
@@ -200,37 +248,60 @@ def _kv_tokens(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int
                 f"for {affordable} tokens; lower it to that or raise --gpu-memory-utilization "
                 f"(now {config.gpu_memory_utilization})"
             )
-        return tokens, tokens * needs.kv_bytes_per_token
+        return tokens, reserve(tokens)
     context = min(config.max_model_len or needs.max_context, needs.max_context)
     wanted = _KV_CONTEXTS * -(-context // page) * page
     # Reserved before rounding to pages, so that more memory never means fewer slots.
-    least = page * needs.kv_bytes_per_token
-    reserved = min(wanted * needs.kv_bytes_per_token, max(int(room * _KV_SHARE), least))
+    fitting = min(max(int(room * _KV_SHARE), page * each) / each for room, each in holders if each)
+    reserved = min(float(wanted), fitting)
     asked, _ = _asked_slots(config, needs)
     if asked is not None:  # requested sizes come before defaults
         experts = asked + (needs.top_k if asked < needs.num_layers * needs.num_experts else 0)
-        reserved = max(min(reserved, room - experts * needs.slot_bytes), least)
-    return reserved // needs.kv_bytes_per_token // page * page, reserved
+        left = sum(max(room, 0) for room in rooms) - experts * needs.slot_bytes
+        reserved = max(min(reserved, left / needs.kv_bytes_per_token), float(page))
+    return int(reserved) // page * page, reserve(reserved)
 
 
-def _slots(config: EngineConfig, needs: DeviceNeeds, room: int) -> tuple[int, int]:
-    """Expert slots and staging slots."""
+def _slots(
+    config: EngineConfig, needs: DeviceNeeds, rooms: Sequence[int], shares: tuple[float, ...]
+) -> tuple[int, int, tuple[float, ...]]:
+    """Expert slots of all GPUs, staging slots of each, and each GPU's share of the slots."""
     everything = needs.num_layers * needs.num_experts
-    fitting = room // needs.slot_bytes
+    fitting = [room // needs.slot_bytes for room in rooms]
+    fitting[0] -= len(rooms) - 1  # slots that do not divide go to the first GPU
     asked, flag = _asked_slots(config, needs)
-    if fitting >= everything and asked is None:
-        return everything, 0
-    staging = min(max(int(fitting * _STAGING_SHARE), needs.top_k), needs.num_experts)
+    all_fit = _total(fitting, shares) >= everything
+    if all_fit and asked is None:
+        return everything, 0, _shares(fitting, shares)
+    least = max(min(fitting), 0)
+    staging = min(max(int(least * _STAGING_SHARE), needs.top_k), needs.num_experts)
     if asked is None:
-        return max(fitting - staging, 0), min(staging, fitting)
-    most = everything if fitting >= everything else max(fitting - needs.top_k, 0)
+        left = [max(count - staging, 0) for count in fitting]
+        return min(_total(left, shares), everything), min(staging, least), _shares(left, shares)
+    left = fitting if all_fit else [max(count - needs.top_k, 0) for count in fitting]
+    most = min(_total(left, shares), everything)
+    shares = _shares(left, shares)
     if asked > most:
         raise ConfigError(
             f"{flag} asks for {asked} expert slots of {needs.slot_bytes / 1e6:.1f} MB; the GPU has room for {most} "
             f"beside dense weights, KV cache and staging: lower it to {_largest(flag, most, needs)}, lower "
             f"--max-total-tokens, or raise --gpu-memory-utilization (now {config.gpu_memory_utilization})"
         )
-    return asked, 0 if asked == everything else min(fitting - asked, needs.num_experts)
+    slots = split_slots(asked, shares, everything)
+    unused = min(count - used for count, used in zip(fitting, slots, strict=True))
+    return asked, 0 if asked == everything else min(unused, needs.num_experts), shares
+
+
+def _total(slots: Sequence[int], shares: Sequence[float]) -> int:
+    """Slots of all GPUs where each has at most `slots`, in these shares; in any if there are none."""
+    if not shares:
+        return sum(max(count, 0) for count in slots)
+    return min(int(max(count, 0) / share) for count, share in zip(slots, shares, strict=True) if share > 0)
+
+
+def _shares(slots: Sequence[int], shares: tuple[float, ...]) -> tuple[float, ...]:
+    total = sum(slots)
+    return shares or tuple(count / total if total > 0 else 1 / len(slots) for count in slots)
 
 
 def _asked_slots(config: EngineConfig, needs: DeviceNeeds) -> tuple[int | None, str]:

@@ -23,8 +23,6 @@ from twofold.device.queue import LaunchWorker, Outputs, Replay, still_busy
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
-INDEX: Final = 0
-"""Device index; only one device is used so far."""
 _SHARED_BYTES_OF_ALL: Final = 48 * 1024
 _log = logging.getLogger(__name__)
 
@@ -34,14 +32,16 @@ class CudaDevice:
 
     most_tokens = PREFILL_TOKENS[-1]
 
-    def __init__(self) -> None:
-        self.torch_device = torch.device("cuda", INDEX)
+    def __init__(self, index: int = 0) -> None:
+        """index: the device's number, as CUDA counts them."""
+        self.torch_device = torch.device("cuda", index)
+        self._index = index
 
     @functools.cached_property
     def native(self) -> NativeDevice:
         backend = load_backend("cuda")
         assert backend is not None, "the device was found by it"
-        return backend.open_device(INDEX)
+        return backend.open_device(self._index)
 
     @property
     def shared_bytes(self) -> int:
@@ -50,6 +50,9 @@ class CudaDevice:
 
     def stream(self) -> int:
         return int(torch.cuda.current_stream(self.torch_device).cuda_stream)
+
+    def active(self) -> AbstractContextManager[object]:
+        return torch.cuda.device(self.torch_device)
 
     def staging_buffer(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `Device`. Pinned."""
@@ -72,7 +75,7 @@ class CudaDevice:
         return probed["kind"]
 
     def graph(self, run: Callable[[], object]) -> Callable[[], None]:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.torch_device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
@@ -92,7 +95,7 @@ class CudaDevice:
         return float(begin.elapsed_time(end)) * 1e3
 
     def synchronise(self) -> None:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.torch_device)
 
 
 class CudaQueue:

@@ -7,6 +7,7 @@ down; no other module checks its kind.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,7 +66,10 @@ class Device(Protocol):
         """Tokens of the largest layer worth timing on this device."""
 
     def stream(self) -> int:
-        """torch's current stream, as a native handle."""
+        """torch's current stream of this device, as a native handle."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """Kernels launched inside the context are for this device, which its streams alone do not say."""
 
     def staging_buffer(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeroed host memory for asynchronous copies in both directions."""

@@ -1,11 +1,13 @@
-"""Chooses, once, which accelerator runs experts besides the CPU, gives the reason, and opens a real device."""
+"""Chooses, once, which accelerator runs experts besides the CPU, gives the reason, and opens real devices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from twofold.api.errors import ConfigError
 from twofold.device.backend import DeviceDescription, load_backend
+from twofold.device.budget import DeviceMemory
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.profiles import load_profile, shipped_profiles
 
@@ -15,48 +17,70 @@ if TYPE_CHECKING:
 _NO_MODULE: Final = "this build has no CUDA module"
 
 
-def choose_accelerator(name: str) -> tuple[AcceleratorChoice, Device | None]:
-    """Resolve `--accelerator`; the device is returned where the choice is "cuda". Emulation only on request.
+def choose_accelerator(
+    name: str, indices: Sequence[int] = ()
+) -> tuple[AcceleratorChoice, tuple[Device, ...]]:
+    """Resolve `--accelerator`; devices are returned where the choice is "cuda". Emulation only on request.
+
+    indices: requested CUDA devices, the main one first; empty: the first one if there is one.
 
     Raises:
-        ConfigError: unknown name, or cuda was requested and is not available.
+        ConfigError: unknown name, or cuda or a device was requested and is not available.
     """
     if name.startswith("emulated:"):
         profile = load_profile(name.removeprefix("emulated:"))
         reason = f"asked for; times are those of {profile.description}"
-        return AcceleratorChoice("emulated", reason, profile), None
+        return AcceleratorChoice("emulated", reason, profile), ()
     if name == "none":
-        return AcceleratorChoice("none", "asked for"), None
+        return AcceleratorChoice("none", "asked for"), ()
     if name not in ("auto", "cuda"):
         raise ConfigError(
             f"--accelerator was given {name!r}; it takes auto, cuda, none or emulated:PROFILE with PROFILE one of "
             f"{', '.join(shipped_profiles())}"
         )
-    device, missing = find_device()
-    if device is not None:
-        return on_device(device, "a CUDA device is there"), device
-    if name == "cuda":
-        raise ConfigError(f"--accelerator cuda: {missing}; use auto, none or emulated:PROFILE")
-    return AcceleratorChoice("none", missing), None
+    devices: list[Device] = []
+    for index in indices or (0,):
+        device, missing = find_device(index)
+        if device is None:
+            asked = f"--devices cuda:{index}" if indices else "--accelerator cuda"
+            if indices or name == "cuda":
+                raise ConfigError(f"{asked}: {missing}; use auto, none or emulated:PROFILE")
+            return AcceleratorChoice("none", missing), ()
+        devices.append(device)
+    names = ", ".join(f"cuda:{index}" for index in indices)
+    reason = f"asked for: {names}" if len(devices) > 1 else "a CUDA device is there"
+    return on_devices(devices, reason, indices), tuple(devices)
 
 
-def on_device(device: Device, reason: str) -> AcceleratorChoice:
-    """The choice to run experts on this device."""
-    return AcceleratorChoice("cuda", reason, open_device=lambda: device.native)
+def on_devices(devices: Sequence[Device], reason: str, indices: Sequence[int] = ()) -> AcceleratorChoice:
+    """The choice to run experts on these devices."""
+    names = tuple(f"cuda:{index}" for index in indices or range(len(devices)))
+    return AcceleratorChoice(
+        "cuda", reason, open_devices=lambda: [device.native for device in devices], devices=names
+    )
 
 
-def find_device() -> tuple[Device | None, str]:
-    """(device, ""), or (None, the reason why none is usable)."""
+def find_device(index: int = 0) -> tuple[Device | None, str]:
+    """(device, ""), or (None, the reason why it is not usable)."""
     found, why = cuda_devices()
     if not found:
         return None, why if why == _NO_MODULE else "no CUDA device was found"
+    if index not in (there := [device["index"] for device in found]):
+        names = ", ".join(f"cuda:{each}" for each in there)
+        return None, f"there is no such device, only {names}"
     import torch  # computes the dense layers; slow to import, so only with a device
 
     if not torch.cuda.is_available():
         return None, f"torch {torch.__version__} does not use CUDA; install one that does"
     from twofold.device.cuda_device import CudaDevice
 
-    return CudaDevice(), ""
+    return CudaDevice(index), ""
+
+
+def device_memories(devices: Sequence[Device]) -> list[DeviceMemory]:
+    """Memory of each device, as it reports it."""
+    facts = [device.native.facts() for device in devices]
+    return [DeviceMemory(each["total_bytes"], each["free_bytes"]) for each in facts]
 
 
 def cuda_devices() -> tuple[list[DeviceDescription], str]:

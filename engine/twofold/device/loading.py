@@ -1,11 +1,12 @@
-"""Loads a model with dense weights, KV cache and expert slots on a GPU and experts in host memory.
+"""Loads a model with dense weights, KV cache and expert slots on GPUs and experts in host memory.
 
-The device's memory is split, and the split logged, before any weight is read.
+The devices' memory is split, and the split logged, before any weight is read.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,9 +15,11 @@ from twofold.api.config import EngineConfig
 from twofold.api.control import MemorySplit
 from twofold.api.errors import CapacityError
 from twofold.blocks import ops
-from twofold.device.budget import DeviceBudget, device_cache_dtype, needs_of, plan_device
+from twofold.device.budget import device_cache_dtype, plan_devices
 from twofold.device.device import Device
-from twofold.device.model import DeviceModel
+from twofold.device.finding import device_memories
+from twofold.device.model import DeviceModel, Stage
+from twofold.device.pipeline import plan_machine
 from twofold.device.runner import DeviceRunner
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.pins import check_pins, usable_slots
@@ -35,11 +38,12 @@ def load_on_device(
     files: ModelFiles,
     pool: ops.ThreadPool,
     choice: AcceleratorChoice,
-    device: Device,
+    devices: Sequence[Device],
     progress: ProgressFn | None,
     expert_devices: tuple[str, ...] = (),
 ) -> LoadedRunner:
-    """Plan the memory, then load. choice: that of `device`; expert_devices: as in `SlotPlan.devices`.
+    """Plan the memory, then load. choice: that of `devices`, the main one first; expert_devices: as in
+    `SlotPlan.devices`.
 
     Raises:
         ConfigError: the requested sizes do not fit; the message names the flag.
@@ -47,13 +51,10 @@ def load_on_device(
         CapacityError, KernelError: the device has less memory than it reported, or failed.
     """
     max_context = longest_request(config, files.config)
-    needs = needs_of(measure_files(files, kv_cache_dtype=device_cache_dtype(config)))
-    facts = device.native.facts()
-
-    def split(asked: EngineConfig) -> DeviceBudget:
-        return plan_device(asked, needs, facts["total_bytes"], facts["free_bytes"])
-
-    budget = split(config)
+    device, memories = devices[0], device_memories(devices)
+    size = measure_files(files, kv_cache_dtype=device_cache_dtype(config))
+    needs, budget = plan_machine(config, size, choice, memories)
+    homes = tuple(budget.homes[layer] for layer in files.config.moe_layers) if budget.homes else ()
     check_pins(expert_devices, budget.num_slots, needs.num_layers, needs.num_experts)
     _log.info("%s", budget.explain())
     num_pages = budget.num_kv_tokens // config.page_size
@@ -61,18 +62,30 @@ def load_on_device(
     record_bytes = sum(block.device_record_bytes for layer in files.config.layers for block in layer)
     num_snapshots = plan_snapshots(config, record_bytes, available_memory_bytes())
     try:
-        model = DeviceModel(files, pool, device.torch_device, device.kernels(max_context), max_context)
+        further = [Stage(each.torch_device, each.kernels(max_context), each.active) for each in devices[1:]]
+        model = DeviceModel(
+            files,
+            pool,
+            device.torch_device,
+            device.kernels(max_context),
+            max_context,
+            further=further,
+            homes=budget.homes,
+        )
         # Looking ahead costs launches in every layer, and no GPU has shown a gain yet: only on request.
         look_ahead = config.prefetch == "on"
         slots = replace(
-            slot_plan(config, files, budget.num_slots, budget.num_staging, expert_devices),
+            slot_plan(
+                config, files, budget.num_slots, budget.num_staging, expert_devices, split=budget.shares
+            ),
             prefetch=look_ahead,
+            homes=homes,
         )
         moe = load_experts(files, pool, choice, config, slots, progress)
         runner = DeviceRunner(
             model,
             moe,
-            device,
+            devices,
             num_pages=num_pages,
             page_size=config.page_size,
             max_context=max_context,
@@ -80,6 +93,7 @@ def load_on_device(
             num_snapshots=num_snapshots,
             num_draft_records=budget.num_draft_records,
             look_ahead=look_ahead,
+            homes=homes,
         )
     except torch.OutOfMemoryError as error:
         raise CapacityError(
@@ -88,7 +102,7 @@ def load_on_device(
         ) from error
 
     def plan(asked: EngineConfig, _num_used: int) -> MemorySplit:
-        found = split(asked)
+        found = plan_devices(asked, needs, memories, budget.shares, budget.homes)
         pages = found.num_kv_tokens // config.page_size
         # Rotations and graphs were made for the initial context length.
         check_pins(moe.plan.devices, found.num_slots, needs.num_layers, needs.num_experts)

@@ -6,9 +6,11 @@ routed experts.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -68,6 +70,16 @@ class TorchWeights:
         return copy
 
 
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A device that computes some of the layers."""
+
+    device: torch.device
+    kernels: DeviceKernels
+    active: Callable[[], AbstractContextManager[object]] = nullcontext
+    """See `Device.active`."""
+
+
 class DeviceModel:
     """Dense weights on `device` and the forward pass over them. One step at a time."""
 
@@ -78,8 +90,13 @@ class DeviceModel:
         device: torch.device,
         kernels: DeviceKernels,
         max_length: int,
+        *,
+        further: Sequence[Stage] = (),
+        homes: Sequence[int] = (),
     ) -> None:
-        """Copy everything but the experts to the device, for sequences of at most `max_length` tokens.
+        """Copy everything but the experts to the devices, for sequences of at most `max_length` tokens.
+
+        homes: the device of each layer, 0 for `device`, n for `further[n - 1]`; empty: all layers are on `device`.
 
         Raises:
             ModelLoadError: the device's memory is too small (the message names the flags to lower), or the rotation
@@ -92,11 +109,13 @@ class DeviceModel:
                 "a device; use --accelerator none"
             )
         self.device = device
-        self._kernels = kernels
+        self._stages = (Stage(device, kernels), *further)
         self._specs = list(itertools.chain.from_iterable(config.layers))
 
-        def on_device(weights: BlockWeights) -> TorchWeights:
-            return TorchWeights(weights, pool, device)
+        self._homes = [homes[block.layer] if homes else 0 for block in self._specs]
+
+        def on_device(weights: BlockWeights, home: int = 0) -> TorchWeights:
+            return TorchWeights(weights, pool, self._stages[home].device)
 
         try:
             self._embedding = on_device(files.embedding).matrix("table")
@@ -106,8 +125,8 @@ class DeviceModel:
             )
             moe_layers = {layer: index for index, layer in enumerate(config.moe_layers)}
             self._blocks = [
-                block.device(on_device(weights), moe_layers.get(block.layer, -1))
-                for block, weights in files.blocks()
+                block.device(on_device(weights, home), moe_layers.get(block.layer, -1))
+                for (block, weights), home in zip(files.blocks(), self._homes, strict=True)
             ]
             self._state_of = _owners_of_state(self._specs)
             self._begun = Counter(
@@ -122,9 +141,14 @@ class DeviceModel:
                 rope.rows(positions, positions)
                 for rope in rope_tables(config.rotations, config.max_position_embeddings)
             ]
-            self._cos, self._sin = (
-                [torch.from_numpy(rows).to(device) for rows in of_all] for of_all in zip(*tables, strict=True)
-            )
+            # Cosines and sines by home, then by table.
+            self._rotations = {
+                home: [
+                    tuple(torch.from_numpy(rows).to(self._stages[home].device) for rows in table)
+                    for table in tables
+                ]
+                for home in {0, *self._homes}
+            }
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
                 f"the dense weights do not fit into the memory of {device}; free some of it, or lower "
@@ -134,11 +158,17 @@ class DeviceModel:
     def state(self, num_pages: int, page_size: int, num_records: int = 0) -> list[DeviceState]:
         """Zeroed memory for each block's state of all sequences."""
 
-        def allocate(shape: Iterable[int], *, exact: bool = False) -> Tensor:
-            dtype = torch.float32 if exact else torch.bfloat16
-            return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
+        def allocate_at(home: int) -> Callable[..., Tensor]:
+            def allocate(shape: Iterable[int], *, exact: bool = False) -> Tensor:
+                dtype = torch.float32 if exact else torch.bfloat16
+                return torch.zeros(tuple(shape), dtype=dtype, device=self._stages[home].device)
 
-        return [block.device_state(num_pages, page_size, allocate, num_records) for block in self._specs]
+            return allocate
+
+        return [
+            block.device_state(num_pages, page_size, allocate_at(home), num_records)
+            for block, home in zip(self._specs, self._homes, strict=True)
+        ]
 
     def blocks_with_state(self, state: list[DeviceState]) -> list[tuple[Block, DeviceState]]:
         """Each block's description with its state."""
@@ -149,20 +179,42 @@ class DeviceModel:
         hidden = self._embedding[batch.token_ids].float()
         if self.config.embedding.scale != 1.0:
             hidden *= self.config.embedding.scale
-        rotations = [
-            (cos[batch.positions], sin[batch.positions])
-            for cos, sin in zip(self._cos, self._sin, strict=True)
-        ]
-        step = DeviceStep(batch, rotations, self._kernels, moe, self._routers)
+        step = self._step_at(0, batch, moe)
         if self._layer_inputs is not None:
             step.layer_inputs = self._layer_inputs(batch.token_ids, hidden)
         totals = [hidden]
-        for n, block in enumerate(self._blocks):
-            kept = state[self._state_of[n]]
+        begin = 0
+        for home, blocks in itertools.groupby(self._homes):
+            end = begin + len(list(blocks))
+            with self._stages[home].active():
+                if home > 0:
+                    inputs, step = step.layer_inputs, self._step_at(home, batch, moe)
+                    step.layer_inputs = None if inputs is None else self._moved(inputs, home)
+                    totals = [self._moved(total, home) for total in totals]
+                self._run(range(begin, end), totals, state, step)
+            begin = end
+        return self._moved(totals[0], 0)
+
+    def _run(self, blocks: range, totals: list[Tensor], state: list[DeviceState], step: DeviceStep) -> None:
+        """Compute these blocks. totals: the residual stream, then sums that were begun beside it; in and out."""
+        for n in blocks:
+            block, hidden = self._blocks[n], totals[0]
             totals += (torch.zeros_like(hidden) for _ in range(self._begun[n]))
             read = totals.pop() if isinstance(block, PostNormOnDevice) else hidden
-            block.forward(read, totals[-1], kept, step)
-        return hidden
+            block.forward(read, totals[-1], state[self._state_of[n]], step)
+
+    def _step_at(self, home: int, batch: DeviceBatch, moe: DeviceMoe) -> DeviceStep:
+        """What the blocks on one device share. batch: on the first device."""
+        if home > 0:
+            tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+            batch = dataclasses.replace(
+                batch, **{name: self._moved(value, home) for name, value in tensors.items()}
+            )
+        rotations = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._rotations[home]]
+        return DeviceStep(batch, rotations, self._stages[home].kernels, moe, self._routers)
+
+    def _moved(self, tensor: Tensor, home: int) -> Tensor:
+        return tensor.to(self._stages[home].device, non_blocking=True)
 
     def final_states(self, hidden_rows: Tensor) -> Tensor:
         """Hidden states f32 [R, hidden] after the last norm, of rows of forward's result."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from twofold.device.device import Device
 
@@ -38,6 +39,11 @@ class Parcel:
         self._view[begin:end] = raw
         self._used = -(-end // _ALIGNMENT) * _ALIGNMENT
         return self._device.data_ptr() + begin
+
+    def put_tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
+        """Pack an array that is not empty. Returns it as a tensor on the device, valid after `send`."""
+        begin = self.put(values) - self._device.data_ptr()
+        return self._device[begin : begin + values.nbytes].view(torch.int64)
 
     def send(self, stream: int) -> None:
         """Copy the packed arrays to the device; visible to work launched on `stream` afterwards."""

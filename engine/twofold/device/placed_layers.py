@@ -1,16 +1,15 @@
-"""Routed experts of a step that the host places, layer by layer: prefill chunks, mixed batches, decode without a table.
+"""Routed experts of a step that the host places: prefill, mixed batches, and decode steps that are not table steps.
 
-Each layer's routing is copied to the host and the executor assigns its experts (`MoeExecutor.begin_layer`). Then both
-sides work at once. The device computes the experts in slots, then fetched ones as soon as their uploads finish, with
-grouped GEMM where there are many tokens; the CPU computes the rest. `combine` joins them. The host is at most one
-layer ahead of the device. docs/explanation/gpu-status.md lists which GPUs this has run on.
+The host decides the layer when its routing has arrived (`MoeExecutor.begin_layer`). Each device then computes the
+experts in its slots, and the CPU the others; the device whose layer it is adds all outputs in the order of a token's
+experts, so that the sum does not depend on where they ran. docs/explanation/gpu-status.md lists which GPUs this has run
+on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,50 +18,13 @@ from torch import Tensor
 
 from twofold import _core
 from twofold._core import Placement
-from twofold._core.device import (
-    CombinedLayer,
-    DecodeShape,
-    EncodedRows,
-    ExpertBuffers,
-    ExpertGroups,
-    PrefillRows,
-    PrefillTiles,
-    tile_groups,
-    tile_tokens_for,
-)
-from twofold.api.errors import CapacityError
+from twofold._core.device import CombinedLayer
 from twofold.blocks.device_step import CachePrior
 from twofold.device.cache_prior import PriorRows
 from twofold.device.device import Device
-from twofold.device.layouts import layouts_of
 from twofold.device.parcel import Parcel
+from twofold.device.placed_share import PlacedShare
 from twofold.experts.slot_plan import MoeShape
-
-DECODE_TOKENS: Final = 32
-"""Up to this many tokens the decode kernels read each weight about once; above it, tensor cores are faster."""
-
-
-@dataclass(frozen=True)
-class _Room:
-    """Buffers for layers of up to `num_tokens` tokens."""
-
-    num_tokens: int
-    encoded: Tensor
-    intermediate: Tensor
-    outputs: Tensor
-    gate_up: Tensor
-    from_cpu: Tensor
-    parcel: Parcel
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """Kernel arguments for one part of a layer's experts."""
-
-    groups: ExpertGroups
-    num_groups: int
-    tiles: PrefillTiles | None = None
-    """None: computed by the decode kernels."""
 
 
 class PlacedLayers:
@@ -72,33 +34,37 @@ class PlacedLayers:
 
     def __init__(
         self,
-        device: Device,
+        devices: Sequence[Device],
         accelerator: _core.DeviceAccelerator,
         executor: _core.MoeExecutor,
         shape: MoeShape,
         cache_prior: float = 0.0,
+        *,
+        homes: Sequence[int] = (),
     ) -> None:
         """Allocate nothing yet: buffers grow with the largest step.
 
         Args:
-            accelerator: the device's accelerator, which the executor plans for.
+            devices: those of the accelerator.
+            accelerator: the devices' accelerator, which the executor plans for.
             cache_prior: routing bias towards experts that were in slots at the start of the step.
+            homes: for each layer with experts the device with its dense part; empty: the first one.
 
         Raises:
-            ConfigError: the device has no kernels for the formats.
+            ConfigError: a device has no kernels for the formats.
         """
-        self._device, self._native, self._accelerator = device, device.native, accelerator
+        self._device, self._homes = devices[0], homes or (0,) * shape.num_layers
         self._executor, self._shape = executor, shape
-        self._layouts = layouts_of(shape)
+        self._shares = [
+            PlacedShare(device, accelerator, shape, index) for index, device in enumerate(devices)
+        ]
         self._cache_prior = cache_prior
         self._prior_rows: PriorRows | None = None
-        whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
-        self._tensor_cores = [whole and "f32" not in formats for formats in shape.formats]
-        self._shared_bytes = device.shared_bytes
-        self._transfers = device.transfers()
-        self._room: _Room | None = None
-        # Marks of a layer whose time is not read yet: the end of the previous layer, its own start and end.
-        self._open: tuple[Any, Any, Any] | None = None
+        self._transfers = {home: devices[home].transfers() for home in set(self._homes)}
+        self._from_cpu = torch.empty(0, 0)
+        # Marks of a layer whose time is not read yet: the end of the previous layer there, its own start and end; and
+        # its home. The previous layer's is None if it was elsewhere.
+        self._open: tuple[Any, Any, Any, int] | None = None
         self._ended: Any = None
 
     def begin_step(self) -> None:
@@ -107,7 +73,10 @@ class PlacedLayers:
 
     def cache_prior(self, moe_layer: int, num_tokens: int) -> CachePrior | None:
         """See `model.DeviceMoe.cache_prior`."""
-        return None if self._prior_rows is None else self._prior_rows.of_layer(moe_layer, num_tokens)
+        if self._prior_rows is None or (prior := self._prior_rows.of_layer(moe_layer, num_tokens)) is None:
+            return None
+        home = self._shares[self._homes[moe_layer]].device
+        return CachePrior(prior.strength, prior.experts.to(home.torch_device))
 
     def fill_cache_prior(self, states: npt.NDArray[np.uint8], generated: Sequence[bool]) -> None:
         """Call after begin_step. See `TableLayers.fill_cache_prior`."""
@@ -124,138 +93,84 @@ class PlacedLayers:
         """See `model.DeviceMoe.forward`; waits for the routing.
 
         Raises:
-            CapacityError: the device has no room for the step's buffers.
-            KernelError: the device failed.
+            CapacityError: a device has no room for the step's buffers.
+            KernelError: a device failed.
         """
-        transfers = self._transfers
-        room = self._room_for(len(normed))
+        index, num_tokens = self._homes[moe_layer], len(normed)
+        home, transfers = self._shares[index], self._transfers[index]
         began = transfers.mark()
         transfers.begin(normed, ids, weights)
         host_ids, host_weights = transfers.routing()
-        # The device has passed the previous layer: its time can be read and its buffers are free.
+        # The devices have passed the previous layer: its time can be read and its buffers are free.
         self._end_layer()
         plan = self._executor.begin_layer(moe_layer, host_ids, host_weights)
 
-        many = len(normed) > DECODE_TOKENS and self._tensor_cores[moe_layer]
-        room.parcel.open()
-        where = room.parcel.put(plan.where)
-        ready, awaited = (self._packed(part, room.parcel, many) for part in (plan.ready, plan.awaited))
-        all_rows = (
-            room.parcel.put(np.full(len(normed), int(Placement.CPU), np.uint8)) if plan.joins_deferred else 0
-        )
-        room.parcel.send(transfers.stream)
-        if not many and ready.num_groups + awaited.num_groups > 0:
-            self._encode(moe_layer, normed, room)
-        self._launch(moe_layer, ready, normed, room)
-        self._accelerator.before_compute(transfers.stream)
-        self._launch(moe_layer, awaited, normed, room)
-        self._accelerator.after_compute(transfers.stream)
+        parcel = home.open(plan, moe_layer, num_tokens)
+        where = parcel.put(plan.where)
+        all_rows = parcel.put(np.full(num_tokens, int(Placement.CPU), np.uint8)) if plan.joins_deferred else 0
+        arriving = [
+            self._begin_elsewhere(share, plan, moe_layer, normed, parcel)
+            for share in self._shares
+            if share is not home
+        ]
+        home.send()
+        home.compute(normed)
+        for rows, pairs in (each for each in arriving if each is not None):
+            home.outputs.index_copy_(0, pairs, rows.to(normed.device, non_blocking=True))
+        from_cpu = self._cpu_rows(num_tokens)
         if plan.uses_cpu:
-            self._executor.compute_cpu(transfers.rows(), room.from_cpu[: len(normed)].numpy())
+            self._executor.compute_cpu(transfers.rows(), from_cpu[:num_tokens].numpy())
 
         def add(where: int, top_k: int, from_cpu: Tensor | None) -> None:
             layer = CombinedLayer(
-                outputs=room.outputs,
+                outputs=home.outputs,
                 weights=weights,
                 where=where,
                 from_cpu=from_cpu,
-                num_tokens=len(normed),
+                num_tokens=num_tokens,
                 top_k=top_k,
                 hidden_size=self._shape.hidden,
                 hidden=hidden,
             )
-            self._native.combine(layer, transfers.stream)
+            home.device.native.combine(layer, transfers.stream)
 
-        add(where, self._shape.top_k, None if all_rows else room.from_cpu)
+        add(where, self._shape.top_k, None if all_rows else from_cpu)
         if all_rows:  # see TableLayers.forward
-            add(all_rows, 1, room.from_cpu)
-        ended, self._ended = self._ended, transfers.mark()
-        self._open = ended, began, self._ended
+            add(all_rows, 1, from_cpu)
+        before, self._ended = self._ended, (transfers.mark(), index)
+        elsewhere = before is None or before[1] != index
+        self._open = None if elsewhere else before[0], began, self._ended[0], index
+
+    def _begin_elsewhere(
+        self, share: PlacedShare, plan: _core.LayerPlan, moe_layer: int, normed: Tensor, home: Parcel
+    ) -> tuple[Tensor, Tensor] | None:
+        """Launch another device's experts: (outputs f32 [n, hidden] there, their pairs int64 [n] on the layer's
+        device). None: it has none.
+
+        home: the parcel of the layer's device, which the pairs' numbers travel with.
+        """
+        parcel = share.open(plan, moe_layer, len(normed))
+        if not share.has_work:
+            return None
+        parts = plan.ready(share.index), plan.awaited(share.index)
+        pairs = np.concatenate([part.pairs for part in parts]).astype(np.int64)
+        here, there = parcel.put_tensor(pairs), home.put_tensor(pairs)
+        with share.device.active():
+            share.send()
+            share.compute(normed.to(share.device.torch_device, non_blocking=True))
+            return share.outputs.index_select(0, here), there
 
     def _end_layer(self) -> None:
         if self._open is not None:
-            before, began, ended = self._open
-            between = self._transfers.us_between
+            before, began, ended, home = self._open
+            between = self._transfers[home].us_between
             self._executor.end_layer(
                 between(began, ended), -1.0 if before is None else between(before, began)
             )
             self._open = None
 
-    def _packed(self, part: _core.PlacedGroups, parcel: Parcel, many: bool) -> _Launch:
-        count, begin, pairs = len(part), part.begin, part.pairs
-        groups = ExpertGroups(
-            num_groups=parcel.put(np.array([count], np.int32)),
-            weights=parcel.put(part.addresses),
-            begin=parcel.put(begin),
-            pairs=parcel.put(pairs),
-            capacity=count,
-        )
-        if not many or count == 0:
-            return _Launch(groups, count)
-        tile_tokens = tile_tokens_for(len(pairs), count)
-        tiles = tile_groups(begin, tile_tokens)
-        return _Launch(
-            groups, count, PrefillTiles(tiles=parcel.put(tiles), count=len(tiles), tokens=tile_tokens)
-        )
-
-    def _encode(self, moe_layer: int, normed: Tensor, room: _Room) -> None:
-        rows = EncodedRows(
-            kind=self._layouts[moe_layer].activations,
-            rows=normed,
-            num_tokens=len(normed),
-            columns=self._shape.hidden,
-            out=room.encoded,
-        )
-        self._native.encode(rows, self._transfers.stream)
-
-    def _launch(self, moe_layer: int, part: _Launch, normed: Tensor, room: _Room) -> None:
-        if part.num_groups == 0:
-            return
-        layout, stream, top_k = self._layouts[moe_layer], self._transfers.stream, self._shape.top_k
-        buffers = ExpertBuffers(
-            encoded=room.encoded, intermediate=room.intermediate, outputs=room.outputs, gate_up=room.gate_up
-        )
-        if part.tiles is not None:
-            rows = PrefillRows(x=normed, num_tokens=len(normed), top_k=top_k)
-            self._native.prefill_experts(layout, part.groups, buffers, part.tiles, rows, stream)
-        else:
-            bounds = DecodeShape(
-                num_tokens=len(normed),
-                top_k=top_k,
-                num_experts=part.num_groups,
-                shared_bytes=self._shared_bytes,
-            )
-            self._native.decode_experts(layout, part.groups, buffers, bounds, stream)
-
-    def _room_for(self, num_tokens: int) -> _Room:
-        if self._room is None or self._room.num_tokens < num_tokens:
-            self._room = None  # free the old buffers first
-            try:
-                self._room = self._make_room(num_tokens)
-            except torch.OutOfMemoryError as error:
-                raise CapacityError(
-                    f"the device has no room for a step of {num_tokens} tokens; lower --gpu-memory-utilization, which "
-                    "leaves more of it free, or --max-num-batched-tokens"
-                ) from error
-        return self._room
-
-    def _make_room(self, num_tokens: int) -> _Room:
-        shape, num_pairs = self._shape, num_tokens * self._shape.top_k
-
-        def empty(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=self._device.torch_device)
-
-        tensor_cores = num_tokens > DECODE_TOKENS and any(self._tensor_cores)
-        # Per expert an address, a start and a tile; per pair a number, a place and a share of a tile.
-        parcel_bytes = 20 * shape.num_experts + 6 * num_pairs + num_tokens + 1024
-        return _Room(
-            num_tokens=num_tokens,
-            encoded=empty(max(layout.encoded_bytes(num_tokens) for layout in self._layouts), torch.uint8),
-            intermediate=empty(
-                max(layout.intermediate_bytes(num_pairs) for layout in self._layouts), torch.uint8
-            ),
-            outputs=empty((num_pairs, shape.hidden), torch.float32),
-            gate_up=empty(2 * num_pairs * shape.intermediate if tensor_cores else 0, torch.float32),
-            from_cpu=self._device.staging_buffer((num_tokens, shape.hidden), torch.float32),
-            parcel=Parcel(self._device, parcel_bytes),
-        )
+    def _cpu_rows(self, num_tokens: int) -> Tensor:
+        """The CPU's share in mapped memory, f32 [at least num_tokens, hidden]."""
+        if len(self._from_cpu) < num_tokens:
+            self._from_cpu = self._device.staging_buffer((num_tokens, self._shape.hidden), torch.float32)
+        return self._from_cpu

@@ -34,7 +34,7 @@ from twofold.device.backend import LinkProbe
 from twofold.device.calibration import LINK_BYTES, Routing
 from twofold.device.device import Device
 from twofold.device.layouts import Grouping, by_expert
-from twofold.device.placed_layers import DECODE_TOKENS
+from twofold.device.placed_share import DECODE_TOKENS
 from twofold.experts.slot_plan import MoeShape
 
 _CALLS: Final = 8

@@ -1,10 +1,14 @@
-"""The queue that a step's kernels are launched on: one stream, a worker thread that launches, and graph capture."""
+"""The queue that a step's kernels are launched on: one stream, a worker thread that launches, and graph capture.
+
+Several devices have a queue each; `JoinedQueues` is all of them, for steps that the host places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 from torch import Tensor
@@ -83,6 +87,35 @@ class LaunchWorker:
         except TimeoutError:
             raise still_busy(limit_s) from None
         return "; ".join(str(failure) for failure in failures if failure is not None)
+
+
+class JoinedQueues:
+    """The queues of several devices, the first device's first. See `DeviceQueue`; the first one's worker launches."""
+
+    def __init__(self, queues: Sequence[DeviceQueue]) -> None:
+        self._queues, self._first = queues, queues[0]
+        self.capture, self.start, self.join = self._first.capture, self._first.start, self._first.join
+
+    @property
+    def stream(self) -> int:
+        return self._first.stream
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """See `DeviceQueue.active`: each device's kernels go to its own queue; the first device is the active one."""
+        with ExitStack() as stack:
+            for queue in reversed(self._queues):
+                stack.enter_context(queue.active())
+            yield
+
+    def wait(self) -> None:
+        for queue in self._queues:
+            queue.wait()
+
+    def wait_idle(self, limit_s: float) -> str:
+        deadline = time.monotonic() + limit_s
+        failures = [queue.wait_idle(max(deadline - time.monotonic(), 0.0)) for queue in self._queues]
+        return "; ".join(filter(None, failures))
 
 
 def still_busy(limit_s: float) -> KernelError:

@@ -3,8 +3,9 @@
 A step runs in one of three ways. A decode step is a *table step*: the device places its layers itself while this thread
 serves the misses, as one captured graph, or launched kernel by kernel from a worker where it could not be captured.
 Every other step is *placed by the host*: each layer's routing is copied to the host, its experts are assigned, and the
-assignment is copied back. If a table step is lost (one side waited longer than the watchdog's limit), it is repeated
-as placed by the host, and so is every later step. The request continues; the reason is logged once.
+assignment is copied back; with several devices that is every step. If a table step is lost (one side waited longer than
+the watchdog's limit), it is repeated as placed by the host, and so is every later step. The request continues; the
+reason is logged once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from twofold.device.device import Device
 from twofold.device.graphs import BATCH_SIZES, DecodeGraphs
 from twofold.device.model import DeviceModel
 from twofold.device.placed_layers import PlacedLayers
-from twofold.device.queue import Outputs
+from twofold.device.queue import JoinedQueues, Outputs
 from twofold.device.sampler import DeviceSampler
 from twofold.device.state_memory import DeviceStateMemory
 from twofold.device.step_rows import decode_rows, flattened
@@ -43,6 +44,7 @@ from twofold.step.sequences import ScheduledSequence
 _log = logging.getLogger(__name__)
 _STEPS_PER_SPLIT: Final = 256
 """Table steps between two updates of the cost model's split of misses."""
+_SEVERAL: Final = "several devices share the experts"
 _REST_S: Final = 30.0
 """Time a device may take to finish an aborted step, beyond the watchdog's limit."""
 
@@ -58,7 +60,7 @@ class DeviceRunner:
         self,
         model: DeviceModel,
         moe: MoeRuntime,
-        device: Device,
+        devices: Seq[Device],
         *,
         num_pages: int,
         page_size: int,
@@ -70,11 +72,12 @@ class DeviceRunner:
         watchdog_s: float = 5.0,
         graphs: bool = True,
         look_ahead: bool = False,
+        homes: Seq[int] = (),
     ) -> None:
         """Allocate keys, values and records, and the buffers of table steps.
 
         Args:
-            moe: expert runtime whose accelerator is on `device`, like the model's dense weights.
+            moe: expert runtime whose accelerator is on `devices`; the model's dense weights are on the first one.
             max_context: longest request, in tokens.
             num_records: records of sequences, where layers keep records; the snapshots' numbers follow, then those of
                 `num_draft_records` for the state after each draft of a step.
@@ -82,6 +85,7 @@ class DeviceRunner:
             watchdog_s: limit for the device's wait for the CPU's experts, and the CPU's wait for the device's posts.
             graphs: False: launch table steps kernel by kernel, for comparison.
             look_ahead: table steps also post the next layer's router scores, for expert prefetch.
+            homes: the device of each layer with experts, as in `PlacedLayers`.
 
         Raises:
             ConfigError: the device has no kernels for the experts' formats.
@@ -93,7 +97,7 @@ class DeviceRunner:
         self.sampling_s = self.batch_s = 0.0
         self.num_table_steps = 0
         self.num_placed_steps = 0
-        self.why_placed: str | None = None
+        self.why_placed: str | None = _SEVERAL if len(devices) > 1 else None
         """Why steps are no longer table steps; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
         self._num_pages, self._max_context = num_pages, max_context
@@ -104,19 +108,26 @@ class DeviceRunner:
         """Logits of the last step's sampled rows, those of drafts included."""
         self._picked: list[int] = []
         """Their tokens as the device picked them, with the random numbers that they get if all drafts are accepted."""
-        self._device = device
-        self._sampler = DeviceSampler(BATCH_SIZES[-1], device)
-        self._queue = device.queue(lambda: self._layers.mailbox.abort())
+        self._devices, self._device, self._homes = devices, devices[0], homes
+        self._sampler = DeviceSampler(BATCH_SIZES[-1], self._device)
+        queues = [device.queue(lambda: self._layers.mailbox.abort()) for device in devices]
+        self._queue = JoinedQueues(queues) if len(queues) > 1 else queues[0]
         self.memory = DeviceStateMemory(
             model.blocks_with_state(self._state), self._queue, num_records, num_snapshots
         )
-        self._make_steps(None if graphs else "graphs are switched off")
+        with self._device.active():
+            self._make_steps(None if graphs else "graphs are switched off")
 
     def _make_steps(self, fall_back_reason: str | None) -> None:
         """Create the objects that depend on the accelerator's slots."""
         moe, device = self.moe, self._device
         if moe.accelerator is None:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
+        self._placed = PlacedLayers(
+            self._devices, moe.accelerator, moe.executor, moe.shape, moe.cache_prior, homes=self._homes
+        )
+        if self._has_several:
+            return
         self._layers = TableLayers(
             device,
             moe.accelerator,
@@ -130,7 +141,6 @@ class DeviceRunner:
             defers=moe.num_deferred > 0,
             cache_prior=moe.cache_prior,
         )
-        self._placed = PlacedLayers(device, moe.accelerator, moe.executor, moe.shape, moe.cache_prior)
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)
         self._graphs = DecodeGraphs(
             step=self._table_forward,
@@ -144,9 +154,14 @@ class DeviceRunner:
         )
 
     @property
+    def _has_several(self) -> bool:
+        """Whether there are several devices, so that there are no table steps."""
+        return len(self._devices) > 1
+
+    @property
     def why_eager(self) -> str | None:
-        """Why table steps are launched kernel by kernel; None where they are graphs."""
-        return self._graphs.fall_back_reason
+        """Why table steps are launched kernel by kernel; None where they are graphs, or where there are none."""
+        return None if self._has_several else self._graphs.fall_back_reason
 
     # ---- changing the memory split -----------------------------------------------------------------------------------
 
@@ -167,7 +182,8 @@ class DeviceRunner:
     def _move_pages(
         self, num_pages: int, copies: tuple[list[Tensor], list[Tensor]], places: Seq[int]
     ) -> None:
-        self._graphs.forget()
+        if not self._has_several:
+            self._graphs.forget()
         self.memory.let_go()
         self._state = []
         torch.cuda.empty_cache()  # slots are not allocated by torch
@@ -179,13 +195,16 @@ class DeviceRunner:
     def release_slots(self) -> None:
         self._queue.wait()
         self._why_eager = self.why_eager
-        del self._graphs, self._table, self._placed, self._layers
+        del self._placed
+        if not self._has_several:
+            del self._graphs, self._table, self._layers
         self.moe.release()
         torch.cuda.empty_cache()
 
     def allocate_slots(self, num_slots: int, num_staging: int) -> None:
         self.moe.allocate(num_slots, num_staging)
-        self._make_steps(self._why_eager)
+        with self._device.active():
+            self._make_steps(self._why_eager)
 
     def place_experts(self, mask: Mask) -> int:
         self._queue.wait()  # kernels in the queue may read any slot

@@ -51,8 +51,9 @@ class DeviceStateMemory:
     def copy_to_host(self, pages: Sequence[int], *, records: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Copy these pages, and all records if `records`, of each tensor to host memory."""
         with self._queue.active():
-            index = [torch.tensor(pages, dtype=torch.int64, device=part.device) for part in self._pages[:1]]
-            kept = [part[index[0]].cpu() for part in self._pages] if pages else []
+            kept = (
+                [part[torch.tensor(pages, device=part.device)].cpu() for part in self._pages] if pages else []
+            )
             return kept, [part.cpu().clone() for part in self._records] if records else []
 
     def copy_from_host(self, copies: tuple[list[Tensor], list[Tensor]], pages: Sequence[int]) -> None:

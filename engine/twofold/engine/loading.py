@@ -26,6 +26,7 @@ from twofold.engine.prefix.loading import make_pool
 from twofold.engine.prefix.store import PrefixStore
 from twofold.engine.residency import Residency
 from twofold.experts.accelerator import AcceleratorChoice, num_slots
+from twofold.experts.device_split import device_split
 from twofold.experts.expert_recordings import RecordedModel
 from twofold.experts.machine_facts import machine_json
 from twofold.experts.moe import MoeRuntime
@@ -89,7 +90,7 @@ def load_parts(
     """
     check_policy(config)
     check_placement(config)
-    choice, device = choose_accelerator(config.accelerator)
+    choice, devices = choose_accelerator(config.accelerator, config.cuda_devices)
     path = Path(config.model) if config.model else bundled_model_path()
     # Cheap checks come before gigabytes are read.
     files = open_model_files(path, config.speculation.predictions)
@@ -115,12 +116,12 @@ def load_parts(
             cache = Path(config.packed_cache).expanduser()
             files = with_packed_cache(files, path, directory=cache, pool=pool, progress=progress)
             residency = residency or _residency(files, pool)
-        if device is not None:
+        if devices:
             # Imported here: it pulls in torch, which nothing else here needs.
             from twofold.device.loading import load_on_device
 
             loaded = load_on_device(
-                config, files, pool, choice, device=device, progress=progress, expert_devices=rules.devices
+                config, files, pool, choice, devices=devices, progress=progress, expert_devices=rules.devices
             )
             choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
         else:
@@ -196,7 +197,10 @@ def _load_on_cpu(
     largest = max(map(model.routed.expert_bytes, files.expert_formats()), default=1)
     slot_bytes = _core.slot_stride(largest)
     slots = num_slots(config, num_layers, num_experts, slot_bytes)
-    plan = slot_plan(config, files, slots, devices=rules.devices, machine=choice.profile)
+    split = (
+        device_split(config.tensor_split, choice.profile) if choice.profile and choice.device_names else ()
+    )
+    plan = slot_plan(config, files, slots, devices=rules.devices, split=split)
     check_pins(rules.devices, slots, num_layers, num_experts, is_placed=plan.placement.is_static)
     taps = () if drafter is None else drafter.target_layers
     loaded = LoadedModel(
@@ -264,7 +268,7 @@ def run_info(
         version=__version__,
         host=platform.node(),
         config_json=json.dumps(dataclasses.asdict(config)),
-        machine_json=machine_json(pool, choice.profile, sizes),
+        machine_json=machine_json(pool, choice.profile, sizes, moe.device_slots),
         output_changes=moe.output_changes,
         trace_sizes=sizes,
         context_limit_reason=model.context_limit_reason,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from twofold import _core
 from twofold.api.config import EngineConfig
@@ -19,9 +19,13 @@ class ExpertDevice(Protocol):
     """A native device that can hold experts in slots."""
 
     def accelerator(
-        self, store: _core.ExpertStore, cost: _core.CostModel, config: _core.SchedulerConfig
+        self,
+        store: _core.ExpertStore,
+        cost: _core.CostModel,
+        config: _core.SchedulerConfig,
+        further: Sequence[Any] = (),
     ) -> _core.DeviceAccelerator:
-        """Allocate slots; pin the store if possible. CapacityError, KernelError."""
+        """Allocate slots here and on `further` devices; pin the store if possible. CapacityError, KernelError."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,23 @@ class AcceleratorChoice:
     kind: Literal["cuda", "emulated", "none"]
     reason: str
     profile: MachineProfile | None = None
-    open_device: Callable[[], ExpertDevice] | None = None
-    """Opens the device, for kind "cuda"."""
+    open_devices: Callable[[], Sequence[ExpertDevice]] | None = None
+    """Opens the devices, for kind "cuda"."""
+    devices: tuple[str, ...] = ()
+    """Names of the devices, for kind "cuda": "cuda:0"."""
 
     @property
     def label(self) -> str:
-        """Display name, e.g. "emulated:rtx4090-pcie4"."""
-        return f"emulated:{self.profile.name}" if self.profile else self.kind
+        """Display name, e.g. "emulated:rtx4090-pcie4", "cuda" or "cuda:0+cuda:1"."""
+        if self.profile:
+            return f"emulated:{self.profile.name}"
+        return "+".join(self.devices) if len(self.devices) > 1 else self.kind
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of the machine's devices if it has several, first device first."""
+        names = tuple(device.name for device in self.profile.devices) if self.profile else self.devices
+        return names if len(names) > 1 else ()
 
     @property
     def clock(self) -> Clock:

@@ -21,6 +21,19 @@ def parse_split(text: str) -> tuple[float, ...]:
     return tuple(share / sum(shares) for share in shares)
 
 
+def asked_split(text: str | None, names: Sequence[str]) -> tuple[float, ...]:
+    """Shares of --tensor-split for the devices of these names; empty if it is None. ConfigError: not one share each."""
+    if text is None:
+        return ()
+    shares = parse_split(text)
+    if len(shares) != len(names):
+        raise ConfigError(
+            f"--tensor-split {text} has {len(shares)} shares; the machine has {len(names)} devices "
+            f"({', '.join(names)}); give one share for each, in this order"
+        )
+    return shares
+
+
 def device_split(text: str | None, profile: MachineProfile) -> tuple[float, ...]:
     """Share of the expert slots of each device of the machine, first device first.
 
@@ -30,14 +43,7 @@ def device_split(text: str | None, profile: MachineProfile) -> tuple[float, ...]
         ConfigError: not one share per device.
     """
     devices = profile.devices
-    if text is not None:
-        shares = parse_split(text)
-        if len(shares) != len(devices):
-            names = ", ".join(device.name for device in devices)
-            raise ConfigError(
-                f"--tensor-split {text} has {len(shares)} shares; the machine has {len(devices)} devices "
-                f"({names}); give one share for each, in this order"
-            )
+    if shares := asked_split(text, [device.name for device in devices]):
         return shares
     sizes = [device.figures["vram_gb"].value for device in devices if "vram_gb" in device.figures]
     if len(sizes) < len(devices):
@@ -53,17 +59,17 @@ def split_slots(num_slots: int, shares: Sequence[float], most: int) -> list[int]
     return slots
 
 
-def check_devices(config: EngineConfig, profile: MachineProfile | None) -> None:
+def check_devices(config: EngineConfig, num_devices: int) -> None:
     """Refuse settings that several devices do not support.
 
     Raises:
         ConfigError: names the setting and what to do.
     """
-    if profile is None or not profile.further:
+    if num_devices < 2:
         if config.tensor_split is not None:
             raise ConfigError(
                 f"--tensor-split {config.tensor_split} was given with one device; leave it out, or name several "
-                "devices, such as --accelerator emulated:rtx4090-pcie4+rtx3060-pcie3"
+                "devices, such as --devices cuda:0,cuda:1 or --accelerator emulated:rtx4090-pcie4+rtx3060-pcie3"
             )
         return
     given = {
@@ -74,6 +80,6 @@ def check_devices(config: EngineConfig, profile: MachineProfile | None) -> None:
     for flag, is_given in given.items():
         if is_given:
             raise ConfigError(
-                f"{flag} was given with {len(profile.devices)} devices; it works with one device only. "
+                f"{flag} was given with {num_devices} devices; it works with one device only. "
                 "Leave it out, or name one device"
             )

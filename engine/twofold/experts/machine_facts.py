@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +20,24 @@ from twofold.experts.profiles import MachineProfile, load_machine_profile
 _PACKAGES: Final = ("torch", "numpy", "tokenizers", "safetensors", "llguidance", "gguf")
 
 
-def machine_json(pool: ops.ThreadPool, profile: MachineProfile | None, sizes: TraceSizes) -> str:
-    """The machine and the model's sizes as JSON. Without a `profile` that of `twofold calibrate`, if any."""
+def machine_json(
+    pool: ops.ThreadPool,
+    profile: MachineProfile | None,
+    sizes: TraceSizes,
+    slots: Sequence[int] = (),
+) -> str:
+    """The machine, the model's sizes and each device's expert slots as JSON. Without a `profile` that of `twofold
+    calibrate`, if any."""
     found = profile or _calibrated()
     figures = (
         {} if found is None else {name: dataclasses.asdict(each) for name, each in found.figures.items()}
     )
     content: dict[str, Any] = {"system": _system(pool), "versions": _versions(), "profile": figures}
-    content |= {"name": "" if found is None else found.name, "model_sizes": sizes}
+    content |= {"name": "" if found is None else found.name, "model_sizes": sizes, "slots": slots}
+    if found is not None and found.further:
+        content["devices"] = {
+            f"{number}: {device.name}": device.cost_figures for number, device in enumerate(found.devices)
+        }
     return json.dumps(content)
 
 

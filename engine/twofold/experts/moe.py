@@ -21,19 +21,19 @@ from twofold.api.whole_file import whole_file
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice, ExpertDevice
 from twofold.experts.cpu_cost import cpu_cost_model, machine_cost_model
+from twofold.experts.device_split import split_slots
 from twofold.experts.dynamic_update import DynamicUpdate
 from twofold.experts.output_changes import effective_plan
 from twofold.experts.packing import pack_experts
 from twofold.experts.pins import usable_slots
 from twofold.experts.placement import Mask
-from twofold.experts.profiles import MachineProfile, load_profile
+from twofold.experts.profiles import UNCALIBRATED, MachineProfile, profile_of_devices
 from twofold.experts.routing_record import RoutingRecord
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
 from twofold.experts.spread import ExpertSpread
 from twofold.weights.weight_format import LayerExperts
 
 _log = logging.getLogger(__name__)
-_UNCALIBRATED = "h200-pcie5"
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -103,7 +103,7 @@ class MoeRuntime:
         self._saved_cache = b""
         self._begin_us = 0.0
         self._is_released = False
-        profile = choice.profile or machine or load_profile(_UNCALIBRATED)
+        profile = choice.profile or profile_of_devices(machine, choice.devices)
         curve = profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
         self._cost = machine_cost_model(profile, self.store, curve)
         self._slots, self.output_changes = effective_plan(
@@ -116,8 +116,8 @@ class MoeRuntime:
 
     def _make(self, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool, choice, machine = self.shape, self.pool, self.choice, self._machine
-        if choice.open_device is not None:
-            return self._on_device(choice.open_device(), slots)
+        if choice.open_devices is not None:
+            return self._on_devices(choice.open_devices(), slots)
         if choice.profile is None:
             curve = machine and machine.cpu_curve(
                 shape.format, shape.hidden, shape.intermediate, pool.num_threads
@@ -141,16 +141,23 @@ class MoeRuntime:
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
 
-    def _on_device(self, device: ExpertDevice, slots: SlotPlan) -> _core.MoeExecutor:
-        shape, pool = self.shape, self.pool
+    def _on_devices(self, devices: Sequence[ExpertDevice], slots: SlotPlan) -> _core.MoeExecutor:
+        shape, pool, (device, *others) = self.shape, self.pool, devices
         if self._machine is None:
             _log.warning(
                 "this machine is not calibrated: plans use the profile %s; run `twofold calibrate`",
-                _UNCALIBRATED,
+                UNCALIBRATED,
+            )
+        elif others and not self._machine.further:
+            _log.warning(
+                "all %d GPUs are planned with the figures of one, %s; calibrate each and give --machine-profile "
+                "FIRST.json+SECOND.json",
+                len(devices),
+                self._machine.name,
             )
         cost = self._cost
         try:
-            accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape))
+            accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape), others)
             if accelerator.warning and self.store.mapped:
                 _log.warning(
                     "experts are copied from their file, which cannot be pinned in place (%s)",
@@ -158,7 +165,7 @@ class MoeRuntime:
                 )
                 del accelerator  # first: its slots take the room that the next ones need
                 self.store = self.store.copied(pool)
-                accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape))
+                accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape), others)
         except ValueError as error:
             raise ConfigError(f"accelerator {self.choice.label}: {error}") from error
         except MemoryError as error:
@@ -230,8 +237,13 @@ class MoeRuntime:
     @property
     def device_names(self) -> tuple[str, ...]:
         """Names of the machine's devices if it has several, first device first."""
-        profile = self.choice.profile
-        return tuple(device.name for device in profile.devices) if profile and profile.further else ()
+        return self.choice.device_names
+
+    @property
+    def device_slots(self) -> list[int]:
+        """Expert slots of each device; empty without slots."""
+        most = max(self.num_slots, self.shape.num_layers * self.shape.num_experts)
+        return split_slots(self.num_slots, self._slots.split or (1.0,), most) if self.num_slots else []
 
     def placement_devices(self) -> npt.NDArray[np.int8] | None:
         """Device [layers, experts] that holds each expert; -1: none. None without slots."""

@@ -41,6 +41,8 @@ INFORMATIVE: Final = ("vram_gb",)
 HOST_FIGURES: Final = ("cpu_bandwidth_gbps", "cpu_gflops", "cpu_expert_overhead_us")
 """Figures of the host; the others are those of a device and its link."""
 MOST_DEVICES: Final = 8
+UNCALIBRATED: Final = "h200-pcie5"
+"""Profile of a machine that was not calibrated."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,10 @@ def load_profile(name_or_path: str) -> MachineProfile:
     return parse_profile(content, where=f"machine profile {name_or_path}")
 
 
-def join_profiles(profiles: Sequence[MachineProfile]) -> MachineProfile:
+def join_profiles(profiles: Sequence[MachineProfile], *, sorts: bool = True) -> MachineProfile:
     """One machine with the devices of all these. Its host is that of the first profile.
 
-    The first device computes all work outside the experts, so it is the one with the fastest memory.
+    sorts: fastest memory first, because the first device computes all work outside the experts.
 
     Raises:
         ConfigError: too many devices.
@@ -174,7 +176,9 @@ def join_profiles(profiles: Sequence[MachineProfile]) -> MachineProfile:
         raise ConfigError(f"{len(profiles)} devices were given; at most {MOST_DEVICES} are supported")
     host = profiles[0]
     devices = dataclasses.replace(host, further=tuple(profiles[1:])).devices
-    first, *others = sorted(devices, key=lambda device: -device.figures["vram_bandwidth_gbps"].value)
+    if sorts:
+        devices = tuple(sorted(devices, key=lambda device: -device.figures["vram_bandwidth_gbps"].value))
+    first, *others = devices
     return dataclasses.replace(
         first,
         name="+".join(profile.name for profile in (first, *others)),
@@ -219,11 +223,33 @@ def parse_profile(content: Any, *, where: str) -> MachineProfile:
 
 
 def load_machine_profile(name_or_path: str | None) -> MachineProfile | None:
-    """This machine's profile: the named one, else that of `twofold calibrate`, else None. Raises ConfigError."""
+    """This machine's profile: the named one, else that of `twofold calibrate`, else None. Several joined by "+" are
+    those of its devices, in order. Raises ConfigError."""
+    if name_or_path and "+" in name_or_path and not Path(name_or_path).is_file():
+        return join_profiles([load_profile(name) for name in name_or_path.split("+")], sorts=False)
     if name_or_path:
         return load_profile(name_or_path)
     path = local_profile_path()
     return load_profile(str(path)) if path.is_file() else None
+
+
+def profile_of_devices(machine: MachineProfile | None, names: Sequence[str]) -> MachineProfile:
+    """The profile of a machine with these devices. A profile of one device describes each of them.
+
+    machine: the result of calibration; None: UNCALIBRATED's figures.
+
+    Raises:
+        ConfigError: the profile has another number of devices.
+    """
+    profile = machine or load_profile(UNCALIBRATED)
+    if len(names) <= 1 or len(profile.devices) == len(names):
+        return profile
+    if profile.further:
+        raise ConfigError(
+            f"--machine-profile {profile.name} has {len(profile.devices)} devices; {len(names)} are used "
+            f"({', '.join(names)}): give one profile for each, joined by +, in this order"
+        )
+    return join_profiles([profile] * len(names), sorts=False)
 
 
 def local_profile_path() -> Path:

@@ -87,6 +87,8 @@ class SlotPlan:
     """Another engine's rules, for comparison: see `lab.systems`."""
     split: tuple[float, ...] = ()
     """Share of the slots of each device of a machine with several; empty: one device."""
+    homes: tuple[int, ...] = ()
+    """For each layer the device with its dense weights; empty: the first one."""
     devices: tuple[str, ...] = ()
     """Pinning of each layer's experts: auto, cpu (never in a slot), gpu (always in one); empty: all are auto."""
 
@@ -113,6 +115,7 @@ class SlotPlan:
             shape.top_k,
             first,
             further_slots=others,
+            homes=self.homes,
             prefetch=self.prefetch,
             num_staging=self.num_staging,
             pins=self.devices,

@@ -20,7 +20,7 @@ _SHOWN_CONTEXT = 4096
 
 def this_machine(config: EngineConfig, *, measures_threads: bool) -> tuple[Machine, MachineProfile | None]:
     """The machine with the accelerator that `config` chooses, and the accelerator's profile if there is one."""
-    choice, device = choose_accelerator(config.accelerator)
+    choice, devices = choose_accelerator(config.accelerator, config.cuda_devices)
     threads, reason = config.cpu_threads, "one per physical core"
     if measures_threads and config.cpu_threads == 0:
         chosen = measured_threads()
@@ -28,8 +28,8 @@ def this_machine(config: EngineConfig, *, measures_threads: bool) -> tuple[Machi
     machine = Machine(
         available_memory_bytes(), choice.label, choice.reason, threads=threads, threads_reason=reason
     )
-    if device is not None:
-        facts = device.native.facts()
+    if devices:
+        facts = devices[0].native.facts()
         total, free = int(facts["total_bytes"]), int(facts["free_bytes"])
         return dataclasses.replace(machine, device_bytes=(total, free)), load_machine_profile(
             config.machine_profile

@@ -41,6 +41,10 @@ class ModelSize:
     """Weights on disk."""
     device_dense_bytes: int
     """Dense weights on a device, where matrices are bf16, and its rotation table."""
+    device_layer_bytes: tuple[int, ...]
+    """The part of each layer."""
+    rotation_bytes: int
+    """The rotation table, which every device with layers has."""
 
     @property
     def num_experts_total(self) -> int:
@@ -87,6 +91,10 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
     experts = [config.routed.expert_bytes(formats) for formats in files.expert_formats()]
     # The device has cosines and sines of the whole context, in float32.
     rotation = 4 * config.max_context * sum(dim for _, dim in config.rotations)
+    of_layer = [0] * len(config.layers)
+    for part, weights in dense:
+        if isinstance(part, Block):
+            of_layer[part.layer] += part.device_bytes(weights)
     return ModelSize(
         config=config,
         dense_bytes=sum(part.host_bytes(weights) for part, weights in dense),
@@ -96,6 +104,8 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
         bytes_per_sequence=config.bytes_per_sequence,
         file_bytes=files.file_bytes,
         device_dense_bytes=sum(part.device_bytes(weights) for part, weights in dense) + rotation,
+        device_layer_bytes=tuple(of_layer),
+        rotation_bytes=rotation,
     )
 
 

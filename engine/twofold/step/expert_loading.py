@@ -11,12 +11,12 @@ from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.panels import MappedPanels
 from twofold.experts.accelerator import AcceleratorChoice
-from twofold.experts.device_split import check_devices, device_split
+from twofold.experts.device_split import check_devices
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.output_changes import AUTO
 from twofold.experts.placement import InitialPlacement, initial_placement
 from twofold.experts.policies import prefetches
-from twofold.experts.profiles import MachineProfile, load_machine_profile
+from twofold.experts.profiles import load_machine_profile
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
 from twofold.experts.spread import ExpertSpread, RankShare
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
@@ -31,29 +31,28 @@ def slot_plan(
     slots: int,
     num_staging: int = -1,
     devices: tuple[str, ...] = (),
-    machine: MachineProfile | None = None,
+    split: tuple[float, ...] = (),
 ) -> SlotPlan:
     """Plan of `slots` expert slots over all layers, filled as configured. devices: as in `SlotPlan`.
 
-    machine: the emulated machine, whose devices share the slots.
+    split: share of the slots of each device of a machine with several; empty: one device.
 
     Raises:
         ConfigError: the statistics cannot be used, or a setting does not work with several devices.
     """
-    check_devices(config, machine)
-    has_several = machine is not None and bool(machine.further)
+    check_devices(config, len(split))
     deferred = config.num_deferred_experts
     return SlotPlan(
         slots,
         config.policy,
-        prefetches(config) and not has_several,
+        prefetches(config) and not split,
         num_staging,
         placement=_placement(config, files),
         dynamic_update_from=config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
         devices=devices,
         num_deferred=AUTO if deferred == "auto" else int(deferred),
         cache_prior=config.cache_prior,
-        split=device_split(config.tensor_split, machine) if machine is not None and has_several else (),
+        split=split,
     )
 
 

@@ -2,8 +2,9 @@
 
 A row per event would cost the writer several microseconds, a block costs it a fraction of one per event. `KEYS` are the
 block's own columns. Blobs are little-endian arrays with one entry per event; `step` is stored as its distance from
-`first_step`, and of an array field the first `width` entries, the most that any event of the block has. A block of
-token_layer holds one request's events, so that its index finds them.
+`first_step`, and of an array field the first `width` entries, the most that any event of the block has. A blob of
+`SPARSE` is empty where all entries are 0. A block of token_layer holds one request's events, so that its index finds
+them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ KEYS: Final = {
     "cache_event": ("first_step", "last_step", "num_events"),
 }
 """Columns of a block that are numbers, by kind."""
+SPARSE: Final = frozenset({"device", "devices"})
+"""Fields that are 0 in every event of most runs."""
 
 
 @cache
@@ -86,6 +89,9 @@ def _blobs(kind: str, events: Events, first_steps: Events) -> Iterator[tuple[byt
     """Each field's entries one after another, and the bytes of an entry."""
     for name, dtype in blob_dtypes(kind).items():
         values = events[name]
+        if name in SPARSE and not values.any():
+            yield b"", 0
+            continue
         if name == "step":
             values = values - first_steps
         width = 1
@@ -93,6 +99,13 @@ def _blobs(kind: str, events: Events, first_steps: Events) -> Iterator[tuple[byt
             dtype, width = dtype.subdtype[0], int(events["num_routed"].max())
             values = values[:, :width]
         yield np.ascontiguousarray(values, dtype.newbyteorder("<")).tobytes(), width * dtype.itemsize
+
+
+def entries(kind: str, name: str, row: Any) -> Events:
+    """The entries of a scalar field of a block, one per event. `row` has the field and num_events as attributes."""
+    dtype = blob_dtypes(kind)[name].newbyteorder("<")
+    blob = getattr(row, name)
+    return np.frombuffer(blob, dtype) if blob else np.zeros(row.num_events, dtype)
 
 
 def events_of(kind: str, rows: Sequence[Any]) -> Events:
@@ -105,7 +118,7 @@ def events_of(kind: str, rows: Sequence[Any]) -> Events:
         begin += row.num_events
         for name, dtype in dtypes.items():
             blob = getattr(row, name)
-            if not blob:  # the field is newer than the block, or no event has an expert
+            if not blob:  # the field is newer than the block, all entries are 0, or no event has an expert
                 continue
             entry = dtype.subdtype[0] if dtype.subdtype else dtype
             values = np.frombuffer(blob, entry.newbyteorder("<"))

@@ -12,8 +12,8 @@ Tables with many rows have sums: `run_total` sums a whole run and `layer_second`
 written in the same transaction as the rows they sum, so they stay valid after retention removes those rows.
 
 `token_layer` stores a token's experts as little-endian blobs of `num_routed` entries (uint16 ids, uint8 placements,
-float32 weights); `queries` converts them back to arrays. `layer_second` sums token_layer and upload by second and
-layer, so that live charts and the heatmap cost the same after an hour as after a minute.
+float32 weights, uint8 devices); `queries` converts them back to arrays. `layer_second` sums token_layer and upload by
+second and layer, so that live charts and the heatmap cost the same after an hour as after a minute.
 """
 
 from __future__ import annotations
@@ -205,6 +205,7 @@ token_expert = Table(
     Column("expert", INTEGER),
     Column("placement", Text, comment="hit, cpu or fetched"),
     Column("weight", Float),
+    Column("device", INTEGER, comment="number of the device that ran it; 0 also on the CPU"),
 )
 
 layer_second = Table(

@@ -38,6 +38,11 @@ def count_name(member: UploadReason | CacheEventKind) -> str:
     return f"{'upload' if isinstance(member, UploadReason) else 'cache_event'}_{member.name.lower()}"
 
 
+def device_total(device: int, name: str) -> str:
+    """Name of a device's total: "uploads", "upload_bytes", or "runs", which counts tokens' experts that it ran."""
+    return f"device_{device}_{name}"
+
+
 def totals_of(steps: Sequence[StepRecord], events: Mapping[str, Events]) -> Counter[str]:
     """Amounts that these steps and events (by kind) add to the totals of their run."""
     totals: Counter[str] = Counter()
@@ -52,7 +57,23 @@ def totals_of(steps: Sequence[StepRecord], events: Mapping[str, Events]) -> Coun
         _count(totals, events["upload"]["reason"], UploadReason)
     if "cache_event" in events:
         _count(totals, events["cache_event"]["kind"], CacheEventKind)
+    _count_by_device(totals, events)
     return totals
+
+
+def _count_by_device(totals: Counter[str], events: Mapping[str, Events]) -> None:
+    """Totals of devices after the first, so that a run with one device has none; the first has the rest."""
+    uploads, layers = events.get("upload"), events.get("token_layer")
+    if uploads is not None and uploads["device"].any():
+        sizes = np.bincount(uploads["device"], uploads["size_bytes"])
+        for device, count in enumerate(np.bincount(uploads["device"]).tolist()):
+            if device and count:
+                totals[device_total(device, "uploads")] += count
+                totals[device_total(device, "upload_bytes")] += int(sizes[device])
+    if layers is not None and layers["devices"].any():
+        for device, count in enumerate(np.bincount(layers["devices"].ravel()).tolist()):
+            if device and count:
+                totals[device_total(device, "runs")] += count
 
 
 def _step_totals(steps: Sequence[StepRecord]) -> dict[str, Any]:

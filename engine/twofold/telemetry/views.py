@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import Connection, inspect
 
-from twofold.telemetry.blocks import KEYS, blob_dtypes
+from twofold.telemetry.blocks import KEYS, SPARSE, blob_dtypes
 from twofold.telemetry.sink import EVENT_DTYPES, Placement
 
 _Bytes = Callable[[str, int], str]
@@ -57,12 +57,14 @@ def _token_expert_view(dialect: str) -> str:
     scalars = [
         f"{_value(kind, name, dialect)} AS {name}" for name in ("step", "request", "position", "layer")
     ]
-    entries = {name: _entry(kind, name, dialect, "r.rank") for name in ("experts", "placement", "weights")}
+    arrays = "experts", "placement", "weights", "devices"
+    entries = {name: _entry(kind, name, dialect, "r.rank") for name in arrays}
     ranks = " UNION ALL ".join(f"SELECT {rank} AS rank" for rank in range(_most_routed()))
     return (
         f"CREATE VIEW token_expert AS {_with_bytes(dialect)}SELECT {_block_keys()}, {', '.join(scalars)}, "
         f"r.rank AS rank, {entries['experts']} AS expert, "
-        f"CASE {entries['placement']} {_PLACEMENT} END AS placement, {entries['weights']} AS weight "
+        f"CASE {entries['placement']} {_PLACEMENT} END AS placement, {entries['weights']} AS weight, "
+        f"{entries['devices']} AS device "
         f"{_from(kind, dialect)} CROSS JOIN ({ranks}) r WHERE r.rank < {_value(kind, 'num_routed', dialect)}"
     )
 
@@ -101,7 +103,7 @@ def _value(kind: str, name: str, dialect: str) -> str:
     dtype = blob_dtypes(kind)[name]
     if dtype.subdtype is None:
         value = _number(f"b.{name}", f"{_index(dialect)} * {dtype.itemsize}", dtype, dialect)
-        return f"b.first_step + {value}" if name == "step" else value
+        return f"b.first_step + {value}" if name == "step" else _or_zero(name, value)
     size = dtype.subdtype[0].itemsize
     routed = _value(kind, "num_routed", dialect)
     start = f"{_index(dialect)} * (length(b.{name}) / b.num_events) + 1"
@@ -116,7 +118,12 @@ def _entry(kind: str, name: str, dialect: str, rank: str) -> str:
     assert subdtype is not None
     dtype = subdtype[0]
     start = f"{_index(dialect)} * (length(b.{name}) / b.num_events) + {rank} * {dtype.itemsize}"
-    return _number(f"b.{name}", start, dtype, dialect)
+    return _or_zero(name, _number(f"b.{name}", start, dtype, dialect))
+
+
+def _or_zero(name: str, value: str) -> str:
+    """The SQL for a number, 0 where the field's blob is empty."""
+    return f"CASE WHEN length(b.{name}) = 0 THEN 0 ELSE {value} END" if name in SPARSE else value
 
 
 def _number(blob: str, start: str, dtype: np.dtype[Any], dialect: str) -> str:

@@ -13,7 +13,10 @@ DeviceResult failure(DeviceCode code, const char* what) { return {code, what}; }
 
 }  // namespace
 
-Device::Device(const DeviceShape& shape) : shape_(shape), random_(shape.seed) {
+Device::Device(const DeviceShape& shape, const Device* beside)
+    : shape_(shape),
+      random_(shape.seed),
+      now_us_(beside == nullptr ? std::make_shared<double>(0) : beside->now_us_) {
   lanes_.push_back(std::make_unique<Lane>());
 }
 
@@ -33,8 +36,8 @@ void Device::set_failures(double issue, double completion) {
 }
 
 double Device::now_us() {
-  if (shape_.tick_us > 0) run_until(now_us_ + shape_.tick_us);
-  return now_us_;
+  if (shape_.tick_us > 0) run_until(*now_us_ + shape_.tick_us);
+  return *now_us_;
 }
 
 DeviceResult Device::finish(StreamHandle stream) {
@@ -47,7 +50,8 @@ DeviceResult Device::finish(StreamHandle stream) {
 }
 
 DeviceResult Device::facts(DeviceFacts& out) {
-  out = {0, "fake device", shape_.total_bytes, shape_.total_bytes - used_, "fake", shape_.bandwidth_gbps};
+  out = {shape_.index, "fake device",        shape_.total_bytes, shape_.total_bytes - used_,
+         "fake",       shape_.bandwidth_gbps};
   return {};
 }
 
@@ -143,19 +147,19 @@ void Device::destroy(EventHandle event) {
 DeviceResult Device::record(EventHandle event, StreamHandle stream) {
   Event* e = static_cast<Event*>(event.raw);
   lane(stream).queue.push_back(
-      {.kind = Kind::kRecord, .issued_us = now_us_, .event = e, .record = ++e->recorded});
+      {.kind = Kind::kRecord, .issued_us = *now_us_, .event = e, .record = ++e->recorded});
   return finish(stream);
 }
 
 DeviceResult Device::wait(StreamHandle stream, EventHandle event) {
   Event* e = static_cast<Event*>(event.raw);
   lane(stream).queue.push_back(
-      {.kind = Kind::kWait, .issued_us = now_us_, .event = e, .record = e->recorded});
+      {.kind = Kind::kWait, .issued_us = *now_us_, .event = e, .record = e->recorded});
   return finish(stream);
 }
 
 DeviceResult Device::query(EventHandle event) {
-  run_until(now_us_);
+  run_until(*now_us_);
   const Event* e = static_cast<Event*>(event.raw);
   if (e->passed < e->recorded) return failure(DeviceCode::kNotReady, "not ready");
   return e->failed ? failure(DeviceCode::kFailed, "a copy failed on its way") : DeviceResult{};
@@ -193,7 +197,7 @@ DeviceResult Device::copy(std::span<const HostToDevice> copies, StreamHandle str
         shape_.most_delay_us > 0 ? std::uniform_real_distribution<>(0, shape_.most_delay_us)(random_) : 0;
     lane(stream).queue.push_back(
         {.kind = Kind::kCopy,
-         .issued_us = now_us_,
+         .issued_us = *now_us_,
          .copy = copy,
          .us = (first ? shape_.latency_us : 0) + delay + double(copy.bytes) / (shape_.bandwidth_gbps * 1e3),
          .fails = !exempt && chance(shape_.fail_completion)});
@@ -207,7 +211,7 @@ DeviceResult Device::copy(std::span<const HostToDevice> copies, StreamHandle str
 void Device::launch(StreamHandle stream, double us, std::function<void()> begins, std::function<void()> ends,
                     std::function<bool()> ready) {
   lane(stream).queue.push_back({.kind = Kind::kKernel,
-                                .issued_us = now_us_,
+                                .issued_us = *now_us_,
                                 .us = us,
                                 .begins = std::move(begins),
                                 .ends = std::move(ends),
@@ -225,10 +229,10 @@ bool Device::step(double us) {
       at = work.end_us;
     } else if (work.kind == Kind::kWait) {
       if (work.event != nullptr && work.event->passed < work.record) continue;
-      at = std::max(at, now_us_);
+      at = std::max(at, *now_us_);
     } else if (work.kind == Kind::kKernel && work.ready) {
       if (!work.ready()) continue;
-      at = std::max(at, now_us_);
+      at = std::max(at, *now_us_);
     } else if (work.kind == Kind::kCopy) {
       if (link_busy_) continue;
       at = std::max(at, link_free_us_);
@@ -239,7 +243,7 @@ bool Device::step(double us) {
     }
   }
   if (next == nullptr || next_us > us) return false;
-  now_us_ = std::max(now_us_, next_us);
+  *now_us_ = std::max(*now_us_, next_us);
   Work& work = next->queue.front();
   if (!work.begun && (work.kind == Kind::kCopy || work.kind == Kind::kKernel)) {
     work.begun = true;
@@ -269,7 +273,7 @@ bool Device::step(double us) {
     return true;
   } else if (work.kind == Kind::kRecord && work.event != nullptr) {
     work.event->passed = work.record;
-    work.event->at_us = now_us_;
+    work.event->at_us = next_us;
     work.event->failed = next->failed;
     next->failed = false;
   }
@@ -280,7 +284,7 @@ bool Device::step(double us) {
 void Device::run_until(double us) {
   while (step(us)) {
   }
-  now_us_ = std::max(now_us_, us);
+  *now_us_ = std::max(*now_us_, us);
 }
 
 void Device::run_all() {

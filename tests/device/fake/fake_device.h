@@ -1,5 +1,6 @@
-// A device on host memory with a clock of its own, for tests: streams run in order, one link carries all
-// copies one after the other, copies write garbage until they have ended, and everything can be made to fail.
+// A device on host memory with a clock of its own, or that of another device, for tests: streams run in order, one
+// link carries all copies one after the other, copies write garbage until they have ended, and everything can be made
+// to fail.
 //
 // Nothing happens by itself: `run_until` moves the clock, so does reading it by tick_us, and waiting calls
 // run it until they have what they wait for. The null stream is the caller itself: what it is given is done
@@ -19,6 +20,7 @@
 namespace twofold::fake {
 
 struct DeviceShape {
+  int index = 0;
   size_t total_bytes = size_t{1} << 30;
   double latency_us = 10;
   double bandwidth_gbps = 10;
@@ -34,12 +36,13 @@ struct DeviceShape {
 
 class Device final : public DeviceApi {
  public:
-  explicit Device(const DeviceShape& shape);
+  // beside: a device of the same machine, whose clock this one shares.
+  explicit Device(const DeviceShape& shape, const Device* beside = nullptr);
   ~Device() override;
 
   DeviceResult facts(DeviceFacts& out) override;
   double now_us() override;
-  void sleep_us(double us) override { run_until(now_us_ + us); }
+  void sleep_us(double us) override { run_until(*now_us_ + us); }
   DeviceResult lend_to_host() override { return {}; }
   DeviceResult allocate(size_t bytes, std::byte*& out) override;
   void free(std::byte* memory) override;
@@ -112,7 +115,7 @@ class Device final : public DeviceApi {
 
   DeviceShape shape_;
   std::mt19937_64 random_;
-  double now_us_ = 0;
+  std::shared_ptr<double> now_us_;
   double link_free_us_ = 0;
   bool link_busy_ = false;
   size_t used_ = 0;

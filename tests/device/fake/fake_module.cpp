@@ -54,18 +54,20 @@ py::dict run_stress(const py::kwargs& given) {
   return out;
 }
 
-std::shared_ptr<twofold::DeviceApi> open_device(int, size_t total_bytes, double bandwidth_gbps,
+std::shared_ptr<twofold::DeviceApi> open_device(int index, size_t total_bytes, double bandwidth_gbps,
                                                 bool refuse_pinning, double most_delay_us, double fail_issue,
-                                                double fail_completion, double tick_us,
-                                                bool refuse_read_only) {
+                                                double fail_completion, double tick_us, bool refuse_read_only,
+                                                const twofold::DeviceApi* beside) {
   twofold::fake::DeviceShape shape;
+  shape.index = index;
   shape.total_bytes = total_bytes;
   shape.bandwidth_gbps = bandwidth_gbps;
   shape.refuse_pinning = refuse_pinning;
   shape.refuse_read_only = refuse_read_only;
   shape.tick_us = tick_us;
   shape.most_delay_us = most_delay_us;
-  auto device = std::make_shared<twofold::fake::Device>(shape);
+  auto device =
+      std::make_shared<twofold::fake::Device>(shape, dynamic_cast<const twofold::fake::Device*>(beside));
   device->set_failures(fail_issue, fail_completion);
   return device;
 }
@@ -79,7 +81,7 @@ PYBIND11_MODULE(twofold_fake, m) {
   m.def("open_device", &open_device, py::arg("index") = 0, py::arg("total_bytes") = size_t{1} << 28,
         py::arg("bandwidth_gbps") = 10.0, py::arg("refuse_pinning") = false, py::arg("most_delay_us") = 0.0,
         py::arg("fail_issue") = 0.0, py::arg("fail_completion") = 0.0, py::arg("tick_us") = 0.0,
-        py::arg("refuse_read_only") = false);
+        py::arg("refuse_read_only") = false, py::arg("beside") = nullptr);
   m.def(
       "spare",
       [](twofold::DeviceApi& device, uintptr_t address) {
@@ -87,17 +89,18 @@ PYBIND11_MODULE(twofold_fake, m) {
       },
       py::arg("device"), py::arg("address"), "Copies to this address never fail.");
   m.def(
-      "link_correction", [](const twofold::DeviceAccelerator& a) { return a.uploads().correction(); },
-      py::arg("accelerator"));
+      "link_correction",
+      [](const twofold::DeviceAccelerator& a, int device) { return a.uploads(device).correction(); },
+      py::arg("accelerator"), py::arg("device") = 0);
   m.def(
       "upload_counts",
-      [](const twofold::DeviceAccelerator& a) {
-        const twofold::UploadCounts& c = a.uploads().counts();
+      [](const twofold::DeviceAccelerator& a, int device) {
+        const twofold::UploadCounts& c = a.uploads(device).counts();
         return py::dict(py::arg("landed") = c.landed, py::arg("failed") = c.failed,
                         py::arg("batches") = c.batches, py::arg("bytes") = c.bytes,
                         py::arg("busy_us") = c.busy_us, py::arg("held") = c.held);
       },
-      py::arg("accelerator"));
+      py::arg("accelerator"), py::arg("device") = 0);
   m.def("stress", &run_stress,
         "Steps on a fake device; RuntimeError when a layer does not find its experts.");
 }

@@ -52,6 +52,13 @@ void bind_scheduler(py::module_& m) {
                  return owning(std::make_unique<TestedScheduler>(cost, config, *link), link);
                }),
            py::arg("cost"), py::arg("config"), py::arg("link"))
+      .def(py::init([](const CostModel& cost, const LayerSchedulerConfig& config,
+                       const std::vector<std::shared_ptr<Timeline>>& links) {
+             std::vector<Link*> borrowed;
+             for (const auto& link : links) borrowed.push_back(link.get());
+             return owning(std::make_unique<TestedScheduler>(cost, config, borrowed), links);
+           }),
+           py::arg("cost"), py::arg("config"), py::arg("links"))
       .def(
           "decide",
           [](TestedScheduler& s, int layer, const Array<int32_t>& ids) {
@@ -63,7 +70,10 @@ void bind_scheduler(py::module_& m) {
       .def("preload",
            [](TestedScheduler& s, int layer, int expert) { return s.cache().preload(layer, expert); })
       .def("state",
-           [](const TestedScheduler& s, int layer, int expert) { return s.cache().state(layer, expert); })
+           [](const TestedScheduler& s, int layer, int expert, int device) {
+             return s.cache(device).state(layer, expert);
+           },
+           py::arg("layer"), py::arg("expert"), py::arg("device") = 0)
       .def("occupant", [](const TestedScheduler& s, int slot) { return s.cache().occupant(slot); });
 }
 

@@ -7,9 +7,10 @@
 //   t_d(S)   = x_d + g_d + sum(max(W/B_vram_d, F n/P_d))                                0 if S is empty
 //   upload j to device d lands at q_d + sum_{i<=j}(a_d + W/B_link_d)                    q_d = backlog of its link
 //   T_layer  = max(max_d t_d(hits, then each fetched expert not before it landed), t_cpu(rest)) + join
-// A machine has one CPU and devices d = 0, 1, ...; each has its own memory and link. The first device computes
-// everything outside the experts, so h and join are its figures. Another device gets its activations from the
-// first one and sends its result back, at x_d per layer that uses it (x_0 = 0).
+// A machine has one CPU and devices d = 0, 1, ...; each has its own memory and link. One device, the layer's home,
+// computes everything outside the experts, so h and join are its figures: the first one, or that of `with_home`.
+// Another device gets its activations from there and sends its result back, at x_d per layer that uses it (x = 0 at
+// home).
 // The CPU works in order. With b = time until it finishes the previous layer's deferred experts, t_cpu begins
 // at b. If S is empty, the layer still waits for b, because that result joins here. The layer's own deferred
 // experts run after S and delay nothing before the next layer.
@@ -48,7 +49,7 @@ struct MachineProfile {
   double link_bandwidth_gbps = 0;       // B_link: host to device
   double contention = 0;                // chi: CPU slow-down while the link copies (0.22: 22 % slower)
   double join_us = 0;                   // adding the partial results
-  double exchange_us = 0;               // x: activations from the first device and back; 0 for the first
+  double exchange_us = 0;               // x: activations from the layer's home and back; 0 at home
   std::vector<MachineProfile> further;  // the devices after the first, each beside this host
 
   // Throws std::invalid_argument naming the field, its value and what is expected: rates must be positive and
@@ -117,6 +118,12 @@ class CostModel {
   int num_devices() const { return 1 + static_cast<int>(further_.size()); }
   // The machine as if device d (0: the first) were its only one. Expert times, uploads and prices of that device.
   const CostModel& device(int d) const { return d == 0 ? *this : further_[static_cast<size_t>(d) - 1]; }
+  // The same machine for layers whose home is device d.
+  CostModel with_home(int d) const;
+  // Activations from one device to another, through the host.
+  double exchange_us(int from, int to) const {
+    return from == to ? 0.0 : device(from).profile_.handshake_us + device(to).profile_.handshake_us;
+  }
   // The same experts on a machine with other figures.
   CostModel with_profile(MachineProfile profile) const {
     return {std::move(profile), expert_bytes_, flops_per_token_, curve_};

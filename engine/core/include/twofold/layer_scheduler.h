@@ -82,6 +82,7 @@ struct Move {
 struct Rejection {
   int expert = 0;
   double value = 0;
+  int device = 0;
 };
 
 // An upload that has ended. Its expert is usable from now on, unless it only passed through a staging slot or
@@ -93,6 +94,8 @@ struct Publication {
   Upload upload;
   bool staged = false;
   int device = 0;
+  int left_device = -1;  // whose copy it replaces, from this slot; -1: none
+  int left_slot = -1;
 };
 
 struct LayerDecision {
@@ -132,11 +135,13 @@ struct LayerSchedulerConfig {
   std::vector<double> prior_usage;    // [layers * experts]: for `static` and for preload_by_usage
 
   std::vector<LayerPin> pins;  // one per layer, or none: all are free
+  std::vector<int> homes;      // per layer, the device with its other weights; empty: the first one
 
   int num_devices() const { return 1 + static_cast<int>(further_slots.size()); }
   int slots_of(int device) const {
     return device == 0 ? num_slots : further_slots[static_cast<size_t>(device) - 1];
   }
+  int home(int layer) const { return homes.empty() ? 0 : homes[static_cast<size_t>(layer)]; }
   // Sizes for memory allocation.
   int usable_slots(int device = 0) const {
     const auto never = static_cast<int>(std::count(pins.begin(), pins.end(), LayerPin::kNever));
@@ -217,6 +222,7 @@ class LayerScheduler {
   int num_deferred() const { return deferral_.most(); }
   double upload_price() const { return cache_->config().upload_price; }
   const CostModel& cost() const { return cost_; }
+  int home(int layer) const { return config_.home(layer); }
   ExpertCache& cache(int device = 0) { return *devices_[static_cast<size_t>(device)].cache; }
   const ExpertCache& cache(int device = 0) const { return *devices_[static_cast<size_t>(device)].cache; }
 
@@ -225,7 +231,10 @@ class LayerScheduler {
   struct Device {
     Link* link = nullptr;
     std::unique_ptr<ExpertCache> cache;
-    std::vector<int> fetch;  // indices into decision_.experts, in upload order
+    double balance_us = 0;    // what one use of an expert here saves that another device has too
+    int cheapest_copy = -1;   // cell of such an expert, the least worth its slot here; -1: none
+    bool knows_copy = false;  // cheapest_copy is this step's
+    std::vector<int> fetch;   // indices into decision_.experts, in upload order
     bool one_transfer = false;
     std::vector<int> hit_loads, fetched_loads;
   };
@@ -248,19 +257,36 @@ class LayerScheduler {
   bool keeps_fetched(int layer, int expert, int device, const std::optional<Admission>& possible) const;
   bool stages(int device, int staging_slot) const;
   void plan_machine(int layer, int num_tokens);
+  // Prices and plans of the layers of one home.
+  struct Home {
+    CostModel cost;
+    MachinePlanner planner;
+  };
+  static std::vector<Home> homes_of(const CostModel& cost);
+  const Home& home_of(int layer) const { return homes_[static_cast<size_t>(config_.home(layer))]; }
+  const CostModel& layer_cost(int layer) const { return num_devices() == 1 ? cost_ : home_of(layer).cost; }
   // An expert's best offer: its upload to this device is worth `gain_us` beyond its price.
   struct Offer {
     int device = -1;
     double gain_us = 0;
+    bool is_copy = false;  // other devices keep it
+    int dropped = -1;      // cell of a copy that leaves its slot for it; -1: none
   };
   static std::vector<Device> devices_of(const CostModel& cost, const LayerSchedulerConfig& config,
                                         std::span<Link* const> links);
   Offer best_offer(int layer, int expert);
+  void take_offer(int layer, int expert, const Offer& offer);
+  // Replans the layer as if a device had one more of its experts, and learns from the difference.
+  void learn_balance(const MachinePlan& plan, bool may_stream);
+  int cheapest_copy(int device, int layer);
+  void count_uses(int layer);
+  // What an expert in a slot of this device saves in the layer's next events: misses, or as a copy the balance.
+  double saved_us(int device, int layer, int expert, bool is_copy) const;
   // Whether a device other than the given one (-1: any) has it in a slot, or on its way there.
   bool is_held_elsewhere(int layer, int expert, int device) const;
   void admit_in_market(int layer);
   double worth_us(int device, double value) const;
-  void end_moves(const Publication& landed);
+  void end_move(Publication& landed);
   void stream_ahead(int layer, LayerWork& work, int num_tokens);
   void admit_misses(int layer);
   void take_prefetched(int layer);
@@ -285,7 +311,10 @@ class LayerScheduler {
   DynamicUpdate dynamic_update_;
   DecodePlanner decode_planner_;
   PrefillPlanner prefill_planner_;
-  MachinePlanner machine_planner_;
+  std::vector<Home> homes_;      // by device; none if there is one
+  std::vector<uint8_t> copied_;  // [layers * experts]: several devices may have it; none with one device
+  std::vector<float> use_rate_;  // [layers * experts]: moving average of uses per event of the layer
+  int64_t num_planned_ = 0;      // layers planned over several devices
   std::optional<Prefetcher> prefetcher_;
   std::optional<StreamAhead> ahead_;
   LayerDecision decision_;

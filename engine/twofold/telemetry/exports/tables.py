@@ -58,6 +58,7 @@ _TOKEN_EXPERT: Final = {
     "expert": int,
     "placement": str,
     "weight": float,
+    "device": int,
 }
 _EXPERT_SECOND: Final = {
     "run_id": int,
@@ -171,4 +172,5 @@ def _token_experts(db: Database, window: ExportWindow) -> Iterator[Part]:
                 "expert": some["experts"][routed].tolist(),
                 "placement": PLACEMENTS[some["placement"][routed]].tolist(),
                 "weight": some["weights"][routed].tolist(),
+                "device": some["devices"][routed].tolist(),
             }

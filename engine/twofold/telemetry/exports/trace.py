@@ -73,7 +73,11 @@ def track_names(window: ExportWindow) -> Iterator[TraceEvent]:
             _CPU: f"CPU experts{emulated}",
             _GPU: f"GPU experts{emulated}",
             _CACHE: f"expert cache{emulated}",
-            **{_FIRST_LANE + i: f"PCIe lane {i}: {name}{emulated}" for i, name in enumerate(LANES)},
+            **{
+                _lane(device, i): f"PCIe lane {i}: {name}{of}{emulated}"
+                for device, of in enumerate(_of_devices(run.devices))
+                for i, name in enumerate(LANES)
+            },
         },
     }
     for process, name in ((WALL, f"wall clock: run {run.run_id}, {run.model}"), (RUN_CLOCK, clock)):
@@ -82,6 +86,16 @@ def track_names(window: ExportWindow) -> Iterator[TraceEvent]:
         for track, track_name in names[process].items():
             yield _meta("thread_name", process, track, {"name": track_name})
             yield _meta("thread_sort_index", process, track, {"sort_index": track})
+
+
+def _lane(device: int, lane: int) -> int:
+    """The track of a lane of a device's link."""
+    return _FIRST_LANE + device * len(LANES) + lane
+
+
+def _of_devices(names: tuple[str, ...]) -> list[str]:
+    """What distinguishes the devices' tracks; one device needs nothing."""
+    return [f" of {name}" for name in names] if len(names) > 1 else [""]
 
 
 def step_events(
@@ -148,7 +162,7 @@ def upload_events(tracks: Tracks, events: Events, *, origin_us: float) -> Iterat
         yield tracks.slice(
             f"layer {row['layer']} expert {row['expert']}",
             RUN_CLOCK,
-            _FIRST_LANE + int(row["lane"]),
+            _lane(int(row["device"]), int(row["lane"])),
             begin_us=begin_us - origin_us,
             length_us=max(0.0, end_us - begin_us),
             args={
@@ -156,6 +170,7 @@ def upload_events(tracks: Tracks, events: Events, *, origin_us: float) -> Iterat
                 "bytes": int(row["size_bytes"]),
                 "reason": UploadReason(row["reason"]).name.lower(),
                 "slot": int(row["slot"]),
+                "device": int(row["device"]),
                 "queued_us": round(begin_us - float(row["queued_us"]), 3),
             },
         )
@@ -173,6 +188,7 @@ def cache_events(events: Events, *, origin_us: float) -> Iterator[TraceEvent]:
             "ts": round(float(row["at_us"]) - origin_us, 3),
             "args": {
                 "step": int(row["step"]),
+                "device": int(row["device"]),
                 "victim": int(row["victim"]),
                 "value": round(float(row["value"]), 6),
                 "victim_value": round(float(row["victim_value"]), 6),

@@ -15,12 +15,16 @@ from twofold.telemetry.queries.comparisons import Difference as Difference
 from twofold.telemetry.queries.comparisons import difference as difference
 from twofold.telemetry.queries.copies import MAX_COPIES as MAX_COPIES
 from twofold.telemetry.queries.copies import CopyRows as CopyRows
+from twofold.telemetry.queries.copies import DeviceCopies as DeviceCopies
 from twofold.telemetry.queries.copies import LinkCeiling as LinkCeiling
 from twofold.telemetry.queries.copies import LinkSeries as LinkSeries
 from twofold.telemetry.queries.copies import ReasonTotals as ReasonTotals
+from twofold.telemetry.queries.copies import copies_by_device as copies_by_device
 from twofold.telemetry.queries.copies import copies_by_reason as copies_by_reason
 from twofold.telemetry.queries.copies import copy_rows as copy_rows
 from twofold.telemetry.queries.copies import link_series as link_series
+from twofold.telemetry.queries.devices import DeviceUse as DeviceUse
+from twofold.telemetry.queries.devices import device_uses as device_uses
 from twofold.telemetry.queries.drafts import DraftSteps as DraftSteps
 from twofold.telemetry.queries.drafts import draft_acceptance as draft_acceptance
 from twofold.telemetry.queries.drafts import draft_steps as draft_steps

@@ -37,6 +37,8 @@ class CopyRows:
     end_us: F64
     reason: I64
     lane: I64
+    device: I64
+    """Number of the device, from 0."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -81,6 +83,32 @@ class ReasonTotals:
     def bytes_per_s(self) -> float:
         """While one of these copies is running; NaN where no copy took time."""
         return self.num_bytes / self.copying_us * 1e6 if self.copying_us > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class DeviceCopies:
+    """Copies to one device over its own link."""
+
+    device: int
+    num_copies: int
+    num_bytes: int
+    copying_us: float
+    """Time in which its link copied."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """While the link copies; NaN where no copy took time."""
+        return self.num_bytes / self.copying_us * 1e6 if self.copying_us > 0 else float("nan")
+
+
+def copies_by_device(copies: CopyRows, num_devices: int) -> list[DeviceCopies]:
+    """One entry per device."""
+    found = []
+    for device in range(num_devices):
+        own = copies.where(copies.device == device)
+        busy_us = float(_union_us(own).sum())
+        found.append(DeviceCopies(device, len(own), int(own.size_bytes.sum()), busy_us))
+    return found
 
 
 def copies_by_reason(copies: CopyRows) -> list[ReasonTotals]:

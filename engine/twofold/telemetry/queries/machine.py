@@ -25,7 +25,9 @@ class MachineFacts:
     """Processor, cores, memory, NUMA nodes, kernel."""
     versions: Mapping[str, str] = field(default_factory=dict)
     profile: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Figures of the cost model by name: value and source."""
+    """Figures of the cost model by name: value and source. Those of the first device, if there are several."""
+    devices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Figures of each device by its name, if there are several."""
 
     @property
     def read_gb_per_s(self) -> float | None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sqlalchemy import Integer, literal_column, or_, select, text
 
 from twofold.telemetry import schema
-from twofold.telemetry.blocks import blob_dtypes, events_of
+from twofold.telemetry.blocks import blob_dtypes, entries, events_of
 from twofold.telemetry.queries.runs import Database, Run
 
 _BLOCKS_AT_ONCE: Final = 64
@@ -33,7 +33,7 @@ def blocks(
     """
     table = schema.BLOCKS[kind]
     rowid = literal_column("rowid", Integer).label("place")
-    query = select(rowid, table.c.first_step, *(table.c[name] for name in names if name != "first_step"))
+    query = select(rowid, table.c.first_step, table.c.num_events, *(table.c[name] for name in names))
     query = query.where(table.c.run_id == run.run_id).limit(_BLOCKS_AT_ONCE)
     last, until = -1, newest_until
     while True:
@@ -55,7 +55,7 @@ def blocks(
 def _fields(kind: str, names: Sequence[str], row: Any) -> npt.NDArray[Any]:
     """One block's named fields as a structured array."""
     dtypes = blob_dtypes(kind)
-    fields = {name: np.frombuffer(getattr(row, name), dtypes[name].newbyteorder("<")) for name in names}
+    fields = {name: entries(kind, name, row) for name in names}
     found = np.empty(
         len(fields[names[0]]), [(name, np.int64 if name == "step" else dtypes[name]) for name in names]
     )

@@ -62,6 +62,7 @@ class Upload:
     end_us: float
     reason: UploadReason
     lane: int
+    device: int
 
 
 def uploads(

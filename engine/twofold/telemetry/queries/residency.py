@@ -21,37 +21,58 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 
-_FIELDS: Final = ("step", "layer", "expert", "kind", "at_us")
+FIELDS: Final = ("step", "layer", "expert", "kind", "at_us", "device")
+"""Fields of a cache event that decide where an expert is."""
 
 
 def residency(db: Database, run: Run, step: int, hits: I64) -> U8:
-    """Experts that are in a slot, or being copied into one, after `step`: 1 or 0, [layers, experts].
+    """Experts that are in a slot, or being copied into one, after `step`, [layers, experts]: 0, or 1 + the number of
+    the device (the first of several).
 
     An expert's latest admission or eviction decides. Where it has none, its next one does: it was there from the start
     if the next one evicts it. Where it has none at all, it was there from the start if it was ever hit (`hits`, uses of
     the whole run as [layers, experts]).
     """
-    before, filled = latest_decisions(db, run, step, hits.shape)
-    there = np.zeros(hits.shape, bool)
+    shape = decided_shape(run, hits.shape)
+    before, filled = latest_decisions(db, run, step, shape)
+    there = np.zeros(shape, bool)
     if not filled:
-        after = _Nearest(hits.shape)
-        for block in blocks(db, run, "cache_event", _FIELDS, first_step=step + 1):
-            after.add(_decisions(block, hits.shape, block["step"] > step)[::-1], sign=-1)
-        there = np.where(after.kind >= 0, after.kind == CacheEventKind.EVICT, hits > 0)
-    return np.where(before >= 0, before == CacheEventKind.ADMIT, there).astype(np.uint8)
+        after = _Nearest(shape)
+        for block in blocks(db, run, "cache_event", FIELDS, first_step=step + 1):
+            after.add(_decisions(block, shape, block["step"] > step)[::-1], sign=-1)
+        there = np.where(after.kind >= 0, after.kind == CacheEventKind.EVICT, from_the_start(shape, hits))
+    return first_holder(np.where(before >= 0, before == CacheEventKind.ADMIT, there))
+
+
+def decided_shape(run: Run, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[devices, layers, experts] of decisions about experts [layers, experts]."""
+    return (max(len(run.devices), 1), *shape)
+
+
+def from_the_start(shape: tuple[int, ...], hits: I64) -> npt.NDArray[np.bool_]:
+    """Experts without any decision that were ever hit. With several devices initial contents are decisions too."""
+    there = np.zeros(shape, bool)
+    if shape[0] == 1:
+        there[0] = hits > 0
+    return there
+
+
+def first_holder(there: npt.NDArray[np.bool_]) -> U8:
+    """1 + the first device that has each expert, 0 if none has; `there` is [devices, layers, experts]."""
+    return np.where(there.any(axis=0), there.argmax(axis=0) + 1, 0).astype(np.uint8)
 
 
 def latest_decisions(
     db: Database, run: Run, step: int, shape: tuple[int, ...]
 ) -> tuple[npt.NDArray[np.int8], bool]:
-    """The kind of each expert's latest admission or eviction up to `step`, -1 where none was read, [layers, experts];
-    and whether the experts admitted fill all slots, so that no other expert can be in one.
+    """The kind of each expert's latest admission or eviction up to `step`, -1 where none was read, [devices, layers,
+    experts]; and whether the experts admitted fill all slots, so that no other expert can be in one.
 
     Reads from `step` backwards until the slots are filled: a few seconds of a busy cache, whatever the run's length.
     """
     num_slots = _most_slots(db, run)
     nearest = _Nearest(shape)
-    for block in blocks(db, run, "cache_event", _FIELDS, newest_until=step):
+    for block in blocks(db, run, "cache_event", FIELDS, newest_until=step):
         nearest.add(_decisions(block, shape, block["step"] <= step), sign=1)
         if 0 < num_slots <= int((nearest.kind == CacheEventKind.ADMIT).sum()):
             return nearest.kind, True
@@ -69,11 +90,12 @@ def _decisions(
     block: npt.NDArray[Any], shape: tuple[int, ...], wanted: npt.NDArray[np.bool_]
 ) -> npt.NDArray[Any]:
     chosen = np.isin(block["kind"], (CacheEventKind.ADMIT, CacheEventKind.EVICT)) & wanted
-    return block[chosen & (block["layer"] < shape[0]) & (block["expert"] < shape[1])]
+    sizes = zip(("device", "layer", "expert"), shape, strict=True)
+    return block[np.logical_and.reduce([chosen, *(block[name] < size for name, size in sizes)])]
 
 
 class _Nearest:
-    """Each expert's decision nearest to a step, from blocks in any order; arrays are [layers, experts]."""
+    """Each expert's decision nearest to a step, from blocks in any order; arrays are [devices, layers, experts]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.kind = np.full(shape, -1, np.int8)
@@ -86,7 +108,8 @@ class _Nearest:
         first."""
         steps, times = sign * found["step"], sign * found["at_us"]
         order = np.lexsort((times, steps))
-        cell = found["layer"].astype(np.int64) * self.kind.shape[1] + found["expert"]
+        _, layers, experts = self.kind.shape
+        cell = (found["device"].astype(np.int64) * layers + found["layer"]) * experts + found["expert"]
         newest = np.full(self.kind.size, -1)
         newest[cell[order]] = order  # of equal indices numpy keeps the last
         (cells,) = np.nonzero(newest >= 0)

@@ -13,15 +13,20 @@ import numpy.typing as npt
 from sqlalchemy import select, text
 
 from twofold.telemetry import schema
-from twofold.telemetry.blocks import blob_dtypes
-from twofold.telemetry.queries.residency import latest_decisions
+from twofold.telemetry.blocks import entries
+from twofold.telemetry.queries.residency import (
+    FIELDS,
+    decided_shape,
+    first_holder,
+    from_the_start,
+    latest_decisions,
+)
 from twofold.telemetry.queries.runs import Database, Run
 from twofold.telemetry.sink import CacheEventKind
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-_FIELDS: Final = ("step", "layer", "expert", "kind", "at_us")
 _BLOCKS_AT_ONCE: Final = 256
 _UNDECIDED: Final = -1
 
@@ -33,11 +38,12 @@ class Residents:
         self._db, self._run = db, run
         self._mutex = threading.Lock()
         self._last_rowid, self._until_step = -1, -1
-        self._kind = np.full((max(run.num_layers, 1), max(run.num_experts, 1)), _UNDECIDED, np.int8)
+        shape = decided_shape(run, (max(run.num_layers, 1), max(run.num_experts, 1)))
+        self._kind = np.full(shape, _UNDECIDED, np.int8)
         self.num_blocks_read = 0
 
     def after(self, step: int, hits: I64) -> U8 | None:
-        """Experts that are in a slot, or being copied into one, after `step`: 1 or 0, [layers, experts].
+        """Experts that are in a slot, or being copied into one, after `step`, as from `residency`.
 
         Experts without a decision are there if they were ever hit. None if decisions after `step` were read already.
         """
@@ -45,14 +51,16 @@ class Residents:
             if step < self._until_step:
                 return None
             kind = self._read(step)
-        return np.where(kind == _UNDECIDED, hits > 0, kind == CacheEventKind.ADMIT).astype(np.uint8)
+        there = from_the_start(kind.shape, hits)
+        return first_holder(np.where(kind == _UNDECIDED, there, kind == CacheEventKind.ADMIT))
 
     def _read(self, step: int) -> npt.NDArray[np.int8]:
         """Keep the blocks that end by `step`; those that go on are read again next time."""
         table = schema.BLOCKS["cache_event"].c
         if self._last_rowid < 0:
             self._begin(step)
-        query = select(text("rowid"), table.first_step, table.last_step, *(table[name] for name in _FIELDS))
+        keys = table.first_step, table.last_step, table.num_events
+        query = select(text("rowid"), *keys, *(table[name] for name in FIELDS))
         query = query.where(table.run_id == self._run.run_id, table.first_step <= step)
         beyond = None
         last = self._last_rowid
@@ -83,16 +91,18 @@ class Residents:
 
 
 def _decisions(row: Any) -> dict[str, npt.NDArray[Any]]:
-    dtypes = blob_dtypes("cache_event")
-    fields = {name: np.frombuffer(getattr(row, name), dtypes[name].newbyteorder("<")) for name in _FIELDS}
+    fields = {name: entries("cache_event", name, row) for name in FIELDS}
     return {**fields, "step": fields["step"].astype(np.int64) + row.first_step}
 
 
 def _apply(kinds: npt.NDArray[np.int8], found: dict[str, npt.NDArray[Any]], step: int) -> None:
     """Overwrite the kinds of experts with admissions and evictions up to `step`, in the order of their times."""
-    layer, expert = found["layer"].astype(np.int64), found["expert"].astype(np.int64)
+    cell = tuple(found[name].astype(np.int64) for name in ("device", "layer", "expert"))
     chosen = np.isin(found["kind"], (CacheEventKind.ADMIT, CacheEventKind.EVICT)) & (found["step"] <= step)
-    chosen &= (layer < kinds.shape[0]) & (expert < kinds.shape[1])
+    for place, size in zip(cell, kinds.shape, strict=True):
+        chosen &= place < size
     order = np.flatnonzero(chosen)
     order = order[np.lexsort((found["at_us"][order], found["step"][order]))]
-    kinds[layer[order], expert[order]] = found["kind"][order]  # of equal indices numpy keeps the last
+    kinds[tuple(place[order] for place in cell)] = found["kind"][
+        order
+    ]  # of equal indices numpy keeps the last

@@ -138,6 +138,11 @@ class Run(RunInfo):
         """Whether there is an expert cache: without one there is no hit rate and no policy."""
         return self.num_slots > 0
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices with expert slots, first device first; empty without slots."""
+        return tuple(self.accelerator.removeprefix("emulated:").split("+")) if self.has_slots else ()
+
     def is_live(self, now_s: float | None = None) -> bool:
         """Whether the run is live, by the writer's lock, else by its last heartbeat."""
         if self.finished_s is not None or self.is_written is not None:

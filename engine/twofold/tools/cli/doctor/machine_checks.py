@@ -65,7 +65,7 @@ def check_accelerator(config: EngineConfig) -> Check:
     try:
         from twofold.device.finding import choose_accelerator
 
-        choice, _ = choose_accelerator(config.accelerator)
+        choice, _ = choose_accelerator(config.accelerator, config.cuda_devices)
     except TwofoldError as error:
         return Check("accelerator", "bad", str(error))
     except ImportError as error:
@@ -167,17 +167,17 @@ def check_chat(config: EngineConfig, server: ServerConfig) -> Check | None:
 
 def check_device_memory(config: EngineConfig) -> Check | None:
     """The planned split of the GPU's memory; None if no GPU would be used."""
-    from twofold.device.budget import device_cache_dtype, needs_of, plan_device
-    from twofold.device.finding import choose_accelerator
+    from twofold.device.budget import device_cache_dtype
+    from twofold.device.finding import choose_accelerator, device_memories
+    from twofold.device.pipeline import plan_machine
     from twofold.models.sizing import measure_model
 
     try:
-        _, device = choose_accelerator(config.accelerator)
-        if device is None:
+        choice, devices = choose_accelerator(config.accelerator, config.cuda_devices)
+        if not devices:
             return None
-        facts = device.native.facts()
-        needs = needs_of(measure_model(config.model, kv_cache_dtype=device_cache_dtype(config)))
-        budget = plan_device(config, needs, facts["total_bytes"], facts["free_bytes"])
+        size = measure_model(config.model, kv_cache_dtype=device_cache_dtype(config))
+        _, budget = plan_machine(config, size, choice, device_memories(devices))
     except TwofoldError as error:
         return Check("GPU memory", "bad", str(error))
     return Check("GPU memory", "ok", budget.explain())

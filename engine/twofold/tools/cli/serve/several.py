@@ -61,7 +61,7 @@ def open_several(args: argparse.Namespace, replica: str = "") -> SeveralModels:
                 f"{flag} was given with several models; it is for one model, so serve that alone"
             )
     config = from_namespace(EngineConfig, args)
-    limits = completed(from_namespace(ModelsConfig, args), choose_accelerator(config.accelerator)[0].kind)
+    limits = completed(from_namespace(ModelsConfig, args), choose_accelerator(config.accelerator, config.cuda_devices)[0].kind)
     sink = open_telemetry(args)
     several = SeveralModels(limits, {}, sink, open_store(config))
     try:

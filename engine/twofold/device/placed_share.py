@@ -1,0 +1,206 @@
+"""One device's share of a layer that the host places: its buffers, and the launches of its experts.
+
+Experts run on the device that holds them. Rows of another device's layer are copied here, and the outputs of these
+experts back, one row per routed pair: the layer's device adds all outputs in the order in which it adds its own. torch
+copies from GPU to GPU directly where the system lets them, else through host memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twofold import _core
+from twofold._core.device import (
+    DecodeShape,
+    EncodedRows,
+    ExpertBuffers,
+    ExpertGroups,
+    PrefillRows,
+    PrefillTiles,
+    tile_groups,
+    tile_tokens_for,
+)
+from twofold.api.errors import CapacityError
+from twofold.device.device import Device
+from twofold.device.layouts import layouts_of
+from twofold.device.parcel import Parcel
+from twofold.experts.slot_plan import MoeShape
+
+DECODE_TOKENS: Final = 32
+"""Up to this many tokens the decode kernels read each weight about once; above it, tensor cores are faster."""
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Buffers for layers of up to `num_tokens` tokens."""
+
+    num_tokens: int
+    encoded: Tensor
+    intermediate: Tensor
+    outputs: Tensor
+    gate_up: Tensor
+    parcel: Parcel
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """Kernel arguments for one part of a layer's experts."""
+
+    groups: ExpertGroups
+    num_groups: int
+    tiles: PrefillTiles | None = None
+    """None: computed by the decode kernels."""
+
+
+class PlacedShare:
+    """A device's part of each layer. Calls are in order: `open`, `send`, `compute`; its device is active."""
+
+    def __init__(
+        self, device: Device, accelerator: _core.DeviceAccelerator, shape: MoeShape, index: int = 0
+    ) -> None:
+        """Allocate nothing yet: buffers grow with the largest step.
+
+        Args:
+            accelerator: expert slots of all devices; index: this device's number among them.
+
+        Raises:
+            ConfigError: the device has no kernels for the formats.
+        """
+        self.device, self.index = device, index
+        self._native, self._accelerator, self._shape = device.native, accelerator, shape
+        self._layouts = layouts_of(shape)
+        whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
+        self._tensor_cores = [whole and "f32" not in formats for formats in shape.formats]
+        self._shared_bytes = device.shared_bytes
+        self._room: _Room | None = None
+        self._many = False
+        self._ready = self._awaited = _Launch(
+            ExpertGroups(num_groups=0, weights=0, begin=0, pairs=0, capacity=0), 0
+        )
+
+    @property
+    def outputs(self) -> Tensor:
+        """Outputs f32 [pairs, hidden] of the experts that were computed here."""
+        assert self._room is not None
+        return self._room.outputs
+
+    @property
+    def has_work(self) -> bool:
+        """Whether experts of the open layer run here."""
+        return self._ready.num_groups + self._awaited.num_groups > 0
+
+    def open(self, plan: _core.LayerPlan, layer: int, num_tokens: int) -> Parcel:
+        """Begin a layer of `num_tokens` tokens. Returns its parcel, to which the caller may add before `send`.
+
+        Raises:
+            CapacityError: the device has no room for the step's buffers.
+        """
+        parcel = self._room_for(num_tokens).parcel
+        parcel.open()
+        self._layer, self._num_tokens = layer, num_tokens
+        self._many = num_tokens > DECODE_TOKENS and self._tensor_cores[layer]
+        parts = plan.ready(self.index), plan.awaited(self.index)
+        self._ready, self._awaited = (self._packed(part, parcel) for part in parts)
+        return parcel
+
+    def send(self) -> None:
+        """Copy the parcel to the device."""
+        assert self._room is not None
+        self._room.parcel.send(self.device.stream())
+
+    def compute(self, normed: Tensor) -> None:
+        """Launch this device's experts of rows `normed` bf16 [T, hidden], which are on this device."""
+        stream = self.device.stream()
+        if not self._many and self.has_work:
+            self._encode(normed)
+        self._launch(self._ready, normed)
+        self._accelerator.before_compute(stream, self.index)
+        self._launch(self._awaited, normed)
+        self._accelerator.after_compute(stream, self.index)
+
+    def _packed(self, part: _core.PlacedGroups, parcel: Parcel) -> _Launch:
+        count, begin, pairs = len(part), part.begin, part.pairs
+        groups = ExpertGroups(
+            num_groups=parcel.put(np.array([count], np.int32)),
+            weights=parcel.put(part.addresses),
+            begin=parcel.put(begin),
+            pairs=parcel.put(pairs),
+            capacity=count,
+        )
+        if not self._many or count == 0:
+            return _Launch(groups, count)
+        tile_tokens = tile_tokens_for(len(pairs), count)
+        tiles = tile_groups(begin, tile_tokens)
+        return _Launch(
+            groups, count, PrefillTiles(tiles=parcel.put(tiles), count=len(tiles), tokens=tile_tokens)
+        )
+
+    def _encode(self, normed: Tensor) -> None:
+        assert self._room is not None
+        rows = EncodedRows(
+            kind=self._layouts[self._layer].activations,
+            rows=normed,
+            num_tokens=len(normed),
+            columns=self._shape.hidden,
+            out=self._room.encoded,
+        )
+        self._native.encode(rows, self.device.stream())
+
+    def _launch(self, part: _Launch, normed: Tensor) -> None:
+        if part.num_groups == 0:
+            return
+        room = self._room
+        assert room is not None
+        layout, stream, top_k = self._layouts[self._layer], self.device.stream(), self._shape.top_k
+        buffers = ExpertBuffers(
+            encoded=room.encoded, intermediate=room.intermediate, outputs=room.outputs, gate_up=room.gate_up
+        )
+        if part.tiles is not None:
+            rows = PrefillRows(x=normed, num_tokens=len(normed), top_k=top_k)
+            self._native.prefill_experts(layout, part.groups, buffers, part.tiles, rows, stream)
+        else:
+            bounds = DecodeShape(
+                num_tokens=len(normed),
+                top_k=top_k,
+                num_experts=part.num_groups,
+                shared_bytes=self._shared_bytes,
+            )
+            self._native.decode_experts(layout, part.groups, buffers, bounds, stream)
+
+    def _room_for(self, num_tokens: int) -> _Room:
+        if self._room is None or self._room.num_tokens < num_tokens:
+            self._room = None  # free the old buffers first
+            try:
+                self._room = self._make_room(num_tokens)
+            except torch.OutOfMemoryError as error:
+                raise CapacityError(
+                    f"the device has no room for a step of {num_tokens} tokens; lower --gpu-memory-utilization, which "
+                    "leaves more of it free, or --max-num-batched-tokens"
+                ) from error
+        return self._room
+
+    def _make_room(self, num_tokens: int) -> _Room:
+        shape, num_pairs = self._shape, num_tokens * self._shape.top_k
+
+        def empty(size: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=self.device.torch_device)
+
+        tensor_cores = num_tokens > DECODE_TOKENS and any(self._tensor_cores)
+        # Per expert an address, a start and a tile; per pair a number (twice, once as int64), a place and a share of a
+        # tile.
+        parcel_bytes = 20 * shape.num_experts + 14 * num_pairs + num_tokens + 1024
+        return _Room(
+            num_tokens=num_tokens,
+            encoded=empty(max(layout.encoded_bytes(num_tokens) for layout in self._layouts), torch.uint8),
+            intermediate=empty(
+                max(layout.intermediate_bytes(num_pairs) for layout in self._layouts), torch.uint8
+            ),
+            outputs=empty((num_pairs, shape.hidden), torch.float32),
+            gate_up=empty(2 * num_pairs * shape.intermediate if tensor_cores else 0, torch.float32),
+            parcel=Parcel(self.device, parcel_bytes),
+        )
