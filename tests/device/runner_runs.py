@@ -59,8 +59,8 @@ def make_runner(
 ) -> DeviceRunner:
     """A runner on a fake device of its own, opened with `device`, and one beside it for each of `further`.
 
-    table_steps=False: the host places every step. tensor_split: shares of the slots, even by default. homes: the device of
-    each layer, all of which have experts.
+    table_steps=False: the host places every step. tensor_split: shares of the slots, even by default. homes: the device
+    of each layer, all of which have experts.
     """
     files = open_model_files(path)
     pool = ops.ThreadPool(1)
