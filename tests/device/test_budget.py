@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
-from twofold.device.budget import (
+from twofold.device.memory.budget import (
     WORKSPACE_BYTES,
     DeviceBudget,
     device_cache_dtype,
     plan_device,
 )
-from twofold.device.needs import DeviceNeeds
+from twofold.device.memory.needs import DeviceNeeds
 
 GIB = 2**30
 

@@ -68,7 +68,7 @@ def test_csv_files_hold_the_rows_of_every_table(
 
 def test_unpacked_experts_equal_the_view_and_the_sums(db: queries.Database, tmp_path: Path) -> None:
     write_csv(db, export_window(db, queries.runs(db)[0]), tmp_path)
-    columns = "run_id, step, request, position, layer, rank, expert, placement, weight"
+    columns = "run_id, step, request, position, layer, rank, expert, placement, weight, device"
     written = sorted(map(tuple, csv_rows(tmp_path / "token_expert.csv")))
     assert written == sorted(tuple(map(str, row)) for row in sql(db, f"SELECT {columns} FROM token_expert"))
     by_second = csv_rows(tmp_path / "expert_second.csv")
@@ -97,7 +97,7 @@ def test_parquet_files_have_types_and_the_same_rows(db: queries.Database, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.parquet" for name in TABLES}
     experts = parquet.read_table(tmp_path / "token_expert.parquet")
     assert experts.num_rows == counts["token_expert"] > 2000
-    assert [str(field.type) for field in experts.schema] == [*["int64"] * 7, "string", "double"]
+    assert [str(field.type) for field in experts.schema] == [*["int64"] * 7, "string", "double", "int64"]
     expected = sql(db, "SELECT sum(expert), sum(weight), sum(placement = 'hit') FROM token_expert")[0]
     found = experts.to_pydict()
     assert (sum(found["expert"]), found["placement"].count("hit")) == (expected[0], expected[2])

@@ -83,10 +83,9 @@ def routed(tokens: list[list[tuple[int, Placement]]], *, num_experts: int = 8) -
 def copies(*found: tuple[int, int, int, UploadReason]) -> queries.CopyRows:
     """Copies (step, expert, slot, reason) of 1,000 bytes in layer 0: each waits 5 us and takes 10 us."""
     step, expert, slot, reason = (np.array(column, np.int64) for column in zip(*found, strict=True))
-    queued = step * 100.0
-    return queries.CopyRows(
-        step, step * 0, expert, slot, step * 0 + 1000, queued, queued + 5, queued + 15, reason, step * 0
-    )
+    queued, zeros = step * 100.0, step * 0
+    times = queued, queued + 5, queued + 15
+    return queries.CopyRows(step, zeros, expert, slot, zeros + 1000, *times, reason, zeros, zeros)
 
 
 def test_layer_rows_are_the_tables_rows(history: tuple[Path, SyntheticRun], rows: queries.LayerRows) -> None:

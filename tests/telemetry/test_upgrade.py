@@ -85,7 +85,9 @@ def test_an_upgrade_keeps_every_event(tmp_path: Path, kind: str) -> None:
     assert len(events) == len(rows) > 100
     for event, row in zip(events, rows, strict=True):
         for name in event.dtype.names:
-            if isinstance(row[name], bytes):
+            if name not in row.keys():  # noqa: SIM118  newer than the file: 0
+                assert not event[name].any()
+            elif isinstance(row[name], bytes):
                 assert event[name].tobytes().startswith(row[name])
                 assert not any(event[name].tobytes()[len(row[name]) :])
             else:

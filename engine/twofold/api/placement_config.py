@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -145,42 +144,6 @@ class PlacementConfig(Checked):
         others = [name for name in SLOT_FIELDS[:-1] if getattr(self, name) is not None]
         if self.moe_cache_mib is not None and others:
             raise ConfigError(f"{flag_name(others[0])} and --moe-cache-mib were both given; give one of them")
-        self.cuda_devices  # noqa: B018  refuses what it cannot read
         check(self.optimize_config != "", "optimize_config", self.optimize_config, "a rule file, or shipped")
         is_number = self.num_deferred_experts == "auto" or self.num_deferred_experts.isdecimal()
         check(is_number, "num_deferred_experts", self.num_deferred_experts, "auto, or 0 or more")
-
-    @property
-    def cuda_devices(self) -> tuple[int, ...]:
-        """Indices of the GPUs to use, the main one first; empty: as --accelerator says.
-
-        Raises:
-            ConfigError: --devices, --split-mode or --main-gpu cannot be met.
-        """
-        if self.devices is None:
-            given = (
-                "--main-gpu" if self.main_gpu else "--split-mode none" if self.split_mode == "none" else ""
-            )
-            if given:
-                raise ConfigError(
-                    f"{given} was given without --devices; name the GPUs, such as --devices cuda:0,cuda:1"
-                )
-            return ()
-        found = [
-            re.fullmatch(r"cuda:?(\d{1,3})", name.strip(), re.IGNORECASE) for name in self.devices.split(",")
-        ]
-        indices = [int(match[1]) for match in found if match is not None]
-        if len(set(indices)) < len(found):
-            raise ConfigError(
-                f"--devices was given {self.devices!r}; expected GPUs such as cuda:0,cuda:1, each of them once"
-            )
-        if self.accelerator not in ("auto", "cuda"):
-            raise ConfigError(
-                f"--devices {self.devices} was given with --accelerator {self.accelerator}; leave one of them out"
-            )
-        if self.main_gpu >= len(indices):
-            raise ConfigError(
-                f"--main-gpu was given {self.main_gpu}; --devices {self.devices} has {len(indices)}, counted from 0"
-            )
-        main = indices.pop(self.main_gpu)
-        return (main,) if self.split_mode == "none" else (main, *indices)

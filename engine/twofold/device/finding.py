@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.device.backend import DeviceDescription, load_backend
-from twofold.device.budget import DeviceMemory
+from twofold.device.memory.budget import DeviceMemory
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.profiles import load_profile, shipped_profiles
 
@@ -50,6 +52,41 @@ def choose_accelerator(
     names = ", ".join(f"cuda:{index}" for index in indices)
     reason = f"asked for: {names}" if len(devices) > 1 else "a CUDA device is there"
     return on_devices(devices, reason, indices), tuple(devices)
+
+
+def cuda_indices(config: EngineConfig) -> tuple[int, ...]:
+    """Indices of the GPUs to use, the main one first; empty: as --accelerator says.
+
+    Raises:
+        ConfigError: --devices, --split-mode or --main-gpu cannot be met.
+    """
+    if config.devices is None:
+        given = (
+            "--main-gpu" if config.main_gpu else "--split-mode none" if config.split_mode == "none" else ""
+        )
+        if given:
+            raise ConfigError(
+                f"{given} was given without --devices; name the GPUs, such as --devices cuda:0,cuda:1"
+            )
+        return ()
+    found = [
+        re.fullmatch(r"cuda:?(\d{1,3})", name.strip(), re.IGNORECASE) for name in config.devices.split(",")
+    ]
+    indices = [int(match[1]) for match in found if match is not None]
+    if len(set(indices)) < len(found):
+        raise ConfigError(
+            f"--devices was given {config.devices!r}; expected GPUs such as cuda:0,cuda:1, each of them once"
+        )
+    if config.accelerator not in ("auto", "cuda"):
+        raise ConfigError(
+            f"--devices {config.devices} was given with --accelerator {config.accelerator}; leave one of them out"
+        )
+    if config.main_gpu >= len(indices):
+        raise ConfigError(
+            f"--main-gpu was given {config.main_gpu}; --devices {config.devices} has {len(indices)}, counted from 0"
+        )
+    main = indices.pop(config.main_gpu)
+    return (main,) if config.split_mode == "none" else (main, *indices)
 
 
 def on_devices(devices: Sequence[Device], reason: str, indices: Sequence[int] = ()) -> AcceleratorChoice:

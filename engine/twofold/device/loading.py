@@ -15,11 +15,11 @@ from twofold.api.config import EngineConfig
 from twofold.api.control import MemorySplit
 from twofold.api.errors import CapacityError
 from twofold.blocks import ops
-from twofold.device.budget import device_cache_dtype, plan_devices
 from twofold.device.device import Device
 from twofold.device.finding import device_memories
+from twofold.device.memory.budget import device_cache_dtype, plan_devices
+from twofold.device.memory.pipeline import plan_machine
 from twofold.device.model import DeviceModel, Stage
-from twofold.device.pipeline import plan_machine
 from twofold.device.runner import DeviceRunner
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.pins import check_pins, usable_slots

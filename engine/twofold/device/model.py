@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -136,24 +137,28 @@ class DeviceModel:
             self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
             tied = config.head.tied
             self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")
-            positions = np.arange(max_length, dtype=np.int32)
-            tables = [
-                rope.rows(positions, positions)
-                for rope in rope_tables(config.rotations, config.max_position_embeddings)
-            ]
-            # Cosines and sines by home, then by table.
-            self._rotations = {
-                home: [
-                    tuple(torch.from_numpy(rows).to(self._stages[home].device) for rows in table)
-                    for table in tables
-                ]
-                for home in {0, *self._homes}
-            }
+            self._rotations = self._rotation_tables(max_length)
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
                 f"the dense weights do not fit into the memory of {device}; free some of it, or lower "
                 "--max-total-tokens and --gpu-experts-ratio"
             ) from error
+
+    def _rotation_tables(self, max_length: int) -> dict[int, list[tuple[Tensor, Tensor]]]:
+        """(cosines, sines) by home, then by table."""
+        positions = np.arange(max_length, dtype=np.int32)
+        config = self.config
+        tables = [
+            rope.rows(positions, positions)
+            for rope in rope_tables(config.rotations, config.max_position_embeddings)
+        ]
+        return {
+            home: [
+                (torch.from_numpy(cos).to(on := self._stages[home].device), torch.from_numpy(sin).to(on))
+                for cos, sin in tables
+            ]
+            for home in {0, *self._homes}
+        }
 
     def state(self, num_pages: int, page_size: int, num_records: int = 0) -> list[DeviceState]:
         """Zeroed memory for each block's state of all sequences."""
@@ -206,10 +211,12 @@ class DeviceModel:
     def _step_at(self, home: int, batch: DeviceBatch, moe: DeviceMoe) -> DeviceStep:
         """What the blocks on one device share. batch: on the first device."""
         if home > 0:
-            tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
-            batch = dataclasses.replace(
-                batch, **{name: self._moved(value, home) for name, value in tensors.items()}
-            )
+            moved: dict[str, Any] = {
+                name: self._moved(value, home)
+                for name, value in vars(batch).items()
+                if isinstance(value, Tensor)
+            }
+            batch = dataclasses.replace(batch, **moved)
         rotations = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._rotations[home]]
         return DeviceStep(batch, rotations, self._stages[home].kernels, moe, self._routers)
 

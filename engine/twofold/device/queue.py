@@ -118,6 +118,11 @@ class JoinedQueues:
         return "; ".join(filter(None, failures))
 
 
+def joined(queues: Sequence[DeviceQueue]) -> DeviceQueue:
+    """One queue of these."""
+    return JoinedQueues(queues) if len(queues) > 1 else queues[0]
+
+
 def still_busy(limit_s: float) -> KernelError:
     """The error that `wait_idle` raises."""
     return KernelError(

@@ -28,7 +28,7 @@ from twofold.device.device import Device
 from twofold.device.graphs import BATCH_SIZES, DecodeGraphs
 from twofold.device.model import DeviceModel
 from twofold.device.placed_layers import PlacedLayers
-from twofold.device.queue import JoinedQueues, Outputs
+from twofold.device.queue import Outputs, joined
 from twofold.device.sampler import DeviceSampler
 from twofold.device.state_memory import DeviceStateMemory
 from twofold.device.step_rows import decode_rows, flattened
@@ -110,8 +110,7 @@ class DeviceRunner:
         """Their tokens as the device picked them, with the random numbers that they get if all drafts are accepted."""
         self._devices, self._device, self._homes = devices, devices[0], homes
         self._sampler = DeviceSampler(BATCH_SIZES[-1], self._device)
-        queues = [device.queue(lambda: self._layers.mailbox.abort()) for device in devices]
-        self._queue = JoinedQueues(queues) if len(queues) > 1 else queues[0]
+        self._queue = joined([device.queue(lambda: self._layers.mailbox.abort()) for device in devices])
         self.memory = DeviceStateMemory(
             model.blocks_with_state(self._state), self._queue, num_records, num_snapshots
         )

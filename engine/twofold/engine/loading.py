@@ -18,7 +18,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.pooling import ModelPooling, parse_pooler_config
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
-from twofold.device.finding import choose_accelerator
+from twofold.device.finding import choose_accelerator, cuda_indices
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.module_rules import ModuleRules, apply_rules
@@ -90,7 +90,7 @@ def load_parts(
     """
     check_policy(config)
     check_placement(config)
-    choice, devices = choose_accelerator(config.accelerator, config.cuda_devices)
+    choice, devices = choose_accelerator(config.accelerator, cuda_indices(config))
     path = Path(config.model) if config.model else bundled_model_path()
     # Cheap checks come before gigabytes are read.
     files = open_model_files(path, config.speculation.predictions)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from twofold.api.config import EngineConfig
 from twofold.blocks import ops
-from twofold.device.finding import choose_accelerator
+from twofold.device.finding import choose_accelerator, cuda_indices
 from twofold.experts.profiles import MachineProfile, load_machine_profile
 from twofold.fit.plan import FitPlan, Machine, plan_fit
 from twofold.fit.speed import Speed, device_speed, measured_speed
@@ -20,7 +20,7 @@ _SHOWN_CONTEXT = 4096
 
 def this_machine(config: EngineConfig, *, measures_threads: bool) -> tuple[Machine, MachineProfile | None]:
     """The machine with the accelerator that `config` chooses, and the accelerator's profile if there is one."""
-    choice, devices = choose_accelerator(config.accelerator, config.cuda_devices)
+    choice, devices = choose_accelerator(config.accelerator, cuda_indices(config))
     threads, reason = config.cpu_threads, "one per physical core"
     if measures_threads and config.cpu_threads == 0:
         chosen = measured_threads()

@@ -16,8 +16,8 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.placement_config import SLOT_FIELDS
 from twofold.api.settings import flag_name
-from twofold.device.budget import DeviceBudget, plan_device
-from twofold.device.needs import needs_of
+from twofold.device.memory.budget import DeviceBudget, plan_device
+from twofold.device.memory.needs import needs_of
 from twofold.fit.speed import Speed
 from twofold.models.model_files import ModelFiles
 from twofold.models.sizing import ModelSize, measure_files

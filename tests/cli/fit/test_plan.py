@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
-from twofold.device.budget import plan_device
-from twofold.device.needs import needs_of
+from twofold.device.memory.budget import plan_device
+from twofold.device.memory.needs import needs_of
 from twofold.experts.profiles import load_profile
 from twofold.fit.plan import FitPlan, Machine, plan_fit
 from twofold.fit.speed import device_speed

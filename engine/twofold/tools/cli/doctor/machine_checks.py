@@ -63,9 +63,9 @@ def check_cpu() -> Check:
 def check_accelerator(config: EngineConfig) -> Check:
     """The accelerator that --accelerator resolves to on this machine."""
     try:
-        from twofold.device.finding import choose_accelerator
+        from twofold.device.finding import choose_accelerator, cuda_indices
 
-        choice, _ = choose_accelerator(config.accelerator, config.cuda_devices)
+        choice, _ = choose_accelerator(config.accelerator, cuda_indices(config))
     except TwofoldError as error:
         return Check("accelerator", "bad", str(error))
     except ImportError as error:
@@ -167,13 +167,13 @@ def check_chat(config: EngineConfig, server: ServerConfig) -> Check | None:
 
 def check_device_memory(config: EngineConfig) -> Check | None:
     """The planned split of the GPU's memory; None if no GPU would be used."""
-    from twofold.device.budget import device_cache_dtype
-    from twofold.device.finding import choose_accelerator, device_memories
-    from twofold.device.pipeline import plan_machine
+    from twofold.device.finding import choose_accelerator, cuda_indices, device_memories
+    from twofold.device.memory.budget import device_cache_dtype
+    from twofold.device.memory.pipeline import plan_machine
     from twofold.models.sizing import measure_model
 
     try:
-        choice, devices = choose_accelerator(config.accelerator, config.cuda_devices)
+        choice, devices = choose_accelerator(config.accelerator, cuda_indices(config))
         if not devices:
             return None
         size = measure_model(config.model, kv_cache_dtype=device_cache_dtype(config))

@@ -60,8 +60,8 @@ def memory_table(files: ModelFiles, config: EngineConfig) -> list[ContextNeeds]:
 
 
 def _share(size: ModelSize, tokens: int, card_bytes: int, config: EngineConfig) -> float | None:
-    from twofold.device.budget import plan_device
-    from twofold.device.needs import needs_of
+    from twofold.device.memory.budget import plan_device
+    from twofold.device.memory.needs import needs_of
 
     # Room for whole pages; no sizes are requested, so that the plan fills the card.
     open_slots: dict[str, Any] = dict.fromkeys(SLOT_FIELDS)

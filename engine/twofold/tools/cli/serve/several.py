@@ -47,7 +47,7 @@ def open_several(args: argparse.Namespace, replica: str = "") -> SeveralModels:
     Raises:
         ConfigError: a flag is for one model only, or the models or the telemetry cannot be used.
     """
-    from twofold.device.finding import choose_accelerator
+    from twofold.device.finding import choose_accelerator, cuda_indices
     from twofold.engine.prefix.loading import open_store
     from twofold.tools.cli.hub.several_models import SharedByModels, completed, on_demand_models
 
@@ -61,7 +61,8 @@ def open_several(args: argparse.Namespace, replica: str = "") -> SeveralModels:
                 f"{flag} was given with several models; it is for one model, so serve that alone"
             )
     config = from_namespace(EngineConfig, args)
-    limits = completed(from_namespace(ModelsConfig, args), choose_accelerator(config.accelerator, config.cuda_devices)[0].kind)
+    choice, _ = choose_accelerator(config.accelerator, cuda_indices(config))
+    limits = completed(from_namespace(ModelsConfig, args), choice.kind)
     sink = open_telemetry(args)
     several = SeveralModels(limits, {}, sink, open_store(config))
     try:

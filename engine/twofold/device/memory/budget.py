@@ -14,7 +14,7 @@ from typing import Final
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
-from twofold.device.needs import DeviceNeeds, DeviceShare
+from twofold.device.memory.needs import DeviceNeeds, DeviceShare
 from twofold.experts.accelerator import slots_of_mib
 from twofold.experts.device_split import split_slots
 from twofold.models.config import CacheDType
@@ -182,14 +182,7 @@ def plan_devices(
     kept_records = 0 if num_records is None else num_records + num_draft_records + 1
     record_bytes = [kept_records * part.record_bytes for part in parts]
     rooms = [room - records for room, records in zip(rooms, record_bytes, strict=True)]
-    for number, (room, part) in enumerate(zip(rooms, parts, strict=True)):
-        if room < config.page_size * part.kv_bytes_per_token and (number == 0 or part.dense_bytes):
-            raise ConfigError(
-                f"the dense weights ({_gib(part.dense_bytes)}) and a workspace of {_gib(workspaces[number])} leave no "
-                f"room for a KV cache in the {_gib(limits[number])} that may be used of the GPU "
-                f"({_gib(memories[number].free_bytes)} are free); raise --gpu-memory-utilization (now "
-                f"{config.gpu_memory_utilization}), end other programs on the GPU, or use --accelerator none"
-            )
+    _check_rooms(config, memories, rooms, parts, workspaces)
     tokens, kv_bytes = _kv_tokens(config, needs, rooms, parts)
     left = [max(room - kept, 0) for room, kept in zip(rooms, kv_bytes, strict=True)]
     num_slots, num_staging, shares = _slots(config, needs, left, shares)
@@ -222,6 +215,25 @@ def plan_devices(
         shares=shares if slots else (),
         homes=homes if any(homes) else (),
     )
+
+
+def _check_rooms(
+    config: EngineConfig,
+    memories: Sequence[DeviceMemory],
+    rooms: Sequence[int],
+    parts: Sequence[DeviceShare],
+    workspaces: Sequence[int],
+) -> None:
+    """ConfigError: a GPU has no room for one page of its layers' KV cache."""
+    for number, (room, part) in enumerate(zip(rooms, parts, strict=True)):
+        usable = memories[number].usable_bytes(config.gpu_memory_utilization)
+        if room < config.page_size * part.kv_bytes_per_token and (number == 0 or part.dense_bytes):
+            raise ConfigError(
+                f"the dense weights ({_gib(part.dense_bytes)}) and a workspace of {_gib(workspaces[number])} leave no "
+                f"room for a KV cache in the {_gib(usable)} that may be used of the GPU "
+                f"({_gib(memories[number].free_bytes)} are free); raise --gpu-memory-utilization (now "
+                f"{config.gpu_memory_utilization}), end other programs on the GPU, or use --accelerator none"
+            )
 
 
 def plan_device(config: EngineConfig, needs: DeviceNeeds, total_bytes: int, free_bytes: int) -> DeviceBudget:

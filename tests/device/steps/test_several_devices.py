@@ -17,9 +17,10 @@ from twofold.api.control import Resize
 from twofold.api.errors import ConfigError, KernelError
 from twofold.api.types import SamplingParams
 from twofold.blocks import ops
-from twofold.device.budget import DeviceBudget, DeviceMemory
-from twofold.device.needs import DeviceNeeds, LayerNeeds
-from twofold.device.pipeline import plan_pipeline
+from twofold.device.finding import cuda_indices
+from twofold.device.memory.budget import DeviceBudget, DeviceMemory
+from twofold.device.memory.needs import DeviceNeeds, LayerNeeds
+from twofold.device.memory.pipeline import plan_pipeline
 from twofold.device.placed_layers import PlacedLayers
 from twofold.engine import Engine
 from twofold.experts.profiles import load_profile
@@ -322,15 +323,15 @@ def test_what_cannot_be_met_is_refused_in_one_line(
 )
 def test_settings_that_do_not_name_devices_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        EngineConfig(model="m", **settings)
+        cuda_indices(EngineConfig(model="m", **settings))
     assert says in str(refused.value)
 
 
 def test_the_main_device_comes_first_or_is_used_alone() -> None:
     def chosen(**settings: Any) -> tuple[int, ...]:
-        return EngineConfig(model="m", devices="cuda:2,cuda:0,cuda:1", **settings).cuda_devices
+        return cuda_indices(EngineConfig(model="m", devices="cuda:2,cuda:0,cuda:1", **settings))
 
-    assert EngineConfig(model="m").cuda_devices == ()
+    assert cuda_indices(EngineConfig(model="m")) == ()
     assert chosen() == (2, 0, 1)
     assert chosen(main_gpu=1) == (0, 2, 1)
     assert chosen(main_gpu=1, split_mode="none") == (0,)

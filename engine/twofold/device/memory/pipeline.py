@@ -13,8 +13,8 @@ from itertools import pairwise
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
-from twofold.device.budget import DeviceBudget, DeviceMemory, plan_devices
-from twofold.device.needs import DeviceNeeds, needs_of
+from twofold.device.memory.budget import DeviceBudget, DeviceMemory, plan_devices
+from twofold.device.memory.needs import DeviceNeeds, needs_of
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.device_split import asked_split
 from twofold.experts.profiles import load_machine_profile, profile_of_devices
