@@ -29,7 +29,7 @@ GIVEN = {
     "--kt-gpu-prefill-token-threshold": "512", "--backend-type": "balance_serve", "--sched-strategy": "FCFS",
     "--otlp-traces-endpoint": "http://127.0.0.1:4318",
     "--speculative-algorithm": "NGRAM", "--spec-type": "ngram-simple",
-    "--speculative-ngram-max-match-window-size": "8", "--pooling": "mean",
+    "--speculative-ngram-max-match-window-size": "8", "--pooling": "mean", "-sm": "layer",
 }  # fmt: skip
 """Values given to them here, where not 1."""
 

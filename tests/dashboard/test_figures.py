@@ -95,7 +95,7 @@ def tokens(step_us: list[float], batch: list[int]) -> queries.RequestTokens:
 
 
 def test_the_explanation_names_what_was_unusual() -> None:
-    upload = queries.Upload(1, -1, 0, 5, 0, 2_000_000, 10.0, 40.0, 95.0, queries.UploadReason.DEMAND, 0)
+    upload = queries.Upload(1, -1, 0, 5, 0, 2_000_000, 10.0, 40.0, 95.0, queries.UploadReason.DEMAND, 0, 0)
     text = "\n".join(
         explanation.sentences(tokens([200.0, 800.0, 200.0], [1, 40, 1]), 1, [upload], emulated=True)
     )
@@ -169,7 +169,7 @@ def test_every_part_that_is_stored_has_words() -> None:
 
 
 def upload(reason: queries.UploadReason, begin_us: float, end_us: float) -> queries.Upload:
-    return queries.Upload(1, -1, 0, 5, 0, 2_000_000, 0.0, begin_us, end_us, reason, 0)
+    return queries.Upload(1, -1, 0, 5, 0, 2_000_000, 0.0, begin_us, end_us, reason, 0, 0)
 
 
 def test_copies_are_drawn_in_lanes_and_none_over_another() -> None:

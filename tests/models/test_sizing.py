@@ -105,12 +105,13 @@ def held_by(thing: Any, kind: type) -> list[Any]:
     found: dict[int, Any] = {}
     open_things = [thing]
     while open_things:
-        for value in vars(open_things.pop()).values():
-            for item in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(item, kind):
-                    found[id(item)] = item
-                elif type(item).__name__.endswith(("OnDevice", "Ffn")):
-                    open_things.append(item)
+        item = open_things.pop()
+        if isinstance(item, kind):
+            found[id(item)] = item
+        elif isinstance(item, list | tuple | dict):
+            open_things.extend(item.values() if isinstance(item, dict) else item)
+        elif item is thing or type(item).__name__.endswith(("OnDevice", "Ffn")):
+            open_things.extend(vars(item).values())
     return list(found.values())
 
 

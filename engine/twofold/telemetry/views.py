@@ -109,7 +109,8 @@ def _value(kind: str, name: str, dialect: str) -> str:
     start = f"{_index(dialect)} * (length(b.{name}) / b.num_events) + 1"
     if dialect == "postgresql":
         return f"substring(b.{name}, ({start})::int, ({size} * {routed})::int)"
-    return f"substr(b.{name}, {start}, {size} * {routed})"
+    part = f"substr(b.{name}, {start}, {size} * {routed})"
+    return f"coalesce({part}, x'')" if name in SPARSE else part  # SQLite's part of an empty blob is NULL
 
 
 def _entry(kind: str, name: str, dialect: str, rank: str) -> str:
