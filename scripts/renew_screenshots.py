@@ -64,8 +64,13 @@ def record(database: Path, policy: str, *, seconds: int, users: int) -> None:
     command += ["--telemetry-url", f"sqlite:///{database}", "--telemetry-text", "--log-level", "warning"]
     url = f"http://127.0.0.1:{port}"
     with serving(command, f"{url}/health"):
-        load = [sys.executable, str(ROOT / "loadtest" / "run.py"), "--host", url]
-        subprocess.run([*load, "--users", str(users), "--seconds", str(seconds)], check=True, cwd=ROOT)
+        subprocess.run(load_command(url, seconds=seconds, users=users), check=True, cwd=ROOT)
+
+
+def load_command(url: str, *, seconds: int, users: int) -> list[str]:
+    """The load test that fills the pages."""
+    program = [sys.executable, "-m", "twofold.tools.cli.main", "loadtest", "--host", url]
+    return [*program, "--users", str(users), "--seconds", str(seconds)]
 
 
 def photograph_pages(program: str, database: Path, output: Path, *, max_kb: int) -> int:

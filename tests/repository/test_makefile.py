@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from twofold.tools.cli.main import build_parser
 
+from scripts.renew_screenshots import load_command
 from tests.repository.sourced_build_steps import sourced
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,3 +93,9 @@ def test_initial_build_refuses_an_unknown_profile() -> None:
         ["scripts/initial_build.sh", "all"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, "takes run or dev" in done.stderr) == (2, True)
+
+
+def test_the_load_of_the_screenshots_is_a_command() -> None:
+    words = load_command("http://127.0.0.1:1", seconds=60, users=6)
+    words = words[words.index("loadtest") :]
+    assert build_parser("loadtest").parse_args(words).users == 6
