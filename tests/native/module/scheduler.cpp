@@ -69,11 +69,12 @@ void bind_scheduler(py::module_& m) {
       .def_property_readonly("num_slots", [](const TestedScheduler& s) { return s.num_slots(); })
       .def("preload",
            [](TestedScheduler& s, int layer, int expert) { return s.cache().preload(layer, expert); })
-      .def("state",
-           [](const TestedScheduler& s, int layer, int expert, int device) {
-             return s.cache(device).state(layer, expert);
-           },
-           py::arg("layer"), py::arg("expert"), py::arg("device") = 0)
+      .def(
+          "state",
+          [](const TestedScheduler& s, int layer, int expert, int device) {
+            return s.cache(device).state(layer, expert);
+          },
+          py::arg("layer"), py::arg("expert"), py::arg("device") = 0)
       .def("occupant", [](const TestedScheduler& s, int slot) { return s.cache().occupant(slot); });
 }
 
