@@ -33,9 +33,11 @@ def _by_kind(full: float, sliding: float, share: float, sliding_share: float | N
     return {
         FULL: {"rope_type": "default", "rope_theta": full, "partial_rotary_factor": share},
         SLIDING: {
-            "rope_type": "default", "rope_theta": sliding, "partial_rotary_factor": sliding_share or share,
+            "rope_type": "default",
+            "rope_theta": sliding,
+            "partial_rotary_factor": sliding_share or share,
         },
-    }  # fmt: skip
+    }
 
 
 def _gemma3(architecture: str, **settings: Any) -> TinyDescribed:

@@ -35,7 +35,7 @@ class FleetConfig(Checked):
     )
     num_gateways: int = setting(
         1,
-        "gateways, which Ray spreads over the machines; a lost one ends the requests that pass through it, so give a "
+        "gateways, which Ray places on the machines; a lost one ends the requests that pass through it, so give a "
         "cluster two",
         low=1,
         high=64,

@@ -67,7 +67,7 @@ def _placement(config: EngineConfig, files: ModelFiles) -> InitialPlacement:
 
 
 def expert_spread(config: EngineConfig, files: ModelFiles) -> ExpertSpread | None:
-    """How the model's experts are spread over ranks; None: this process holds all that it computes.
+    """Which rank holds each expert of the model; None where this process holds all experts that it computes.
 
     Raises:
         ConfigError: the statistics cannot be used, or are missing.

@@ -143,10 +143,27 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, TinyModel())
     expected = answer_of_one_process(directory)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
-        "-m", "twofold.tools.cli", "serve", str(directory), "--port", "0", "--accelerator", "none",
-        "--max-total-tokens", "256", "--tensor-parallel-size", "2", *QUICK,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+        "-m",
+        "twofold.tools.cli",
+        "serve",
+        str(directory),
+        "--port",
+        "0",
+        "--accelerator",
+        "none",
+        "--max-total-tokens",
+        "256",
+        "--tensor-parallel-size",
+        "2",
+        *QUICK,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         greeting = read_until(process, "ranks")

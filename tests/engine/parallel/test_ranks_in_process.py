@@ -25,9 +25,18 @@ from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 MODELS = {"qwen3_moe": TinyModel(), **EXAMPLES}
 WIDE = TinyModel(
-    dtype="bfloat16", hidden_size=128, num_heads=4, num_kv_heads=2, head_dim=64, num_layers=3, mlp_only_layers=(1,),
-    intermediate_size=160, num_experts=10, top_k=4, moe_intermediate_size=96,
-)  # fmt: skip
+    dtype="bfloat16",
+    hidden_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    num_layers=3,
+    mlp_only_layers=(1,),
+    intermediate_size=160,
+    num_experts=10,
+    top_k=4,
+    moe_intermediate_size=96,
+)
 
 
 def config_of(directory: Path, **also: object) -> EngineConfig:

@@ -6,6 +6,11 @@ from alembic import op
 revision = "6"
 down_revision = "5"
 
+_TEXTS = {
+    ("request", "trace_id"): "W3C trace id that came with the request; empty without one",
+    ("request", "routed_by"): "why a fleet's router chose the replica: prefix, load, retry; empty: no router",
+    ("run", "replica"): "id of the replica in its fleet; empty without --ray",
+}
 _DEVICES = {
     "token_layer_block": ("devices", "uint8[num_events, width]: uint8[num_routed]: device that ran it"),
     "upload_block": ("device", "uint8[num_events]: that the slot belongs to"),
@@ -14,36 +19,9 @@ _DEVICES = {
 
 
 def upgrade() -> None:
-    op.add_column(
-        "request",
-        sa.Column(
-            "trace_id",
-            sa.Text(),
-            server_default=sa.text("''"),
-            nullable=False,
-            comment="W3C trace id that came with the request; empty without one",
-        ),
-    )
-    op.add_column(
-        "request",
-        sa.Column(
-            "routed_by",
-            sa.Text(),
-            server_default=sa.text("''"),
-            nullable=False,
-            comment="why a fleet's router chose the replica: prefix, load, retry; empty: no router",
-        ),
-    )
-    op.add_column(
-        "run",
-        sa.Column(
-            "replica",
-            sa.Text(),
-            server_default=sa.text("''"),
-            nullable=False,
-            comment="id of the replica in its fleet; empty without --ray",
-        ),
-    )
+    for (table, name), comment in _TEXTS.items():
+        text = sa.Column(name, sa.Text(), server_default=sa.text("''"), nullable=False, comment=comment)
+        op.add_column(table, text)
     # An empty blob: all entries are 0, the only device of older runs.
     for table, (name, comment) in _DEVICES.items():
         column = sa.Column(name, sa.LargeBinary, server_default="", nullable=False, comment=comment)

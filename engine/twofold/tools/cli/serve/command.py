@@ -64,6 +64,11 @@ def run(args: argparse.Namespace) -> int:
     check_parsers(server_config.tool_call_parser, server_config.reasoning_parser)
     parallel = from_namespace(ParallelConfig, args)
     if parallel.tensor_parallel_size > 1:
+        if limits.is_used:
+            raise ConfigError(
+                "--tensor-parallel-size above 1 was given with several models; ranks share one model, so "
+                "serve that alone"
+            )
         return _run_on_ranks(args, server_config, parallel)
     return _run_several(args, server_config) if limits.is_used else _run_single(args, server_config)
 
@@ -71,10 +76,6 @@ def run(args: argparse.Namespace) -> int:
 def _run_on_ranks(args: argparse.Namespace, server_config: ServerConfig, parallel: ParallelConfig) -> int:
     from twofold.parallel.session import run_rank
 
-    if from_namespace(ModelsConfig, args).is_used:
-        raise ConfigError(
-            "--tensor-parallel-size above 1 was given with several models; ranks share one model, so serve that alone"
-        )
     return run_rank(
         engine_config(args),
         parallel,
