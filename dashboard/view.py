@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -80,6 +80,10 @@ class View:
     def of(self, run: queries.Run) -> View:
         """A view of another whole run of the database."""
         return view_of(self.db, run, None)
+
+    def beside(self, run: queries.Run) -> View:
+        """A view of another run of the database in the same window."""
+        return replace(self, run=run)
 
     def _history(self) -> queries.RunHistory:
         return _history(self.db.path, self.db.identity(), self.run.run_id, self.db, self.run)

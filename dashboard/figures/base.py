@@ -7,6 +7,7 @@ heatmaps uint8: Plotly then sends them packed. A trace has at most MAX_POINTS po
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -55,8 +56,9 @@ def layout(figure: Chart, *, height: int, legend: bool = False) -> Chart:
         showlegend=legend,
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
     )
-    figure.update_xaxes(zeroline=False, automargin=True)
-    figure.update_yaxes(zeroline=False, automargin=True)
+    # "allow" spares the browser the size of each tick label: 0.6 s of a page's first drawing.
+    figure.update_xaxes(zeroline=False, automargin=True, ticklabeloverflow="allow")
+    figure.update_yaxes(zeroline=False, automargin=True, ticklabeloverflow="allow")
     return figure
 
 
@@ -81,13 +83,20 @@ def packed(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
 
 
 def over_time(figure: Chart, at_s: F64, *, height: int = 230, legend: bool = True) -> Chart:
-    """The layout of a time series: values from 0, the time of day on each tick and no date."""
+    """The layout of a time series: values from 0, the time of day on each tick and no date.
+
+    Room for tick labels is fixed: to measure them, the browser draws the chart twice.
+    """
     spread_s = float(at_s[-1] - at_s[0]) if len(at_s) else 0.0
+    figure = layout(figure, height=height, legend=legend)
     figure.update_layout(hovermode="x unified")
     figure.update_xaxes(type="date", tickformat="%H:%M:%S" if spread_s < 900 else "%H:%M", nticks=7)
     if not figure.has_range():
         figure.update_yaxes(rangemode="tozero")
-    return layout(figure, height=height, legend=legend)
+    figure.update_xaxes(automargin=False)
+    figure.update_yaxes(automargin=False)
+    figure.update_layout(margin={"l": 64 if figure.is_titled() else 44, "b": 26})
+    return figure
 
 
 def area(at_s: F64, values: F64, *, name: str, unit: str) -> Chart:
@@ -116,20 +125,33 @@ def area(at_s: F64, values: F64, *, name: str, unit: str) -> Chart:
 
 def shares(at_s: F64, values: F64, *, bucket_s: float) -> Chart:
     """Placement of routed experts over time: `values` [3, buckets] by Placement, stacked to 100 %; NaN leaves a gap."""
+    rows = {
+        SHORT_NAMES[place]: (values[place] * 100.0, faint(PLACEMENT_COLORS[place], 0.8))
+        for place in STACK_ORDER
+    }
+    return stacked(at_s, rows, bucket_s=bucket_s)
+
+
+def stacked(at_s: F64, rows: Mapping[str, tuple[F64, str]], *, bucket_s: float, height: int = 230) -> Chart:
+    """Percentages by name, with their colours, stacked to 100: each value for its whole bucket; NaN leaves a gap.
+
+    Areas, not bars: a bar is an element of its own, and hundreds of them take the browser 60 ms at each refresh.
+    """
+    ends_s = np.append(at_s, at_s[-1:] + bucket_s)
     figure = Chart()
-    for placement in STACK_ORDER:
-        figure.add_bar(
-            **spaced(at_s),
-            y=packed(values[placement] * 100.0),
-            name=SHORT_NAMES[placement],
-            width=bucket_s * 1000.0,
-            offset=0,
-            marker={"color": faint(PLACEMENT_COLORS[placement], 0.8), "line": {"width": 0}},
+    for name, (values, color) in rows.items():
+        figure.add_scatter(
+            **spaced(ends_s),
+            y=packed(np.nan_to_num(np.append(values, values[-1:]))),
+            name=name,
+            mode="lines",
+            line={"width": 0, "shape": "hv", "color": color},
+            fillcolor=color,
+            stackgroup="shares",
             hovertemplate="%{y:.1f} %",
         )
-    figure.update_layout(barmode="stack", bargap=0)
     figure.update_yaxes(range=[0, 100], dtick=25)
-    return over_time(figure, at_s)
+    return over_time(figure, at_s, height=height)
 
 
 def queue(at_s: F64, running: F64, waiting: F64) -> Chart:
@@ -185,14 +207,15 @@ def _discrete_scale() -> list[list[object]]:
 
 
 def _hover(uses: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], str]:
-    """[layers, experts, 3]: hits, on CPU, fetched, and what follows each number; half of a refresh's bytes.
+    """[layers, experts, 2]: hits and uses on the CPU, and what follows each number; a third of a refresh's bytes.
 
     Counts where all fit a byte, else per cent of the expert's uses, so that a long run's page sends no more.
     """
+    shown = uses[..., [queries.Placement.HIT, queries.Placement.CPU]]
     if uses.max(initial=0) <= np.iinfo(np.uint8).max:
-        return uses.astype(np.uint8), ""
+        return shown.astype(np.uint8), ""
     total = np.maximum(1, uses.sum(axis=-1, keepdims=True))
-    return np.rint(uses / total * 100).astype(np.uint8), " %"
+    return np.rint(shown / total * 100).astype(np.uint8), " %"
 
 
 def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> Chart:
@@ -219,8 +242,8 @@ def placement_grid(grid: queries.PlacementGrid, *, colour_by: str) -> Chart:
         xgap=1,
         ygap=1,
         hovertemplate=(
-            f"layer %{{y}}, expert %{{x}}: %{{customdata[0]}}{unit} hits, "
-            f"%{{customdata[2]}}{unit} fetched, %{{customdata[1]}}{unit} on CPU<extra></extra>"
+            f"layer %{{y}}, expert %{{x}}: %{{customdata[0]}}{unit} hits, %{{customdata[1]}}{unit} on CPU, "
+            "the rest fetched<extra></extra>"
         ),
     )
     per_layer = grid.uses.sum(axis=1) / np.maximum(1, grid.total.sum(axis=1))[:, None] * 100

@@ -87,6 +87,10 @@ class Chart:
         """Whether the range of the vertical axis was set."""
         return self._layout.get("yaxis", {}).get("range") is not None
 
+    def is_titled(self) -> bool:
+        """Whether the vertical axis has a title."""
+        return "title" in self._layout.get("yaxis", {})
+
     def built(self) -> go.Figure:
         """The figure, unchecked, without the theme's defaults, which the browser adds."""
         layout = {"template": {"layout": {}}, **self._layout}

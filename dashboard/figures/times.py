@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from twofold.telemetry import queries
 
-from dashboard.figures.base import F64, layout, over_time, packed, spaced
+from dashboard.figures.base import F64, layout, over_time, packed, spaced, stacked
 from dashboard.figures.chart import Chart
 from dashboard.palette import CPU, HIT, QUANTITY, faint
 
@@ -57,24 +57,14 @@ def parts(at_s: F64, seconds: Mapping[str, F64], *, bucket_s: float) -> Chart:
     if len(names) > _MAX_PARTS:
         shown["other"] = np.sum([seconds[name] for name in names[_MAX_PARTS:]], axis=0)
     total = np.sum(list(shown.values()), axis=0) if shown else np.zeros(len(at_s))
-    figure = Chart()
+    rows = {}
     depth = iter((0.85, 0.65, 0.5, 0.35, 0.22, 0.12))
     for name, values in shown.items():
         color = {"experts_cpu": CPU, "experts_gpu": HIT}.get(name)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(total > 0, values / total * 100.0, np.nan)
-        figure.add_bar(
-            **spaced(at_s),
-            y=packed(share),
-            name=PART_NAMES.get(name, name),
-            width=bucket_s * 1000.0,
-            offset=0,
-            marker={"color": color or faint(QUANTITY, next(depth)), "line": {"width": 0}},
-            hovertemplate="%{y:.1f} %",
-        )
-    figure.update_layout(barmode="stack", bargap=0)
-    figure.update_yaxes(range=[0, 100], dtick=25)
-    return over_time(figure, at_s, height=260)
+        rows[PART_NAMES.get(name, name)] = (share, color or faint(QUANTITY, next(depth)))
+    return stacked(at_s, rows, bucket_s=bucket_s, height=260)
 
 
 def waterfall(parts: Sequence[queries.Part]) -> Chart:

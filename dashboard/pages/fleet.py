@@ -13,7 +13,7 @@ from dashboard.figures import fleet as figures
 from dashboard.parts import Shown
 from dashboard.view import View
 
-# Replicas whose experts are read, newest first: each takes as long as a first visit of Placement.
+# Replicas whose experts are read, newest first: each takes as long as Placement.
 _MAX_SHOWN = 8
 _NUM_HOTTEST = 5
 
@@ -81,12 +81,12 @@ def _experts(view: View, runs: Sequence[queries.Run]) -> None:
     if not parts.has_level(view, "layer"):
         return
     shown = list(runs)[-_MAX_SHOWN:]
-    rows = [[_name(run), *_hottest(view.of(run))] for run in shown]
+    rows = [[_name(run), *_hottest(view.beside(run))] for run in shown]
     head = ["replica", *(f"{place}." for place in range(1, _NUM_HOTTEST + 1))]
     with parts.card(st, "fleet-3"):
         parts.table(head, rows, name="Hottest experts", texts=range(len(head)))
         st.caption(
-            f"Layer, expert and share of the layer's uses, over the whole run. Of {len(runs):,} replicas the newest "
+            f"Layer, expert and share of the layer's uses, in the window. Of {len(runs):,} replicas the newest "
             f"{len(shown):,}. Replicas with different experts serve different kinds of prompts."
         )
 

@@ -99,6 +99,7 @@ class LongRun:
                 number=second,
                 request_id=f"chatcmpl-{second}",
                 endpoint="/v1/chat/completions",
+                received_s=at_s,
                 submitted_s=at_s,
                 first_token_s=at_s + 0.1,
                 finished_s=at_s + 0.9,
