@@ -1,15 +1,15 @@
 """CPU and wall time per answer token of a server by telemetry level, and the bytes it writes.
 
     python -m benchmarks.telemetry_cost [--users 1] [--tokens 300] [--rounds 8] [--accelerator emulated:rtx4090-pcie4] \
-        [--levels off,step,layer,expert] [--shape qwen3-30b-a3b --layers 6 [--file FILE]] [--checkout FOLDER]
+        [--levels off,step,layer,expert] [--shape qwen3-30b-a3b --layers 6 [--folder FOLDER]] [--checkout FOLDER]
 
 Starts one server of the bundled model per level on 127.0.0.1. They answer the same requests in turn; the idle ones
 cost almost nothing. `cost` compares CPU time of the whole process (user and system), so that other load on the machine
 matters little; `wall_cost` compares times until the last answer's end and needs a quiet machine. Each round gives one
 ratio to "off", and the median of the rounds is printed. `--shape` takes layers of a large model with random weights
-instead of the bundled model: six layers of qwen3-30b-a3b are 2.4 GB, which each server holds. `--file` keeps them for
-the next call. `--checkout` measures
-the servers of another checkout; one that has no levels is measured with "off" and "expert" alone.
+instead of the bundled model: six layers of qwen3-30b-a3b are 2.8 GB. The servers map one packed file: with weights of
+their own, two servers of one level differ by 4 % by where these lie in memory. `--folder` keeps them for the next call.
+`--checkout` measures the servers of another checkout; one that has no levels is measured with "off" and "expert" alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import json
 import os
 import sqlite3
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -90,13 +92,16 @@ def event_bytes(file: Path) -> dict[str, float]:
 
 
 def model_of(args: argparse.Namespace, folder: Path) -> Path:
-    """The bundled model, or a file of random layers."""
+    """The bundled model, or a packed one of random layers."""
     if args.shape is None:
         return bundled_model_path()
-    path: Path = args.file or folder / "layers.gguf"
-    if not path.exists():
-        write_model(path, FULL_SHAPES[args.shape].with_layers(args.layers), args.format)
-    return path
+    packed: Path = args.folder or folder / "packed"
+    if not packed.exists():
+        layers = folder / "layers.gguf"
+        write_model(layers, FULL_SHAPES[args.shape].with_layers(args.layers), args.format)
+        subprocess.run([sys.executable, "-m", "twofold", "pack", layers, packed], check=True)
+        layers.unlink()
+    return packed
 
 
 def measure(args: argparse.Namespace, levels: Sequence[str], folder: Path) -> dict[str, object]:
@@ -147,7 +152,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(FULL_SHAPES), help="random layers of this model")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--format", default="q4_k", choices=list(GGUF_FORMATS), help="of the random layers")
-    parser.add_argument("--file", type=Path, help="where the random layers are, or will be")
+    parser.add_argument("--folder", type=Path, help="where the packed random layers are, or will be")
     parser.add_argument("--checkout", type=Path, default=HERE)
     args = parser.parse_args()
     config = args.checkout / "engine/twofold/api/config.py"
