@@ -17,8 +17,8 @@ from tests.dashboard.served_dashboard import served_process
 from tests.dashboard.synthetic_run import ManualClock
 
 PAST_S = 900
-WATCHED_S = float(os.environ.get("WATCHED_S", "30"))
-SETTLE_S = 25.0
+WATCHED_S = float(os.environ.get("WATCHED_S", "25"))
+SETTLE_S = 15.0
 """Until the page's interval follows from its cost."""
 WATCHED = os.environ.get("WATCHED_PAGES", "").split(",")
 """Pages by name; all by default."""
