@@ -115,6 +115,8 @@ def by_kind(fields: Fields) -> dict[str, Any]:
         sparse = {int(item) for item in str(listed).strip("[]").split(",") if item.strip().isdigit()}
         data["mlp_layer_types"] = ["sparse" if n in sparse else "dense" for n in range(layers)]
     kinds = data.get("layer_types") or [FULL] * layers
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise fields.error("layer_types", kinds, "a kind for each layer")
     own = fields.section("attention_other_setting")
     of_layer = fields.section("per_layer_config")
     if own is not None:
