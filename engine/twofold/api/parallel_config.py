@@ -49,6 +49,12 @@ class ParallelConfig(Checked):
     master_port: int = setting(
         29500, "port of machine 0 where ranks meet, with several machines", low=1, high=65_535
     )
+    distributed_backend: str = setting(
+        "gloo",
+        "carrier of the messages between ranks: gloo (TCP, from host memory) or nccl (from the memory of a GPU of each "
+        "rank; has not run on a GPU yet). Change it where the machines share a network of NCCL's alone",
+        choices=("gloo", "nccl"),
+    )
     distributed_timeout_s: float = setting(
         60.0,
         "seconds that a rank may be silent, at the start and in a step, before all ranks end with its name",

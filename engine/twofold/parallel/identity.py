@@ -60,6 +60,7 @@ def identity_of(config: EngineConfig, parallel: ParallelConfig, files: ModelFile
     """This process's identity: all that decides the shares of the ranks and the bits of their products."""
     shared = {
         "--tensor-parallel-size": parallel.tensor_parallel_size,
+        "--distributed-backend": parallel.distributed_backend,
         "--enable-expert-parallel": parallel.enable_expert_parallel,
         "--num-redundant-experts": parallel.num_redundant_experts,
         "--tensor-parallel-min-bytes": parallel.tensor_parallel_min_bytes,

@@ -1,4 +1,4 @@
-"""How ranks find one another: a store at rank 0, identities compared, then a group of torch.distributed's gloo."""
+"""How ranks find one another: a store at rank 0, identities compared, then a group of torch.distributed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final, NoReturn
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import DistError, ProcessGroupGloo
+from torch.distributed import DistError
 
 from twofold.api.errors import ConfigError, KernelError, ModelLoadError
+from twofold.api.parallel_config import ParallelConfig
+from twofold.parallel.groups import BACKENDS
 from twofold.parallel.identity import Identity
 from twofold.parallel.link import RankLink
 from twofold.parallel.place import Place
@@ -24,14 +26,20 @@ from twofold.parallel.place import Place
 _BEAT_S: Final = 1.0
 _POLL_S: Final = 0.02
 _READ_S: Final = 5.0
-"""Longest time that rank 0 waits for the others to read the identities before it ends."""
+"""Longest time that rank 0, whose end closes the store, waits for the others to read why they do not meet."""
+_REFUSED: Final = "refused"
+"""Key of the reason why the ranks do not meet, set by the rank that found it."""
 
 
 class Meeting:
     """The store where ranks meet, and the address that this rank listens on."""
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
-        """Open the store. Raises ConfigError if it cannot be reached, or its port is taken."""
+    def __init__(
+        self, place: Place, timeout_s: float, backend: str = ParallelConfig.distributed_backend
+    ) -> None:
+        """Open the store. Raises ConfigError if it cannot be reached, its port is taken, or the backend is missing."""
+        self._backend = BACKENDS[backend]
+        self._backend.check()
         self.place = place
         self.timeout_s = timeout_s
         self.port = place.port
@@ -39,7 +47,8 @@ class Meeting:
         """How a rank's process ended, where that is known."""
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.address = _own_address(place)
-        self._store = self._listening_store() if place.has_store else self._found_store()
+        store = self._listening_store() if place.has_store else self._found_store()
+        self._store = PrefixStore(f"attempt {place.attempt}", store)
 
     def _listening_store(self) -> Store:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
@@ -87,23 +96,37 @@ class Meeting:
             ConfigError: a rank joined twice, did not come, or differs; all ranks raise it.
         """
         rank, size = self.place.rank, self.place.size
+        name = f"{platform.node()}, process {os.getpid()}"
         with self._naming_store():
+            self._check_size(name)
             if self._store.add(f"joined/{rank}", 1) > 1:
                 raise ConfigError(
-                    f"rank {rank} has joined already; give each machine its own --node-rank, or end the earlier process"
+                    f"rank {rank} has joined already; give each machine its own --node-rank and the same --nnodes, or "
+                    "end the earlier process"
                 )
-            self._store.set(f"name/{rank}", f"{platform.node()}, process {os.getpid()}")
+            self._store.set(f"name/{rank}", name)
             self._store.set(f"identity/{rank}", identity.as_json())
             for other in range(size):
                 self._wait_for(f"identity/{other}", other)
             names = [self._store.get(f"name/{other}").decode() for other in range(size)]
             self._compare(names)
-            gloo: Any = ProcessGroupGloo  # its types lack the options
-            options = gloo._Options()
-            options._devices = [gloo.create_device(hostname=self.address)]
-            options._timeout = self._timeout
-            group = gloo(PrefixStore("gloo", self._store), rank, size, options)
+            self._store.set(f"ready to connect/{rank}", "")
+            for other in range(size):
+                self._wait_for(f"ready to connect/{other}", other)  # one that came may have ended meanwhile
+            store = PrefixStore("group", self._store)
+            group = self._backend.open(self.place, store, self.address, self._timeout)
         return RankLink(group, names, self.timeout_s)
+
+    def _check_size(self, name: str) -> None:
+        """Refuse the ranks if this one expects another number of them than the first one that came."""
+        size = str(self.place.size)
+        expected = self._store.compare_set("size", "", size).decode()
+        if expected != size:
+            self._refuse(
+                f"rank {self.place.rank} ({name}) has --tensor-parallel-size {size}, the ranks before it {expected}; "
+                "start all ranks with the same one",
+                max(self.place.size, int(expected)),
+            )
 
     def _compare(self, names: list[str]) -> None:
         texts = [self._store.get(f"identity/{other}").decode() for other in range(len(names))]
@@ -116,24 +139,46 @@ class Meeting:
                     problem = f"rank {other} ({names[other]}) has {difference}"
         except (TypeError, ValueError):
             problem = "the ranks run different versions"
-        self._store.set(f"read/{self.place.rank}", "")
         if not problem:
             return
-        if self.place.rank == 0:  # its store goes with it
-            with contextlib.suppress(RuntimeError):
-                keys = [f"read/{other}" for other in range(1, len(names))]
-                self._store.wait(keys, datetime.timedelta(seconds=_READ_S))
+        self._leave(len(names))
         raise ConfigError(f"{problem}; start all ranks with the same version, model and flags")
 
+    def _refuse(self, problem: str, size: int) -> NoReturn:
+        """Tell all ranks, of which there are `size` at most, why they do not meet, and raise it as ConfigError."""
+        self._store.set(_REFUSED, problem)
+        self._leave(size)
+        raise ConfigError(problem)
+
+    def _leave(self, size: int) -> None:
+        """Say that this rank knows why the ranks do not meet; rank 0 waits until all that came do."""
+        self._store.set(f"left/{self.place.rank}", "")
+        if self.place.rank > 0:
+            return
+        came = [
+            other
+            for other in range(1, size)
+            if self._store.check([f"joined/{other}"]) and self.fate_of(other) is None
+        ]
+        with contextlib.suppress(RuntimeError):
+            self._store.wait([f"left/{other}" for other in came], datetime.timedelta(seconds=_READ_S))
+
     def _wait_for(self, key: str, rank: int) -> None:
-        deadline = time.monotonic() + self.timeout_s
+        deadline, size = time.monotonic() + self.timeout_s, self.place.size
         while not self._store.check([key]):
+            if self._store.check([_REFUSED]):
+                problem = self._store.get(_REFUSED).decode()
+                self._leave(size)
+                raise ConfigError(problem)
             if (fate := self.fate_of(rank)) is not None:
-                raise ConfigError(f"rank {rank} ended before the ranks met: {fate}; its own message says why")
+                self._refuse(
+                    f"rank {rank} ended before the ranks met: {fate}; its own message says why", size
+                )
             if time.monotonic() > deadline:
-                raise ConfigError(
+                self._refuse(
                     f"rank {rank} did not come to {self.place.address}:{self.port} within {self.timeout_s:g} s; "
-                    "start it, or raise --distributed-timeout-s"
+                    "start it, or raise --distributed-timeout-s",
+                    size,
                 )
             time.sleep(_POLL_S)
 
@@ -145,7 +190,7 @@ class Meeting:
         except (DistError, RuntimeError) as error:
             reason = str(error).split("\n", 1)[0][:200]
             raise ConfigError(
-                f"rank {self.place.rank} lost rank 0 at {self.place.address}:{self.port} while the ranks met "
+                f"rank {self.place.rank} lost another rank while the ranks met at {self.place.address}:{self.port} "
                 f"({reason}); start all ranks again"
             ) from None
 

@@ -1,4 +1,4 @@
-"""Messages between ranks over torch.distributed's gloo: jobs from rank 0, answers to it."""
+"""Messages between ranks over torch.distributed: jobs from rank 0, answers to it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 from twofold import _core
 from twofold.api.errors import KernelError
+from twofold.parallel.groups import MessageGroup
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -30,14 +31,13 @@ _PING_S: Final = 2.0
 class RankLink:
     """This rank's connections. Rank 0 sends jobs and receives answers; the others do the reverse."""
 
-    def __init__(self, group: Any, names: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, group: MessageGroup, names: Sequence[str], timeout_s: float) -> None:
         """
         Args:
-            group: a ProcessGroupGloo of torch.distributed, whose types lack send and recv.
             names: each rank's, for messages.
             timeout_s: seconds that a rank may be silent.
         """
-        self.rank, self.size = group.rank(), group.size()
+        self.rank, self.size = group.rank, group.size
         self.names = names
         self.ranks = _core.Ranks(self.rank, self.size, send_job=self.send_job, receive=self.receive)
         """What native code calls."""
@@ -45,9 +45,10 @@ class RankLink:
         """How a rank was lost; empty: none was."""
         self.fate_of: Callable[[int], str | None] = lambda rank: None
         """How a rank's process ended, where that is known."""
-        self._group = group
+        self._group, self._device = group.group, group.device
         self._timeout_s = timeout_s
-        self._room = torch.empty(_SHORT_BYTES, dtype=torch.uint8)
+        self._short_bytes = _SHORT_BYTES if group.device is None else _HEADER_BYTES
+        self._room = torch.empty(self._short_bytes, dtype=torch.uint8)
         self._is_closed = threading.Event()
         self._pinging: threading.Thread | None = None
 
@@ -56,7 +57,7 @@ class RankLink:
     def send_job(self, to: int, job: memoryview, rows: memoryview) -> None:
         """Send a job and its rows, as bytes. Raises KernelError if the rank is lost."""
         header = np.array([job.nbytes, rows.nbytes], np.int32).tobytes()
-        if _HEADER_BYTES + job.nbytes + rows.nbytes > _SHORT_BYTES:
+        if _HEADER_BYTES + job.nbytes + rows.nbytes > self._short_bytes:
             self._send(to, torch.frombuffer(bytearray(header), dtype=torch.uint8))
             header = b""
         message = bytearray().join((header, job, rows))
@@ -64,8 +65,7 @@ class RankLink:
 
     def receive(self, rank: int, rows: memoryview) -> None:
         """Receive a rank's answer into `rows`, which has its size. Raises KernelError if the rank is lost."""
-        into = torch.frombuffer(rows, dtype=torch.uint8)
-        self._wait(rank, lambda: self._group.recv([into], rank, 0))
+        self._receive(rank, torch.frombuffer(rows, dtype=torch.uint8))
 
     def start_pings(self, on_lost: Callable[[str], None]) -> None:
         """Ask the other ranks every two seconds for a sign of life; `on_lost` is called once, on a thread, with how a
@@ -98,12 +98,12 @@ class RankLink:
 
     def next_job(self) -> tuple[I32, F32]:
         """The next job and the rows sent with it. Raises KernelError if rank 0 is lost."""
-        self._wait(0, lambda: self._group.recv([self._room], 0, 0))
+        self._receive(0, self._room)
         message = self._room.numpy()
         num_job, num_rows = message[:_HEADER_BYTES].view(np.int32).tolist()
-        if _HEADER_BYTES + num_job + num_rows > _SHORT_BYTES:
+        if _HEADER_BYTES + num_job + num_rows > self._short_bytes:
             long = torch.empty(num_job + num_rows, dtype=torch.uint8)
-            self._wait(0, lambda: self._group.recv([long], 0, 0))
+            self._receive(0, long)
             body = long.numpy()
         else:
             body = message[_HEADER_BYTES : _HEADER_BYTES + num_job + num_rows].copy()
@@ -111,12 +111,19 @@ class RankLink:
 
     def answer(self, rows: F32) -> None:
         """Send rank 0 the answer to the last job. Raises KernelError if rank 0 is lost."""
-        self._send(0, torch.from_numpy(rows))
+        self._send(0, torch.from_numpy(rows).view(torch.uint8))
 
     # ---- both --------------------------------------------------------------------------------------------------------
 
-    def _send(self, to: int, tensor: torch.Tensor) -> None:
-        self._wait(to, lambda: self._group.send([tensor], to, 0))
+    def _send(self, to: int, message: torch.Tensor) -> None:
+        sent = message if self._device is None else message.to(self._device)
+        self._wait(to, lambda: self._group.send([sent], to, 0))
+
+    def _receive(self, rank: int, into: torch.Tensor) -> None:
+        got = into if self._device is None else torch.empty_like(into, device=self._device)
+        self._wait(rank, lambda: self._group.recv([got], rank, 0))
+        if got is not into:
+            into.copy_(got)
 
     def _wait(self, rank: int, begin: Callable[[], Any]) -> None:
         if self.lost:

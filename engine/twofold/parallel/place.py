@@ -28,6 +28,8 @@ class Place:
     """0: rank 0 takes any free port."""
     has_store: bool
     """Whether this process listens where the ranks meet; False for rank 0 of torchrun, whose agent listens."""
+    attempt: int = 0
+    """Number of times that torchrun, whose store outlives the ranks, has restarted them."""
 
     def on_this_machine(self, local_rank: int, port: int) -> Place:
         """The place of another rank of this machine."""
@@ -78,6 +80,7 @@ def find_place(config: ParallelConfig, environ: Mapping[str, str] = os.environ) 
             ("MASTER_PORT", None),
             ("LOCAL_RANK", 0),
             ("LOCAL_WORLD_SIZE", 1),
+            ("TORCHELASTIC_RESTART_COUNT", 0),
         )
     }
     if numbers["WORLD_SIZE"] != size:
@@ -94,6 +97,7 @@ def find_place(config: ParallelConfig, environ: Mapping[str, str] = os.environ) 
         environ.get("MASTER_ADDR", "127.0.0.1"),
         numbers["MASTER_PORT"],
         has_store=numbers["RANK"] == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        attempt=numbers["TORCHELASTIC_RESTART_COUNT"],
     )
 
 

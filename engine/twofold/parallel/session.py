@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from twofold.api.config import EngineConfig
@@ -13,6 +14,7 @@ from twofold.api.errors import ConfigError, KernelError
 from twofold.api.parallel_config import ParallelConfig
 from twofold.experts.spread import RankShare
 from twofold.models import ModelFiles, open_model_files
+from twofold.parallel.groups import close_default_group
 from twofold.parallel.identity import identity_of
 from twofold.parallel.joining import Meeting
 from twofold.parallel.link import RankLink
@@ -73,11 +75,11 @@ def run_rank(
         ConfigError: a setting does not work with ranks, or the ranks cannot meet.
         ModelLoadError: a share cannot be loaded. KernelError: a rank was lost.
     """
-    check_settings(config)
+    config = rank_config(config)
     place = find_place(parallel)
     files = open_model_files(Path(config.model), config.speculation.predictions)
     _check_files(files)
-    meeting = Meeting(place, parallel.distributed_timeout_s)
+    meeting = Meeting(place, parallel.distributed_timeout_s, parallel.distributed_backend)
     with _local_ranks(arguments, parallel, meeting) as local:
         bind_to_cores(place)
         meeting.fate_of = local.fate_of
@@ -86,6 +88,7 @@ def run_rank(
         share = RankShare(link.ranks, parallel)
         if place.rank > 0:
             run_worker(config, files, share=share, meeting=meeting, link=link)
+            close_default_group()
             return 0
         try:
             code = lead(Leader(share, link, meeting, local))
@@ -93,6 +96,7 @@ def run_rank(
             link.close()
         if link.lost:
             raise KernelError(link.lost)
+        close_default_group()
         return code
 
 
@@ -113,10 +117,11 @@ def _local_ranks(
     local.close()
 
 
-def check_settings(config: EngineConfig) -> None:
-    """Raises ConfigError for settings that do not work with ranks."""
+def rank_config(config: EngineConfig) -> EngineConfig:
+    """The configuration of a rank, which computes on CPUs. Raises ConfigError for settings that do not work there."""
     for flag, is_given, remedy in (
         (f"--accelerator {config.accelerator}", config.accelerator not in ("auto", "none"), "give none"),
+        (f"--devices {config.devices}", config.devices is not None, "leave it out"),
         ("--optimize-config", config.optimize_config is not None, "leave it out"),
         ("--packed-cache", config.packed_cache is not None, "leave it out"),
     ):
@@ -125,6 +130,7 @@ def check_settings(config: EngineConfig) -> None:
                 f"{flag} was given with --tensor-parallel-size above 1, whose ranks compute on CPUs from the model's "
                 f"own files; {remedy}"
             )
+    return replace(config, accelerator="none")
 
 
 def _check_files(files: ModelFiles) -> None:

@@ -22,16 +22,33 @@ IDENTITY = Identity(version="1", panels="2", level="avx2", model="m (1)", settin
 
 
 def meet(
-    *ranks: int, size: int = 2, timeout_s: float = 5.0, identities: dict[int, Identity] | None = None
+    *ranks: int,
+    size: int = 2,
+    timeout_s: float = 5.0,
+    identities: dict[int, Identity] | None = None,
+    sizes: dict[int, int] | None = None,
+    port: int = 0,
+    attempt: int = 0,
 ) -> list[RankLink | ConfigError]:
-    """What comes of ranks that meet, each on a thread: in the order of `ranks`, the first of which listens."""
-    first = Meeting(Place(ranks[0], size, 0, 1, "127.0.0.1", 0, has_store=True), timeout_s)
+    """What comes of ranks that meet, each on a thread: in the order of `ranks`, the first of which listens.
+
+    Args:
+        sizes: number of ranks that single ranks expect, where it is not `size`.
+        port: that of a store which is there.
+        attempt: number of earlier meetings in it.
+    """
+
+    def meeting_of(rank: int, port: int) -> Meeting:
+        expected = (sizes or {}).get(rank, size)
+        place = Place(rank, expected, 0, 1, "127.0.0.1", port, has_store=port == 0, attempt=attempt)
+        return Meeting(place, timeout_s)
+
+    first = meeting_of(ranks[0], port)
     found: dict[int, RankLink | ConfigError] = {}
 
     def join(at: int, rank: int) -> None:
         try:
-            place = Place(rank, size, 0, 1, "127.0.0.1", first.port, has_store=False)
-            meeting = first if at == 0 else Meeting(place, timeout_s)
+            meeting = first if at == 0 else meeting_of(rank, first.port)
             found[at] = meeting.join((identities or {}).get(rank, IDENTITY))
         except ConfigError as error:
             found[at] = error

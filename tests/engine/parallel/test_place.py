@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from twofold.api.errors import ConfigError
 from twofold.api.parallel_config import ParallelConfig
-from twofold.parallel.place import Place, cores_of, find_place
+from twofold.parallel import place
+from twofold.parallel.place import Place, bind_to_cores, cores_of, find_place
 
 TORCHRUN = {
     "RANK": "1",
@@ -91,3 +95,18 @@ def test_ranks_get_whole_memory_nodes_or_share_one() -> None:
     assert cores_of_all(2, [[0, 1, 2, 3, 4]]) == [[0, 1], [2, 3, 4]]
     assert cores_of_all(2, two_sockets, allowed=[4, 5]) == [[4], [5]]
     assert cores_of_all(3, [[0, 1]]) == [[0, 1], [0], [1]]
+
+
+def test_a_rank_is_bound_to_the_cores_of_its_memory_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for node, cores in {"node0": "0-2,6\n", "node1": "\n", "node2": "3-5,7\n"}.items():  # node1 has no cores
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cpulist").write_text(cores)
+    bound: list[list[int]] = []
+    monkeypatch.setattr(place, "_NODES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 3, 4, 5, 6, 7})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(list(cores)))
+    first = find_place(ParallelConfig(2), {})
+    assert [bind_to_cores(first), bind_to_cores(first.on_this_machine(1, 5000))] == bound
+    assert bound == [[0, 1, 6], [3, 4, 5, 7]]

@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_on_ranks(args: argparse.Namespace, server_config: ServerConfig, parallel: ParallelConfig) -> int:
+    # Before torch is imported: its native lines repeat with stacks what becomes one error here.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from twofold.parallel.session import run_rank
 
     return run_rank(

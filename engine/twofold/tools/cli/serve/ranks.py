@@ -23,8 +23,10 @@ def load_on_ranks(config: EngineConfig, sink: TelemetrySink | None, leader: Lead
 
     Raises as `Leader.start` and `Engine.load`.
     """
+    from twofold.parallel.session import rank_config
+
     with leader.meeting.loading():
-        engine = load_engine(config, sink, share=leader.share)
+        engine = load_engine(rank_config(config), sink, share=leader.share)
     try:
         leader.start(leader.share.num_bytes + engine.expert_bytes, _end_server)
     except BaseException:
