@@ -27,7 +27,7 @@ from twofold.device.calibration import (
 )
 from twofold.device.probe import KernelProbe
 from twofold.experts.calibration import Sample, random_store
-from twofold.experts.profiles import COST_FIGURES, load_profile
+from twofold.experts.profiles import COST_FIGURES, load_machine_profile, load_profile
 from twofold.experts.slot_plan import MoeShape
 from twofold.tools.cli.calibrate import format_device
 from twofold.tools.cli.main import main
@@ -220,6 +220,47 @@ def test_the_command_measures_the_fake_device_and_keeps_its_figures(
     assert "accelerator not measured (--accelerator none)" in capsys.readouterr().out
     borrowed = load_profile(str(stored)).figures["link_bandwidth_gbps"]
     assert borrowed.source.startswith("not measured here")
+
+
+def test_each_of_several_devices_is_measured_by_its_number(
+    fake: ModuleType, large: Callable[[], Any], tmp_path: Path
+) -> None:
+    links = {0: 10.0, 1: 4.0}
+
+    def find(index: int = 0) -> tuple[FakeDevice | None, str]:
+        if index not in links:
+            return None, "there is no such device, only cuda:0, cuda:1"
+        return FakeDevice(fake.open_device(index, total_bytes=1 << 30, bandwidth_gbps=links[index])), ""
+
+    model = write_tiny_model(tmp_path / "model", TinyModel(num_layers=2, dtype="bfloat16"))
+    paths = [str(tmp_path / name) for name in ("first.json", "second.json")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twofold.device.finding.find_device", find)
+        for index, path in enumerate(paths):
+            argv = ["calibrate", str(model), "--output", path, "--cpu-threads", "1", "--repeats", "1"]
+            assert main([*argv, "--devices", f"cuda:{index}"]) == 0
+    machine = load_machine_profile("+".join(paths))
+    assert machine is not None
+    found = [device.figures["link_bandwidth_gbps"].value for device in machine.devices]
+    assert found == pytest.approx([10.0, 4.0], rel=0.02)
+    assert [device.name.rsplit("-", 1)[1] for device in machine.devices] == ["cuda0", "cuda1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--devices", "cuda:0,cuda:1"], "one GPU is measured at a time"),
+        (["--devices", "gpu1"], "expected GPUs such as cuda:0,cuda:1"),
+        (["--devices", "cuda:7"], "--devices cuda:7: "),
+        (["--devices", "cuda:0", "--accelerator", "none"], "leave one of them out"),
+    ],
+)
+def test_a_device_that_cannot_be_measured_is_refused(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", "--output", str(tmp_path / "machine.json"), *flags]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_device_measuring_one_is_refused_and_auto_borrows(

@@ -281,6 +281,7 @@ def to_profile(
     base: MachineProfile,
     accelerator: Mapping[str, Figure] | None = None,
     stored: MachineProfile | None = None,
+    device: str = "",
 ) -> MachineProfile:
     """A profile of this machine: CPU figures as measured, each with its source.
 
@@ -288,6 +289,7 @@ def to_profile(
         base: source of the figures of an accelerator that was not measured.
         accelerator: measured figures of one.
         stored: existing profile of this machine; its curves of other experts and threads are kept.
+        device: name of the measured accelerator, one of several of this machine.
     """
     curve = calibration.curve
     weights = 3 * curve.hidden * curve.intermediate
@@ -315,7 +317,7 @@ def to_profile(
     processor, date = platform.processor() or platform.machine(), time.strftime("%Y-%m-%d")
     lent = "with its own accelerator" if accelerator else f"with the accelerator of {base.name}"
     return MachineProfile(
-        name=f"{platform.node() or 'machine'}" + ("" if accelerator else f"-{base.name}"),
+        name="-".join(filter(None, (platform.node() or "machine", device, "" if accelerator else base.name))),
         description=f"{processor} as measured on {date}, {lent}",
         figures=borrowed | measured,
         cpu_curves=(curve, *(c for c in (stored.cpu_curves if stored else ()) if c.experts != curve.experts)),

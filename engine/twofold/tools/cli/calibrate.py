@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the GPU: auto (if there is one), cuda (fail without one), none (default: auto)",
     )
     parser.add_argument(
+        "--devices", metavar="cuda:N", help="GPU to measure, one of several (default: the first)"
+    )
+    parser.add_argument(
         "--output", metavar="FILE.json", help="file for the profile (default: in this user's settings)"
     )
     repeats = "most measurements of each figure"
@@ -60,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from twofold.step.expert_loading import moe_shape
 
     base = load_profile(args.base)
-    measured_device, why_none = _measured_device(args.accelerator)
+    asked = _asked_device(args.accelerator, args.devices)
+    measured_device, why_none = _measured_device(args.accelerator, asked)
     files = open_model_files(model_path(args.model) if args.model else bundled_model_path())
     shape = moe_shape(files)
     output = Path(args.output) if args.output else local_profile_path()
@@ -77,10 +81,11 @@ def run(args: argparse.Namespace) -> int:
             from twofold.device.probe import KernelProbe
 
             timer.use(ops.ThreadPool(args.cpu_threads))
-            probe = KernelProbe(measured_device, shape)
-            device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=show)
+            with measured_device.active():
+                probe = KernelProbe(measured_device, shape)
+                device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=show)
     measured = device.figures(calibration.curve.layer_us) if device else None
-    profile = to_profile(calibration, base, measured, _stored(output))
+    profile = to_profile(calibration, base, measured, _stored(output), device=f"cuda{asked[0]}" if asked else "")
     _write(output, profile.to_json())
     if args.json:
         figures = _figures(calibration) | {"accelerator": device and _device_figures(device)}
@@ -150,14 +155,30 @@ def format_device(device: DeviceCalibration) -> str:
     return "\n".join(lines)
 
 
-def _measured_device(accelerator: str) -> tuple[Device | None, str]:
+def _asked_device(accelerator: str, devices: str | None) -> tuple[int, ...]:
+    """Index of the requested GPU; empty: the first one. ConfigError for several, or none with --accelerator none."""
+    from twofold.api.config import EngineConfig
+    from twofold.device.finding import cuda_indices
+
+    indices = cuda_indices(EngineConfig(accelerator=accelerator, devices=devices))
+    if len(indices) > 1:
+        raise ConfigError(
+            f"--devices was given {devices}; one GPU is measured at a time. Give each its own --output, then all to "
+            "twofold serve --machine-profile FIRST.json+SECOND.json"
+        )
+    return indices
+
+
+def _measured_device(accelerator: str, indices: Sequence[int]) -> tuple[Device | None, str]:
     """(device to measure, ""), or (None, the reason). ConfigError if a device was requested and is not usable."""
     from twofold.device.finding import find_device
 
     if accelerator == "none":
         return None, "--accelerator none"
-    device, why = find_device()
-    if accelerator == "cuda" and device is None:
+    device, why = find_device(*indices)
+    if device is None and indices:
+        raise ConfigError(f"--devices cuda:{indices[0]}: {why}")
+    if device is None and accelerator == "cuda":
         raise ConfigError(f"--accelerator cuda: {why}; use auto or none")
     return device, why
 
