@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from twofold.api.config import EngineConfig
+from twofold.device.memory.budget import DeviceMemory
 from twofold.experts.profiles import MachineProfile, load_profile
 from twofold.fit.plan import FitPlan, Machine, plan_fit
 from twofold.fit.speed import Speed, cpu_speed, device_speed, profile_rates
@@ -113,7 +114,7 @@ def fit_of(files: ModelFiles, gib: int, card: str) -> tuple[FitPlan, Speed | Non
     if not plan.fits:
         return plan, None
     if card:
-        return plan, device_speed(files, profile, plan.num_slots, context)
+        return plan, device_speed(files, profile, [plan.num_slots], context)
     return plan, cpu_speed(files, profile_rates(files, profile), context)
 
 
@@ -122,7 +123,7 @@ def _machine(gib: int, profile: MachineProfile | None) -> Machine:
     if profile is None:
         return Machine(host, "none", "no GPU")
     vram = int(profile.figures["vram_gb"].value * 1e9)
-    return Machine(host, "cuda", profile.description, device_bytes=(vram, vram))
+    return Machine(host, "cuda", profile.description, (DeviceMemory(vram, vram),))
 
 
 def _two(value: float) -> str:

@@ -53,7 +53,7 @@ def load_on_device(
     max_context = longest_request(config, files.config)
     device, memories = devices[0], device_memories(devices)
     size = measure_files(files, kv_cache_dtype=device_cache_dtype(config))
-    needs, budget = plan_machine(config, size, choice, memories)
+    needs, budget = plan_machine(config, size, choice.devices, memories)
     homes = tuple(budget.homes[layer] for layer in files.config.moe_layers) if budget.homes else ()
     check_pins(expert_devices, budget.num_slots, needs.num_layers, needs.num_experts)
     _log.info("%s", budget.explain())

@@ -7,8 +7,10 @@ from collections.abc import Collection
 
 from twofold.api.config import EngineConfig
 from twofold.blocks import ops
-from twofold.device.finding import choose_accelerator, cuda_indices
-from twofold.experts.profiles import MachineProfile, load_machine_profile
+from twofold.device.finding import choose_accelerator, cuda_indices, device_memories
+from twofold.device.memory.budget import DeviceMemory
+from twofold.experts.accelerator import AcceleratorChoice
+from twofold.experts.profiles import MachineProfile, load_machine_profile, profile_of_devices
 from twofold.fit.plan import FitPlan, Machine, plan_fit
 from twofold.fit.speed import Speed, device_speed, measured_speed
 from twofold.fit.threads import measured_threads
@@ -29,15 +31,22 @@ def this_machine(config: EngineConfig, *, measures_threads: bool) -> tuple[Machi
         available_memory_bytes(), choice.label, choice.reason, threads=threads, threads_reason=reason
     )
     if devices:
-        facts = devices[0].native.facts()
-        total, free = int(facts["total_bytes"]), int(facts["free_bytes"])
-        return dataclasses.replace(machine, device_bytes=(total, free)), load_machine_profile(
-            config.machine_profile
-        )
-    if choice.profile is None or "vram_gb" not in choice.profile.figures:
+        measured = load_machine_profile(config.machine_profile)
+        profile = None if measured is None else profile_of_devices(measured, choice.devices)
+        return dataclasses.replace(
+            machine, memories=tuple(device_memories(devices)), devices=choice.device_names
+        ), profile
+    return emulated_machine(machine, choice)
+
+
+def emulated_machine(machine: Machine, choice: AcceleratorChoice) -> tuple[Machine, MachineProfile | None]:
+    """`machine` with the devices of an emulated accelerator, and its profile; unchanged if their memory is unknown."""
+    figures = [] if choice.profile is None else [device.figures for device in choice.profile.devices]
+    if not figures or not all("vram_gb" in each for each in figures):
         return machine, None
-    vram = int(choice.profile.figures["vram_gb"].value * 1e9)
-    return dataclasses.replace(machine, device_bytes=(vram, vram)), choice.profile
+    sizes = [int(each["vram_gb"].value * 1e9) for each in figures]
+    memories = tuple(DeviceMemory(size, size) for size in sizes)
+    return dataclasses.replace(machine, memories=memories, devices=choice.device_names), choice.profile
 
 
 def fit_here(
@@ -53,7 +62,8 @@ def fit_here(
 
 def _speed(plan: FitPlan, files: ModelFiles, profile: MachineProfile | None) -> Speed | None:
     context = min(_SHOWN_CONTEXT, plan.context)
-    if plan.machine.device_bytes is not None:
-        return device_speed(files, profile, plan.num_slots, context) if profile is not None else None
+    if plan.machine.memories:
+        slots = plan.device_slots or (plan.num_slots,)
+        return None if profile is None else device_speed(files, profile, slots, context)
     pool = ops.ThreadPool(plan.config.cpu_threads, plan.config.numa)
     return measured_speed(files, pool, context, files.config.cache_dtype(plan.config.kv_cache_dtype))

@@ -16,8 +16,10 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.api.placement_config import SLOT_FIELDS
 from twofold.api.settings import flag_name
-from twofold.device.memory.budget import DeviceBudget, plan_device
+from twofold.device.memory.budget import DeviceBudget, DeviceMemory, plan_devices
 from twofold.device.memory.needs import needs_of
+from twofold.device.memory.pipeline import plan_machine
+from twofold.experts.device_split import asked_split, split_slots
 from twofold.fit.speed import Speed
 from twofold.models.model_files import ModelFiles
 from twofold.models.sizing import ModelSize, measure_files
@@ -40,8 +42,10 @@ class Machine:
     accelerator: str
     """Label of the accelerator: none, cuda, or emulated:PROFILE."""
     accelerator_reason: str
-    device_bytes: tuple[int, int] | None = None
-    """(total, free) memory of the accelerator; None: there is none."""
+    memories: tuple[DeviceMemory, ...] = ()
+    """Memory of each device, the main one first; empty: there is none."""
+    devices: tuple[str, ...] = ()
+    """Names of the devices if there are several."""
     threads: int = 0
     threads_reason: str = "one per physical core"
 
@@ -68,6 +72,8 @@ class FitPlan:
     remedies: tuple[str, ...] = ()
     """What would fit, one line each."""
     num_slots: int = 0
+    device_slots: tuple[int, ...] = ()
+    """Slots of each device if there are several."""
     context: int = 0
     """Longest prompt plus answer in tokens."""
     speed: Speed | None = None
@@ -96,7 +102,7 @@ class FitPlan:
         half = max(1, self.context // 2)
         saved = self.size.kv_bytes_per_token * (self.config.max_total_tokens or half) / 2
         yield f"  would fit: --max-model-len {half} --max-total-tokens {half}, which saves {_gib(saved)} or more"
-        if self.config.kv_cache_dtype != "q8" and not self.machine.device_bytes:
+        if self.config.kv_cache_dtype != "q8" and not self.machine.memories:
             yield "  would fit: --kv-cache-dtype q8, which halves the KV cache"
         if self.num_slots:
             ratio = 0.5 * self.num_slots / max(1, self.size.num_experts_total)
@@ -112,7 +118,7 @@ def plan_fit(config: EngineConfig, given: Collection[str], files: ModelFiles, ma
         ConfigError: a given number of slots or of KV cache tokens cannot be met.
     """
     draft = _Draft(config, given, files, machine)
-    return draft.on_device() if machine.device_bytes is not None else draft.on_host()
+    return draft.on_device() if machine.memories else draft.on_host()
 
 
 class _Draft:
@@ -124,6 +130,8 @@ class _Draft:
         self.config, self.given, self.files, self.machine = config, frozenset(given), files, machine
         self.longest = min(config.max_model_len or files.config.max_context, files.config.max_context)
         self.target = self.longest if "max_model_len" in given else min(self.longest, USUAL_CONTEXT)
+        self.is_emulated = machine.accelerator.startswith("emulated")
+        self.device_slots: tuple[int, ...] = ()
         self.changes: dict[str, Any] = {}
         self.why: dict[str, str] = {}
 
@@ -141,9 +149,7 @@ class _Draft:
         return self._host_plan(size, tokens, num_slots=0)
 
     def on_device(self) -> FitPlan:
-        """Dense weights and slots on a device; all experts in host memory."""
-        assert self.machine.device_bytes is not None
-        is_emulated = self.machine.accelerator.startswith("emulated")
+        """Dense weights and slots on devices; all experts in host memory."""
         on_device = measure_files(self.files, kv_cache_dtype="bfloat16")
         budget, problem = self._device_budget(on_device)
         if budget is None and self.given & {*SLOT_FIELDS, "max_total_tokens"}:
@@ -151,33 +157,37 @@ class _Draft:
         if budget is None:
             return self._unfit(on_device, f"the accelerator is too small: {problem}", ["--accelerator none"])
         slots = budget.num_slots
-        if is_emulated:  # its slots are in host memory, too
+        if self.is_emulated:  # its slots are in host memory, too
             room = self.machine.host_bytes - on_device.host_bytes(budget.num_kv_tokens)
             fitting = max(0, room // _core.slot_stride(max(1, on_device.one_expert_bytes)))
             slots = min(slots, fitting)
             size, tokens = self._kv_cache(extra_bytes=slots * budget.slot_bytes)
-            self._set_slots(slots, budget)
+            self._set_slots(slots, budget, on_device)
             return self._host_plan(size, tokens, slots)
+        tokens = budget.num_kv_tokens
         self.set("kv_cache_dtype", "auto", "bfloat16, the type that the GPU's kernels read")
         self.set(
-            "max_total_tokens", budget.num_kv_tokens, f"{_gib(budget.kv_bytes)} of VRAM for the KV cache"
+            "max_total_tokens",
+            tokens,
+            f"{_gib(tokens * on_device.kv_bytes_per_token)} of VRAM for the KV cache",
         )
-        self._set_slots(slots, budget)
+        self._set_slots(slots, budget, on_device)
         if on_device.host_bytes(0) > self.machine.host_bytes:
             return self._unfit(on_device, self._too_large(on_device), [])
         return self._done(on_device, min(self.longest, budget.num_kv_tokens), slots)
 
     def _device_budget(self, size: ModelSize) -> tuple[DeviceBudget | None, str]:
-        """The split of the device's memory for the longest context, up to the usual one, that it can hold."""
-        assert self.machine.device_bytes is not None
-        total, free = self.machine.device_bytes
-        needs, page, problem = needs_of(size), self.config.page_size, ""
+        """The split of the devices' memory for the longest context, up to the usual one, that it can hold."""
+        machine, page, problem = self.machine, self.config.page_size, ""
+        shares = asked_split(self.config.tensor_split, machine.devices) if machine.devices else ()
 
         def split(tokens: int) -> DeviceBudget:
             asked = self.config
             if "max_total_tokens" not in self.given:
                 asked = dataclasses.replace(asked, max_total_tokens=max(tokens, page))
-            return plan_device(asked, needs, total, free)
+            if self.is_emulated:  # its first device has all dense layers
+                return plan_devices(asked, needs_of(size), machine.memories, shares)
+            return plan_machine(asked, size, machine.devices, machine.memories)[1]
 
         with contextlib.suppress(ConfigError):
             budget = split(self.longest)
@@ -192,11 +202,28 @@ class _Draft:
             tokens //= 2
         return None, problem
 
-    def _set_slots(self, slots: int, budget: DeviceBudget) -> None:
+    def _set_slots(self, slots: int, budget: DeviceBudget, size: ModelSize) -> None:
         given = next((name for name in SLOT_FIELDS if name in self.given), None)
         ratio = int(1000 * slots / budget.num_experts) / 1000 if budget.num_experts else 1.0
         name = given or "gpu_experts_ratio"
         self.set(name, ratio, f"{slots} of {budget.num_experts} experts: what VRAM holds beside the KV cache")
+        if self.machine.devices:
+            self.device_slots = tuple(split_slots(slots, budget.shares, budget.num_experts))
+        if not sum(self.device_slots):
+            return
+        self.set("tensor_split", ",".join(map(str, self.device_slots)), "")
+        if not self.is_emulated:  # layers as they will be divided with these slots
+            config = dataclasses.replace(self.config, **self.changes)
+            budget = plan_machine(config, size, self.machine.devices, self.machine.memories)[1]
+        if "tensor_split" not in self.given:
+            self.why["tensor_split"] = "; ".join(self._device_shares(budget))
+
+    def _device_shares(self, budget: DeviceBudget) -> Iterator[str]:
+        """What each of several devices holds."""
+        homes = budget.homes or (0,) * len(self.files.config.layers)
+        for number, (name, count) in enumerate(zip(self.machine.devices, self.device_slots, strict=True)):
+            layers = f"dense weights of {homes.count(number)} layers, " if number in homes else ""
+            yield f"{name}: {layers}{count} experts ({_gib(count * budget.slot_bytes)})"
 
     def _kv_cache(self, extra_bytes: int) -> tuple[ModelSize, int]:
         """KV cache type and the tokens of one request that fit: the model's type, or q8 for a longer context."""
@@ -270,14 +297,23 @@ class _Draft:
         self.set("cpu_threads", self.machine.threads, self.machine.threads_reason)
         self.set("accelerator", self.config.accelerator, self.machine.accelerator_reason)
         config = dataclasses.replace(self.config, **self.changes)
-        order = ("accelerator", "gpu_experts_ratio", *SLOT_FIELDS[1:], "max_model_len", "max_total_tokens")
-        names = [name for name in (*order, "kv_cache_dtype", "cpu_threads", "backend") if name in self.why]
+        order = ("accelerator", "gpu_experts_ratio", *SLOT_FIELDS[1:], "tensor_split", "max_model_len")
+        rest = ("max_total_tokens", "kv_cache_dtype", "cpu_threads", "backend")
+        names = [name for name in (*order, *rest) if name in self.why]
         shown = {"accelerator": self.machine.accelerator, "max_model_len": context or self.longest}
         choices = [
             Choice(flag_name(name), str(shown.get(name, getattr(config, name))), self.why[name])
             for name in names
         ]
-        return FitPlan(config, tuple(choices), size, self.machine, num_slots=num_slots, context=context)
+        return FitPlan(
+            config,
+            tuple(choices),
+            size,
+            self.machine,
+            num_slots=num_slots,
+            device_slots=self.device_slots,
+            context=context,
+        )
 
 
 def _gib(num_bytes: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,7 +20,6 @@ from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
 from twofold.blocks.head import Embedding
 from twofold.experts.calibration import LayerTimer
-from twofold.experts.device_split import device_split, split_slots
 from twofold.experts.profiles import MachineProfile
 from twofold.experts.slot_plan import MoeShape
 from twofold.fit.layer_times import LayerTimes, StepPart
@@ -129,8 +128,8 @@ def cpu_speed(files: ModelFiles, rates: Rates, context: int) -> Speed:
     return Speed(1e6 / token_us, chunk * 1e6 / chunk_us, context, rates.source)
 
 
-def device_speed(files: ModelFiles, profile: MachineProfile, num_slots: int, context: int) -> Speed:
-    """Speed with dense weights on the accelerator and `num_slots` expert slots, for routing drawn by a Zipf law."""
+def device_speed(files: ModelFiles, profile: MachineProfile, slots: Sequence[int], context: int) -> Speed:
+    """Speed with dense weights on the first device and each device's expert slots, for routing drawn by a Zipf law."""
     figures, shape = profile.cost_figures, moe_shape(files)
     stretch_bytes, stretch_flops, _ = dense_stretches(files)
     cache = files.config.cache_bytes_per_token(files.config.cache_dtype("bfloat16")) * context
@@ -152,15 +151,12 @@ def device_speed(files: ModelFiles, profile: MachineProfile, num_slots: int, con
             np.bincount(ids[:, layer].ravel(), minlength=shape.num_experts)
             for layer in range(shape.num_layers)
         ]
-        first, *others = split_slots(
-            num_slots, device_split(None, profile), max(num_slots, shape.num_layers * shape.num_experts)
-        )
         config = _core.SchedulerConfig(
             shape.num_layers,
             shape.num_experts,
             shape.top_k,
-            first,
-            further_slots=others,
+            slots[0],
+            further_slots=list(slots[1:]),
             prior_usage=[float(n) for n in np.concatenate(counts)],
         )
         played = _core.simulate(

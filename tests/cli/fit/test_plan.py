@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
-from twofold.device.memory.budget import plan_device
+from twofold.device.finding import choose_accelerator
+from twofold.device.memory.budget import DeviceMemory, plan_device
 from twofold.device.memory.needs import needs_of
+from twofold.device.memory.pipeline import plan_machine
+from twofold.engine import Engine
+from twofold.experts.device_split import device_split, split_slots
 from twofold.experts.profiles import load_profile
+from twofold.fit.machine import emulated_machine, fit_here
 from twofold.fit.plan import FitPlan, Machine, plan_fit
 from twofold.fit.speed import device_speed
 from twofold.models.model_files import ModelFiles, open_model_files
@@ -23,6 +28,7 @@ from twofold.tools.cli.main import main
 
 from benchmarks.peers.gguf_model import write_model
 from benchmarks.peers.shapes import FULL_SHAPES
+from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 GIB = 2**30
 CONTEXT = 40_960
@@ -38,8 +44,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 
 def fit(files: ModelFiles, host_gib: float, vram_gib: float | None = None, **given: Any) -> FitPlan:
-    vram = None if vram_gib is None else (int(vram_gib * GIB),) * 2
-    machine = Machine(int(host_gib * GIB), "none" if vram is None else "cuda", "a test", vram, threads=8)
+    memories = () if vram_gib is None else (DeviceMemory(*(int(vram_gib * GIB),) * 2),)
+    machine = Machine(int(host_gib * GIB), "cuda" if memories else "none", "a test", memories, threads=8)
     return plan_fit(EngineConfig(**given), given.keys(), files, machine)
 
 
@@ -139,12 +145,12 @@ def test_the_chosen_split_is_near_the_best_of_a_sweep(files: ModelFiles, profile
         EngineConfig(),
         (),
         files,
-        Machine(64 * GIB, f"emulated:{profile}", "asked for", (vram, vram), threads=8),
+        Machine(64 * GIB, f"emulated:{profile}", "asked for", (DeviceMemory(vram, vram),), threads=8),
     )
-    chosen = device_speed(files, machine, plan.num_slots, 4096).decode
+    chosen = device_speed(files, machine, [plan.num_slots], 4096).decode
     config = dataclasses.replace(plan.config, gpu_experts_ratio=None, max_total_tokens=32_768)
     speeds = {
-        slots: device_speed(files, machine, slots, 4096).decode for slots in possible(files, config, vram)
+        slots: device_speed(files, machine, [slots], 4096).decode for slots in possible(files, config, vram)
     }
     assert len(speeds) > 3
     assert chosen >= 0.97 * max(speeds.values()), (plan.num_slots, speeds)
@@ -180,3 +186,52 @@ def test_the_emulated_ratio_is_what_the_engine_gets(
         "0.5",
         "given",
     )
+
+
+@pytest.mark.parametrize("sizes", [(12, 8), (8, 12), (6, 6), (24, 24)])
+def test_two_gpus_get_the_slots_that_the_loader_gives_them(files: ModelFiles, sizes: tuple[int, int]) -> None:
+    names = ("cuda:0", "cuda:1")
+    memories = tuple(DeviceMemory(gib * GIB, gib * GIB) for gib in sizes)
+    machine = Machine(64 * GIB, "+".join(names), "a test", memories, names, threads=8)
+    plan = plan_fit(EngineConfig(), (), files, machine)
+    assert plan.num_slots >= max(fit(files, 64, gib).num_slots for gib in sizes)
+    assert sum(plan.device_slots) == plan.num_slots
+    _, budget = plan_machine(plan.config, plan.size, names, memories)  # raises where a card has no room
+    held = split_slots(budget.num_slots, budget.shares, budget.num_experts)
+    assert held == pytest.approx(plan.device_slots, abs=0.001 * budget.num_experts)
+    (told,) = (choice for choice in plan.choices if choice.flag == "--tensor-split")
+    assert told.value == ",".join(map(str, plan.device_slots))
+    homes = budget.homes or (0,) * 48
+    for device, name in enumerate(names):
+        layers = f"dense weights of {homes.count(device)} layers, " if device in homes else ""
+        assert f"{name}: {layers}{plan.device_slots[device]} experts (" in told.why
+
+
+def test_emulated_cards_each_get_what_they_have_room_for(files: ModelFiles) -> None:
+    choice = choose_accelerator("emulated:rtx3060-pcie3+rtx4090-pcie4")[0]
+    machine, profile = emulated_machine(Machine(64 * GIB, choice.label, choice.reason, threads=8), choice)
+    assert profile is not None
+    assert machine.devices == ("rtx4090-pcie4", "rtx3060-pcie3")  # the fastest first, as --tensor-split
+    config = EngineConfig(max_total_tokens=65_536)
+    plan = plan_fit(config, {"max_total_tokens"}, files, machine)
+    slots = split_slots(plan.num_slots, device_split(plan.config.tensor_split, profile), 48 * 128)
+    slot_bytes = needs_of(plan.size).slot_bytes
+    assert plan.num_slots == sum(slots)
+    for count, memory in zip(slots, machine.memories, strict=True):
+        assert 0 < count * slot_bytes < memory.total_bytes
+
+
+def test_the_engine_has_the_slots_of_the_table(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, TinyModel())
+    config = EngineConfig(model=str(model), accelerator="emulated:rtx4090-pcie4+rtx3060-pcie3", cpu_threads=1)
+    plan = fit_here(config, {"cpu_threads"}, open_model_files(model))
+    assert plan.speed is not None
+    engine = Engine.load(plan.config)
+    assert ",".join(map(str, engine._runner.moe.device_slots)) == plan.config.tensor_split
+    engine.close()
+
+
+def test_a_split_for_other_devices_is_refused(files: ModelFiles) -> None:
+    machine = Machine(64 * GIB, "cuda:0+cuda:1", "", (DeviceMemory(GIB, GIB),) * 2, ("cuda:0", "cuda:1"))
+    with pytest.raises(ConfigError, match="--tensor-split 1,1,1 has 3 shares; the machine has 2 devices"):
+        plan_fit(EngineConfig(tensor_split="1,1,1"), {"tensor_split"}, files, machine)

@@ -15,7 +15,6 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.device.memory.budget import DeviceBudget, DeviceMemory, plan_devices
 from twofold.device.memory.needs import DeviceNeeds, needs_of
-from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.device_split import asked_split
 from twofold.experts.profiles import load_machine_profile, profile_of_devices
 from twofold.models.sizing import ModelSize
@@ -25,9 +24,9 @@ _LEAST_GAIN = 0.002
 
 
 def plan_machine(
-    config: EngineConfig, size: ModelSize, choice: AcceleratorChoice, memories: Sequence[DeviceMemory]
+    config: EngineConfig, size: ModelSize, names: Sequence[str], memories: Sequence[DeviceMemory]
 ) -> tuple[DeviceNeeds, DeviceBudget]:
-    """What a model of this size needs, and the budget of the chosen devices.
+    """What a model of this size needs, and the budget of the devices of these names.
 
     Raises:
         ConfigError: it does not fit, or --tensor-split is not for these devices.
@@ -36,13 +35,13 @@ def plan_machine(
     if len(memories) == 1:
         return needs, plan_devices(config, needs, memories)
     routed = size.config.routed
-    machine = profile_of_devices(load_machine_profile(config.machine_profile), choice.devices)
+    machine = profile_of_devices(load_machine_profile(config.machine_profile), names)
     cost = _core.CostModel(
         machine.native(),
         max(1, size.one_expert_bytes),
         6.0 * routed.hidden_size * max(1, routed.intermediate_size),
     )
-    shares = asked_split(config.tensor_split, choice.devices)
+    shares = asked_split(config.tensor_split, names)
     return needs, plan_pipeline(config, needs, memories, shares, cost)
 
 

@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
                 probe = KernelProbe(measured_device, shape)
                 device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=show)
     measured = device.figures(calibration.curve.layer_us) if device else None
-    profile = to_profile(calibration, base, measured, _stored(output), device=f"cuda{asked[0]}" if asked else "")
+    profile = to_profile(
+        calibration, base, measured, _stored(output), device=f"cuda{asked[0]}" if asked else ""
+    )
     _write(output, profile.to_json())
     if args.json:
         figures = _figures(calibration) | {"accelerator": device and _device_figures(device)}

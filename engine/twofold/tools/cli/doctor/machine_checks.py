@@ -177,7 +177,7 @@ def check_device_memory(config: EngineConfig) -> Check | None:
         if not devices:
             return None
         size = measure_model(config.model, kv_cache_dtype=device_cache_dtype(config))
-        _, budget = plan_machine(config, size, choice, device_memories(devices))
+        _, budget = plan_machine(config, size, choice.devices, device_memories(devices))
     except TwofoldError as error:
         return Check("GPU memory", "bad", str(error))
     return Check("GPU memory", "ok", budget.explain())
