@@ -77,3 +77,20 @@ def test_the_command_compares_the_devices(trace_file, synthetic_model, capsys):
     assert "static split by layers" in out
     assert main([*arguments, PAIRS[0], "--tensor-split", "3,1,1"]) == 2
     assert "has 3 shares; the machine has 2 devices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--systems", "fiddler"],
+        ["--policy", "lru"],
+        ["--price", "0.5"],
+        ["--no-stream-ahead"],
+        ["--num-deferred-experts", "2"],
+        ["--acceptance", "0.5"],
+    ],
+)
+def test_options_of_one_device_are_refused(flags, trace_file, synthetic_model, capsys):
+    pair = ["--profile", "rtx4090-pcie4+rtx3060-pcie3", "--model", str(synthetic_model)]
+    assert main(["lab", "simulate", str(trace_file), *pair, *flags]) == 2
+    assert f"{flags[0]} was given with --profile rtx4090-pcie4+rtx3060-pcie3" in capsys.readouterr().err

@@ -319,6 +319,8 @@ def cell_rows(args: argparse.Namespace) -> list[Row]:
             cards = {slots_for_vram(shape, trace, gb, args.kv_gb): gb for gb in args.vram}
         for name in args.profile:
             profile = load_profile(name)
+            if profile.further:
+                _check_for_devices(args, name)
             if acceptance is not None:
                 found = drafting_rows(
                     trace.part(args.part),
@@ -345,6 +347,20 @@ def cell_rows(args: argparse.Namespace) -> list[Row]:
                 )
             rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
     return rows
+
+
+def _check_for_devices(args: argparse.Namespace, profile: str) -> None:
+    """ConfigError: an option describes systems of one device."""
+    for flag, is_given in {
+        "--systems": args.systems != list(SYSTEMS),
+        "--policy": args.policy is not None,
+        "--price": args.price >= 0,
+        "--no-stream-ahead": args.no_stream_ahead,
+        "--num-deferred-experts": args.num_deferred_experts,
+        "--acceptance": args.acceptance is not None,
+    }.items():
+        if is_given:
+            raise ConfigError(f"{flag} was given with --profile {profile}; it works with one device: leave one out")
 
 
 def _system(name: str, policy: str | None, no_stream_ahead: bool, num_deferred: int) -> System:
