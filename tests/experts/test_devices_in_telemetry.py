@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
+from twofold.api.control import Resize
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.experts.profiles import load_profile
@@ -21,6 +22,7 @@ from twofold.telemetry.exports.window import export_window
 from twofold.telemetry.queries.residency import decided_shape, latest_decisions
 from twofold.telemetry.writer import open_sink
 
+from tests.e2e.waiting import wait_until
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 # Experts of a few KB: only a slow CPU and slow links leave work to both devices.
@@ -146,3 +148,44 @@ def test_one_device_takes_no_bytes(tmp_path: Path) -> None:
     (only,) = queries.device_uses(one.db, one.run)
     totals = queries.placement_totals(one.db, one.run)
     assert (only.num_runs, only.num_uploads) == (totals.num_hits + totals.num_fetched, totals.num_uploads)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_freed_slots_hold_no_expert_in_the_tables(devices: int, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", TinyModel(dtype="bfloat16", num_layers=3, num_experts=12))
+    url = f"sqlite:///{tmp_path / 'telemetry.db'}"
+    sink = open_sink(url)
+    accelerator = slow_pair(tmp_path) if devices == 2 else "emulated:rtx4090-pcie4"
+    config = EngineConfig(model=str(model), accelerator=accelerator, gpu_experts_ratio=0.5, cpu_threads=1)
+    engine = Engine.load(config, telemetry=sink)
+    sampling = SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
+    db = queries.open_database(url)
+
+    def recorded() -> np.ndarray:
+        """1 + the device that holds each expert by the tables, after all that was recorded; 0: none."""
+        engine._finish_background_work()
+        wait_until(lambda: sink.stats().num_queued == 0)
+        (run,) = queries.runs(db)
+        hits, last = np.zeros((3, 12), np.int64), 1 << 40
+        there = queries.residency(db, run, last, hits)
+        np.testing.assert_array_equal(queries.Residents(db, run).after(last, hits), there)
+        return there
+
+    def held() -> np.ndarray:
+        placed = engine._runner.moe.placement_devices()
+        assert placed is not None
+        return placed + 1
+
+    engine.generate(tuple(range(5, 25)), sampling)
+    for ratio in (0.25, 0.75):
+        engine.control.resize(Resize(gpu_experts_ratio=ratio))
+        assert held().any()
+        np.testing.assert_array_equal(recorded(), held())
+        engine.generate(tuple(range(5, 25)), sampling)
+        np.testing.assert_array_equal(recorded(), held())
+    engine.control.sleep()
+    assert not recorded().any()
+    engine.control.wake()
+    np.testing.assert_array_equal(recorded(), held())
+    engine.close()
+    sink.close()

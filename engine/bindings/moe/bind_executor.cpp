@@ -208,22 +208,25 @@ void bind_executor(py::module_& m) {
       .def_static(
           "emulated",
           [](const PoolView& pool, Store store, const CostModel& cost, const LayerSchedulerConfig& config,
-             DenseCost dense, bool preload, double begin_us) {
+             DenseCost dense, bool preload, double begin_us, int64_t first_step) {
             auto accelerator = std::make_shared<EmulatedAccelerator>(*store, cost, config, std::move(dense));
             accelerator->begin_at(begin_us);
-            return owning(std::make_unique<MoeExecutor>(pool, *store, std::move(accelerator), preload), pool,
-                          store);
+            return owning(
+                std::make_unique<MoeExecutor>(pool, *store, std::move(accelerator), preload, first_step),
+                pool, store);
           },
           py::arg("pool"), py::arg("store"), py::arg("cost"), py::arg("config"), py::arg("dense"),
-          py::kw_only(), py::arg("preload"), py::arg("begin_us") = 0.0)
+          py::kw_only(), py::arg("preload"), py::arg("begin_us") = 0.0, py::arg("first_step") = -1)
       .def_static(
           "on_device",
-          [](const PoolView& pool, Store store, std::shared_ptr<SlottedAccelerator> accelerator,
-             bool preload) {
-            return owning(std::make_unique<MoeExecutor>(pool, *store, std::move(accelerator), preload), pool,
-                          store);
+          [](const PoolView& pool, Store store, std::shared_ptr<SlottedAccelerator> accelerator, bool preload,
+             int64_t first_step) {
+            return owning(
+                std::make_unique<MoeExecutor>(pool, *store, std::move(accelerator), preload, first_step),
+                pool, store);
           },
-          py::arg("pool"), py::arg("store"), py::arg("accelerator"), py::arg("preload") = false)
+          py::arg("pool"), py::arg("store"), py::arg("accelerator"), py::arg("preload") = false,
+          py::arg("first_step") = -1)
       .def(
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,
@@ -251,6 +254,7 @@ void bind_executor(py::module_& m) {
       .def("end_layer", &MoeExecutor::end_layer, py::arg("us"), py::arg("dense_us") = -1.0)
       .def("predict", &predict, py::arg("layer"), py::arg("logits").noconvert())
       .def("save_cache", &MoeExecutor::save_cache, py::arg("path"))
+      .def("record_release", &MoeExecutor::record_release)
       .def("restore_cache", &MoeExecutor::restore_cache, py::arg("path"))
       .def(
           "place_experts",

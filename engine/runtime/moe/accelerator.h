@@ -51,6 +51,9 @@ class Accelerator {
   // at no cost of time. Returns how many were uploaded. Throws std::invalid_argument, and changes nothing, if
   // there are fewer slots. No effect without slots.
   virtual int place_experts(std::span<const uint8_t> /*wanted*/) { return 0; }
+  // Records that all experts leave their slots, which are about to be freed, between two steps. Returns the number
+  // of the last step, or -1 before the first one and without slots.
+  virtual int64_t record_release() { return -1; }
   virtual DynamicUpdateCounts dynamic_update_counts() const { return {}; }
   virtual void begin_step(const StepRows& rows) = 0;
   // Fills one placement per group and returns the layer's times on the accelerator's clock (zeros: not known,

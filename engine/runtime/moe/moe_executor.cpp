@@ -21,7 +21,7 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::option
       device_of_expert_(size_t(store.num_experts())) {}
 
 MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
-                         std::shared_ptr<SlottedAccelerator> accelerator, bool preload)
+                         std::shared_ptr<SlottedAccelerator> accelerator, bool preload, int64_t first_step)
     : store_(store),
       routing_counts_(store.num_layers(), store.num_experts()),
       correction_(store.num_layers()),
@@ -29,6 +29,7 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
       where_of_expert_(size_t(store.num_experts())),
       device_of_expert_(size_t(store.num_experts())) {
   accelerator->record_to(events_);
+  if (first_step >= 0) accelerator->record_fill(first_step);
   accelerator->fill_pinned();
   if (preload) accelerator->preload_all();
   accelerator_ = std::move(accelerator);

@@ -54,9 +54,10 @@ class MoeExecutor {
   // No accelerator: all experts on the CPU at full speed; with a cost model their time is predicted too.
   MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::optional<CostModel> cost = std::nullopt,
               int num_deferred = 0);
-  // preload: first upload all experts that may be in slots (needs one slot for each).
+  // preload: first upload all experts that may be in slots (needs one slot for each). first_step: the next one, if the
+  // slots replace others; < 0: they are the first.
   MoeExecutor(ThreadPool& pool, const ExpertStore& store, std::shared_ptr<SlottedAccelerator> accelerator,
-              bool preload);
+              bool preload, int64_t first_step = -1);
 
   // The step's rows: the identity of forward's tokens in the events.
   void begin_step(StepRows rows);
@@ -87,6 +88,7 @@ class MoeExecutor {
   }
   // See Accelerator::save and restore.
   void save_cache(const std::string& path) const { accelerator_->save(path); }
+  int64_t record_release() { return accelerator_->record_release(); }
   int restore_cache(const std::string& path) { return accelerator_->restore(path); }
   // See Accelerator.
   int place_experts(std::span<const uint8_t> wanted) { return accelerator_->place_experts(wanted); }

@@ -21,6 +21,25 @@ void SlottedAccelerator::record_to(EventLog& events) {
   pending_.resize(size_t(event_slot(scheduler().num_devices(), 0)));
 }
 
+void SlottedAccelerator::record_fill(int64_t first_step) {
+  rows_.step = first_step;
+  has_begun_ = true;
+}
+
+int64_t SlottedAccelerator::record_release() {
+  const int64_t last_step = has_begun_ ? rows_.step : -1;
+  has_begun_ = true;
+  for (int d = 0; d < num_devices(); ++d) {
+    for (int layer = 0; layer < store_.num_layers(); ++layer) {
+      for (int expert = 0; expert < store_.num_experts(); ++expert) {
+        const int slot = scheduler().cache(d).slot_of(layer, expert);
+        if (slot >= 0) record_contents(CacheEventKind::kEvict, d, {layer, expert, slot});
+      }
+    }
+  }
+  return last_step;
+}
+
 int SlottedAccelerator::num_slots() const {
   int total = 0;
   for (int d = 0; d < scheduler().num_devices(); ++d) total += scheduler().num_slots(d);
@@ -54,7 +73,7 @@ void SlottedAccelerator::save(const std::string& path) const {
 }
 
 void SlottedAccelerator::record_contents(CacheEventKind kind, int device, const Transfer& what) {
-  if (events_ == nullptr || !events_->enabled || num_devices() == 1) return;
+  if (events_ == nullptr || !events_->enabled || (num_devices() == 1 && !has_begun_)) return;
   events_->cache_events.push({rows_.step, -1, int16_t(what.layer), uint8_t(kind), uint16_t(what.expert), -1,
                               event_slot(device, what.slot), 0.0f, 0.0f, 0.0f, scheduler().now_us(),
                               uint8_t(device)});
@@ -162,6 +181,7 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
 
 void SlottedAccelerator::begin_step(const StepRows& rows) {
   rows_ = rows;
+  has_begun_ = true;
   StepShape shape = step_shape_of(rows.requests, rows.positions, rows.verified);
   decodes_only_ = std::count(shape.prefill_rows.begin(), shape.prefill_rows.end(), 0) ==
                   std::ptrdiff_t(shape.prefill_rows.size());

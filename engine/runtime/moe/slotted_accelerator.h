@@ -19,6 +19,9 @@ class SlottedAccelerator : public Accelerator {
   // Uploads the pinned experts to their slots; before the first step.
   void fill_pinned();
   void record_to(EventLog& events) override;
+  // What comes into slots before the first step is recorded as of `first_step`.
+  void record_fill(int64_t first_step);
+  int64_t record_release() override;
   void save(const std::string& path) const override;
   int restore(const std::string& path) override;
   int place_experts(std::span<const uint8_t> wanted) override;
@@ -65,8 +68,8 @@ class SlottedAccelerator : public Accelerator {
   // Number of a device's slot among those of all devices, as in events: slots and staging slots, device by device.
   int event_slot(int device, int slot) const;
   bool is_resident(int layer, int expert) const;
-  // Records a change of a slot that no layer decided, at once. With one device its contents before the first
-  // decision are known without.
+  // Records a change of a slot that no layer decided, at once. With one device its contents at the start are known
+  // without.
   void record_contents(CacheEventKind kind, int device, const Transfer& what);
   // The row of the step that is charged with an expert's upload: the first token routed to it.
   int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
@@ -78,6 +81,7 @@ class SlottedAccelerator : public Accelerator {
   EventLog* events_ = nullptr;
   StepRows rows_;
   bool decodes_only_ = false;
+  bool has_begun_ = false;            // a step has, on these slots or on those before them
   std::vector<UploadEvent> pending_;  // per slot: its last upload; without times until it has landed
   std::vector<UploadEvent> staged_;   // through staging slots, in flight in real time
 };

@@ -908,10 +908,15 @@ class MoeExecutor:
         *,
         preload: bool,
         begin_us: float = 0.0,
+        first_step: int = -1,
     ) -> MoeExecutor: ...
     @staticmethod
     def on_device(
-        pool: ThreadPool, store: ExpertStore, accelerator: SlottedAccelerator, preload: bool = False
+        pool: ThreadPool,
+        store: ExpertStore,
+        accelerator: SlottedAccelerator,
+        preload: bool = False,
+        first_step: int = -1,
     ) -> MoeExecutor: ...
     def begin_step(
         self,
@@ -931,6 +936,9 @@ class MoeExecutor:
     def end_layer(self, us: float, dense_us: float = -1.0) -> None: ...
     def predict(self, layer: int, logits: _F32) -> None: ...
     def save_cache(self, path: str) -> None: ...
+    def record_release(self) -> int:
+        """Record that all experts leave their slots. Returns the number of the last step, -1 if there was none."""
+
     def restore_cache(self, path: str) -> int: ...
     def place_experts(self, wanted: _U8) -> int:
         """Make exactly these experts resident, [layers, experts]; call between steps. Returns the number of uploads."""

@@ -102,6 +102,8 @@ class MoeRuntime:
         self._earlier_counts = _Counts()
         self._saved_cache = b""
         self._begin_us = 0.0
+        self._first_step = -1
+        self._released: npt.NDArray[np.void] | None = None
         self._is_released = False
         profile = choice.profile or profile_of_devices(machine, choice.devices)
         curve = profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
@@ -137,6 +139,7 @@ class MoeRuntime:
                 dense=self._dense_cost.native(),
                 preload=slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts),
                 begin_us=self._begin_us,
+                first_step=self._first_step,
             )
         except ValueError as error:
             raise ConfigError(f"accelerator {choice.label}: {error}") from error
@@ -176,13 +179,16 @@ class MoeRuntime:
         if accelerator.warning:
             _log.warning("%s", accelerator.warning)
         everything = slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts)
-        return _core.MoeExecutor.on_device(pool, self.store, accelerator, preload=everything)
+        return _core.MoeExecutor.on_device(
+            pool, self.store, accelerator, preload=everything, first_step=self._first_step
+        )
 
     # ---- resizing the slots at run time ------------------------------------------------------------------------------
 
     def release(self) -> None:
         """Free the slots' memory, between two steps. The cache's statistics, the clock and the counts stay. Until
-        `allocate` the CPU computes all experts. Undrained events are lost. Safe to call twice."""
+        `allocate` the CPU computes all experts. Undrained events are lost, except that experts leave their slots. Safe
+        to call twice."""
         if self._is_released or self.choice.kind == "none":
             return
         self.idle()
@@ -194,6 +200,9 @@ class MoeRuntime:
         self.dynamic_update.save_counts()
         self._begin_us = self._executor.virtual_now_us or 0.0
         enabled = self._executor.events_enabled
+        self._executor.drain_events()
+        self._first_step = self._executor.record_release() + 1
+        self._released = self._executor.drain_events()["cache_event"]
         self.routing.save()
         self._executor = _core.MoeExecutor(self.pool, self.store, num_deferred=self._slots.num_deferred)
         self._executor.events_enabled = enabled
@@ -410,6 +419,9 @@ class MoeRuntime:
     def drain_events(self) -> dict[str, npt.NDArray[np.void]]:
         """Events since the last call as structured arrays by kind: token_layer, upload, cache_event."""
         events: dict[str, npt.NDArray[np.void]] = self._executor.drain_events()
+        if self._released is not None:
+            events["cache_event"] = np.concatenate([self._released, events["cache_event"]])
+            self._released = None
         return events
 
     def take_dropped(self) -> dict[str, int]:

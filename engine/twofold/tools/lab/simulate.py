@@ -360,7 +360,9 @@ def _check_for_devices(args: argparse.Namespace, profile: str) -> None:
         "--acceptance": args.acceptance is not None,
     }.items():
         if is_given:
-            raise ConfigError(f"{flag} was given with --profile {profile}; it works with one device: leave one out")
+            raise ConfigError(
+                f"{flag} was given with --profile {profile}; it works with one device: leave one out"
+            )
 
 
 def _system(name: str, policy: str | None, no_stream_ahead: bool, num_deferred: int) -> System:
