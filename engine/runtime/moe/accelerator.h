@@ -51,8 +51,8 @@ class Accelerator {
   // at no cost of time. Returns how many were uploaded. Throws std::invalid_argument, and changes nothing, if
   // there are fewer slots. No effect without slots.
   virtual int place_experts(std::span<const uint8_t> /*wanted*/) { return 0; }
-  // Records that all experts leave their slots, which are about to be freed, between two steps. Returns the number
-  // of the last step, or -1 before the first one and without slots.
+  // Records that all experts leave their slots, which are freed after this call. Returns the last step's number; -1 if
+  // no step has begun, or there are no slots.
   virtual int64_t record_release() { return -1; }
   virtual DynamicUpdateCounts dynamic_update_counts() const { return {}; }
   virtual void begin_step(const StepRows& rows) = 0;
