@@ -188,7 +188,7 @@ int LayerScheduler::cheapest_copy(int device, int layer) {
   return own.cheapest_copy >= 0 && may_leave(own.cheapest_copy) ? own.cheapest_copy : -1;
 }
 
-LayerScheduler::Offer LayerScheduler::best_offer(int layer, int expert) {
+LayerScheduler::Offer LayerScheduler::best_offer(int layer, int expert, int tokens) {
   double held_us = 0;
   bool is_held = false;
   for (int d = 0; d < num_devices(); ++d) {
@@ -215,8 +215,16 @@ LayerScheduler::Offer LayerScheduler::best_offer(int layer, int expert) {
       continue;
     }
     const double price = cache(d).config().upload_price;
-    if (admission)
-      bid({d, worth_us(d, admission->value - admission->victim_value - price) - held_us}, is_held);
+    if (admission) {
+      // A move's victim misses once more. Values count misses of decode; one in a prompt takes longer.
+      const bool swaps = is_held && admission->evicted >= 0 &&
+                         !is_held_elsewhere(admission->evicted_layer, admission->evicted, d);
+      const CostModel& cost = cost_.device(d);
+      const double longer_us = cost.cpu_expert_us(tokens) - cost.gpu_expert_us(tokens) - cost.miss_us();
+      bid({d, worth_us(d, admission->value - admission->victim_value - price) - held_us -
+                  (swaps ? std::max(0.0, longer_us) : 0.0)},
+          is_held);
+    }
     if (is_held) {
       const auto forced = cache(d).can_admit(layer, expert, true);
       if (!forced) continue;
@@ -257,7 +265,7 @@ void LayerScheduler::admit_in_market(int layer) {
   for (const ExpertDecision& e : decision_.experts) {
     const bool missed = e.where == Placement::kCpu && !is_held_elsewhere(layer, e.expert, -1);
     if (!missed && e.where != Placement::kHit) continue;
-    const Offer offer = best_offer(layer, e.expert);
+    const Offer offer = best_offer(layer, e.expert, e.tokens);
     if (offer.device >= 0) {
       take_offer(layer, e.expert, offer);
       continue;
@@ -303,7 +311,8 @@ void LayerScheduler::preload_by_usage() {
     for (size_t cell = 0; cell < usage.size(); ++cell)
       uses[cell] = usage[cell] * config_.top_k / std::max(used[cell / experts], 1e-300);
   }
-  // Expected time of each device's share of a layer: x + g where it is used at all, then its experts.
+  // Expected time of the experts that each device has of a layer. An expert goes where the layer ends first if it is
+  // used: at x + g, after the experts that are expected beside it.
   std::vector<double> busy_us(layers * devices_.size(), 0.0);
   for (int cell : order) {
     const size_t layer = size_t(cell) / experts;
@@ -311,15 +320,15 @@ void LayerScheduler::preload_by_usage() {
     double best_us = std::numeric_limits<double>::infinity();
     for (int d = 0; d < num_devices(); ++d) {
       const CostModel& cost = layer_cost(int(layer)).device(d);
-      double us = busy_us[layer * devices_.size() + size_t(d)];
-      us += us == 0 ? cost.profile().exchange_us + cost.profile().gpu_launch_us : 0.0;
-      us += uses[size_t(cell)] * cost.gpu_expert_us(1);
+      const double us = cost.profile().exchange_us + cost.profile().gpu_launch_us +
+                        busy_us[layer * devices_.size() + size_t(d)] + cost.gpu_expert_us(1);
       if (us >= best_us || cache(d).num_free(int(layer)) == 0) continue;
       best = d;
       best_us = us;
     }
     if (best < 0 || !cache(best).preload(int(layer), cell % config_.num_experts)) continue;
-    busy_us[layer * devices_.size() + size_t(best)] = best_us;
+    busy_us[layer * devices_.size() + size_t(best)] +=
+        uses[size_t(cell)] * layer_cost(int(layer)).device(best).gpu_expert_us(1);
   }
 }
 

@@ -33,6 +33,27 @@ def test_all_devices_are_never_slower_than_the_better_one(trace_file, pair, step
     assert union >= max(found.values()), found
 
 
+@pytest.mark.parametrize("steps", [Steps(), Steps(batch=4), Steps(prompt_chunk=64)])
+@pytest.mark.parametrize("pair", ["h200-pcie5+rtx3060-pcie3", PAIRS[0]])
+@pytest.mark.parametrize(("slots", "split"), [(256, (0.5, 0.5)), (128, (0.95, 0.05)), (128, (0.9, 0.1))])
+def test_a_card_that_is_hardly_needed_costs_nothing(long_trace_file, pair, steps, slots, split):
+    """The first card holds all experts, or nearly all: moves between the cards gain little there."""
+    trace = load_trace(long_trace_file)
+    both, first, second, _ = (
+        result.num_tokens / result.total_us
+        for _, _, result in systems_of_devices(
+            trace.part("second"),
+            SHAPE,
+            load_profile(pair),
+            num_slots=slots,
+            split=split,
+            steps=steps,
+            prior_usage=trace.part("first").usage(),
+        )
+    )
+    assert both >= 0.999 * max(first, second), both / max(first, second)
+
+
 def test_a_static_split_of_equal_devices_is_one_static_device(trace_file):
     """Two equal cards one after the other, each with its share of slots and layers, are as fast as one with all."""
     trace = load_trace(trace_file)

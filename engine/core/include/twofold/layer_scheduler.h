@@ -274,7 +274,7 @@ class LayerScheduler {
   };
   static std::vector<Device> devices_of(const CostModel& cost, const LayerSchedulerConfig& config,
                                         std::span<Link* const> links);
-  Offer best_offer(int layer, int expert);
+  Offer best_offer(int layer, int expert, int tokens);
   void take_offer(int layer, int expert, const Offer& offer);
   // Replans the layer as if a device had one more of its experts, and learns from the difference.
   void learn_balance(const MachinePlan& plan, bool may_stream);
