@@ -22,7 +22,6 @@ import contextlib
 import json
 import os
 import random
-import socket
 import statistics
 import sys
 import tempfile
@@ -72,16 +71,13 @@ async def answer(client: HttpClient, number: int, max_tokens: int, num_words: in
 @contextlib.contextmanager
 def fleet(folder: Path, num_replicas: int, *further: str) -> Iterator[ServerProcess]:
     """Replicas behind the router, each pinned to one core."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [
         sys.executable,
         "-m",
         "twofold.tools.cli",
         "serve",
         "--port",
-        str(port),
+        "0",
         *FLAGS,
         "--ray",
         *further,

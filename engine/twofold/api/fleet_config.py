@@ -35,8 +35,8 @@ class FleetConfig(Checked):
     )
     num_gateways: int = setting(
         1,
-        "gateways, which Ray places on the machines; a lost one ends the requests that pass through it, so give a "
-        "cluster two",
+        "processes that listen for clients: on this machine, or spread over the machines of a serve.yaml's cluster; a "
+        "lost one ends the requests that pass through it, so give a cluster two",
         low=1,
         high=64,
     )

@@ -28,8 +28,11 @@ _LOG_EVERY_S: Final = 1.0
 _MOST_BY_DEFAULT: Final = 4096
 
 
-def bind(config: ServerConfig) -> socket.socket:
+def bind(config: ServerConfig, *, is_shared: bool = False) -> socket.socket:
     """A listening socket on the configured address.
+
+    Args:
+        is_shared: other processes of this user may listen there too; the kernel spreads connections among them.
 
     Raises:
         ConfigError: the port is in use, needs privileges or the host is none of this machine's.
@@ -40,6 +43,7 @@ def bind(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_shared))
         listener.bind((config.host, config.port))
         # Only listening reserves the port for certain; with SO_REUSEADDR two processes may both bind it.
         listener.listen(2048)
@@ -48,6 +52,13 @@ def bind(config: ServerConfig) -> socket.socket:
         raise ConfigError(_why_not_bound(error, address)) from None
     listener.setblocking(False)
     return listener
+
+
+def url_of(config: ServerConfig, listener: socket.socket) -> str:
+    """The server's URL, without a path."""
+    scheme = "https" if config.ssl_certfile else "http"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def connection_bound(config: ServerConfig) -> int:
@@ -97,8 +108,14 @@ class HttpServer(uvicorn.Server):
     with exit code 0. `should_exit = True` ends `serve`."""
 
     def __init__(
-        self, app: ASGIApp, limits: ConnectionLimits, certificate: ssl.SSLContext | None = None
+        self,
+        app: ASGIApp,
+        limits: ConnectionLimits,
+        certificate: ssl.SSLContext | None = None,
+        *,
+        flush_timeout_s: int = _FLUSH_TIMEOUT_S,
     ) -> None:
+        """flush_timeout_s: how long running requests may take after `should_exit` was set."""
         connection: Any = functools.partial(Connection, shared=SharedByConnections(limits))
         super().__init__(
             uvicorn.Config(
@@ -111,7 +128,7 @@ class HttpServer(uvicorn.Server):
                 # Another loop, which some other package may bring, has other transports.
                 loop="asyncio",
                 ws="none",
-                timeout_graceful_shutdown=_FLUSH_TIMEOUT_S,
+                timeout_graceful_shutdown=flush_timeout_s,
                 server_header=False,
                 # A forwarded address can be forged; /internal trusts only the real one.
                 proxy_headers=False,

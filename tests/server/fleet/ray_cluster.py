@@ -18,10 +18,8 @@ def serving(**settings: Any) -> Iterator[str]:
     """URL of the bundled model, served by replicas with the settings of `twofold serve`."""
     # One Ray of its own: no usage reports, no dashboard, few bytes of shared memory.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "0"  # as `twofold serve --ray` sets it
     import ray
     from ray import serve
-    from twofold.tools.cli.serve.fleet import build
 
     port = free_port()
     ray.init(
@@ -32,8 +30,8 @@ def serving(**settings: Any) -> Iterator[str]:
         log_to_driver=False,
     )
     try:
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(fleet_settings(**settings)), name="twofold", route_prefix="/")
+        serve.start(proxy_location="Disabled")
+        deploy(port=port, ray=True, **settings)
         yield f"http://127.0.0.1:{port}"
         serve.shutdown()
     finally:
@@ -44,11 +42,9 @@ def serving(**settings: Any) -> Iterator[str]:
 def serving_on_nodes(num_nodes: int, **settings: Any) -> Iterator[tuple[Any, str]]:
     """Ray's cluster of a head without CPUs and nodes of one CPU, all on this machine, and the URL of its fleet."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "0"  # as `twofold serve --ray` sets it
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
-    from twofold.tools.cli.serve.fleet import build
 
     port, store = free_port(), 100 * 2**20
     cluster = Cluster()
@@ -57,13 +53,21 @@ def serving_on_nodes(num_nodes: int, **settings: Any) -> Iterator[tuple[Any, str
         for _ in range(num_nodes):
             cluster.add_node(num_cpus=1, object_store_memory=store)
         ray.init(address=cluster.address, log_to_driver=False)
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(fleet_settings(cpus_per_replica=1, **settings)), name="twofold", route_prefix="/")
+        serve.start(proxy_location="Disabled")
+        deploy(port=port, cpus_per_replica=1, **settings)
         yield cluster, f"http://127.0.0.1:{port}"
         serve.shutdown()
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def deploy(**settings: Any) -> None:
+    """Run, or change, the fleet with these settings."""
+    from ray import serve
+    from twofold.tools.cli.serve.fleet import build
+
+    serve.run(build(fleet_settings(**settings)), name="twofold", route_prefix=None)
 
 
 def fleet_settings(**settings: Any) -> dict[str, Any]:

@@ -3,81 +3,77 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("ray", reason="needs twofold[ray]")
 
-from ray.exceptions import ActorDiedError
-from starlette.requests import Request
-from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart, WholeResponse
+import aiohttp
+from twofold.server.fleet.forwarding import ROUTING_HEADER, ReplicaAddress, RoutedRequest, ToldRouting
 from twofold.server.fleet.gateway import Gateway
 from twofold.server.http.arrival import trace_id
 
-LOST = "lost"
-STREAM = ResponseStart(200, ((b"content-type", b"text/event-stream"),))
-PREFACE, PING = BodyPart("preface", b"id-"), BodyPart("ping", b": ping\n\n")
+LOST = aiohttp.ServerDisconnectedError()
+STREAM, PAGE_OF_TEXT = b"text/event-stream", b"text/plain"
+PING = b": ping\n\n"
 
 
-def answer(text: bytes) -> BodyPart:
-    return BodyPart("answer", text)
+class Answer:
+    """A replica's response of the given pieces; an exception among them is raised."""
 
+    status = 200
 
-class Parts:
-    """A replica's response: the given parts; `LOST` raises what Ray raises when an actor has died."""
+    def __init__(self, kind: bytes, *pieces: bytes | Exception, status: int = 200) -> None:
+        self.raw_headers = ((b"Content-Type", kind), (b"Transfer-Encoding", b"chunked"), (b"X-Mine", b"1"))
+        self.status = status
+        self._pieces = pieces
+        self.content = self
 
-    def __init__(self, parts: list[Any]) -> None:
-        self._parts = parts
-        self.is_cancelled = False
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
 
-    def cancel(self) -> None:
-        self.is_cancelled = True
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self.iter_any()])
 
-    def __aiter__(self) -> "Parts":
-        return self
-
-    async def __anext__(self) -> Any:
-        if not self._parts:
-            raise StopAsyncIteration
-        part = self._parts.pop(0)
-        if part == LOST:
-            raise ActorDiedError
-        return part
-
-
-class Broadcast:
-    """What Ray returns for a call to every replica."""
-
-    def __init__(self, answers: list[Any]) -> None:
-        self._answers = answers
-
-    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[Any]:
-        assert return_exceptions
-        return self._answers
+    async def text(self) -> str:
+        return (await self.read()).decode()
 
 
 class Replicas:
-    """Ray's handle of a deployment whose calls give the scripted responses, one after the other."""
+    """Ray's handle of the replicas and the client that reaches them. Requests get the scripted answers in turn."""
 
-    def __init__(self, *scripts: list[Any]) -> None:
-        self.calls = [Parts(list(script)) for script in scripts]
-        self.requests: list[ForwardedRequest] = []
-        self.pages: list[Any] = []
-        """Answers of `broadcast`."""
+    def __init__(self, *script: Answer | Exception) -> None:
+        self.script = list(script)
+        self.requests: list[tuple[str, str, Any, dict[str, str]]] = []
+        """(method, URL, body, headers)"""
+        self.attempts: list[int] = []
+        self.ends: list[bool] = []
+        """What was told of each request's end: whether its replica was lost."""
+        self.ids = ["only"]
 
-    def options(self, **options: Any) -> "Replicas":
-        assert options == {"method_name": "handle", "stream": True}
-        return self
+    @asynccontextmanager
+    async def choose_replica(self, request: RoutedRequest, *, _reserve: bool) -> AsyncIterator[Any]:
+        assert not _reserve
+        self.attempts.append(request.attempt)
+        request.end = self.ends.append
+        request.replicas = {name: ReplicaAddress(f"http://{name}", "s") for name in self.ids}
+        yield SimpleNamespace(replica_id=self.ids[0])
 
-    def broadcast(self, method: str, request: ForwardedRequest) -> "Broadcast":
-        assert (method, request.path) == ("whole", "/metrics")
-        return Broadcast(self.pages)
-
-    def remote(self, request: ForwardedRequest) -> Parts:
-        self.requests.append(request)
-        return self.calls[len(self.requests) - 1]
+    @asynccontextmanager
+    async def request(
+        self, method: str, url: Any, *, data: Any, headers: Any, **_: Any
+    ) -> AsyncIterator[Answer]:
+        self.requests.append((method, str(url), data, dict(headers)))
+        answer = self.script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
 
 
 def ask(
@@ -89,50 +85,55 @@ def ask(
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> tuple[int, bytes]:
     """Status and body that the client gets."""
+    request, sent = [{"type": "http.request", "body": body, "more_body": False}], []
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
+        return request.pop() if request else await asyncio.get_running_loop().create_future()
 
-    async def call() -> tuple[int, bytes]:
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "query_string": b"",
-            "headers": [(b"connection", b"close"), (b"x-request-id", b"mine"), *headers],
-        }
-        response = await Gateway(replicas, 1 << 20)(Request(scope, receive))
-        chunks: Any = getattr(response, "body_iterator", None)
-        if not isinstance(chunks, AsyncIterator):
-            return response.status_code, bytes(response.body)
-        return response.status_code, b"".join([chunk async for chunk in chunks])
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
 
-    return asyncio.run(call())
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"a=%20",
+        "client": ("10.0.0.1", 7),
+        "headers": [(b"connection", b"close"), (b"x-request-id", b"mine"), *headers],
+    }
+    asyncio.run(Gateway(replicas, replicas, 1 << 20)(scope, receive, send))
+    assert len({name for name, _ in sent[0]["headers"]}) == len(sent[0]["headers"])
+    assert [bool(message.get("more_body")) for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
+    return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
 
 
 def test_a_response_passes_through() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
-    replicas = Replicas([STREAM, PREFACE, PING, answer(b"one"), PING, answer(b"two")])
-    assert ask(replicas, body=body) == (200, b": ping\n\nid-one: ping\n\ntwo")
-    (request,) = replicas.requests
-    assert request.headers[0] == (b"x-request-id", b"mine")
-    assert trace_id(dict(request.headers)[b"traceparent"].decode())
-    assert len(request.labels) == 1
-    assert replicas.calls[0].is_cancelled  # frees the call in every case
+    replicas = Replicas(Answer(STREAM, PING, PING + b"\0id-one", PING, b"two"))
+    assert ask(replicas, body=body) == (200, b": ping\n\n: ping\n\nid-one: ping\n\ntwo")
+    ((method, url, passed, headers),) = replicas.requests
+    assert (method, url, passed) == ("POST", "http://only/v1/chat/completions?a=%20", body)
+    assert headers["x-request-id"] == "mine"
+    assert "connection" not in headers
+    assert trace_id(headers["traceparent"])
+    told = ToldRouting.read(headers[ROUTING_HEADER.decode()].encode())
+    assert (len(told.labels), told.client) == (1, ("10.0.0.1", 7))
+    assert replicas.ends == [False]
 
 
-@pytest.mark.parametrize(
-    "lost", [[LOST], [STREAM, LOST], [STREAM, PREFACE, LOST], [STREAM, PREFACE, PING, LOST]]
-)
-def test_a_replica_lost_before_the_first_token_is_replaced_unnoticed(lost: list[Any]) -> None:
-    other = BodyPart("preface", b"other-")
-    replicas = Replicas(lost, [STREAM, other, answer(b"text")])
+@pytest.mark.parametrize("lost", [LOST, Answer(STREAM, LOST), Answer(STREAM, PING, LOST)])
+def test_a_replica_lost_before_the_first_token_is_replaced_unnoticed(lost: Answer | Exception) -> None:
+    replicas = Replicas(lost, Answer(STREAM, b"\0other-text"))
     status, body = ask(replicas)
-    assert (status, body.removeprefix(b": ping\n\n")) == (200, b"other-text")
-    first, second = replicas.requests
-    assert (first.attempt, second.attempt) == (0, 1)
-    assert second == replace(first, attempt=1)
-    assert (first.routed_by("a"), second.routed_by("a")) == ("load", "retry")
+    assert (status, body.removeprefix(PING)) == (200, b"other-text")
+    assert replicas.attempts == [0, 1]
+    assert replicas.ends == [True, False]
+
+
+def test_a_replica_lost_during_a_whole_answer_is_replaced_unnoticed() -> None:
+    replicas = Replicas(Answer(b"application/json", b'{"a', LOST), Answer(b"application/json", b"{}"))
+    assert ask(replicas) == (200, b"{}")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_replica_lost_before_the_first_token_is_replaced_unnoticed(lost: list[
     ],
 )
 def test_a_replica_lost_after_the_first_token_ends_the_stream_with_an_error(path: str, ending: bytes) -> None:
-    status, body = ask(Replicas([STREAM, PREFACE, answer(b"one"), LOST]), path)
+    status, body = ask(Replicas(Answer(STREAM, b"\0id-one", LOST)), path)
     assert status == 200
     assert body.startswith(b"id-one")
     assert b"the replica that computed this answer was lost" in body
@@ -153,7 +154,7 @@ def test_a_replica_lost_after_the_first_token_ends_the_stream_with_an_error(path
 
 
 def test_a_request_that_loses_every_replica_gets_503() -> None:
-    status, body = ask(Replicas(*[[LOST]] * 4))
+    status, body = ask(Replicas(*[LOST] * 4))
     assert status == 503
     assert json.loads(body)["error"]["code"] == "replicas_lost"
 
@@ -177,25 +178,21 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
     ],
 )
 def test_a_valid_trace_is_passed_on_and_an_invalid_one_replaced(given: str, kept: bool) -> None:
-    replicas = Replicas([STREAM, answer(b"text")])
+    replicas = Replicas(Answer(STREAM, b"\0text"))
     ask(replicas, headers=((b"traceparent", given.encode()), (b"tracestate", b"a=1")))
-    (request,) = replicas.requests
-    passed = [value.decode() for name, value in request.headers if name == b"traceparent"]
-    assert (passed == [given]) is kept
-    assert len(trace_id(passed[0])) == 32
-    assert (b"tracestate" in dict(request.headers)) is kept
+    passed = replicas.requests[0][3]
+    assert (passed["traceparent"] == given) is kept
+    assert len(trace_id(passed["traceparent"])) == 32
+    assert ("tracestate" in passed) is kept
 
 
 PAGE = '# HELP a Things.\n# TYPE a gauge\na{model_name="m"} 1\n# HELP b Others.\n# TYPE b gauge\nb 2\n'
 
 
 def test_metrics_are_those_of_every_replica_that_answers() -> None:
-    replicas = Replicas()
-    replicas.pages = [
-        WholeResponse("two", 200, ((b"content-type", b"text/plain"),), PAGE.encode()),
-        ActorDiedError(),
-        WholeResponse("one", 200, (), PAGE.encode()),
-    ]
+    pages = [Answer(PAGE_OF_TEXT, PAGE.encode()) for _ in range(3)]
+    replicas = Replicas(pages[0], pages[1], LOST, pages[2])
+    replicas.ids = ["two", "lost", "one"]
     status, page = ask(replicas, "/metrics", b"", method="GET")
     assert status == 200
     assert page.decode().splitlines() == [
@@ -210,8 +207,8 @@ def test_metrics_are_those_of_every_replica_that_answers() -> None:
     ]
 
 
-def test_metrics_without_a_replica_are_an_error_and_a_refusal_passes_through() -> None:
-    replicas = Replicas()
-    assert ask(replicas, "/metrics", b"", method="GET")[0] == 503
-    replicas.pages = [WholeResponse("one", 403, (), b"no")]
-    assert ask(replicas, "/metrics", b"", method="GET") == (403, b"no")
+def test_a_refusal_of_the_metrics_passes_through() -> None:
+    assert ask(Replicas(Answer(PAGE_OF_TEXT, b"no", status=403)), "/metrics", b"", method="GET") == (
+        403,
+        b"no",
+    )

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="needs twofold[ray]")
 
 from tests.server.fleet.clients import second_turn_hits, streams
-from tests.server.fleet.ray_cluster import fleet_settings, replica_processes, serving, until_running
+from tests.server.fleet.ray_cluster import deploy, replica_processes, serving, until_running
 
 pytestmark = pytest.mark.slow
 
@@ -61,15 +61,11 @@ def test_a_replica_killed_in_the_middle_ends_its_streams_with_an_error(url: str)
 
 
 def test_a_rolling_update_loses_no_stream(url: str) -> None:
-    from ray import serve
-    from twofold.tools.cli.serve.fleet import build
-
     old = {each.pid for each in replica_processes()}
 
     async def update(begun: list[asyncio.Event]) -> None:
         await asyncio.gather(*(each.wait() for each in begun))
-        changed = fleet_settings(max_waiting=254)
-        await asyncio.to_thread(serve.run, build(changed), name="twofold", route_prefix="/")
+        await asyncio.to_thread(deploy, port=int(url.rpartition(":")[2]), ray=True, max_waiting=254)
 
     seen = asyncio.run(streams(url, first=200, max_tokens=200, then=update))
     assert [each.error for each in seen] == [None] * NUM_STREAMS

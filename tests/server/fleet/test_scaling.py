@@ -30,19 +30,18 @@ def test_without_an_objective_the_load_decides() -> None:
 
 
 def test_the_policy_keeps_the_bounds() -> None:
-    def decided(num_ongoing: float, metrics: dict[str, Any] | None) -> int:
+    def decided(metrics: dict[str, Any] | None) -> int:
         context = SimpleNamespace(
             current_num_replicas=2,
-            total_num_requests=num_ongoing,
             aggregated_metrics=metrics,
             capacity_adjusted_min_replicas=1,
             capacity_adjusted_max_replicas=3,
         )
         return ObjectiveScaling(8.0, 500.0)(cast(Any, context))[0]
 
-    assert decided(0, None) == 1
-    assert decided(100, {}) == 3
-    assert decided(0, {"ttft_p95_ms": {"a": 700.0, "b": 0.0}}) == 3
+    assert decided(None) == 1
+    assert decided({"num_ongoing": {"a": 60.0, "b": 40.0}}) == 3
+    assert decided({"ttft_p95_ms": {"a": 700.0, "b": 0.0}}) == 3
 
 
 def test_bounds_that_contradict_are_refused() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,20 +31,12 @@ class ConnectedAnswer(Response):
         raise AssertionError("each kind of answer delivers in its own way")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        delivery = asyncio.create_task(self.deliver(scope, receive, send))
-        watch = asyncio.create_task(_until_disconnected(receive))
         try:
-            await asyncio.wait({delivery, watch}, return_when=asyncio.FIRST_COMPLETED)
+            await while_connected(self.deliver(scope, receive, send), receive)
         finally:
-            delivery_done = delivery.done()
-            for task in (delivery, watch):
-                task.cancel()
-            await asyncio.gather(delivery, watch, return_exceptions=True)
             self.answer.close()
             for timer in self.timers:
                 timer.end()
-        if delivery_done:
-            delivery.result()
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Chunk]]]:
         """The answers' chunks, with timing; raises ApiError when the engine aborted one of them."""
@@ -61,6 +54,21 @@ class ConnectedAnswer(Response):
             yield delivered
             if aborted is not None:
                 raise _abort_error(aborted)
+
+
+async def while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Do the work and watch the connection concurrently; whichever ends first ends both."""
+    delivery = asyncio.create_task(work)
+    watch = asyncio.create_task(_until_disconnected(receive))
+    try:
+        await asyncio.wait({delivery, watch}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        delivery_done = delivery.done()
+        for task in (delivery, watch):
+            task.cancel()
+        await asyncio.gather(delivery, watch, return_exceptions=True)
+    if delivery_done:
+        delivery.result()
 
 
 def _abort_error(last: Chunk) -> ApiError:

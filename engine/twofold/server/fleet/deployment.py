@@ -10,7 +10,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from twofold.api.config import ServerConfig
 from twofold.api.fleet_config import FleetConfig
-from twofold.server.fleet.gateway import Gateway
+from twofold.server.fleet.gateway import GatewayActor
 from twofold.server.fleet.replica import ModelLoader, Replica
 from twofold.server.fleet.routing import PrefixRouter
 
@@ -18,19 +18,24 @@ _STATS_PERIOD_S: Final = 1.0
 """How often replicas publish their prefixes. Until then the gateway counts what it sent itself."""
 _MAX_STARTS: Final = 3
 """Failed starts after which a deployment is given up. A wrong setting fails at once, a full machine may recover."""
-_MAX_ONGOING: Final = 1024
-"""Requests that Ray passes to a replica at once. The engine queues and refuses by its own settings before that."""
+_CLOSE_S: Final = 10.0
+"""Time for a replica to close its engine and telemetry after its last answer."""
 
 
-def application(load: ModelLoader, server: ServerConfig, fleet: FleetConfig) -> Application:
-    """The application, to be run by `ray.serve.run` or built for a cluster's serve.yaml."""
+def application(
+    load: ModelLoader, server: ServerConfig, fleet: FleetConfig, gateway_node: str = ""
+) -> Application:
+    """The application, to be run by `ray.serve.run` or built for a cluster's serve.yaml.
+
+    gateway_node: address of the machine for the gateways; empty: spread over the cluster.
+    """
+    is_one_machine = fleet.ray and fleet.ray_address is None
     replica = serve.deployment(
         Replica,
         name="twofold-replica",
         **_number(fleet),
-        max_ongoing_requests=_MAX_ONGOING,
         ray_actor_options={"num_cpus": fleet.cpus_per_replica, "num_gpus": fleet.gpus_per_replica},
-        graceful_shutdown_timeout_s=server.drain_timeout_s,
+        graceful_shutdown_timeout_s=server.drain_timeout_s + _CLOSE_S,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
         max_constructor_retry_count=_MAX_STARTS,
@@ -40,14 +45,22 @@ def application(load: ModelLoader, server: ServerConfig, fleet: FleetConfig) -> 
         ),
     )
     gateway = serve.deployment(
-        Gateway,
+        GatewayActor,
         name="twofold-gateway",
         num_replicas=fleet.num_gateways,
-        max_ongoing_requests=_MAX_ONGOING * (fleet.max_replicas or fleet.num_replicas),
-        ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=server.drain_timeout_s,
+        # A new gateway listens before the old one stops.
+        max_surge_percent=100,
+        max_constructor_retry_count=_MAX_STARTS,
+        ray_actor_options={
+            "num_cpus": 0,
+            "resources": {f"node:{gateway_node}": 0.001} if gateway_node else {},
+            # Read when Ray Serve is imported: one change of thread less per request.
+            "runtime_env": {"env_vars": {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}},
+        },
+        graceful_shutdown_timeout_s=server.drain_timeout_s + _CLOSE_S,
+        graceful_shutdown_wait_loop_s=0.2,
     )
-    return gateway.bind(replica.bind(load, server), server.max_body_bytes)
+    return gateway.bind(replica.bind(load, server, "127.0.0.1" if is_one_machine else ""), server)
 
 
 def _number(fleet: FleetConfig) -> dict[str, Any]:

@@ -1,64 +1,74 @@
-"""What gateway and replica send each other: one request down, the parts of its response up."""
+"""What gateway and replica tell each other beside the HTTP request and its response."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from twofold.api.request_origin import RoutedBy
 
 Header = tuple[bytes, bytes]
 
+SECRET_HEADER: Final = b"x-twofold-secret"
+ROUTING_HEADER: Final = b"x-twofold-routing"
+TOKENS_BEGIN: Final = b"\0"
+"""Comes before the first token of a replica's stream. Earlier bytes are pings. No API sends it: JSON escapes it."""
+
+
+def is_stream(headers: Iterable[Header]) -> bool:
+    """Whether a response with these headers is sent token by token."""
+    kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+    return kind.partition(b";")[0] in (b"text/event-stream", b"application/x-ndjson")
+
 
 @dataclass(frozen=True)
-class ForwardedRequest:
-    """One HTTP request, read completely."""
+class ReplicaAddress:
+    """Where the gateways reach a replica. Ray publishes it to them alone."""
 
-    method: str
-    path: str
-    query: bytes
-    headers: tuple[Header, ...]
-    body: bytes
-    client: tuple[str, int] | None = None
+    url: str
+    secret: str
+    """Value of `SECRET_HEADER`. A replica refuses requests without it."""
+
+
+@dataclass
+class RoutedRequest:
+    """A request that the gateway describes to the router, which fills in its choice."""
+
     labels: tuple[bytes, ...] = ()
     """See `prefix_labels`."""
     model: str = ""
     """The model that the body names; empty: the default."""
     attempt: int = 0
     """Replicas that were lost before they answered it."""
-    matched_by: tuple[str, ...] = ()
-    """Ids of the replicas that the router chose from because they hold a prefix; set by the router."""
+    gateway: str = ""
+    """Id of the gateway that counts it."""
+    routed_by: RoutedBy = "load"
+    """Why the router chose the replica."""
+    replicas: Mapping[str, ReplicaAddress] = field(default_factory=dict)
+    """All replicas that the router chose from, by id."""
+    end: Callable[[bool], None] = lambda is_lost: None
+    """To be called when the replica has answered, or with True when it was lost."""
 
-    def routed_by(self, replica: str) -> RoutedBy:
-        """Why the router chose the replica of this id."""
-        if self.attempt:
-            return "retry"
-        return "prefix" if replica in self.matched_by else "load"
-
-
-class ResponseStart(NamedTuple):
-    """Status and headers, before any part of the body."""
-
-    status: int
-    headers: tuple[Header, ...]
-
-
-class BodyPart(NamedTuple):
-    """Bytes of the body.
-
-    preface: sent before the first token, and obsolete if another replica answers instead. ping: keeps a silent
-    connection open. answer: everything else.
-    """
-
-    kind: Literal["preface", "ping", "answer"]
-    data: bytes
+    def header(self, client: tuple[str, int] | None) -> str:
+        """Value of `ROUTING_HEADER`."""
+        labels = [label.hex() for label in self.labels]
+        return json.dumps([self.gateway, self.routed_by, client, labels], separators=(",", ":"))
 
 
 @dataclass(frozen=True)
-class WholeResponse:
-    """A response in one piece, of a route that streams nothing."""
+class ToldRouting:
+    """What a replica reads from `ROUTING_HEADER`."""
 
-    replica: str
-    status: int
-    headers: tuple[Header, ...]
-    body: bytes
+    gateway: str
+    routed_by: RoutedBy
+    client: tuple[str, int] | None
+    """Address of the gateway's client."""
+    labels: tuple[bytes, ...]
+
+    @classmethod
+    def read(cls, header: bytes) -> ToldRouting:
+        fields: list[Any] = json.loads(header)
+        gateway, routed_by, client, labels = fields
+        return cls(gateway, routed_by, client and tuple(client), tuple(map(bytes.fromhex, labels)))

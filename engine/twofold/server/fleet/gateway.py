@@ -1,4 +1,4 @@
-"""The gateway: takes HTTP requests from Ray's proxy and passes each to a replica.
+"""The gateway: answers each HTTP request with one of the replicas, over kept-alive connections of its own.
 
 A request whose replica is lost before its first token goes to another replica; the client notices nothing but the time.
 After the first token the stream ends with an error, because another replica cannot continue it.
@@ -6,142 +6,235 @@ After the first token the stream ends with an error, because another replica can
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
+import socket
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from ray.exceptions import RayActorError
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+import aiohttp
+import yarl
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
 
 import twofold.server.app  # noqa: F401 (registers the error formats of the APIs)
+from twofold.api.config import ServerConfig
+from twofold.server.bridge.connected import while_connected
 from twofold.server.bridge.request_body import read_body
-from twofold.server.fleet.forwarding import ForwardedRequest, Header, ResponseStart, WholeResponse
+from twofold.server.fleet.forwarding import (
+    ROUTING_HEADER,
+    SECRET_HEADER,
+    TOKENS_BEGIN,
+    Header,
+    ReplicaAddress,
+    RoutedRequest,
+    is_stream,
+)
 from twofold.server.fleet.merged_metrics import merged_metrics
 from twofold.server.fleet.prefix_labels import PromptIdentity, prompt_of
+from twofold.server.fleet.serving_actor import ServingActor
 from twofold.server.http.arrival import trace_id
 from twofold.server.http.errors import ApiError, unavailable
+from twofold.server.listening import bind, certificate_of
 
 _logger = logging.getLogger("twofold.server.fleet")
 _MAX_TRIES: Final = 4
 _METRICS_TIMEOUT_S: Final = 5.0
-_HOP_BY_HOP: Final = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"expect")
+_CONNECT_TIMEOUT_S: Final = 3.0
+_KEEP_ALIVE_S: Final = 30.0
+"""Less than replicas keep a connection open (`ConnectionLimits`), so that none is closed while a request is sent."""
+_LOST_PEER: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""A machine that is gone is noticed after 20 seconds of silence."""
+_OF_CONNECTION: Final = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"te",
+        b"upgrade",
+        b"expect",
+        b"content-length",
+        b"date",
+    )
 )
+"""Headers that each connection sets itself."""
 _LOST_MESSAGE: Final = (
     "the replica that computed this answer was lost; the text so far is incomplete; send the request again"
 )
 
 
 class Gateway:
-    """Ray Serve's callable that receives the HTTP requests."""
+    """ASGI application that forwards requests."""
 
-    def __init__(self, replicas: Any, max_body_bytes: int) -> None:
-        """replicas: Ray's handle of the `Replica` deployment."""
-        self._replicas = replicas.options(method_name="handle", stream=True)
-        self._every_replica = replicas
+    def __init__(self, replicas: Any, client: aiohttp.ClientSession, max_body_bytes: int) -> None:
+        """replicas: Ray's handle of the `Replica` deployment, whose router is a `PrefixRouter`."""
+        self._replicas = replicas
+        self._client = client
         self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            forwarded = await self._forwarded(request)
-            if (forwarded.method, forwarded.path) == ("GET", "/metrics"):
-                return await self._metrics(forwarded)
-            chunks = self._chunks(forwarded)
-            start = await anext(chunks)
+            body = await read_body(Request(scope, receive), self._max_body_bytes)
+            await while_connected(self._answer(scope, body, send), receive)
         except ApiError as error:
-            return error.response(request.url.path)
-        assert isinstance(start, ResponseStart)
-        response = StreamingResponse(cast(AsyncIterator[bytes], chunks), start.status)
-        response.raw_headers = list(start.headers)
-        return response
+            await error.response(scope["path"])(scope, receive, send)
+        except ClientDisconnect:
+            return  # before its body was complete
 
-    async def _forwarded(self, request: Request) -> ForwardedRequest:
-        body = await read_body(request, self._max_body_bytes)
-        client = request.client
-        prompt = prompt_of(body) if request.method == "POST" else PromptIdentity()
-        return ForwardedRequest(
-            method=request.method,
-            path=request.url.path,
-            query=request.url.query.encode(),
-            headers=_headers(request),
-            body=body,
-            client=None if client is None else (client.host, client.port),
-            labels=prompt.labels,
-            model=prompt.model,
-        )
-
-    async def _metrics(self, request: ForwardedRequest) -> Response:
-        """The metrics of all replicas that answer in time, or the answer of one that refuses."""
-        broadcast = self._every_replica.broadcast("whole", request)
-        found = await broadcast.results_async(timeout_s=_METRICS_TIMEOUT_S, return_exceptions=True)
-        answers = [each for each in found if isinstance(each, WholeResponse)]
-        for answer in answers:
-            if answer.status != 200:
-                return Response(answer.body, answer.status, dict(_text(answer.headers)))
-        if not answers:
-            raise unavailable("no replica answers; see the log of Ray Serve", "no_replicas", 5)
-        pages = {answer.replica: answer.body.decode() for answer in answers}
-        return Response(merged_metrics(pages), 200, dict(_text(answers[0].headers)))
-
-    async def _chunks(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
-        """Status and headers, then the body's bytes.
-
-        The preface is kept back until the first token, so that another replica's can replace it. ApiError 503 if every
-        try lost its replica before anything was sent.
-        """
-        is_sent = has_tokens = False
-        for attempt in range(_MAX_TRIES):
-            preface, parts = b"", self._replicas.remote(replace(request, attempt=attempt))
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        """Send a replica's response. ApiError 503 if every try lost its replica before anything was sent."""
+        prompt = prompt_of(body) if scope["method"] == "POST" else PromptIdentity()
+        request, headers = RoutedRequest(prompt.labels, prompt.model), _headers(scope["headers"])
+        response = _Response(send)
+        for request.attempt in range(_MAX_TRIES):
+            is_lost = False
             try:
-                start = await anext(parts)
-                async for part in parts:
-                    if part.kind == "preface":
-                        preface = part.data
-                        continue
-                    if not is_sent:
-                        yield start
-                        is_sent = True
-                    has_tokens = has_tokens or part.kind == "answer"
-                    yield preface + part.data if has_tokens else part.data
-                    preface = b"" if has_tokens else preface
-                if not is_sent:
-                    yield start
-                yield preface
+                async with self._replicas.choose_replica(request, _reserve=False) as chosen:
+                    address = request.replicas[chosen.replica_id]
+                async with self._sent(scope, body, headers, request, address) as answer:
+                    if is_stream(answer.raw_headers):
+                        await response.stream(answer)
+                    else:
+                        whole = await answer.read()
+                        if (scope["path"], answer.status) == ("/metrics", 200):
+                            whole = await self._metrics(scope, headers, request)
+                        await response.whole(answer, whole)
                 return
-            except RayActorError as error:  # also where the actor is only unreachable
-                _logger.warning("a replica was lost during %s: %s", request.path, type(error).__name__)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                is_lost = True
+                _logger.warning("a replica was lost during %s: %s", scope["path"], type(error).__name__)
             finally:
-                parts.cancel()
-            if has_tokens:
-                yield _error_event(request.path, ApiError(502, _LOST_MESSAGE, code="replica_lost"))
+                request.end(is_lost)
+                request.end = lambda is_lost: None
+            if response.has_tokens:
+                await response.end(
+                    _error_event(scope["path"], ApiError(502, _LOST_MESSAGE, code="replica_lost"))
+                )
                 return
         message = (
             f"{_MAX_TRIES} replicas were lost one after the other before the answer began; try again later"
         )
         refusal = unavailable(message, "replicas_lost", 5)
-        if not is_sent:
+        if not response.has_begun:
             raise refusal
-        yield _error_event(request.path, refusal)
+        await response.end(_error_event(scope["path"], refusal))
+
+    def _sent(
+        self,
+        scope: Scope,
+        body: bytes,
+        headers: list[tuple[str, str]],
+        request: RoutedRequest,
+        address: ReplicaAddress,
+    ) -> Any:
+        """The request to the replica at `address`, as a context of its response."""
+        query = f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
+        told = (
+            (SECRET_HEADER.decode(), address.secret),
+            (ROUTING_HEADER.decode(), request.header(scope["client"])),
+        )
+        return self._client.request(
+            scope["method"],
+            yarl.URL(f"{address.url}{scope['raw_path'].decode()}{query}", encoded=True),
+            data=body or None,
+            headers=[*headers, *told],
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            allow_redirects=False,
+        )
+
+    async def _metrics(self, scope: Scope, headers: list[tuple[str, str]], request: RoutedRequest) -> bytes:
+        """The metrics of all replicas that answer in time."""
+
+        async def page(address: ReplicaAddress) -> str:
+            async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                async with self._sent(scope, b"", headers, request, address) as answer:
+                    return str(await answer.text())
+
+        found = await asyncio.gather(*map(page, request.replicas.values()), return_exceptions=True)
+        pages = zip(request.replicas, found, strict=True)
+        return merged_metrics({name: text for name, text in pages if isinstance(text, str)}).encode()
 
 
-def _headers(request: Request) -> tuple[Header, ...]:
+class _Response:
+    """The client's response, begun by one replica and perhaps continued by another."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+        self.has_tokens = False
+
+    async def stream(self, answer: aiohttp.ClientResponse) -> None:
+        """Pass a stream on as it arrives."""
+        async for data in answer.content.iter_any():
+            if not self.has_tokens:
+                pings, mark, tokens = data.partition(TOKENS_BEGIN)
+                self.has_tokens, data = bool(mark), pings + tokens
+            await self._begin(answer)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._begin(answer)
+        await self.end(b"")
+
+    async def whole(self, answer: aiohttp.ClientResponse, body: bytes) -> None:
+        """Send a response that came in one piece."""
+        await self._begin(answer, (b"content-length", str(len(body)).encode()))
+        await self.end(body)
+
+    async def end(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def _begin(self, answer: aiohttp.ClientResponse, *further: Header) -> None:
+        if self.has_begun:
+            return
+        self.has_begun = True
+        headers = [(name.lower(), value) for name, value in answer.raw_headers]
+        kept = [pair for pair in headers if pair[0] not in _OF_CONNECTION]
+        await self._send(
+            {"type": "http.response.start", "status": answer.status, "headers": [*kept, *further]}
+        )
+
+
+class GatewayActor(ServingActor):
+    """Ray Serve's callable that listens on the fleet's address. Several may share the port of one machine."""
+
+    async def __init__(self, replicas: Any, config: ServerConfig) -> None:  # type: ignore[misc]
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=_socket)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
+        self._client = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        )
+        # `options` begins to follow the replicas.
+        gateway = Gateway(replicas.options(stream=True), self._client, config.max_body_bytes)
+        self.start(gateway, bind(config, is_shared=True), config, certificate_of(config))
+
+    async def __del__(self) -> None:
+        """Called once by Ray."""
+        if hasattr(self, "_serving"):
+            await self.drain()
+            await self._client.close()
+
+
+def _socket(address: Any) -> socket.socket:
+    """A socket that notices a lost machine, for `getaddrinfo`'s description of an address."""
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _LOST_PEER.items():
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
+
+
+def _headers(given: list[Header]) -> list[tuple[str, str]]:
     """The client's headers. A request without an id or a trace gets one, under which every process records it."""
-    kept = [pair for pair in request.headers.raw if pair[0] not in _HOP_BY_HOP]
-    if not any(name == b"x-request-id" for name, _ in kept):
-        kept.append((b"x-request-id", uuid.uuid4().hex.encode()))
-    if not trace_id(request.headers.get("traceparent", "")):
-        kept = [pair for pair in kept if pair[0] not in (b"traceparent", b"tracestate")]
-        kept.append((b"traceparent", f"00-{uuid.uuid4().hex}-{secrets.token_hex(8)}-01".encode()))
-    return tuple(kept)
-
-
-def _text(headers: tuple[Header, ...]) -> Iterator[tuple[str, str]]:
-    """Headers without the body's length, which is another one after merging."""
-    return ((name.decode(), value.decode()) for name, value in headers if name != b"content-length")
+    kept = [
+        (name.decode(), value.decode(errors="replace")) for name, value in given if name not in _OF_CONNECTION
+    ]
+    names = dict(kept)
+    if "x-request-id" not in names:
+        kept.append(("x-request-id", uuid.uuid4().hex))
+    if not trace_id(names.get("traceparent", "")):
+        kept = [pair for pair in kept if pair[0] not in ("traceparent", "tracestate")]
+        kept.append(("traceparent", f"00-{uuid.uuid4().hex}-{secrets.token_hex(8)}-01"))
+    return kept
 
 
 def _error_event(path: str, error: ApiError) -> bytes:

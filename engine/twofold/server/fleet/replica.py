@@ -1,20 +1,20 @@
-"""A replica: one engine and its HTTP application inside a Ray actor, without a socket of its own."""
+"""A replica: one engine and its HTTP application inside a Ray actor."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, Final, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
+import ray
 from ray import serve
 
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of
 from twofold.server.bridge.state import ServerState
-from twofold.server.fleet.asgi_call import respond
-from twofold.server.fleet.forwarding import BodyPart, ForwardedRequest, ResponseStart, WholeResponse
-
-_NO_START: Final = ResponseStart(500, ())
+from twofold.server.fleet.door import Door
+from twofold.server.fleet.serving_actor import ServingActor
+from twofold.server.listening import bind, url_of
 
 
 class LoadedReplica(Protocol):
@@ -34,33 +34,36 @@ class ModelLoader(Protocol):
         """Load for the replica of this id."""
 
 
-class Replica:
+class Replica(ServingActor):
     """Ray Serve's callable for one replica. Its constructor returns once the single model is loaded."""
 
-    def __init__(self, load: ModelLoader, config: ServerConfig) -> None:
-        self._id: str = serve.get_replica_context().replica_id.unique_id
-        self._loaded = load(self._id)
+    async def __init__(self, load: ModelLoader, config: ServerConfig, host: str) -> None:  # type: ignore[misc]
+        """host: address to listen on; empty: the address by which Ray's cluster knows this machine."""
+        replica: str = serve.get_replica_context().replica_id.unique_id
+        self._loaded = load(replica)
         self._state = self._loaded.state(config)
-        self._app = app_of(self._state)
         self._state.body_worker.start()
-        self._describing: asyncio.Future[None] | None = None
-
-    async def handle(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | BodyPart]:
-        """The response of the application, in parts."""
-        if self._state.manager is not None and self._describing is None:
+        self._door = Door(app_of(self._state), replica)
+        own = replace(
+            config,
+            host=host or ray.util.get_node_ip_address(),
+            port=0,
+            max_connections=None,
+            ssl_certfile=None,
+            ssl_keyfile=None,
+        )
+        listener = bind(own)
+        self._url = url_of(own, listener)
+        self.start(self._door, listener, own)
+        if self._state.manager is not None:
             self._describing = asyncio.ensure_future(self._state.manager.describe_all())
-        async for part in respond(self._app, request, self._id):
-            yield part
 
-    async def whole(self, request: ForwardedRequest) -> WholeResponse:
-        """The response of a route that streams nothing."""
-        parts = [part async for part in respond(self._app, request, self._id)]
-        status, headers = next((part for part in parts if isinstance(part, ResponseStart)), _NO_START)
-        body = b"".join(part.data for part in parts if isinstance(part, BodyPart))
-        return WholeResponse(self._id, status, headers, body)
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """The fields of a `ReplicaAddress`, which Ray publishes to the routers."""
+        return {"url": self._url, "secret": self._door.secret}
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """What `PrefixRouter` reads: cached prefixes, KV-cache use, speed and loaded models."""
+        """What `PrefixRouter` reads: running requests, cached prefixes, KV-cache use, speed and loaded models."""
         state = self._state
         loaded = [(model, engine) for model in state.loaded_models if (engine := model.loaded_engine)]
         labels: list[bytes] = []
@@ -70,23 +73,26 @@ class Replica:
         stats = [engine.stats() for _, engine in loaded]
         used = [1.0 - each.num_free_pages / max(1, each.num_pages) for each in stats]
         tpot_s = max((model.metrics.recent_tpot_s() for model, _ in loaded), default=0.0)
-        found = {"labels": labels, "kv_usage": max(used, default=0.0), "tpot_ms": 1e3 * tpot_s}
+        found = {
+            "ongoing": dict(self._door.ongoing),
+            "labels": labels,
+            "kv_usage": max(used, default=0.0),
+            "tpot_ms": 1e3 * tpot_s,
+        }
         if state.manager is None:
             return found
         names = [name for model, _ in loaded for name in model.names]
         return found | {"models": names + [""] * (state.default.loaded_engine is not None)}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `scaling` reads: waiting requests, and the 95th percentile of recent TTFTs in milliseconds."""
-        models = self._state.loaded_models
-        engines = [engine for model in models if (engine := model.loaded_engine)]
-        ttft_s = max((model.metrics.recent_ttft_p95_s() for model in models), default=0.0)
-        return {
-            "num_waiting": float(sum(each.stats().num_waiting for each in engines)),
-            "ttft_p95_ms": 1e3 * ttft_s,
-        }
+        """What `scaling` reads: running requests, and the 95th percentile of recent TTFTs in milliseconds."""
+        ttft_s = max((model.metrics.recent_ttft_p95_s() for model in self._state.loaded_models), default=0.0)
+        return {"num_ongoing": float(self._door.ongoing.total()), "ttft_p95_ms": 1e3 * ttft_s}
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
+        """Called once by Ray, after it has told the gateways to send nothing more."""
+        if hasattr(self, "_serving"):
+            await self.drain()
         if hasattr(self, "_state"):
             self._state.close()
             self._loaded.close()

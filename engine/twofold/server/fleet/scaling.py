@@ -41,11 +41,11 @@ class ObjectiveScaling:
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """The number of replicas within the deployment's bounds, and no state."""
-        measured = (context.aggregated_metrics or {}).get("ttft_p95_ms", {})
+        metrics = context.aggregated_metrics or {}
         wanted = wanted_replicas(
             context.current_num_replicas,
-            context.total_num_requests,
-            measured.values(),
+            sum(metrics.get("num_ongoing", {}).values()),
+            metrics.get("ttft_p95_ms", {}).values(),
             target_ongoing=self._target_ongoing,
             slo_ttft_ms=self._slo_ttft_ms,
         )

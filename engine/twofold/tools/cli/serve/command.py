@@ -33,8 +33,6 @@ from twofold.tools.cli.model_options import (
 from twofold.tools.cli.serve.ranks import load_on_ranks
 
 if TYPE_CHECKING:
-    import socket
-
     from twofold.api.types import RunInfo, SamplingParams
     from twofold.engine import Engine
     from twofold.parallel.session import Leader
@@ -90,7 +88,7 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
     """Serve one model. leader: rank 0, if other processes hold parts of the weights."""
     from twofold.server.bridge.sampling_defaults import sampling_defaults
     from twofold.server.bridge.state import ServerState
-    from twofold.server.listening import bind
+    from twofold.server.listening import bind, url_of
     from twofold.server.process import ServerProcess
 
     config = engine_config(args)
@@ -104,7 +102,7 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
     loaded: list[Engine] = []
     try:
         listener = bind(server_config)
-        url = _url(server_config, listener)
+        url = f"{url_of(server_config, listener)}/v1"
 
         def load() -> tuple[ServingEngine, SamplingParams]:
             if leader is not None:
@@ -138,7 +136,7 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
 
 
 def _run_several(args: argparse.Namespace, server_config: ServerConfig) -> int:
-    from twofold.server.listening import bind
+    from twofold.server.listening import bind, url_of
     from twofold.server.process import ServerProcess
     from twofold.tools.cli.serve.several import open_several
 
@@ -146,7 +144,7 @@ def _run_several(args: argparse.Namespace, server_config: ServerConfig) -> int:
     several = open_several(args)
     try:
         listener = bind(server_config)
-        url = _url(server_config, listener)
+        url = f"{url_of(server_config, listener)}/v1"
         state = several.state(server_config)
 
         def announce() -> None:
@@ -167,11 +165,6 @@ def _end(process: ServerProcess) -> int:
         # Otherwise the interpreter would wait for native code of a model that is no longer needed.
         os._exit(0)
     return 0
-
-
-def _url(server_config: ServerConfig, listener: socket.socket) -> str:
-    scheme = "https" if server_config.ssl_certfile else "http"
-    return f"{scheme}://{_in_url(server_config.host)}:{listener.getsockname()[1]}/v1"
 
 
 def _several_greeting(
@@ -242,7 +235,3 @@ def _write_line(text: str) -> None:
     data = (text + "\n").encode(errors="replace")
     while data:
         data = data[os.write(1, data) :]
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

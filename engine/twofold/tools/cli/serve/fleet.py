@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import platform
 import re
 import signal
@@ -118,13 +117,16 @@ def build(settings: Mapping[str, Any]) -> Application:
     Raises:
         ConfigError: a value is out of range.
     """
-    return _application(("serve", *_as_arguments(settings)))
+    from twofold.server.fleet.deployment import application
+
+    arguments = ("serve", *_as_arguments(settings))
+    args = serve_arguments(arguments)
+    server, fleet = from_namespace(ServerConfig, args), from_namespace(FleetConfig, args)
+    return application(ReplicaLoader(arguments), server, fleet)
 
 
 def run_fleet(args: argparse.Namespace) -> int:
     """Serve until a signal; then running answers finish. `args.given_arguments` goes to every replica."""
-    # Read when Ray is imported, here and in the processes that it starts: one change of thread less per request.
-    os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
     try:
         import ray
         from ray import serve
@@ -132,7 +134,15 @@ def run_fleet(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--ray was given, but Ray Serve cannot be imported ({error}); install it: pip install 'twofold[ray]'"
         ) from None
+    from twofold.server.fleet.deployment import application
+    from twofold.server.listening import bind, certificate_of, url_of
+
     server, fleet = from_namespace(ServerConfig, args), from_namespace(FleetConfig, args)
+    certificate_of(server)
+    # Closed before the gateways share the address; another program that listens there is refused here.
+    with bind(server) as listener:
+        url = f"{url_of(server, listener)}/v1"
+        server = dataclasses.replace(server, port=listener.getsockname()[1])
     # An error in the model, a setting or the store is one line here, not a traceback of each replica.
     if from_namespace(ModelsConfig, args).is_used:
         open_several(args).close()
@@ -145,9 +155,9 @@ def run_fleet(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: ends.set())
     ray.init(address=fleet.ray_address or "local", include_dashboard=False, log_to_driver=False)
     try:
-        serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
-        run_application(_application(args.given_arguments, mark))
-        url = f"http://{server.host}:{server.port}/v1"
+        serve.start(proxy_location="Disabled")
+        loader = ReplicaLoader(args.given_arguments, mark=mark)
+        run_application(application(loader, server, fleet, ray.util.get_node_ip_address()))
         print(
             f"Twofold is ready\n  replicas     {fleet.num_replicas} on Ray Serve\n  API          {url}",
             flush=True,
@@ -181,7 +191,7 @@ def run_application(app: Application) -> None:
     from ray import serve
 
     try:
-        serve.run(app, name="twofold", route_prefix="/")
+        serve.run(app, name="twofold", route_prefix=None)
     except RuntimeError as error:
         deployments = [
             each for app in serve.status().applications.values() for each in app.deployments.values()
@@ -191,14 +201,6 @@ def run_application(app: Application) -> None:
         reasons = re.findall(r"^\S*Error: (.+)$", told, re.MULTILINE)
         reason = reasons[-1] if reasons else told.strip().splitlines()[-1]
         raise ConfigError(f"no replica could start: {reason}") from None
-
-
-def _application(arguments: tuple[str, ...], mark: str = "") -> Application:
-    from twofold.server.fleet.deployment import application
-
-    args = serve_arguments(arguments)
-    loader = ReplicaLoader(arguments, mark=mark)
-    return application(loader, from_namespace(ServerConfig, args), from_namespace(FleetConfig, args))
 
 
 def _as_arguments(settings: Mapping[str, Any]) -> list[str]:
