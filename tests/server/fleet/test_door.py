@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 from twofold.server.fleet.door import Door
-from twofold.server.fleet.forwarding import ROUTING_HEADER, SECRET_HEADER, TOKENS_BEGIN, RoutedRequest
+from twofold.server.fleet.forwarding import ROUTING_HEADER, TOKENS_BEGIN, RoutedRequest
 from twofold.server.http.arrival import call_answer_hook, origin_of, prefix_labels_of
 
-ROUTED = RoutedRequest(labels=(b"l",), gateway="g", routed_by="prefix").header(("10.0.0.1", 7))
+ROUTED = RoutedRequest(labels=(b"l",), gateway="g", routed_by="prefix")
 
 
 def start(kind: bytes) -> dict[str, Any]:
@@ -24,8 +24,8 @@ async def no_message() -> Any:
 
 def ask(door: Door, secret: str | None = None) -> list[Any]:
     """The response's messages."""
-    headers = [(SECRET_HEADER, (door.secret if secret is None else secret).encode())]
-    scope = {"type": "http", "client": None, "headers": [*headers, (ROUTING_HEADER, ROUTED.encode())]}
+    told = ROUTED.header(("10.0.0.1", 7), door.secret if secret is None else secret)
+    scope = {"type": "http", "client": None, "headers": [(ROUTING_HEADER, told.encode())]}
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

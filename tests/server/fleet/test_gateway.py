@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="needs twofold[ray]")
 
 import aiohttp
-from twofold.server.fleet.forwarding import ROUTING_HEADER, ReplicaAddress, RoutedRequest, ToldRouting
+from twofold.server.fleet.forwarding import ROUTING_HEADER, RoutedRequest, ToldRouting
 from twofold.server.fleet.gateway import Gateway
 from twofold.server.http.arrival import trace_id
 
@@ -62,7 +62,7 @@ class Replicas:
         assert not _reserve
         self.attempts.append(request.attempt)
         request.end = self.ends.append
-        request.replicas = {name: ReplicaAddress(f"http://{name}", "s") for name in self.ids}
+        request.replicas = {name: {"url": f"http://{name}", "secret": "s"} for name in self.ids}
         yield SimpleNamespace(replica_id=self.ids[0])
 
     @asynccontextmanager
@@ -117,8 +117,9 @@ def test_a_response_passes_through() -> None:
     assert headers["x-request-id"] == "mine"
     assert "connection" not in headers
     assert trace_id(headers["traceparent"])
-    told = ToldRouting.read(headers[ROUTING_HEADER.decode()].encode())
-    assert (len(told.labels), told.client) == (1, ("10.0.0.1", 7))
+    secret, _, told = headers[ROUTING_HEADER.decode()].partition(" ")
+    routing = ToldRouting.read(told.encode())
+    assert (secret, len(routing.labels), routing.client) == ("s", 1, ("10.0.0.1", 7))
     assert replicas.ends == [False]
 
 

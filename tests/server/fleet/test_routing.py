@@ -41,7 +41,7 @@ def test_a_prefix_leads_to_the_replica_that_published_it_or_that_it_was_sent_to(
     fleet = Fleet(replica("one"), replica("two", labels=[b"a"]))
     name, request = fleet.choose(b"a", b"b")
     assert (name, request.routed_by) == ("two", "prefix")
-    assert request.replicas["one"].url == "http://one"
+    assert request.replicas["one"]["url"] == "http://one"
     first, request = fleet.choose(b"c")
     assert request.routed_by == "load"
     again, request = fleet.choose(b"c", b"d")

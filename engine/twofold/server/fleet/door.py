@@ -10,13 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.api.request_origin import RequestOrigin
-from twofold.server.fleet.forwarding import (
-    ROUTING_HEADER,
-    SECRET_HEADER,
-    TOKENS_BEGIN,
-    ToldRouting,
-    is_stream,
-)
+from twofold.server.fleet.forwarding import ROUTING_HEADER, TOKENS_BEGIN, ToldRouting, is_stream
 from twofold.server.http.arrival import set_answer_hook, set_origin, set_prefix_labels
 
 
@@ -31,12 +25,12 @@ class Door:
         self._replica = replica.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        if not hmac.compare_digest(headers.get(SECRET_HEADER, b""), self.secret.encode()):
+        secret, _, routing = dict(scope["headers"]).get(ROUTING_HEADER, b"").partition(b" ")
+        if not hmac.compare_digest(secret, self.secret.encode()):
             refusal = PlainTextResponse("this port serves the gateways of a fleet; call a gateway", 403)
             await refusal(scope, receive, send)
             return
-        told, answer = ToldRouting.read(headers[ROUTING_HEADER]), _Answer(send, self._replica)
+        told, answer = ToldRouting.read(routing), _Answer(send, self._replica)
         scope["client"] = told.client
         set_prefix_labels(scope, told.labels)
         set_origin(scope, RequestOrigin(routed_by=told.routed_by))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from twofold.api.request_origin import RoutedBy
 
 Header = tuple[bytes, bytes]
 
-SECRET_HEADER: Final = b"x-twofold-secret"
 ROUTING_HEADER: Final = b"x-twofold-routing"
+"""The replica's secret, a space, and a `ToldRouting`."""
 TOKENS_BEGIN: Final = b"\0"
 """Comes before the first token of a replica's stream. Earlier bytes are pings. No API sends it: JSON escapes it."""
 
@@ -21,15 +21,6 @@ def is_stream(headers: Iterable[Header]) -> bool:
     """Whether a response with these headers is sent token by token."""
     kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
     return kind.partition(b";")[0] in (b"text/event-stream", b"application/x-ndjson")
-
-
-@dataclass(frozen=True)
-class ReplicaAddress:
-    """Where the gateways reach a replica. Ray publishes it to them alone."""
-
-    url: str
-    secret: str
-    """Value of `SECRET_HEADER`. A replica refuses requests without it."""
 
 
 @dataclass
@@ -46,20 +37,19 @@ class RoutedRequest:
     """Id of the gateway that counts it."""
     routed_by: RoutedBy = "load"
     """Why the router chose the replica."""
-    replicas: Mapping[str, ReplicaAddress] = field(default_factory=dict)
-    """All replicas that the router chose from, by id."""
+    replicas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """All replicas that the router chose from: by id, their `url` and `secret`."""
     end: Callable[[bool], None] = lambda is_lost: None
     """To be called when the replica has answered, or with True when it was lost."""
 
-    def header(self, client: tuple[str, int] | None) -> str:
+    def header(self, client: tuple[str, int] | None, secret: str) -> str:
         """Value of `ROUTING_HEADER`."""
         labels = [label.hex() for label in self.labels]
-        return json.dumps([self.gateway, self.routed_by, client, labels], separators=(",", ":"))
+        return f"{secret} {json.dumps([self.gateway, self.routed_by, client, labels])}"
 
 
-@dataclass(frozen=True)
-class ToldRouting:
-    """What a replica reads from `ROUTING_HEADER`."""
+class ToldRouting(NamedTuple):
+    """What a gateway tells a replica."""
 
     gateway: str
     routed_by: RoutedBy
@@ -68,7 +58,6 @@ class ToldRouting:
     labels: tuple[bytes, ...]
 
     @classmethod
-    def read(cls, header: bytes) -> ToldRouting:
-        fields: list[Any] = json.loads(header)
-        gateway, routed_by, client, labels = fields
+    def read(cls, told: bytes) -> ToldRouting:
+        gateway, routed_by, client, labels = json.loads(told)
         return cls(gateway, routed_by, client and tuple(client), tuple(map(bytes.fromhex, labels)))

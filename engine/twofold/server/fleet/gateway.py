@@ -11,6 +11,8 @@ import logging
 import secrets
 import socket
 import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -22,15 +24,7 @@ import twofold.server.app  # noqa: F401 (registers the error formats of the APIs
 from twofold.api.config import ServerConfig
 from twofold.server.bridge.connected import while_connected
 from twofold.server.bridge.request_body import read_body
-from twofold.server.fleet.forwarding import (
-    ROUTING_HEADER,
-    SECRET_HEADER,
-    TOKENS_BEGIN,
-    Header,
-    ReplicaAddress,
-    RoutedRequest,
-    is_stream,
-)
+from twofold.server.fleet.forwarding import ROUTING_HEADER, TOKENS_BEGIN, Header, RoutedRequest, is_stream
 from twofold.server.fleet.merged_metrics import merged_metrics
 from twofold.server.fleet.prefix_labels import PromptIdentity, prompt_of
 from twofold.server.fleet.serving_actor import ServingActor
@@ -47,16 +41,7 @@ _KEEP_ALIVE_S: Final = 30.0
 _LOST_PEER: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 """A machine that is gone is noticed after 20 seconds of silence."""
 _OF_CONNECTION: Final = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"te",
-        b"upgrade",
-        b"expect",
-        b"content-length",
-        b"date",
-    )
+    b"connection keep-alive transfer-encoding te upgrade expect content-length date".split()
 )
 """Headers that each connection sets itself."""
 _LOST_MESSAGE: Final = (
@@ -85,20 +70,20 @@ class Gateway:
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         """Send a replica's response. ApiError 503 if every try lost its replica before anything was sent."""
         prompt = prompt_of(body) if scope["method"] == "POST" else PromptIdentity()
-        request, headers = RoutedRequest(prompt.labels, prompt.model), _headers(scope["headers"])
-        response = _Response(send)
+        request, response = RoutedRequest(prompt.labels, prompt.model), _Response(send)
+        ask = partial(self._ask, scope, _headers(scope["headers"]), request)
         for request.attempt in range(_MAX_TRIES):
             is_lost = False
             try:
                 async with self._replicas.choose_replica(request, _reserve=False) as chosen:
-                    address = request.replicas[chosen.replica_id]
-                async with self._sent(scope, body, headers, request, address) as answer:
+                    pass  # the request itself goes another way
+                async with ask(chosen.replica_id, body) as answer:
                     if is_stream(answer.raw_headers):
                         await response.stream(answer)
                     else:
                         whole = await answer.read()
                         if (scope["path"], answer.status) == ("/metrics", 200):
-                            whole = await self._metrics(scope, headers, request)
+                            whole = await _metrics(ask, request.replicas)
                         await response.whole(answer, whole)
                 return
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -120,40 +105,21 @@ class Gateway:
             raise refusal
         await response.end(_error_event(scope["path"], refusal))
 
-    def _sent(
-        self,
-        scope: Scope,
-        body: bytes,
-        headers: list[tuple[str, str]],
-        request: RoutedRequest,
-        address: ReplicaAddress,
+    def _ask(
+        self, scope: Scope, headers: list[tuple[str, str]], request: RoutedRequest, replica: str, body: bytes
     ) -> Any:
-        """The request to the replica at `address`, as a context of its response."""
+        """The request to a replica, as a context of its response."""
+        known = request.replicas[replica]
         query = f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
-        told = (
-            (SECRET_HEADER.decode(), address.secret),
-            (ROUTING_HEADER.decode(), request.header(scope["client"])),
-        )
+        told = ROUTING_HEADER.decode(), request.header(scope["client"], known["secret"])
         return self._client.request(
             scope["method"],
-            yarl.URL(f"{address.url}{scope['raw_path'].decode()}{query}", encoded=True),
+            yarl.URL(f"{known['url']}{scope['raw_path'].decode()}{query}", encoded=True),
             data=body or None,
-            headers=[*headers, *told],
+            headers=[*headers, told],
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             allow_redirects=False,
         )
-
-    async def _metrics(self, scope: Scope, headers: list[tuple[str, str]], request: RoutedRequest) -> bytes:
-        """The metrics of all replicas that answer in time."""
-
-        async def page(address: ReplicaAddress) -> str:
-            async with asyncio.timeout(_METRICS_TIMEOUT_S):
-                async with self._sent(scope, b"", headers, request, address) as answer:
-                    return str(await answer.text())
-
-        found = await asyncio.gather(*map(page, request.replicas.values()), return_exceptions=True)
-        pages = zip(request.replicas, found, strict=True)
-        return merged_metrics({name: text for name, text in pages if isinstance(text, str)}).encode()
 
 
 class _Response:
@@ -212,6 +178,17 @@ class GatewayActor(ServingActor):
         if hasattr(self, "_serving"):
             await self.drain()
             await self._client.close()
+
+
+async def _metrics(ask: Callable[[str, bytes], Any], replicas: Iterable[str]) -> bytes:
+    """The metrics of all replicas that answer in time."""
+
+    async def page(replica: str) -> tuple[str, str]:
+        async with asyncio.timeout(_METRICS_TIMEOUT_S), ask(replica, b"") as answer:
+            return replica, await answer.text()
+
+    found = await asyncio.gather(*map(page, replicas), return_exceptions=True)
+    return merged_metrics(dict(each for each in found if isinstance(each, tuple))).encode()
 
 
 def _socket(address: Any) -> socket.socket:

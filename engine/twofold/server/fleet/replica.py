@@ -58,8 +58,8 @@ class Replica(ServingActor):
         if self._state.manager is not None:
             self._describing = asyncio.ensure_future(self._state.manager.describe_all())
 
-    def record_replica_metadata(self) -> dict[str, Any]:
-        """The fields of a `ReplicaAddress`, which Ray publishes to the routers."""
+    def record_replica_metadata(self) -> dict[str, str]:
+        """What Ray publishes to the gateways' routers alone (`RoutedRequest.replicas`)."""
         return {"url": self._url, "secret": self._door.secret}
 
     async def record_routing_stats(self) -> dict[str, Any]:

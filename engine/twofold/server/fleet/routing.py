@@ -13,7 +13,7 @@ from typing import Any, Final
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from twofold.server.fleet.choice import ReplicaLoad, matched, ranked
-from twofold.server.fleet.forwarding import ReplicaAddress, RoutedRequest
+from twofold.server.fleet.forwarding import RoutedRequest
 
 _MAX_SENT: Final = 4096
 _SENT_S: Final = 30.0
@@ -96,9 +96,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         elif matched(request.labels, loads[chosen]):
             request.routed_by = "prefix"
         request.gateway, request.end = self._gateway, self._known[chosen].end
-        request.replicas = {
-            key.unique_id: ReplicaAddress(**each.replica_metadata) for key, each in usable.items()
-        }
+        request.replicas = {key.unique_id: each.replica_metadata for key, each in usable.items()}
         self._known[chosen].begin(request)
         return [[by_id[chosen]]]
 
