@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,8 +18,9 @@ import pytest
 pytest.importorskip("ray", reason="needs twofold[ray]")
 
 from twofold.models.bundled import bundled_model_path
+from twofold.tools.loadgen import server_process
 
-from tests.server.fleet.clients import prompt
+from tests.server.fleet.clients import prompt, streams
 from tests.server.fleet.ray_cluster import replica_processes, serving
 
 pytestmark = pytest.mark.slow
@@ -48,6 +52,30 @@ def test_an_objective_is_kept_while_a_replica_dies(tmp_path: Path) -> None:
     assert document["failed"] <= 6
     assert {error["kind"] for error in document["errors"]} <= {"error within the stream"}
     print(f"{document['completed']} completed, {document['failed']} failed, {document['objectives']}")
+
+
+def test_a_signal_lets_running_answers_finish(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "twofold.tools.cli",
+        "serve",
+        "--ray",
+        "--port",
+        "0",
+        "--cpu-threads",
+        "1",
+    ]
+    with server_process.serving(
+        [*command, "--accelerator", "none"], tmp_path / "log", timeout_s=180
+    ) as server:
+
+        async def stop(begun: list[asyncio.Event]) -> None:
+            await asyncio.gather(*(each.wait() for each in begun))
+            os.kill(server.pid, signal.SIGTERM)
+
+        seen = asyncio.run(streams(server.url, first=500, max_tokens=200, num=4, then=stop))
+    assert [(each.error, each.is_done) for each in seen] == [(None, True)] * 4
 
 
 def test_models_stay_on_the_replica_that_has_loaded_them(tmp_path: Path) -> None:

@@ -150,10 +150,10 @@ def run_fleet(args: argparse.Namespace) -> int:
     else:
         mark = _mark(engine_config(args).model)
     check_store(from_namespace(TelemetryConfig, args), fleet)
-    ends = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ends.set())
     ray.init(address=fleet.ray_address or "local", include_dashboard=False, log_to_driver=False)
+    ends = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # Ray has just set handlers of its own
+        signal.signal(number, lambda *_: ends.set())
     try:
         serve.start(proxy_location="Disabled")
         loader = ReplicaLoader(args.given_arguments, mark=mark)
