@@ -172,14 +172,17 @@ def simulation(folder: Path, database: str, num: int = 100) -> bool:
         db = queries.open_database(database)
         asyncio.run(load(server.url, 4.0, 0, 8))
         rate = 0.6 * num / asyncio.run(load(server.url, 1e4, 1))
-        asyncio.run(load(server.url, rate, 2))
         time.sleep(3)  # the writers store what is queued
+        since_s = time.time()  # steps of the burst are longer: both replicas compute all the time on shared cores
+        asyncio.run(load(server.url, rate, 2))
+        time.sleep(3)
         runs = [run for run in queries.runs(db) if run.replica and run.is_live()]
-        calibration = queries.finished_requests(db, runs)
-        costs = [queries.step_costs(db, run) for run in runs]
+        every = queries.finished_requests(db, runs)
+        calibration = [request for request in every if request.received_s >= since_s]
+        costs = [queries.step_costs(db, run, since_s=since_s) for run in runs]
         asyncio.run(load(server.url, rate, 3))
         time.sleep(3)
-        found = queries.finished_requests(db, runs)[len(calibration) :]
+        found = queries.finished_requests(db, runs)[len(every) :]
     decode, prefill, wall_s = (
         np.concatenate([getattr(each, name) for each in costs])
         for name in ("num_decode", "num_prefill", "wall_s")

@@ -113,11 +113,11 @@ class StepCosts:
     wall_s: F64
 
 
-def step_costs(db: Database, run: Run, *, limit: int = 50_000) -> StepCosts:
-    """Tokens and wall time of the run's latest steps."""
+def step_costs(db: Database, run: Run, *, since_s: float = 0.0, limit: int = 50_000) -> StepCosts:
+    """Tokens and wall time of the run's latest steps, begun at Unix time `since_s` or later."""
     table = schema.step.c
     query = select(table.num_decode_tokens, table.num_prefill_tokens, table.wall_us).where(
-        table.run_id == run.run_id
+        table.run_id == run.run_id, table.started_s >= since_s
     )
     rows = np.array(
         [tuple(row) for row in db.rows(query.order_by(table.step.desc()).limit(limit))], np.float64
