@@ -388,11 +388,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mimo_v2_flash", {"v_head_dim": 14}, "v_head_dim 14 is more than head_dim 12"),
     ("step3p7", {"text_config": STEP | {"swiglu_limits": [0, 7]}}, "a number or null for each of 3 layers"),
     ("step3p7", {"text_config": STEP | {"swiglu_limits_shared": [0, -1, 0]}}, "swiglu_limits_shared is -1"),
-    (
-        "step3p7",
-        {"text_config": STEP | {"layer_types": 3}},
-        "layer_types is 3, expected a kind for each layer",
-    ),
+    ("step3p7", {"text_config": STEP | {"layer_types": 3}}, "layer_types is 3, expected a kind for each"),
     ("laguna", {"gating": "per-layer"}, "gating is 'per-layer'"),
     ("laguna", {"num_attention_heads_per_layer": [4]}, "one number for each of 3 layers"),
     ("hunyuan_v1_moe", {"moe_topk": [4, 4, 4], "num_experts_per_tok": None}, "moe_topk"),

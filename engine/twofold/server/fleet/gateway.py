@@ -78,13 +78,8 @@ class Gateway:
                 async with self._replicas.choose_replica(request, _reserve=False) as chosen:
                     pass  # the request itself goes another way
                 async with ask(chosen.replica_id, body) as answer:
-                    if is_stream(answer.raw_headers):
-                        await response.stream(answer)
-                    else:
-                        whole = await answer.read()
-                        if (scope["path"], answer.status) == ("/metrics", 200):
-                            whole = await _metrics(ask, request.replicas)
-                        await response.whole(answer, whole)
+                    is_metrics = (scope["path"], answer.status) == ("/metrics", 200)
+                    await response.take(answer, await _metrics(ask, request.replicas) if is_metrics else None)
                 return
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 is_lost = True
@@ -130,8 +125,16 @@ class _Response:
         self.has_begun = False
         self.has_tokens = False
 
-    async def stream(self, answer: aiohttp.ClientResponse) -> None:
-        """Pass a stream on as it arrives."""
+    async def take(self, answer: aiohttp.ClientResponse, body: bytes | None = None) -> None:
+        """Pass a replica's response on, a stream as it arrives; `body` replaces its own."""
+        if is_stream(answer.raw_headers):
+            await self._stream(answer)
+            return
+        whole = await answer.read() if body is None else body
+        await self._begin(answer, (b"content-length", str(len(whole)).encode()))
+        await self.end(whole)
+
+    async def _stream(self, answer: aiohttp.ClientResponse) -> None:
         async for data in answer.content.iter_any():
             if not self.has_tokens:
                 pings, mark, tokens = data.partition(TOKENS_BEGIN)
@@ -140,11 +143,6 @@ class _Response:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
         await self._begin(answer)
         await self.end(b"")
-
-    async def whole(self, answer: aiohttp.ClientResponse, body: bytes) -> None:
-        """Send a response that came in one piece."""
-        await self._begin(answer, (b"content-length", str(len(body)).encode()))
-        await self.end(body)
 
     async def end(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data})
