@@ -166,21 +166,21 @@ async def load(url: str, rate: float, seed: int, num: int = 100) -> float:
     return loop.time() - begin
 
 
-def simulation(folder: Path, database: str, num: int = 100) -> bool:
+def simulation(folder: Path, database: str, num: int = 400) -> bool:
     """Whether the simulated mean latency is within 15 % of the measured one."""
     with fleet(folder, 2, "--telemetry-url", database) as server:
         db = queries.open_database(database)
         asyncio.run(load(server.url, 4.0, 0, 8))
-        rate = 0.6 * num / asyncio.run(load(server.url, 1e4, 1))
+        rate = 0.3 * num / asyncio.run(load(server.url, 1e4, 1, num))
         time.sleep(3)  # the writers store what is queued
         since_s = time.time()  # steps of the burst are longer: both replicas compute all the time on shared cores
-        asyncio.run(load(server.url, rate, 2))
+        asyncio.run(load(server.url, rate, 2, num))
         time.sleep(3)
         runs = [run for run in queries.runs(db) if run.replica and run.is_live()]
         every = queries.finished_requests(db, runs)
         calibration = [request for request in every if request.received_s >= since_s]
         costs = [queries.step_costs(db, run, since_s=since_s) for run in runs]
-        asyncio.run(load(server.url, rate, 3))
+        asyncio.run(load(server.url, rate, 3, num))
         time.sleep(3)
         found = queries.finished_requests(db, runs)[len(every) :]
     decode, prefill, wall_s = (

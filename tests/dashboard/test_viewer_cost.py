@@ -17,7 +17,7 @@ from tests.dashboard.served_dashboard import served_process
 from tests.dashboard.synthetic_run import ManualClock
 
 PAST_S = 900
-WATCHED_S = float(os.environ.get("WATCHED_S", "25"))
+WATCHED_S = float(os.environ.get("WATCHED_S", "20"))
 SETTLE_S = 15.0
 """Until the page's interval follows from its cost."""
 WATCHED = os.environ.get("WATCHED_PAGES", "").split(",")
