@@ -173,7 +173,8 @@ def simulation(folder: Path, database: str, num: int = 400) -> bool:
         asyncio.run(load(server.url, 4.0, 0, 8))
         rate = 0.3 * num / asyncio.run(load(server.url, 1e4, 1, num))
         time.sleep(3)  # the writers store what is queued
-        since_s = time.time()  # steps of the burst are longer: both replicas compute all the time on shared cores
+        # Steps of the burst are longer: both replicas compute all the time, on cores that others share.
+        since_s = time.time()
         asyncio.run(load(server.url, rate, 2, num))
         time.sleep(3)
         runs = [run for run in queries.runs(db) if run.replica and run.is_live()]
