@@ -8,8 +8,8 @@ from typing import Any, Final
 from dashboard.view import REFRESH_S
 
 _INTERVALS_S: Final = (REFRESH_S, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0)
-_MOST_CORES: Final = 0.03
-"""Share of a core that drawing a page may take; sending it takes up to half as much again."""
+_MOST_CORES: Final = 0.02
+"""Share of a core that drawing a page may take; sending it and its garbage take up to as much again."""
 
 
 def interval_s(state: MutableMapping[Any, Any], page: str) -> float:
