@@ -35,8 +35,8 @@ class FleetConfig(Checked):
     )
     num_gateways: int = setting(
         1,
-        "processes that listen for clients: on this machine, or spread over the machines of a serve.yaml's cluster; a "
-        "lost one ends the requests that pass through it, so give a cluster two",
+        "number of gateways, the processes that accept client connections; they run on this machine, with serve.yaml "
+        "on the machines of the cluster; requests fail with their gateway, so use two in a cluster",
         low=1,
         high=64,
     )

@@ -27,7 +27,7 @@ def application(
 ) -> Application:
     """The application, to be run by `ray.serve.run` or built for a cluster's serve.yaml.
 
-    gateway_node: address of the machine for the gateways; empty: spread over the cluster.
+    gateway_node: address of the machine that runs the gateways. If it is empty, Ray spreads them over the cluster.
     """
     is_one_machine = fleet.ray and fleet.ray_address is None
     replica = serve.deployment(
