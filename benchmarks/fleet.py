@@ -9,9 +9,10 @@ new prompts of one length. It prints the medians and the median difference of th
 to a core of its own (router and clients run where the system puts them) and alternates the two fleets. Both need a
 machine with nothing else to do and twofold[ray]; `throughput` needs a further core for router and clients.
 
-`simulation` sends requests of drawn lengths at Poisson times to two replicas, fits step times to what they recorded,
-and predicts a second load of the same rate (`twofold lab fleet`'s simulation). Exit code 1 if the mean latency
-differs by more than 15 %. Times of steps must not depend on other programs, so this needs such a machine too.
+`simulation` sends requests of drawn lengths at Poisson times to two replicas of a random model (Qwen3-30B's shape, 4
+layers, 32 experts), fits step times to what they recorded, and predicts a second load of the same rate (`twofold lab
+fleet`). Exit code 1 if the mean latency differs by more than 15 %. A step of that model takes milliseconds:
+beside it, router and client take little of the replicas' cores. Other programs must take none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,21 +39,24 @@ from twofold.tools.loadgen.arrivals import arrivals_within
 from twofold.tools.loadgen.http_client import HttpClient
 from twofold.tools.loadgen.server_process import ServerProcess, serving
 
+from benchmarks.peers.gguf_model import write_model
+from benchmarks.peers.shapes import FULL_SHAPES
+
 FLAGS = ("--accelerator", "none", "--cpu-threads", "1", "--no-auto-fit", "--seed", "1")
 WORDS = ["fox", "king", "forest", "river", "castle", "old", "wise", "clever", "bird", "stone", "snow", "wolf"]
 REPLICA = "ServeReplica:twofold:twofold-replica"
 
 
-def prompt(number: int, num_words: int = 100) -> str:
+def prompt(number: int) -> str:
     """A text that shares no page with another number's."""
     draw = random.Random(number)  # noqa: S311 (the same prompts in every run)
-    return " ".join(draw.choice(WORDS) for _ in range(num_words))
+    return " ".join(draw.choice(WORDS) for _ in range(100))
 
 
-async def answer(client: HttpClient, number: int, max_tokens: int, num_words: int = 100) -> float:
+async def answer(client: HttpClient, number: int, max_tokens: int) -> float:
     """Stream an answer; seconds until its first text."""
     body = {
-        "messages": [{"role": "user", "content": prompt(number, num_words)}],
+        "messages": [{"role": "user", "content": prompt(number)}],
         "max_tokens": max_tokens,
         "ignore_eos": True,
         "temperature": 0,
@@ -150,61 +155,79 @@ def throughput(folder: Path, seconds: float, rounds: int) -> None:
     print(f"one replica {one:.1f}, two replicas {two:.1f} tokens/s: {two / one:.2f} x")
 
 
-async def load(url: str, rate: float, seed: int, num: int = 100) -> float:
+async def load(url: str, rate: float, seed: int, num: int) -> float:
     """Send requests of drawn lengths at Poisson times; seconds until the last answer."""
     draw = random.Random(seed)  # noqa: S311 (the same load in every run)
-    lengths = [(draw.randint(40, 160), draw.randint(20, 120)) for _ in range(num)]
     client, loop = HttpClient(url), asyncio.get_running_loop()
+    bodies = [
+        {
+            "prompt": [draw.randrange(100, 30_000) for _ in range(draw.randint(20, 80))],
+            "max_tokens": draw.randint(10, 60),
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        for _ in range(num)
+    ]
     begin = loop.time()
 
     async def one(number: int, due_s: float) -> None:
         await asyncio.sleep(begin + due_s - loop.time())
-        num_words, tokens = lengths[number]
-        await answer(client, 10_000 * (seed + 1) + number, tokens, num_words)
+        await client.lines("/v1/completions", json.dumps(bodies[number]).encode(), lambda line, at_s: None)
 
     await asyncio.gather(*(one(*each) for each in enumerate(arrivals_within(rate, num / rate, seed))))
     return loop.time() - begin
 
 
-def simulation(folder: Path, database: str, num: int = 400) -> bool:
-    """Whether the simulated mean latency is within 15 % of the measured one."""
-    with fleet(folder, 2, "--telemetry-url", database) as server:
+@dataclass(frozen=True)
+class Played:
+    """What two replicas recorded of one load."""
+
+    requests: list[queries.Request]
+    steps: list[queries.StepCosts]
+
+
+def played(url: str, db: queries.Database, rate: float, *, seed: int, num: int) -> Played:
+    since_s = time.time()
+    asyncio.run(load(url, rate, seed, num))
+    time.sleep(3)  # the writers store what is queued
+    runs = [run for run in queries.runs(db) if run.replica and run.is_live()]
+    requests = [each for each in queries.finished_requests(db, runs) if each.received_s >= since_s]
+    return Played(requests, [queries.step_costs(db, run, since_s=since_s) for run in runs])
+
+
+def simulation(folder: Path, database: str, *, share: float, num: int) -> bool:
+    """Whether the simulated mean latency is within 15 % of the measured one, at a share of the capacity."""
+    model = folder / "random.gguf"
+    write_model(model, replace(FULL_SHAPES["qwen3-30b-a3b"], layers=4, experts=32, vocab=32_768), "q4_k")
+    with fleet(folder, 2, str(model), "--max-total-tokens", "8192", "--telemetry-url", database) as server:
         db = queries.open_database(database)
         asyncio.run(load(server.url, 4.0, 0, 8))
-        rate = 0.3 * num / asyncio.run(load(server.url, 1e4, 1, num))
-        time.sleep(3)  # the writers store what is queued
-        # Steps of the burst are longer: both replicas compute all the time, on cores that others share.
-        since_s = time.time()
-        asyncio.run(load(server.url, rate, 2, num))
-        time.sleep(3)
-        runs = [run for run in queries.runs(db) if run.replica and run.is_live()]
-        every = queries.finished_requests(db, runs)
-        calibration = [request for request in every if request.received_s >= since_s]
-        costs = [queries.step_costs(db, run, since_s=since_s) for run in runs]
-        asyncio.run(load(server.url, rate, 3, num))
-        time.sleep(3)
-        found = queries.finished_requests(db, runs)[len(every) :]
-    decode, prefill, wall_s = (
-        np.concatenate([getattr(each, name) for each in costs])
-        for name in ("num_decode", "num_prefill", "wall_s")
+        rate = share * num / asyncio.run(load(server.url, 1e4, 1, num))
+        first = played(server.url, db, rate, seed=2, num=num)
+        second = played(server.url, db, rate, seed=3, num=num)
+    times = StepTimes.fitted(
+        *(
+            np.concatenate([getattr(each, name) for each in first.steps])
+            for name in ("num_decode", "num_prefill", "wall_s")
+        )
     )
-    times = StepTimes.fitted(decode, prefill, wall_s)
-    begin_s = found[0].received_s
+    begin_s = second.requests[0].received_s
     arrivals = [
         Arrival(each.received_s - begin_s, each.prompt_tokens, each.completion_tokens, each.cached_tokens)
-        for each in found
+        for each in second.requests
     ]
-    overhead_s = statistics.fmean(each.submitted_s - each.received_s for each in calibration)
+    overhead_s = statistics.fmean(each.submitted_s - each.received_s for each in first.requests)
     simulated = simulate_fleet(arrivals, [times] * 2, ReplicaLimits(), overhead_s=overhead_s)
-    measured = [(each.finished_s or 0.0) - each.received_s for each in found]
-    ratio = statistics.fmean(each.e2e_s for each in simulated) / statistics.fmean(measured)
-    print(f"{len(found)} requests at {rate:.1f}/s; {times}")
+    measured = [(each.finished_s or 0.0) - each.received_s for each in second.requests]
+    print(f"{len(arrivals)} requests at {rate:.1f}/s ({share:.0%} of the capacity); {times}")
     for name, of in (
         ("mean", statistics.fmean),
         ("95th percentile", lambda them: np.percentile(list(them), 95)),
     ):
         here, there = of(measured), of(each.e2e_s for each in simulated)
         print(f"latency, {name}: measured {here:.3f} s, simulated {there:.3f} s, {there / here:.3f}")
+    ratio = statistics.fmean(each.e2e_s for each in simulated) / statistics.fmean(measured)
     return abs(ratio - 1) <= 0.15
 
 
@@ -216,6 +239,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--share", type=float, default=0.4, help="of the capacity, for `simulation`")
     parser.add_argument("--database", help="empty PostgreSQL database for `simulation`")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -224,7 +248,7 @@ def main() -> int:
             throughput(folder, args.seconds, args.rounds)
             return 0
         if args.what == "simulation":
-            return int(not simulation(folder, args.database))
+            return int(not simulation(folder, args.database, share=args.share, num=args.requests))
         with alone(folder) as direct, fleet(folder, 1) as routed:
             asyncio.run(overhead(direct, routed, args.requests))
     return 0

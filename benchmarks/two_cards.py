@@ -1,6 +1,7 @@
 """Predicted speed of two cards together, of each alone and of a static split: the table of docs/guides/scale-out.md.
 
     python -m benchmarks.two_cards TRACE.npz
+    python -m benchmarks.two_cards qwen3-30b-a3b        # drawn routing for a model of which there is no trace
 
 Virtual clock: sequences of the trace's second half are played; slots begin with the most used experts of the first.
 Ends with code 1 if both cards are slower than the better one alone.
@@ -14,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 from twofold.experts.profiles import load_profile
 from twofold.tools.lab.devices import Steps, systems_of_devices
-from twofold.tools.lab.shapes import find_shape
+from twofold.tools.lab.shapes import SHAPES, find_shape
 from twofold.tools.lab.trace import Trace, load_trace, make_trace
 
 _STEPS: Final = {"decode": Steps(), "decode, 4 sequences": Steps(batch=4), "prompts": Steps(prompt_chunk=128)}
@@ -40,6 +42,26 @@ _PAIRS: Final[tuple[tuple[str, str, float, float], ...]] = (
     ("h200", "rtx3060", 1 / 2, 1 / 24),
 )
 """First card, second card, and the share of all experts in the slots of each."""
+
+
+def drawn_trace(name: str, num_sequences: int = 16, tokens_each: int = 128) -> Trace:
+    """Drawn routing for a shape of `twofold lab`, alike in two figures to the recorded routing of gpt-oss-20b.
+
+    There the most used quarter of a layer's experts has half of the uses, and half of a token's experts were the
+    previous token's.
+    """
+    layers, experts, top_k = SHAPES[name].routing
+    draw = np.random.default_rng(0)
+    popularity = 0.5 * draw.standard_normal((layers, experts))
+    ids = np.empty((num_sequences * tokens_each, layers, top_k), np.int32)
+    for token in range(len(ids)):
+        scores = popularity + draw.gumbel(size=popularity.shape)
+        if token % tokens_each:
+            rows = np.arange(layers)[:, None]
+            scores[rows, ids[token - 1]] += 2.0
+        ids[token] = np.argpartition(-scores, top_k, axis=1)[:, :top_k]
+    offsets = np.arange(num_sequences + 1) * tokens_each
+    return make_trace(name, ids, None, offsets, num_experts=experts)
 
 
 @dataclass(frozen=True)
@@ -99,12 +121,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("trace", help="recorded routing of a known model, such as gpt-oss-20b.npz")
+    parser.add_argument(
+        "trace", help=f"recorded routing, such as gpt-oss-20b.npz, or a model: {', '.join(SHAPES)}"
+    )
     parser.add_argument("--sequences", type=int, default=8, help="sequences to play (default: 8)")
     args = parser.parse_args()
     print(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}")
     gains = []
-    for row, found in rows(load_trace(args.trace), args.sequences):
+    trace = drawn_trace(args.trace) if args.trace in SHAPES else load_trace(args.trace)
+    for row, found in rows(trace, args.sequences):
         speeds = (*found.alone, found.static, found.both)
         figures = " | ".join(f"{speed:.1f}" for speed in speeds)
         print(f"{row} {figures} | {found.gain:.2f} | {found.both / found.static:.2f} |", flush=True)

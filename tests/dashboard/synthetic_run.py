@@ -96,6 +96,7 @@ class SyntheticRun:
         self.popularity = np.log(1.0 / (1.0 + ranks)) * 0.9
         self.slots: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(info.num_layers)]
         self.slots_per_layer = max(info.top_k, info.num_slots // info.num_layers)
+        self.num_devices = 1 + info.accelerator.count("+")
         self.sink.begin_run(info)
 
     def submit(self, prompt_tokens: int, answer_tokens: int) -> int:
@@ -240,6 +241,8 @@ class SyntheticRun:
         rows["num_routed"] = info.top_k
         rows["experts"][:, : info.top_k] = chosen
         rows["placement"][:, : info.top_k] = np.vectorize(placement.__getitem__)(chosen)
+        on_device = rows["placement"][:, : info.top_k] != Placement.CPU
+        rows["devices"][:, : info.top_k] = np.where(on_device, chosen % self.num_devices, 0)
         weights = np.sort(rng.dirichlet(np.ones(info.top_k) * 2, size=len(batch)), axis=1)[:, ::-1]
         rows["weights"][:, : info.top_k] = weights
         for name, place in (("num_hits", 0), ("num_cpu", 1), ("num_fetched", 2)):
@@ -269,6 +272,7 @@ class SyntheticRun:
             expert,
             slot,
         )
+        row["device"] = expert % self.num_devices
         row["size_bytes"], row["reason"] = self.info.expert_bytes, UploadReason.DEMAND
         row["queued_us"], row["begin_us"] = self.virtual_us, self.virtual_us + 2.0
         row["end_us"] = self.virtual_us + 2.0 + UPLOAD_US
@@ -278,6 +282,7 @@ class SyntheticRun:
         events = np.zeros(len(kinds), CACHE_EVENT_DTYPE)
         events["step"], events["request"], events["layer"], events["kind"] = self.step, -1, layer, kinds
         events["expert"] = [expert, expert, victim][: len(kinds)]
+        events["device"] = events["expert"] % self.num_devices
         events["victim"], events["slot"], events["value"] = victim, slot, 0.5
         events["victim_value"], events["price"], events["at_us"] = 0.2, 0.1, self.virtual_us
         self.sink.native_events("cache_event", events)

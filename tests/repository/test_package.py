@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from scikit_build_core.build._pathutil import packages_to_file_mapping
 from scikit_build_core.settings.skbuild_read_settings import SettingsReader
 from twofold.api.errors import ConfigError
@@ -84,3 +86,14 @@ def test_their_modules_import_where_the_wheel_puts_them(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(apps)},
     )
     assert done.stdout == "all\n", done.stderr
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0", "3.14.0"])
+def test_every_pinned_package_accepts_the_oldest_release_of_each_python(python: str) -> None:
+    """Debian 12 has Python 3.11.2: a package that requires a later patch release could not be installed there."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+    installed = [each for each in importlib.metadata.distributions() if each.name.lower() in pins]
+    assert len(installed) > 50
+    required = {each.name: each.metadata.get("Requires-Python") or ">=3" for each in installed}
+    assert {name: given for name, given in required.items() if python not in SpecifierSet(given)} == {}

@@ -46,10 +46,10 @@ def open_writer(url: str, **options: Any) -> DatabaseSink:
     return sink
 
 
-def write_history(url: str) -> None:
+def write_history(url: str, accelerator: str = "emulated:rtx4090-pcie4") -> None:
     clock = ManualClock()
     sink = open_writer(url, now=clock)
-    run = synthetic_history(sink, clock, seconds=8)
+    run = synthetic_history(sink, clock, seconds=8, info=run_info(accelerator))
     run.load_samples("lt-1", 40, failures=3)
     sink.dropped("upload", 7)
     sink.close()
@@ -124,11 +124,15 @@ def answers(url: str) -> dict[str, Any]:
     return found
 
 
-def test_every_query_has_the_same_result_as_on_sqlite(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("accelerator", ["emulated:rtx4090-pcie4", "emulated:rtx4090-pcie4+rtx3060-pcie3"])
+def test_every_query_has_the_same_result_as_on_sqlite(tmp_path: Path, url: str, accelerator: str) -> None:
     urls = f"sqlite:///{tmp_path / 't.db'}", url
     for each in urls:
-        write_history(each)
+        write_history(each, accelerator)
     expected, found = (answers(each) for each in urls)
+    uses = expected["device_uses"]
+    assert len(uses) == 1 + accelerator.count("+")
+    assert all(each["num_uploads"] and each["num_runs"] for each in uses)
     assert expected["summary"]["hits"] > 0
     assert len(expected["view token_layer"]) > 0
     for name in expected:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The README's first commands in a fresh Debian, by a user without privileges: prints minutes and megabytes, then the same for a
-# second `make run`. Needs root, debootstrap, 5 GB in FOLDER, and ends within an hour.
-# Usage: scripts/fresh_debian.sh bookworm|trixie FOLDER [pip.conf [DIRECTORY THAT pip.conf NAMES]]
+# The README's first commands in a fresh Debian or Ubuntu, by a user without privileges: prints minutes and megabytes, then
+# the same for a second `make run`. Needs root, debootstrap, 5 GB in FOLDER (15 GB where PyTorch has no CPU build), and ends
+# within an hour.
+# Usage: scripts/fresh_system.sh bookworm|trixie|noble FOLDER [pip.conf [DIRECTORY THAT pip.conf NAMES]]
 # PORT and DASHBOARD_PORT choose the ports; TWOFOLD_LEVELS=avx2 compiles what a CPU without AVX-512 would get.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +19,12 @@ unmount() {
 }
 trap unmount EXIT
 
-[ -x "$root/bin/bash" ] || debootstrap --variant=minbase "$suite" "$root" >/dev/null
+# An older debootstrap has no script for a newer Ubuntu; gutsy's is the one that it gives to all of them.
+case "$suite" in
+  noble) source=(http://archive.ubuntu.com/ubuntu gutsy) ;;
+  *) source=() ;;
+esac
+[ -x "$root/bin/bash" ] || debootstrap --variant=minbase "$suite" "$root" ${source[@]+"${source[@]}"} >/dev/null
 mount --bind /proc "$root/proc"
 mount --bind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
