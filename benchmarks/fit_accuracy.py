@@ -3,7 +3,8 @@
     python -m benchmarks.fit_accuracy [--folder DIR] [--out figures.json] [--cpu-time]
 
 Each model is written, predicted as `twofold fit` does, then measured by `twofold bench`. `--folder` keeps the models
-for the next time, and `--write-only` ends there. The machine must be idle: the errors are predicted ÷ measured - 1.
+for the next time, and `--write-only` ends there. The machine must be idle: the errors are predicted ÷ measured - 1, the
+median of the rounds.
 On a busy machine, `--cpu-time` measures one thread's CPU time instead.
 """
 
@@ -15,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -76,22 +77,30 @@ def compare(
     """Predicted and measured tokens per second of one model."""
     files, pool = open_model_files(path), ops.ThreadPool(work.threads)
     cache_dtype = files.config.cache_dtype("auto")
+    context = work.prompt_tokens + work.new_tokens // 2
     began = time.monotonic()
     prefill = measured_speed(files, pool, work.prompt_tokens, cache_dtype, clock=clock).prefill
     took_s = time.monotonic() - began
-    context = work.prompt_tokens + work.new_tokens // 2
     decode = measured_speed(files, pool, context, cache_dtype, clock=clock).decode
     measured = measure(path, work)
     found = {"decode": (decode, measured.tg), "prefill": (prefill, measured.pp)}
     return {
-        what: {
-            "predicted": predicted,
-            "measured": real,
-            "error": predicted / real - 1,
-            "prediction_s": took_s,
-        }
+        what: {"predicted": predicted, "measured": real, "prediction_s": took_s}
         for what, (predicted, real) in found.items()
     }
+
+
+def medians(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Each figure's median; `error` is that of the rounds' own errors, as memory is faster in some rounds."""
+    found = {
+        what: {name: statistics.median(each[what][name] for each in rounds) for name in rounds[0][what]}
+        for what in rounds[0]
+    }
+    for what, figures in found.items():
+        figures["error"] = statistics.median(
+            each[what]["predicted"] / each[what]["measured"] - 1 for each in rounds
+        )
+    return found
 
 
 def main() -> int:
@@ -102,6 +111,7 @@ def main() -> int:
     parser.add_argument("--shapes", default=",".join(SHAPES), help="shapes, with commas between them")
     parser.add_argument("--formats", default=",".join(FORMATS), help="formats, with commas between them")
     parser.add_argument("--folder", type=Path, help="directory that keeps the models (default: none is kept)")
+    parser.add_argument("--rounds", type=int, default=3, help="of prediction and measurement (default: 3)")
     parser.add_argument("--write-only", action="store_true", help="write the models and end")
     parser.add_argument(
         "--cpu-time", action="store_true", help="measure one thread's CPU time (busy machine)"
@@ -118,9 +128,8 @@ def main() -> int:
                 path = written(name, format_name, args.folder or Path(own))
                 if args.write_only:
                     continue
-                found = figures[f"{name}, {SHAPES[name]} layers, {format_name}"] = compare(
-                    path, work, measure, clock
-                )
+                rounds = [compare(path, work, measure, clock) for _ in range(args.rounds)]
+                found = figures[f"{name}, {SHAPES[name]} layers, {format_name}"] = medians(rounds)
                 for what, each in found.items():
                     print(
                         f"{name:>16} {format_name:>5} {what:>8}: {each['predicted']:8.1f} predicted, "

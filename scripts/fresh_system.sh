@@ -19,12 +19,12 @@ unmount() {
 }
 trap unmount EXIT
 
-# An older debootstrap has no script for a newer Ubuntu; gutsy's is the one that it gives to all of them.
-case "$suite" in
-  noble) source=(http://archive.ubuntu.com/ubuntu gutsy) ;;
-  *) source=() ;;
-esac
-[ -x "$root/bin/bash" ] || debootstrap --variant=minbase "$suite" "$root" ${source[@]+"${source[@]}"} >/dev/null
+# An older debootstrap has no script for a newer Ubuntu; gutsy's is the one that it gives to all of them. An installed
+# Ubuntu has "universe" too, where python3-venv is.
+components=main source=()
+if [ "$suite" = noble ]; then components=main,universe source=(http://archive.ubuntu.com/ubuntu gutsy); fi
+[ -x "$root/bin/bash" ] ||
+  debootstrap --variant=minbase "--components=$components" "$suite" "$root" ${source[@]+"${source[@]}"} >/dev/null
 mount --bind /proc "$root/proc"
 mount --bind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/resolv.conf"

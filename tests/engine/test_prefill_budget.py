@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twofold.engine.prefill_budget import MIN_TOKENS, PrefillBudget
+from twofold.step.prefill_budget import MIN_TOKENS, PrefillBudget
 
 
 def measured(decode_ms: float, token_ms: float, max_step_s: float | None = None) -> PrefillBudget:
@@ -17,23 +17,21 @@ def measured(decode_ms: float, token_ms: float, max_step_s: float | None = None)
 
 
 @pytest.mark.parametrize(
-    ("decode_ms", "token_ms", "max_step_s", "tokens"),
+    ("decode_ms", "token_ms", "max_step_s", "tokens", "alone"),
     [
-        (2.0, 0.19, None, 240),  # 50 ms, the least limit there is
-        (50.0, 1.0, None, 144),  # four steps: 200 ms
-        (500.0, 10.0, None, 144),  # a large model: 2 s
-        (500.0, 100.0, None, MIN_TOKENS),  # 15 tokens would fit
-        (2.0, 0.19, 0.022, 96),  # asked for
-        (20.0, 0.19, 0.01, MIN_TOKENS),  # less than a step without prefill
-        (2.0, 0.01, None, 512),  # never above the tokens of a step
+        (2.0, 0.19, None, 240, 512),  # 50 ms, the least limit there is
+        (50.0, 10.0, None, MIN_TOKENS, 80),  # four steps: 200 ms; 15 tokens would fit; alone 1 s
+        (500.0, 10.0, None, 144, 512),  # a large model: 2 s; alone 6 s
+        (500.0, 100.0, None, MIN_TOKENS, 48),
+        (2.0, 0.19, 0.022, 96, 512),  # asked for
+        (20.0, 0.19, 0.01, MIN_TOKENS, 512),  # less than a step without prefill
+        (2.0, 0.01, None, 512, 512),  # never above the tokens of a step
     ],
 )
-def test_the_chunk_fills_the_time_that_a_step_may_take(decode_ms, token_ms, max_step_s, tokens):
+def test_the_chunk_fills_the_time_that_a_step_may_take(decode_ms, token_ms, max_step_s, tokens, alone):
     budget = measured(decode_ms, token_ms, max_step_s)
     assert budget.num_tokens(4) == tokens
-    assert tokens <= budget.num_tokens(0) <= max(4 * tokens, MIN_TOKENS), (
-        "a newcomer may come in the middle of it"
-    )
+    assert budget.num_tokens(0) == alone
 
 
 def test_outliers_and_a_first_step_that_warms_up_change_nothing():

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.prefill_budget import MIN_TOKENS, PrefillBudget
 from twofold.engine.scheduler import Scheduler
+from twofold.step.prefill_budget import MIN_TOKENS, PrefillBudget
 from twofold.step.sequences import Sequence
 
 

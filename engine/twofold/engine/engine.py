@@ -35,7 +35,6 @@ from twofold.engine.delivery import Delivery
 from twofold.engine.expert_recording import ExpertRecording
 from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
-from twofold.engine.prefill_budget import PrefillBudget
 from twofold.engine.prefix.store import PrefixStore
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_pooling, check_request, max_answer_tokens
@@ -44,6 +43,7 @@ from twofold.engine.step_clock import RunClock, StepClock
 from twofold.engine.waiting import Waiter
 from twofold.experts.spread import RankShare
 from twofold.models import ProgressFn
+from twofold.step.prefill_budget import PrefillBudget
 from twofold.step.sampler import Sampler
 from twofold.step.sequences import ScheduledSequence, Sequence
 from twofold.step.speculation import Speculator

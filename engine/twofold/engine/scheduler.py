@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from twofold.engine.kv_cache import PagePool
-from twofold.engine.prefill_budget import PrefillBudget
+from twofold.step.prefill_budget import PrefillBudget
 from twofold.step.sequences import ScheduledSequence, Sequence
 
 _PASSED_BY_LIMIT: Final = 4

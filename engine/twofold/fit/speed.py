@@ -27,6 +27,7 @@ from twofold.models.config import CacheDType
 from twofold.models.model_files import ModelFiles
 from twofold.models.sizing import dense_stretches, trace_sizes
 from twofold.step.expert_loading import moe_shape
+from twofold.step.prefill_budget import PrefillBudget
 
 CHUNK: Final = 512
 """Prompt tokens per step."""
@@ -75,28 +76,46 @@ def measured_speed(
 ) -> Speed:
     """Speed with every weight on this CPU, from measured layers; about three seconds.
 
-    Routed experts are random ones of the model's shape. The rest of a layer has the model's own weights. `clock`
-    (seconds) replaces the wall clock.
+    Routed experts are random ones of the model's shape. The rest of a layer has the model's own weights. A prompt comes
+    in the chunks that the engine takes while nothing decodes. `clock` (seconds) replaces the wall clock.
     """
-    chunk = min(CHUNK, max(1, context))
     times = LayerTimes(files, pool, cache_dtype, clock or time.perf_counter)
-    head_us = times.of_head()
-    token_us, chunk_us = times.of_steps(
-        [StepPart(1, max(0, context - 1)), StepPart(chunk, (context - chunk) // 2)]
-    )
-    shape = moe_shape(files)
-    if files.config.moe_layers:
-        timer = LayerTimer(_few(shape), pool, clock=clock)
-        layers = len(files.config.moe_layers)
-        token_us += layers * timer.time((1,) * shape.top_k, _REPEATS)
-        # Fewer experts get as many fewer tokens, so that each has as many as in the model.
-        loads = _chunk_loads(timer.shape, max(1, chunk * timer.shape.num_experts // shape.num_experts))
-        share = chunk * shape.top_k / sum(loads)
-        chunk_us += layers * timer.time(loads, _REPEATS) * share
-    num_chunks = -(-context // chunk)
-    prefill_us = num_chunks * (chunk_us + STEP_US) + head_us
+    experts = _ExpertTimes(files, pool, clock)
+
+    def prompt_step_us(tokens: int) -> float:
+        (dense_us,) = times.of_steps([StepPart(tokens, (context - tokens) // 2)])
+        return dense_us + experts.chunk_us(tokens) + STEP_US
+
+    head_us, chunk = times.of_head(), min(CHUNK, max(1, context))
+    (dense_us,) = times.of_steps([StepPart(1, max(0, context - 1))])
+    token_us, chunk_us = dense_us + experts.token_us() + head_us + STEP_US, prompt_step_us(chunk)
+    budget = PrefillBudget(CHUNK)
+    budget.observe(0, 1, token_us / 1e6)
+    budget.observe(chunk, 0, chunk_us / 1e6)
+    if budget.num_tokens(0) < chunk:
+        chunk = budget.num_tokens(0)
+        chunk_us = prompt_step_us(chunk)
+    num_chunks, rest = divmod(context, chunk)
+    prefill_us = num_chunks * chunk_us + (prompt_step_us(rest) if rest else 0.0) + head_us
     source = f"measured on {pool.num_threads} threads"
-    return Speed(1e6 / (token_us + head_us + STEP_US), context * 1e6 / prefill_us, context, source)
+    return Speed(1e6 / token_us, context * 1e6 / prefill_us, context, source)
+
+
+class _ExpertTimes:
+    """Microseconds of a step's routed experts, all layers together; nothing for a dense model."""
+
+    def __init__(self, files: ModelFiles, pool: ops.ThreadPool, clock: Callable[[], float] | None) -> None:
+        self._shape, self._layers = moe_shape(files), len(files.config.moe_layers)
+        self._timer = LayerTimer(_few(self._shape), pool, clock=clock) if self._layers else None
+
+    def token_us(self) -> float:
+        return self._layers * self._timer.time((1,) * self._shape.top_k, _REPEATS) if self._timer else 0.0
+
+    def chunk_us(self, tokens: int) -> float:
+        if self._timer is None:
+            return 0.0
+        loads, share = _chunk_loads(self._shape, tokens, self._timer.shape.num_experts)
+        return self._layers * self._timer.time(loads, _REPEATS) * share
 
 
 def profile_rates(files: ModelFiles, profile: MachineProfile) -> Rates:
@@ -186,10 +205,17 @@ def _few(shape: MoeShape) -> MoeShape:
     return replace(shape, num_layers=1, num_experts=count, formats=shape.formats[:1])
 
 
-def _chunk_loads(shape: MoeShape, tokens: int) -> tuple[int, ...]:
-    """Tokens of each active expert of a layer for a chunk, by the drawn routing."""
-    ids = draw_routing(shape, tokens)
-    return tuple(int(n) for n in np.bincount(ids.ravel()) if n)
+def _chunk_loads(shape: MoeShape, tokens: int, timed: int) -> tuple[tuple[int, ...], float]:
+    """(tokens of each of at most `timed` experts, how many times as much work the layer's active experts have).
+
+    All experts' loads follow the drawn routing: some get many tokens, many get few. Each timed expert stands for a
+    group of like ones and has their mean load.
+    """
+    ids = draw_routing(replace(shape, num_layers=1), tokens)
+    loads = np.sort(np.bincount(ids.ravel(), minlength=shape.num_experts))
+    groups = np.array_split(loads[loads > 0], timed)
+    means = tuple(round(float(group.mean())) for group in groups if len(group))
+    return means, float(loads.sum() / sum(means))
 
 
 def _costs(files: ModelFiles, tokens: int, context: int, field: str) -> list[float]:
