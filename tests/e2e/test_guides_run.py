@@ -31,6 +31,8 @@ SMALLER = {
     "--prompt-tokens": "16", "--new-tokens": "4", "--max-model-len": "512", "--numa": "off",
 }  # fmt: skip
 """Values in place of the page's."""
+SHORTER = {"loadtest capacity": ["--seconds", "2", "--repeats", "1", "--max-runs", "3"]}
+"""Flags that a page leaves at longer defaults, by command."""
 SERVER = ["--accelerator", "emulated:rtx3060-pcie3", "--gpu-experts-ratio", "0.25", "--admin-key", "KEY"]
 """Flags of the server for a page that needs one and starts none."""
 TRACE = "TRACE.npz"
@@ -45,15 +47,15 @@ RUN = [
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_tiny_model(folder / "tiny", TinyModel(max_position_embeddings=4096))
-    write_tiny_gguf(folder / "tiny.gguf")
+    write_tiny_model(folder / "tiny", TinyModel(max_position_embeddings=4096, top_k=4))
+    write_tiny_gguf(folder / "quantised.gguf")
     return folder
 
 
 def stand_in(word: str, models: Path) -> str:
     """A small model in place of one that a reader has; any other word as it is."""
     if word.endswith(".gguf"):
-        return str(models / "tiny.gguf")
+        return str(models / "quantised.gguf")
     if word == "/models":
         return str(models)
     if word == "MODEL" or re.match(r"(~|)/models/", word):
@@ -95,6 +97,10 @@ class Reader:
         words = [self._written(word) for word in smaller(command.words[1:], self.models)]
         if TRACE in words and "record" not in words and not (self.folder / TRACE).exists():
             self._twofold(["lab", "record", "TEXT", "--model", str(self.models / "tiny"), "--output", TRACE])
+        for start, flags in SHORTER.items():
+            words += flags if " ".join(words).startswith(start) else []
+        if words[:2] == ["telemetry", "upgrade"]:
+            self.stop()
         name = next((each for each in URL_FLAGS if " ".join(words).startswith(each)), None)
         if command.program == "sqlite3":
             database, query = words
