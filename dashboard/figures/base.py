@@ -95,7 +95,8 @@ def over_time(figure: Chart, at_s: F64, *, height: int = 230, legend: bool = Tru
         figure.update_yaxes(rangemode="tozero")
     figure.update_xaxes(automargin=False)
     figure.update_yaxes(automargin=False)
-    figure.update_layout(margin={"l": 64 if figure.is_titled() else 44, "b": 26})
+    # On the right half of a label such as 15:59:20 has room.
+    figure.update_layout(margin={"l": 64 if figure.is_titled() else 44, "r": 28, "b": 26})
     return figure
 
 
