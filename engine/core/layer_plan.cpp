@@ -11,8 +11,6 @@ void LayerScheduler::plan(int layer, std::span<const int32_t> ids, std::span<con
   const auto active = cache_->active(layer);
   const auto loads = cache_->loads(layer);
   std::vector<int>& fetch = devices_.front().fetch;
-  fetch.clear();
-  devices_.front().one_transfer = false;
   const bool never = cache_->config().pin(layer) == LayerPin::kNever;  // not through a staging slot either
   std::vector<ExpertLoad> plannable;
   std::vector<int> misses;  // indices into decision_.experts that may be fetched

@@ -72,7 +72,11 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
   if (layer > 0) gap_us_ = std::max(0.0, link_.now_us() - layer_end_us_);
   begin_layer(layer, ids, weights, num_tokens);
   dynamic_update_.choose(layer, *cache_);
-  if (num_devices() == 1) {
+  if (plans_first_alone(num_tokens)) {
+    for (Device& device : devices_) {
+      device.fetch.clear();
+      device.one_transfer = false;
+    }
     plan(layer, ids, weights, num_tokens);
   } else {
     plan_machine(layer, num_tokens);
@@ -90,6 +94,14 @@ const LayerDecision& LayerScheduler::decide(int layer, std::span<const int32_t> 
     for (int i : device.fetch) device.fetched_loads.push_back(decision_.experts[size_t(i)].tokens);
   }
   return finish_layer(layer, ids, weights, num_tokens);
+}
+
+bool LayerScheduler::plans_first_alone(int num_tokens) const {
+  if (num_devices() > 1 && num_tokens > 1) return false;
+  for (int d = 1; d < num_devices(); ++d) {
+    if (num_slots(d) > 0) return false;
+  }
+  return true;
 }
 
 const LayerDecision& LayerScheduler::follow(int layer, std::span<const int32_t> ids,
@@ -193,7 +205,7 @@ const LayerDecision& LayerScheduler::finish_layer(int layer, std::span<const int
   dynamic_update_.admit_rest(layer, *cache_, [&](int expert, const Admission& admission) {
     upload_after_layer(layer, expert, admission, UploadReason::kAdmission);
   });
-  if (num_devices() == 1) {
+  if (plans_first_alone(num_tokens)) {
     admit_misses(layer);
   } else {
     admit_in_market(layer);

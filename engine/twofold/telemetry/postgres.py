@@ -130,9 +130,11 @@ class PostgresDatabase:
         return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
 
     def close_gone(self) -> None:
-        self.close()
+        self.engine.dispose()
 
     def close(self) -> None:
+        # The server notices the end of a connection only after a while, and its runs would count as live until then.
+        self.record_runs(frozenset())
         self.engine.dispose()
 
 
