@@ -54,6 +54,25 @@ def test_a_card_that_is_hardly_needed_costs_nothing(long_trace_file, pair, steps
     assert both >= 0.999 * max(first, second), both / max(first, second)
 
 
+def test_a_second_card_without_slots_changes_no_decode_step(long_trace_file):
+    """Decode steps are planned as for the first card alone."""
+    trace = load_trace(long_trace_file)
+    both, first, _, _ = (
+        (result.total_us, result.num_hits, result.num_fetched, result.num_uploads)
+        for _, _, result in systems_of_devices(
+            trace.part("second"),
+            SHAPE,
+            load_profile("h200-pcie5+rtx3060-pcie3"),
+            num_slots=64,
+            split=(1.0, 0.0),
+            steps=Steps(),
+            prior_usage=trace.part("first").usage(),
+        )
+    )
+    assert both == first
+    assert first[3] > 0
+
+
 def test_a_static_split_of_equal_devices_is_one_static_device(trace_file):
     """Two equal cards one after the other, each with its share of slots and layers, are as fast as one with all."""
     trace = load_trace(trace_file)
