@@ -21,7 +21,7 @@ _LIMITS_ALONE: Final = 3
 """Multiple of the limit allowed while no sequence decodes: no stream pauses, only a new request would wait."""
 _LIMIT_ALONE_S: Final = 1.0
 """Allowed then in any case. Three limits gave one layer of gpt-oss-120b 256 prompt tokens per step instead of 512 and
-14 % less speed (GLM-4.5-Air 9 %, Qwen3-30B-A3B 8 %): experts with fewer tokens read their weights for less."""
+14 % less speed (GLM-4.5-Air 9 %, Qwen3-30B-A3B 8 %): an expert's weights are read for fewer tokens at a time."""
 _REMEASURE_AFTER: Final = 64
 """Consecutive prefill steps after which one step only decodes, if any sequence decodes, to measure its time again."""
 _TILE: Final = 16
