@@ -231,6 +231,7 @@ build_native() {
     PATH="$VENV_DIR/bin:$PATH" cmake -S "$REPOSITORY_ROOT" -B "$NATIVE_BUILD_DIR" -G Ninja \
       -DCMAKE_BUILD_TYPE="${TWOFOLD_BUILD_TYPE:-Release}" -DTWOFOLD_INPLACE=ON -DTWOFOLD_TESTS="$tests" \
       -DTWOFOLD_CUDA="${TWOFOLD_CUDA:-AUTO}" -DTWOFOLD_LEVELS="${TWOFOLD_LEVELS:-native}" \
+      -DCMAKE_COMPILE_WARNING_AS_ERROR="${TWOFOLD_WERROR:-OFF}" \
       -DPython_EXECUTABLE="$VENV_DIR/bin/python" &&
     { PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -- -n | sed 's/^/plan: /'; } &&
     PATH="$VENV_DIR/bin:$PATH" cmake --build "$NATIVE_BUILD_DIR" --target "$target" -j "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"

@@ -41,6 +41,7 @@ VARIABLES: Final = {
     "TWOFOLD_BUILD_DIR": ("build", "build folder (default: build)"),
     "TWOFOLD_BUILD_TYPE": ("build", "CMake's build type; Debug keeps symbols"),
     "TWOFOLD_LEVELS": ("build", "levels of CPU kernels: native, all or names (default: native; wheels: all)"),
+    "TWOFOLD_WERROR": ("build", "ON: warnings of the compiler are errors (default: OFF; CI: ON)"),
     "TWOFOLD_CUDA": ("build", "ON, OFF or AUTO: compile CUDA code (default: AUTO)"),
     "TWOFOLD_TORCH_INDEX": ("build", "package index for PyTorch"),
     "TORCH_CUDA_ARCH_LIST": ("build", "GPU architectures to compile for"),
