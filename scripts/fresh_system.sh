@@ -14,7 +14,8 @@ packages="$(sed -n 's/^sudo apt-get install -y //p' README.md)"
 unmount() {
   local folder
   for folder in "$root/proc" "$root/dev" ${pip_folder:+"$root$pip_folder"}; do
-    if mountpoint -q "$folder"; then umount "$folder"; fi
+    # Lazily where a program of the system has not ended yet.
+    if mountpoint -q "$folder"; then umount "$folder" 2>/dev/null || umount --lazy "$folder"; fi
   done
 }
 trap unmount EXIT
