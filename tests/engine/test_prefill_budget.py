@@ -20,7 +20,8 @@ def measured(decode_ms: float, token_ms: float, max_step_s: float | None = None)
     ("decode_ms", "token_ms", "max_step_s", "tokens", "alone"),
     [
         (2.0, 0.19, None, 240, 512),  # 50 ms, the least limit there is
-        (50.0, 10.0, None, MIN_TOKENS, 80),  # four steps: 200 ms; 15 tokens would fit; alone 1 s
+        (50.0, 1.0, None, 144, 512),  # four steps: 200 ms
+        (50.0, 10.0, None, MIN_TOKENS, 80),  # 15 tokens would fit; alone 1 s
         (500.0, 10.0, None, 144, 512),  # a large model: 2 s; alone 6 s
         (500.0, 100.0, None, MIN_TOKENS, 48),
         (2.0, 0.19, 0.022, 96, 512),  # asked for

@@ -81,24 +81,27 @@ def measured_speed(
     """
     times = LayerTimes(files, pool, cache_dtype, clock or time.perf_counter)
     experts = _ExpertTimes(files, pool, clock)
-
-    def prompt_step_us(tokens: int) -> float:
-        (dense_us,) = times.of_steps([StepPart(tokens, (context - tokens) // 2)])
-        return dense_us + experts.chunk_us(tokens) + STEP_US
-
     head_us, chunk = times.of_head(), min(CHUNK, max(1, context))
-    (dense_us,) = times.of_steps([StepPart(1, max(0, context - 1))])
-    token_us, chunk_us = dense_us + experts.token_us() + head_us + STEP_US, prompt_step_us(chunk)
+    token_us, dense_us = times.of_steps([StepPart(1, max(0, context - 1)), _middle(chunk, context)])
+    token_us += experts.token_us() + head_us + STEP_US
+    steps_us = {chunk: dense_us + experts.chunk_us(chunk) + STEP_US}
     budget = PrefillBudget(CHUNK)
     budget.observe(0, 1, token_us / 1e6)
-    budget.observe(chunk, 0, chunk_us / 1e6)
-    if budget.num_tokens(0) < chunk:
-        chunk = budget.num_tokens(0)
-        chunk_us = prompt_step_us(chunk)
+    budget.observe(chunk, 0, steps_us[chunk] / 1e6)
+    chunk = min(chunk, budget.num_tokens(0))
     num_chunks, rest = divmod(context, chunk)
-    prefill_us = num_chunks * chunk_us + (prompt_step_us(rest) if rest else 0.0) + head_us
+    if further := sorted({chunk, rest} - {0, *steps_us}):
+        dense = times.of_steps([_middle(tokens, context) for tokens in further])
+        for tokens, dense_us in zip(further, dense, strict=True):
+            steps_us[tokens] = dense_us + experts.chunk_us(tokens) + STEP_US
+    prefill_us = num_chunks * steps_us[chunk] + (steps_us[rest] if rest else 0.0) + head_us
     source = f"measured on {pool.num_threads} threads"
     return Speed(1e6 / token_us, context * 1e6 / prefill_us, context, source)
+
+
+def _middle(tokens: int, context: int) -> StepPart:
+    """A chunk in the middle of its prompt."""
+    return StepPart(tokens, (context - tokens) // 2)
 
 
 class _ExpertTimes:
