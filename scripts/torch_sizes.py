@@ -81,10 +81,11 @@ def planned(pip_arguments: list[str]) -> list[Download]:
 
 
 def total(downloads: list[Download]) -> str:
-    """Summary such as "12 packages, 2.7 GB", "at least" if a size is unknown."""
+    """Summary such as "12 packages, 2.7 GB" or "6 packages, 104 MB", "at least" if a size is unknown."""
     known = sum(download.num_bytes or 0 for download in downloads)
     least = "" if all(download.num_bytes is not None for download in downloads) else "at least "
-    return f"{len(downloads)} packages, {least}{known / 1e9:.1f} GB"
+    size = f"{known / 1e9:.1f} GB" if known >= 1e9 else f"{known / 1e6:.0f} MB"
+    return f"{len(downloads)} packages, {least}{size}"
 
 
 def advice(downloads: list[Download], no_cuda: bool) -> list[str]:

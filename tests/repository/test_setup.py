@@ -211,7 +211,7 @@ def report_of(folder: Path, packages: list[tuple[str, int]]) -> list[object]:
 @pytest.mark.parametrize(
     ("packages", "no_cuda", "says", "advises"),
     [
-        pytest.param(CPU_ONLY, True, "2 packages, 0.2 GB", False, id="cpu-build"),
+        pytest.param(CPU_ONLY, True, "2 packages, 206 MB", False, id="cpu-build"),
         pytest.param(WITH_CUDA, True, "CUDA libraries: 3 packages, 2.0 GB", True, id="cuda-build-not-wanted"),
         pytest.param(WITH_CUDA, False, "5 packages, 2.9 GB", False, id="cuda-build-wanted"),
         pytest.param([], True, "PyTorch is there", False, id="installed"),
@@ -227,7 +227,7 @@ def test_sizes_come_before_the_download(
 
 def test_a_size_that_the_index_does_not_say_is_not_made_up(tmp_path: Path) -> None:
     unknown = torch_sizes.Download("torch", "1", None)
-    assert "at least 0.0 GB" in "\n".join(torch_sizes.advice([unknown], True))
+    assert "at least 0 MB" in "\n".join(torch_sizes.advice([unknown], True))
     assert torch_sizes.size_of((tmp_path / "missing.whl").as_uri()) is None
     assert torch_sizes.size_of("https://127.0.0.1:9/torch.whl") is None
 

@@ -1,0 +1,240 @@
+"""Finds a CUDA compiler that can build Twofold, or fetches one from the Python package index; needs no root.
+
+    python scripts/cuda_compiler.py find [--host-compiler g++]      one JSON object for cmake/Cuda.cmake
+    python scripts/cuda_compiler.py ready FOLDER                    a fitting compiler: this machine's, else fetched into FOLDER
+    python scripts/cuda_compiler.py fetch FOLDER [--cuda 13.0]      fetch in any case; the last line is the CUDA root
+
+Searched places: CUDA_HOME or CUDA_PATH and no other if one is set, else PATH and /usr/local/cuda; then the folder `cuda` of
+the virtual environment whose Python runs this. A compiler fits if it is new enough and builds and links a small kernel.
+Standard library and pip only. Exit code 1: no compiler could be fetched; the last line says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from torch_sizes import planned, total
+
+MIN_NVCC = (12, 4)
+DEFAULT_CUDA = "13.0"
+"""Version to fetch if PyTorch does not name one."""
+FIRST_CUDA_OF_THE_INDEX = 13
+"""The packages of CUDA 12 hold ptxas, but no nvcc."""
+PARTS = "nvcc,crt,nvvm,cccl,cudart"
+"""cudart: the static runtime, in the compiler's own version; nvcc alone asks for any version of it."""
+TRIAL = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+__global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }
+int launch(float* x) {
+  add_one<<<1, 32>>>(x);
+  return static_cast<int>(cudaGetLastError());
+}
+"""
+TOOLKIT = f"install the CUDA toolkit, {'.'.join(map(str, MIN_NVCC))} or newer"
+FETCH = f"run `make build` with a network, which fetches the compiler, or {TOOLKIT}"
+REMEDIES = (
+    (r"unsupported (?:GNU|clang) version", "name an older C++ compiler: CXX=g++-14 make build"),
+    (
+        r"fatal error: .*No such file|cannot open source file",
+        f"{TOOLKIT}, whole, or hide this one (CUDA_HOME=none make build)",
+    ),
+    (r"cannot find -l|\bld\b|collect2", "mend the linker, then run `make build`"),
+)
+"""(pattern of a compiler's message, what to do about it)."""
+
+
+class FetchError(Exception):
+    """No compiler could be fetched; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """An nvcc, and the problem that keeps it from building; `nvcc` is empty if none was found."""
+
+    nvcc: str
+    version: str = ""
+    problem: str = ""
+    remedy: str = ""
+
+    @property
+    def major(self) -> str:
+        return self.version.partition(".")[0]
+
+
+def places() -> list[Path]:
+    """Existing nvcc programs, in the order of preference."""
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if named:
+        found = [Path(named) / "bin/nvcc"]
+    else:
+        found = [Path(shutil.which("nvcc") or "nvcc-is-not-on-path"), Path("/usr/local/cuda/bin/nvcc")]
+    found += fetched(Path(sys.prefix) / "cuda")
+    return list(dict.fromkeys(path for path in found if path.is_file()))
+
+
+def fetched(folder: Path) -> list[Path]:
+    """The nvcc of an earlier fetch into `folder`, in a list; an empty one without."""
+    return sorted(folder.glob("nvidia/cu*/bin/nvcc"))
+
+
+def torch_cuda() -> str:
+    """CUDA version that this Python's PyTorch was built for, like "13.0"; "" without PyTorch or CUDA. Does not import it."""
+    spec = find_spec("torch")
+    folders = spec.submodule_search_locations if spec else None
+    version = Path(folders[0]) / "version.py" if folders else None
+    if version is None or not version.is_file():
+        return ""
+    match = re.search(r"^cuda\b.*= '(\d+\.\d+)", version.read_text(encoding="utf-8"), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def check(nvcc: Path, host_compiler: str) -> Compiler:
+    """The compiler at this path, with its problem if it is too old or cannot build a small kernel."""
+    said = run([str(nvcc), "--version"])
+    release = re.search(r"release (\d+)\.(\d+)", said.stdout)
+    if said.returncode or release is None:
+        return Compiler(str(nvcc), "", f"{nvcc} does not run", FETCH)
+    version = f"{release[1]}.{release[2]}"
+    if (int(release[1]), int(release[2])) < MIN_NVCC:
+        return Compiler(str(nvcc), version, f"{nvcc} is CUDA {version}, older than 12.4", FETCH)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "trial.cu"
+        source.write_text(TRIAL, encoding="utf-8")
+        options = ["-std=c++20", "-shared", "-Xcompiler=-fPIC", "-cudart=static", f"-ccbin={host_compiler}"]
+        tried = run([str(nvcc), *options, str(source), "-o", str(Path(folder) / "trial.so")])
+    if tried.returncode == 0:
+        return Compiler(str(nvcc), version)
+    message = first_error(f"{tried.stdout}\n{tried.stderr}")
+    remedy = next((do for pattern, do in REMEDIES if re.search(pattern, message)), FETCH)
+    return Compiler(
+        str(nvcc), version, f"{nvcc} (CUDA {version}) cannot compile with {host_compiler}: {message}", remedy
+    )
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def first_error(output: str) -> str:
+    """The line of a compiler's output that says what is wrong."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = (line for line in lines if re.search(r"error|unsupported|cannot find|No such file", line))
+    return next(telling, lines[0] if lines else "it printed nothing")[:300]
+
+
+def find(host_compiler: str, cuda: str, trusted: str = "") -> Compiler:
+    """The best compiler of this machine: one of PyTorch's CUDA major version, else another that builds, else a problem.
+
+    trusted: an nvcc that built before, whose trial is not repeated.
+    """
+    checked = [
+        Compiler(str(path), cuda or DEFAULT_CUDA) if str(path) == trusted else check(path, host_compiler)
+        for path in places()
+    ]
+    fitting = [compiler for compiler in checked if not compiler.problem]
+    same = [compiler for compiler in fitting if fits_torch(compiler, cuda)]
+    missing = Compiler("", "", "nvcc is neither on PATH nor under CUDA_HOME", FETCH)
+    return next(iter([*same, *fitting, *checked]), missing)
+
+
+def fits_torch(compiler: Compiler, cuda: str) -> bool:
+    """Whether the compiler's CUDA has the major version of PyTorch's; true for a PyTorch without CUDA."""
+    return not cuda or compiler.major == cuda.partition(".")[0]
+
+
+def fetch(folder: Path, cuda: str) -> Path:
+    """Fetch the compiler of a CUDA version into `folder`, replacing what is there, and return the CUDA root.
+
+    Raises:
+        FetchError: the index has no such compiler, or cannot be reached.
+    """
+    if int(cuda.partition(".")[0]) < FIRST_CUDA_OF_THE_INDEX:
+        raise FetchError(
+            f"the Python package index has no nvcc for CUDA {cuda}; {TOOLKIT}, or a PyTorch for CUDA "
+            f"{FIRST_CUDA_OF_THE_INDEX} or newer"
+        )
+    wanted = ["--ignore-installed", f"cuda-toolkit[{PARTS}]=={cuda}.*"]
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        print(f"to download for the CUDA {cuda} compiler: {total(planned(wanted))}", flush=True)
+        pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
+        subprocess.run([*pip, "--target", str(part), *wanted], check=True)
+    except subprocess.CalledProcessError as error:
+        raise FetchError(f"pip could not fetch the CUDA {cuda} compiler (see above); {FETCH}") from error
+    for nvcc in fetched(part):
+        link_libraries(nvcc.parent.parent)
+    if not fetched(part):
+        raise FetchError(f"the packages of CUDA {cuda} hold no nvcc; {TOOLKIT}")
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    print(f"the CUDA {cuda} compiler takes {size / 1e6:.0f} MB in {folder}", flush=True)
+    return fetched(folder)[0].parent.parent
+
+
+def link_libraries(root: Path) -> None:
+    """Give the libraries the names by which nvcc and CMake look for them."""
+    (root / "lib64").symlink_to("lib")
+    for library in root.glob("lib/libcudart.so.*"):
+        (root / "lib/libcudart.so").symlink_to(library.name)
+
+
+def ready(folder: Path, cuda: str, host_compiler: str) -> None:
+    """Say which compiler of this machine fits; fetch one into `folder` if none does. Raises FetchError."""
+    found = find(host_compiler, cuda)
+    if not found.problem and fits_torch(found, cuda):
+        print(f"{found.nvcc} fits (CUDA {found.version})")
+        return
+    reason = found.problem or f"{found.nvcc} is CUDA {found.version}, PyTorch's is {cuda}"
+    print(f"{reason}; fetching a compiler", flush=True)
+    try:
+        fetch(folder, cuda or DEFAULT_CUDA)
+    except FetchError as error:
+        if found.problem:
+            raise
+        print(f"{error}\ngoing on with {found.nvcc}")
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("task", choices=("find", "ready", "fetch"))
+    parser.add_argument("folder", nargs="?", type=Path, help="where the compiler goes")
+    parser.add_argument("--cuda", default=torch_cuda(), help="CUDA version; default: PyTorch's")
+    parser.add_argument("--host-compiler", default=os.environ.get("CXX") or "g++")
+    parser.add_argument("--trusted", default="", help="nvcc whose trial is not repeated")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    if options.task == "find":
+        print(json.dumps(asdict(find(options.host_compiler, options.cuda, options.trusted))))
+        return 0
+    if options.folder is None:
+        parser.error(f"{options.task} needs the folder where the compiler goes")
+    try:
+        if options.task == "ready":
+            ready(options.folder.absolute(), options.cuda, options.host_compiler)
+        else:
+            print(fetch(options.folder.absolute(), options.cuda or DEFAULT_CUDA))
+    except FetchError as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
