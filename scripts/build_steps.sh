@@ -120,12 +120,13 @@ check_folders() {
   fi
 }
 
-# The inputs of an installation, as one line; if the line changes, install again.
+# The inputs of an installation, as one line; if the line changes, install again: also when a GPU was added.
 installation_fingerprint() {
   {
     cat "$REPOSITORY_ROOT/pyproject.toml" "$REPOSITORY_ROOT/constraints.txt"
     "$BASE_PYTHON" --version
     printf '%s\n' "$VENV_DIR"
+    if wants_cuda; then echo CUDA; fi
   } | sha256sum | cut -d' ' -f1
 }
 
@@ -157,7 +158,7 @@ install_build_tools() {
   pip_install cmake ninja scikit-build-core pybind11 setuptools-scm
 }
 
-# Does this machine use CUDA? Same check as in cmake/Cuda.cmake, to choose the PyTorch build.
+# Does this machine use CUDA? Chooses the PyTorch build, and whether a CUDA compiler is needed.
 wants_cuda() {
   case "${TWOFOLD_CUDA:-AUTO}" in
     ON) return 0 ;;
@@ -169,15 +170,18 @@ wants_cuda() {
 # PyTorch is installed first and by itself, because it is most of the download. Without CUDA, its CPU build: from pip's
 # own index if available; else from the index in TWOFOLD_TORCH_INDEX (a local version such as +cpu precedes the plain
 # one); else by uv, which knows PyTorch's index. Otherwise the CUDA build is used. Sizes are printed before downloads.
+# A CPU build that was installed before this machine had a GPU is replaced.
 install_torch() {
-  local torch status=0 source=() no_cuda=()
+  local torch status=0 source=() no_cuda=() replace=()
   torch="$(sed -n "s/^dependencies = \\[\"\\(torch[^\"]*\\)\".*/\\1/p" "$REPOSITORY_ROOT/pyproject.toml")"
   if ! wants_cuda; then
     no_cuda=(--no-cuda)
     source=(${TWOFOLD_TORCH_INDEX:+--extra-index-url "$TWOFOLD_TORCH_INDEX"})
+  elif has_torch_without_cuda; then
+    replace=(--force-reinstall)
   fi
   "$VENV_DIR/bin/python" "$REPOSITORY_ROOT/scripts/torch_sizes.py" ${no_cuda[@]+"${no_cuda[@]}"} \
-    -c "$REPOSITORY_ROOT/constraints.txt" ${source[@]+"${source[@]}"} "$torch" || status=$?
+    -c "$REPOSITORY_ROOT/constraints.txt" ${source[@]+"${source[@]}"} ${replace[@]+"${replace[@]}"} "$torch" || status=$?
   if [ "$status" -eq 3 ]; then
     if pip_install uv && "$VENV_DIR/bin/uv" pip install --python "$VENV_DIR/bin/python" --torch-backend cpu \
       -c "$REPOSITORY_ROOT/constraints.txt" "$torch"; then
@@ -187,7 +191,23 @@ install_torch() {
   elif [ "$status" -ne 0 ]; then
     return "$status"
   fi
-  pip_install ${source[@]+"${source[@]}"} "$torch"
+  pip_install ${source[@]+"${source[@]}"} ${replace[@]+"${replace[@]}"} "$torch"
+}
+
+has_torch_without_cuda() {
+  compgen -G "$VENV_DIR/lib/python*/site-packages/torch/version.py" >/dev/null &&
+    ! grep -q "^cuda\b.*= '" "$VENV_DIR"/lib/python*/site-packages/torch/version.py
+}
+
+# An nvcc that fits this machine and PyTorch: one that is here, else one from pip's index, in .venv/cuda. Only TWOFOLD_CUDA=ON
+# fails without.
+ready_cuda_compiler() {
+  "$VENV_DIR/bin/python" "$REPOSITORY_ROOT/scripts/cuda_compiler.py" ready "$VENV_DIR/cuda" && return
+  if [ "${TWOFOLD_CUDA:-AUTO}" = ON ]; then
+    echo "TWOFOLD_CUDA=ON: there is no CUDA compiler, and none could be fetched; TWOFOLD_CUDA=AUTO builds for the CPU"
+    return 1
+  fi
+  echo "going on without CUDA"
 }
 
 # The Python half, editable: a .pth file points at engine/, so an edited module needs no new install. The native half is
@@ -205,8 +225,9 @@ install_package() {
 
 # Inputs of a build directory: with another checkout, interpreter, compiler or C library it is built afresh.
 toolchain() {
-  printf '%s | %s | %s | %s\n' "$REPOSITORY_ROOT" "$("$VENV_DIR/bin/python" -VV)" \
-    "$("${CXX:-g++}" --version | head -n 1)" "$(getconf GNU_LIBC_VERSION 2>/dev/null || echo 'another C library')"
+  printf '%s | %s | %s | %s%s\n' "$REPOSITORY_ROOT" "$("$VENV_DIR/bin/python" -VV)" \
+    "$("${CXX:-g++}" --version | head -n 1)" "$(getconf GNU_LIBC_VERSION 2>/dev/null || echo 'another C library')" \
+    "$(compgen -G "$VENV_DIR/cuda/nvidia/*/bin/nvcc")"
 }
 
 # build_native run|dev: incremental; configures (a second without changes; this finds new files, so that ninja need

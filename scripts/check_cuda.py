@@ -13,7 +13,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from benchmarks.gpu.kernel_table import (  # noqa: E402
     to_markdown,
 )
 from benchmarks.gpu.sass import Compiled, Instance, codes_of, parse_report, widths_of  # noqa: E402
+from cuda_compiler import places  # noqa: E402
 
 TABLE = ROOT / "kernels/cuda/kernel_table.md"
 TRAFFIC = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/tests/simt/simt_traffic"
@@ -45,10 +45,7 @@ REMEDY = "mend it, or where it is meant run `make check-cuda WRITE=1` and say wh
 
 def find_nvcc() -> str | None:
     """nvcc, searched in the same places as by the build."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    return shutil.which("nvcc") or next(
-        (str(path) for home in homes if home and (path := Path(home) / "bin/nvcc").exists()), None
-    )
+    return next(map(str, places()), None)
 
 
 def version_of(nvcc: str) -> str:

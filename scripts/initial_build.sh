@@ -19,6 +19,7 @@ check_prerequisites
 run_step "Make the virtual environment" create_venv
 run_step "Install build tools" install_build_tools
 run_step "Install PyTorch" install_torch
+if wants_cuda; then run_step "Find a CUDA compiler" ready_cuda_compiler; fi
 run_step "Install Twofold and what it needs ($profile)" install_package "$profile"
 run_step "Compile the native modules" build_native "$profile"
 run_step "Import it" smoke_test
