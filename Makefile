@@ -6,6 +6,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 export TWOFOLD_VENV ?= $(CURDIR)/.venv
+# In quotes wherever a recipe names it: the folder's name may hold a space.
 BIN := $(TWOFOLD_VENV)/bin
 CPP_FILES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.h' '*.cu' '*.cuh')
 SHELL_FILES = $(shell git ls-files -co --exclude-standard '*.sh') .ci/run
@@ -21,6 +22,8 @@ SECONDS_OF_LOAD ?= 60
 # Further options of `make loadtest`, e.g. LOADTEST_ARGS='--shape ramp --slo ttft_p95_ms=500'
 LOADTEST_ARGS ?=
 LOCUST_PORT ?= 8089
+# What `make build` installs: dev or run.
+PROFILE ?= dev
 # What `make test` can be told, e.g. make test PYTEST_ARGS='-x tests/cli'. Two processes run the tests; 0: this one does.
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
@@ -41,11 +44,11 @@ help:  ## list the targets
 	@echo "  make run takes PORT=$(PORT) DASHBOARD_PORT=$(DASHBOARD_PORT) MODEL=dir ACCELERATOR=auto|cuda|none|emulated:NAME RATIO=0.0-1.0"
 
 run: ready-run  ## start the OpenAI server and the dashboard; Ctrl-C ends both
-	@exec $(BIN)/python scripts/run_stack.py --port "$(PORT)" --dashboard-port "$(DASHBOARD_PORT)" \
-	  --model "$(MODEL)" --accelerator "$(ACCELERATOR)" --ratio "$(RATIO)"
+	@exec "$(BIN)"/python scripts/run_stack.py --port="$(PORT)" --dashboard-port="$(DASHBOARD_PORT)" \
+	  --model="$(MODEL)" --accelerator="$(ACCELERATOR)" --ratio="$(RATIO)"
 
 # Not --dist loadfile or loadscope: in pytest-xdist 3.8 a run with them hangs after a worker has crashed (its issues 1323, 1327).
-PYTEST = TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not slow and not gpu"
+PYTEST = TWOFOLD_TESTS_NEED_ALL=1 "$(BIN)"/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not slow and not gpu"
 LESSER_LEVELS = from twofold._testing import kernels; from twofold.blocks import ops; \
   print("", *(level for level in kernels.supported_levels() if level != ops.isa_choice()[0]), "")
 # $(1): a level, $(2): its tests. A level that the CPU lacks, or that `make test` ran, is left out.
@@ -56,55 +59,55 @@ test: ready-dev  ## run every test that takes less than ten seconds
 	@$(PYTEST) $(PYTEST_ARGS)
 
 test-levels: ready-dev  ## run the tests of AVX2_TESTS and GENERIC_TESTS again with lesser kernels than this CPU's best
-	@lesser=$$($(BIN)/python -c '$(LESSER_LEVELS)'); \
+	@lesser=$$("$(BIN)"/python -c '$(LESSER_LEVELS)'); \
 	$(call test_at,avx2,$(AVX2_TESTS)); \
 	$(call test_at,generic,$(GENERIC_TESTS))
 
 test-slow: ready-dev  ## run the long tests
-	@TWOFOLD_TESTS_NEED_ALL=1 $(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	@TWOFOLD_TESTS_NEED_ALL=1 "$(BIN)"/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
-build:  ## install and compile from the ground up, logged and timed
-	@scripts/initial_build.sh dev
+build:  ## install and compile from the ground up, logged and timed (PROFILE=run: only what serving needs)
+	@scripts/initial_build.sh $(PROFILE)
 
 quick-build:  ## compile what changed
 	@scripts/quick_build.sh
 
 lint: ready-dev  ## check style and types of every language in the repository
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
-	@PATH=$(BIN):$$PATH shellcheck -x $(SHELL_FILES)
-	@$(BIN)/hadolint .devcontainer/Dockerfile deploy/container/Dockerfile
-	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
-	@$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
-	@$(BIN)/python scripts/check_words.py
+	@"$(BIN)"/ruff check .
+	@"$(BIN)"/ruff format --check .
+	@"$(BIN)"/mypy
+	@"$(BIN)"/clang-format --dry-run -Werror $(CPP_FILES)
+	@PATH="$(BIN):$$PATH" shellcheck -x $(SHELL_FILES)
+	@"$(BIN)"/hadolint .devcontainer/Dockerfile deploy/container/Dockerfile
+	@"$(BIN)"/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@"$(BIN)"/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
+	@"$(BIN)"/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
+	@"$(BIN)"/python scripts/check_words.py
 
 docs: ready-dev  ## build the documentation as a site in build/site; fails on a broken link
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 "$(BIN)"/mkdocs build --quiet
 
 fmt: ready-dev  ## format Python and C++
-	@$(BIN)/ruff check --fix-only --quiet .
-	@$(BIN)/ruff format .
-	@$(BIN)/clang-format -i $(CPP_FILES)
+	@"$(BIN)"/ruff check --fix-only --quiet .
+	@"$(BIN)"/ruff format .
+	@"$(BIN)"/clang-format -i $(CPP_FILES)
 
 bench: ready-dev  ## measure the CPU kernels beside the read ceiling, then the bundled model (or MODEL=dir)
-	@$(BIN)/python kernels/bench/run.py
-	@$(BIN)/twofold bench $(MODEL) --compare-transformers
+	@"$(BIN)"/python kernels/bench/run.py
+	@"$(BIN)"/twofold bench $(MODEL) --compare-transformers
 
 loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
-	@$(BIN)/twofold loadtest --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT) $(LOADTEST_ARGS)
+	@"$(BIN)"/twofold loadtest --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT) $(LOADTEST_ARGS)
 
 loadtest-ui: ready-run  ## the same with Locust's web page on 127.0.0.1:8089, where the load is chosen
-	@$(BIN)/twofold loadtest --ui --ui-port $(LOCUST_PORT) --host http://127.0.0.1:$(PORT)
+	@"$(BIN)"/twofold loadtest --ui --ui-port $(LOCUST_PORT) --host http://127.0.0.1:$(PORT)
 
 screenshots: ready-dev  ## renew the pictures of the dashboard in docs/images (needs Chromium)
-	@$(BIN)/python -m scripts.renew_screenshots --seconds $(SECONDS_OF_LOAD)
+	@"$(BIN)"/python -m scripts.renew_screenshots --seconds $(SECONDS_OF_LOAD)
 
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails where one got worse (no GPU; WRITE=1 keeps it)
-	@$(BIN)/python scripts/check_cuda.py $(if $(WRITE),--write)
-	@$(BIN)/python -m benchmarks.gpu --estimate
+	@"$(BIN)"/python scripts/check_cuda.py $(if $(WRITE),--write)
+	@"$(BIN)"/python -m benchmarks.gpu --estimate
 
 # No virtual environment for these four: a GPU machine's own python brings the torch that fits its driver, and pytest.
 GPU_CHECKS = $${PYTHON:-python3} -m pytest -s tests/gpu --gpu-build
@@ -123,7 +126,7 @@ gpu-day:  ## all three within 25 minutes, whatever fails; what to look at first 
 	@$${PYTHON:-python3} -m tests.gpu.day
 
 doctor: ready-run  ## say what this machine has, lacks and can run
-	@$(BIN)/twofold doctor $(MODEL)
+	@"$(BIN)"/twofold doctor $(MODEL)
 
 clean:  ## remove what was built; .venv stays (rm -rf .venv removes that too)
 	@rm -rf $(if $(TWOFOLD_BUILD_DIR),$(addprefix "$(TWOFOLD_BUILD_DIR)"/,dev gpu logs),build) dist .mypy_cache .ruff_cache \

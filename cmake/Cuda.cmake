@@ -41,7 +41,7 @@ elseif(NOT (TWOFOLD_CUDA STREQUAL "AUTO" AND TWOFOLD_INPLACE))
 endif()
 
 if(TWOFOLD_CUDA STREQUAL "OFF")
-  set(CUDA_SAYS [[{"problem": "this build was made with TWOFOLD_CUDA=OFF", "remedy": "build it without that setting"}]])
+  set(CUDA_SAYS [[{"problem": "it was made with TWOFOLD_CUDA=OFF", "remedy": "build it without that setting"}]])
 else()
   set(CUDA_HOST_COMPILER "$ENV{CUDAHOSTCXX}")
   if(NOT CUDA_HOST_COMPILER)

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,10 +23,18 @@ import urllib.request
 from pathlib import Path
 
 from twofold.api.addresses import without_password
+from twofold.device.unused_gpu import has_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 EMULATED = ("emulated:rtx4090-pcie4", "0.25")
+MAX_PORT = 65535
+# In a process of its own: it may import torch and open the GPU, whose memory this script would keep.
+WHY_GPU_IS_UNUSED = """
+from twofold.device.finding import choose_accelerator
+choice, _ = choose_accelerator("auto")
+print(choice.reason if choice.unused_gpu else "")
+"""
 START_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 40.0
 """Longer than the server's own drain timeout."""
@@ -39,13 +46,10 @@ class StopError(Exception):
 
 def main() -> int:
     args = parse_arguments()
-    for name, port in (("PORT", args.port), ("DASHBOARD_PORT", args.dashboard_port)):
-        if not port_is_free(port):
-            free = port + 1
-            while not port_is_free(free):
-                free += 1
-            print(f"port {port} is in use; choose another: make run {name}={free}", file=sys.stderr)
-            return 2
+    problem = port_problem(args)
+    if problem:
+        print(problem, file=sys.stderr)
+        return 2
 
     telemetry_url = os.environ.get("TWOFOLD_TELEMETRY_URL") or f"sqlite:///{ROOT / 'twofold.db'}"
     environment = dict(os.environ, TWOFOLD_TELEMETRY_URL=telemetry_url, PYTHONUNBUFFERED="1")
@@ -84,6 +88,22 @@ def main() -> int:
         end(children)
 
 
+def port_problem(args: argparse.Namespace) -> str:
+    """What is wrong with PORT and DASHBOARD_PORT; "" if both can be used. Turns both into numbers."""
+    for name in ("PORT", "DASHBOARD_PORT"):
+        given = getattr(args, name.lower())
+        if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= MAX_PORT:
+            return f"{name} was given {given!r}; expected a port from 1 to {MAX_PORT}"
+        port = int(given)
+        if not port_is_free(port):
+            free = next((each for each in range(port + 1, MAX_PORT + 1) if port_is_free(each)), 10002)
+            return f"port {port} is in use; choose another: make run {name}={free}"
+        setattr(args, name.lower(), port)
+    if args.port == args.dashboard_port:
+        return f"PORT and DASHBOARD_PORT were both given {args.port}; expected two ports"
+    return ""
+
+
 def commands(args: argparse.Namespace, telemetry_url: str) -> tuple[list[str], list[str]]:
     """Command lines of the server and the dashboard."""
     accelerator, ratio = choose_accelerator(args)
@@ -99,30 +119,43 @@ def commands(args: argparse.Namespace, telemetry_url: str) -> tuple[list[str], l
 
 def choose_accelerator(args: argparse.Namespace) -> tuple[str, str]:
     """(--accelerator, --gpu-experts-ratio); reports an automatic choice."""
-    accelerator, ratio = args.accelerator, args.ratio
-    if not accelerator:
-        if has_nvidia_gpu():
-            accelerator = "auto"
+    if args.accelerator:
+        return args.accelerator, args.ratio
+    if has_gpu():
+        reason = why_gpu_is_unused()
+        if not reason:
             print("An NVIDIA GPU is here: --accelerator auto", flush=True)
-        else:
-            accelerator, default_ratio = EMULATED
-            ratio = ratio or default_ratio
-            print(
-                f"No NVIDIA GPU is here, so this asks for --accelerator {accelerator} --gpu-experts-ratio {ratio}:\n"
-                "experts are really moved, kept and evicted, but the CPU computes and GPU time is the cost model's\n"
-                "(virtual clock). Answers, database and dashboard say so. For the CPU alone at full speed:\n"
-                "make run ACCELERATOR=none",
-                flush=True,
-            )
+            return "auto", args.ratio
+        print(f"bad: {reason}", flush=True)
+    else:
+        print("No NVIDIA GPU is here.", flush=True)
+    accelerator, default_ratio = EMULATED
+    ratio = args.ratio or default_ratio
+    print(
+        f"This asks for --accelerator {accelerator} --gpu-experts-ratio {ratio}: experts are really moved, kept and\n"
+        "evicted, but the CPU computes and GPU time is the cost model's (virtual clock). Answers, database and\n"
+        "dashboard say so. For the CPU alone at full speed: make run ACCELERATOR=none",
+        flush=True,
+    )
     return accelerator, ratio
+
+
+def why_gpu_is_unused() -> str:
+    """Why --accelerator auto would not use this machine's GPU, and what to do; "" if it would."""
+    command = [sys.executable, "-c", WHY_GPU_IS_UNUSED]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asked.returncode == 0:
+        return asked.stdout.strip()
+    last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+    return f"this GPU is not used, because looking for it failed ({last}); run `make doctor`"
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--port", type=int, default=10002)
-    parser.add_argument("--dashboard-port", type=int, default=8501)
+    parser.add_argument("--port", default="10002")
+    parser.add_argument("--dashboard-port", default="8501")
     parser.add_argument("--model", default="", help="model directory (default: the bundled one)")
     parser.add_argument("--accelerator", default="", help="default: auto with an NVIDIA GPU, else emulated")
     parser.add_argument("--ratio", default="", help="share of the experts that VRAM holds, 0.0-1.0")
@@ -137,17 +170,6 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def has_nvidia_gpu() -> bool:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return False
-    try:
-        listing = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return listing.returncode == 0 and "GPU 0" in listing.stdout
 
 
 def start(command: list[str], environment: dict[str, str], *, quiet: bool = False) -> subprocess.Popen[bytes]:

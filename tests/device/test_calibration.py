@@ -273,4 +273,4 @@ def test_without_a_device_measuring_one_is_refused_and_auto_borrows(
     assert main([*argv, "--accelerator", "cuda"]) == 2
     assert "--accelerator cuda: this build has no CUDA module" in capsys.readouterr().err
     assert main(argv) == 0
-    assert "accelerator not measured (this build has no CUDA module)" in capsys.readouterr().out
+    assert "accelerator not measured (this build has no CUDA module" in capsys.readouterr().out

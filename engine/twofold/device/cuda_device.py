@@ -39,8 +39,8 @@ class CudaDevice:
 
     @functools.cached_property
     def native(self) -> NativeDevice:
-        backend = load_backend("cuda")
-        assert backend is not None, "the device was found by it"
+        backend, missing = load_backend("cuda")
+        assert backend is not None, missing
         return backend.open_device(self._index)
 
     @property

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.device.backend import DeviceDescription, load_backend
 from twofold.device.memory.budget import DeviceMemory
+from twofold.device.unused_gpu import no_accelerator, without_devices, without_torch_cuda
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.profiles import load_profile, shipped_profiles
 
 if TYPE_CHECKING:
     from twofold.device.device import Device
-
-_NO_MODULE: Final = "this build has no CUDA module"
 
 
 def choose_accelerator(
@@ -47,7 +46,7 @@ def choose_accelerator(
             asked = f"--devices cuda:{index}" if indices else "--accelerator cuda"
             if indices or name == "cuda":
                 raise ConfigError(f"{asked}: {missing}; use auto, none or emulated:PROFILE")
-            return AcceleratorChoice("none", missing), ()
+            return no_accelerator(missing), ()
         devices.append(device)
     names = ", ".join(f"cuda:{index}" for index in indices)
     reason = f"asked for: {names}" if len(devices) > 1 else "a CUDA device is there"
@@ -101,14 +100,14 @@ def find_device(index: int = 0) -> tuple[Device | None, str]:
     """(device, ""), or (None, the reason why it is not usable)."""
     found, why = cuda_devices()
     if not found:
-        return None, why if why == _NO_MODULE else "no CUDA device was found"
+        return None, why
     if index not in (there := [device["index"] for device in found]):
         names = ", ".join(f"cuda:{each}" for each in there)
         return None, f"there is no such device, only {names}"
     import torch  # computes the dense layers; slow to import, so only with a device
 
     if not torch.cuda.is_available():
-        return None, f"torch {torch.__version__} does not use CUDA; install one that does"
+        return None, without_torch_cuda(torch.__version__, torch.version.cuda)
     from twofold.device.cuda_device import CudaDevice
 
     return CudaDevice(index), ""
@@ -122,5 +121,8 @@ def device_memories(devices: Sequence[Device]) -> list[DeviceMemory]:
 
 def cuda_devices() -> tuple[list[DeviceDescription], str]:
     """Devices that the CUDA backend finds, and the reason if it finds none."""
-    backend = load_backend("cuda")
-    return ([], _NO_MODULE) if backend is None else (backend.devices(), backend.why_no_device())
+    backend, missing = load_backend("cuda")
+    if backend is None:
+        return [], missing
+    devices = backend.devices()
+    return devices, "" if devices else without_devices(backend.why_no_device())

@@ -128,7 +128,10 @@ def load_parts(
             loaded = _load_on_cpu(
                 config, files, pool=pool, choice=choice, progress=progress, rules=rules, drafter=drafter
             )
-        _log.info("accelerator %s: %s", choice.label, choice.reason)
+        if choice.unused_gpu:
+            _log.warning("bad: %s", choice.reason)
+        else:
+            _log.info("accelerator %s: %s", choice.label, choice.reason)
         moe = loaded.runner.moe
         rules.set_kernels(moe.store)
         kv_pages = make_pool(

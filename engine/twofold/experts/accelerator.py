@@ -39,6 +39,8 @@ class AcceleratorChoice:
     """Opens the devices, for kind "cuda"."""
     devices: tuple[str, ...] = ()
     """Names of the devices, for kind "cuda": "cuda:0"."""
+    unused_gpu: bool = False
+    """For kind "none": the machine has a GPU, and `reason` says why it is not used."""
 
     @property
     def label(self) -> str:

@@ -27,8 +27,9 @@ def this_machine(config: EngineConfig, *, measures_threads: bool) -> tuple[Machi
     if measures_threads and config.cpu_threads == 0:
         chosen = measured_threads()
         threads, reason = chosen.count, chosen.reason
+    accelerator_reason = f"bad: {choice.reason}" if choice.unused_gpu else choice.reason
     machine = Machine(
-        available_memory_bytes(), choice.label, choice.reason, threads=threads, threads_reason=reason
+        available_memory_bytes(), choice.label, accelerator_reason, threads=threads, threads_reason=reason
     )
     if devices:
         measured = load_machine_profile(config.machine_profile)

@@ -72,7 +72,7 @@ def check_accelerator(config: EngineConfig) -> Check:
         return Check(
             "accelerator", "bad", f"the native module cannot be imported ({error})", "build it: make build"
         )
-    return Check("accelerator", "ok", f"{choice.label}: {choice.reason}")
+    return Check("accelerator", "bad" if choice.unused_gpu else "ok", f"{choice.label}: {choice.reason}")
 
 
 def check_memory() -> Check:
