@@ -24,6 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from cuda_compiler import places  # noqa: E402
+
 from benchmarks.gpu.kernel_table import (  # noqa: E402
     ARCHITECTURES,
     Launch,
@@ -36,7 +38,6 @@ from benchmarks.gpu.kernel_table import (  # noqa: E402
     to_markdown,
 )
 from benchmarks.gpu.sass import Compiled, Instance, codes_of, parse_report, widths_of  # noqa: E402
-from cuda_compiler import places  # noqa: E402
 
 TABLE = ROOT / "kernels/cuda/kernel_table.md"
 TRAFFIC = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/tests/simt/simt_traffic"

@@ -53,10 +53,10 @@ REMEDIES = (
     (r"unsupported (?:GNU|clang) version", "name an older C++ compiler: `CXX=g++-14 make run`"),
     (r"nsupported gpu architecture", "install a CUDA toolkit that knows this GPU"),
     (
-        r"(?:No such file|cannot open source file)",
+        r"cannot open source file|error: .*\.h: No such file|cannot find -lcud",
         f"{TOOLKIT} whole, or hide this one: `CUDA_HOME=none make build`",
     ),
-    (r"cannot find -l|\bld\b|collect2", "mend the linker"),
+    (r"\bld\b|collect2", "mend the linker"),
 )
 """(pattern of a compiler's message, what to do about it)."""
 
@@ -200,8 +200,8 @@ def find(wanted: Wanted, *, without_gpu: bool) -> Finding:
     usable = [each for each in found if each >= MIN_CAPABILITY]
     if not usable and not without_gpu:
         problem, remedy = (
-            "no GPU was found (nvidia-smi)",
-            "run the same command again once `nvidia-smi -L` lists it",
+            "nvidia-smi lists no GPU",
+            "build it again once nvidia-smi does",
         )
         if found:
             problem = (
@@ -275,7 +275,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--cuda", default=torch_cuda(), help="CUDA version; default: PyTorch's")
     parser.add_argument("--host-compiler", default=os.environ.get("CXX") or "g++")
     parser.add_argument(
-        "--architectures", default="", help="in CMake's form; default: those of this machine's GPUs"
+        "--architectures", default="", help="as 80-real,90; default: those of this machine's GPUs"
     )
     parser.add_argument("--without-gpu", action="store_true", help="compile on a machine without a GPU too")
     parser.add_argument("--trusted", default="", help="nvcc whose trial is not repeated")
@@ -283,7 +283,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     wanted = Wanted(
         host_compiler=options.host_compiler,
         cuda=options.cuda,
-        architectures=options.architectures,
+        architectures=options.architectures.replace(",", ";"),
         trusted=options.trusted,
     )
     if options.task == "find":

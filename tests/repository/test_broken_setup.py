@@ -124,9 +124,11 @@ def test_a_checkout_that_cannot_be_written_is_named_with_the_folders_to_set(chec
     ("nvcc", "said"),
     [
         pytest.param(
-            "echo 'Cuda compilation tools, release 11.8, V11.8.89'", "is older than 12.4", id="too-old"
+            "echo 'Cuda compilation tools, release 11.8, V11.8.89'",
+            "is CUDA 11.8, older than 12.4",
+            id="too-old",
         ),
-        pytest.param("exit 127", "or does not run", id="broken"),
+        pytest.param("exit 127", "does not run", id="broken"),
     ],
 )
 def test_a_wrong_cuda_is_named_with_its_path(tmp_path: Path, nvcc: str, said: str) -> None:
@@ -147,4 +149,4 @@ def test_a_wrong_cuda_is_named_with_its_path(tmp_path: Path, nvcc: str, said: st
     assert done.returncode != 0
     assert f"TWOFOLD_CUDA=ON: {compiler}" in text
     assert said in text
-    assert "install the CUDA toolkit (12.4 or newer) or use TWOFOLD_CUDA=AUTO" in text
+    assert "install the CUDA toolkit (12.4 or newer), or use TWOFOLD_CUDA=AUTO" in text

@@ -79,7 +79,8 @@ def configure(tmp_path: Path, *options: str, **environment: str) -> subprocess.C
     """Run only the part of the configuration that decides on CUDA."""
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.26)\nproject(x LANGUAGES CXX)\n"
-        f'option(TWOFOLD_INPLACE "" OFF)\ninclude({ROOT}/cmake/Cuda.cmake)\n'
+        f'option(TWOFOLD_INPLACE "" OFF)\nset(Python_EXECUTABLE "{sys.executable}")\n'
+        f'include("{ROOT}/cmake/Cuda.cmake")\n'
         'message(STATUS "for running: ${TWOFOLD_RUNS_CUDA}")\n'
     )
     cmake = next(
@@ -121,7 +122,7 @@ def test_a_wrong_list_of_architectures_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpu", "tests", "says", "runs"),
     [
-        ("", "OFF", "no GPU found (nvidia-smi); building for the CPU", "OFF"),
+        ("", "OFF", "nvidia-smi lists no GPU; building for the CPU", "OFF"),
         ("", "ON", "for 90", "OFF"),  # no edit may break the CUDA half unseen; running needs none of it
         ("8.6", "OFF", "for 86-real", "ON"),
     ],
@@ -140,6 +141,28 @@ def test_cuda_is_compiled_by_itself_where_a_gpu_is_found_and_for_tests(
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
     assert f"for running: {runs}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "said", ["unsupported GNU version! gcc versions later than 15", "collect2: error: ld"]
+)
+def test_a_compiler_that_cannot_build_is_a_reason_and_no_failure(tmp_path: Path, said: str) -> None:
+    nvcc = tmp_path / "toolkit/bin/nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(
+        f'#!/bin/sh\necho "release 13.0, V13.0.88"\n[ "$1" = --version ] || {{ echo "{said}"; exit 1; }}\n'
+    )
+    nvcc.chmod(0o755)
+    options = "-DTWOFOLD_CUDA=AUTO", "-DTWOFOLD_TESTS=ON", "-DTWOFOLD_INPLACE=ON"
+    done = configure(tmp_path, *options, CUDA_HOME=str(tmp_path / "toolkit"))
+    assert done.returncode == 0, done.stderr
+    assert f"cannot build with /usr/bin/c++: {said}; building for the CPU" in " ".join(done.stdout.split())
+    kept = json.loads((tmp_path / "build/modules/cuda_missing.json").read_text())
+    assert said in kept["problem"]
+    assert kept["remedy"]
+    configure(tmp_path, "-DTWOFOLD_CUDA=OFF", *options[1:])
+    kept = json.loads((tmp_path / "build/modules/cuda_missing.json").read_text())
+    assert kept["problem"] == "it was made with TWOFOLD_CUDA=OFF"
 
 
 @pytest.mark.parametrize(
