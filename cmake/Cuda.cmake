@@ -4,7 +4,8 @@
 # TWOFOLD_CUDA   AUTO: where a GPU and a fitting nvcc are found, and for tests (TWOFOLD_TESTS) where the nvcc is, so that no edit
 #                breaks that half unseen; ON: fail without nvcc; OFF: do not look.
 # Architectures  TORCH_CUDA_ARCH_LIST if the environment has it; else, for AUTO in a source tree, this machine's own GPU or,
-#                without one, 90 alone (a check that everything compiles, a minute instead of five); else 80, 86, 89, 90, 120.
+#                without one, 90 alone (a check that everything compiles, a minute instead of five); else those of
+#                kernels/cuda/architectures.txt.
 # A build directory that persists keeps an option, so whoever calls CMake gives TWOFOLD_CUDA every time (pyproject.toml and
 # scripts/build_steps.sh: from the environment, default AUTO), and the architectures are decided anew each time.
 # scripts/cuda_compiler.py finds the GPU and the compiler, and tries the compiler before enable_language(CUDA), whose failure
@@ -37,7 +38,10 @@ set(CUDA_ARCHITECTURES "")
 if(NOT "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "")
   twofold_parse_arch_list("$ENV{TORCH_CUDA_ARCH_LIST}" CUDA_ARCHITECTURES)
 elseif(NOT (TWOFOLD_CUDA STREQUAL "AUTO" AND TWOFOLD_INPLACE))
-  set(CUDA_ARCHITECTURES 80-real 86-real 89-real 90-real 120)
+  # Ascending. Without -real also as PTX, which a driver compiles for later GPUs: 90 for 10.0, which does not run 12.0's.
+  # scripts/check_cuda.py reads the same file.
+  file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../kernels/cuda/architectures.txt CUDA_ARCHITECTURES)
+  separate_arguments(CUDA_ARCHITECTURES)
 endif()
 
 if(TWOFOLD_CUDA STREQUAL "OFF")

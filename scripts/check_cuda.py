@@ -1,6 +1,6 @@
 """Compile the CUDA kernels for every architecture and compare the results with the table in the repository.
 
-    python scripts/check_cuda.py [--arch 80,86,89,90,120] [--write] [--json FILE] [SOURCE.cu ...]
+    python scripts/check_cuda.py [--arch 86,120] [--write] [--json FILE] [SOURCE.cu ...]
 
 Exit status 1 if a kernel spills a register, does not compile or got worse than kernels/cuda/kernel_table.md says
 (occupancy, stack, narrower accesses, more bank conflicts or sectors), 2 without nvcc. Needs no GPU and no driver.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from benchmarks.gpu.occupancy import occupancy
 from benchmarks.gpu.sass import ACCESSES, Compiled, Instance, Widths, readable
 
-ARCHITECTURES: Final = (80, 86, 89, 90, 120)
+_LISTED: Final = Path(__file__).resolve().parents[2] / "kernels/cuda/architectures.txt"
+ARCHITECTURES: Final = tuple(int(arch) for arch in re.findall(r"\d+", _LISTED.read_text(encoding="utf-8")))
+"""What a wheel holds machine code for; cmake/Cuda.cmake reads the same file."""
 TRAFFIC: Final = ("shared wavefronts", "sectors read", "sectors written")
 _NARROWER: Final = 0.9  # ratio of mean widths; above it the difference is a few scalars
 _BUSIER: Final = 1.02

@@ -26,6 +26,11 @@ from twofold.tools.loadgen.server_process import serving
 from tests.e2e.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from check_cuda import find_nvcc  # noqa: E402
+
+MOST_CUDA_BYTES = 10_000_000
+"""Of the module for all architectures; uncompressed or with line numbers it is several times as large."""
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +40,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(given)
     folder = tmp_path_factory.mktemp("wheel")
     options = ["--no-build-isolation", "--no-deps", f"--config-settings=build-dir={folder}/build"]
+    # One architecture: the choice of all of them is checked without compiling (tests/repository/test_cuda_build.py).
+    cuda = {"TWOFOLD_CUDA": "ON", "TORCH_CUDA_ARCH_LIST": "9.0"} if find_nvcc() else {"TWOFOLD_CUDA": "OFF"}
     built = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", str(ROOT), *options, "-w", str(folder)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        env={**os.environ, **cuda, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         check=False,
     )
     assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
@@ -131,6 +138,25 @@ def test_the_installed_package_is_the_wheels(
         [python, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert Path(done.stdout.strip()).is_relative_to(Path(python).parents[1]), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_cuda_code_that_imports_without_a_driver(
+    wheel: Path, python: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    if "TWOFOLD_WHEEL" not in os.environ and find_nvcc() is None:
+        pytest.skip("nvcc is not there")
+    with zipfile.ZipFile(wheel) as archive:
+        (module,) = [each for each in archive.infolist() if Path(each.filename).match("twofold/_cuda.*.so")]
+    assert module.file_size < MOST_CUDA_BYTES
+    script = "from twofold import _cuda; print(bool(_cuda.devices()), _cuda.why_no_device())"
+    no_driver = tmp_path / "libcuda.so.1"
+    no_driver.write_bytes(b"")  # found before a real one, and not loadable
+    environment["LD_LIBRARY_PATH"] = str(tmp_path)
+    done = subprocess.run(
+        [python, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False no NVIDIA driver is installed (libcuda.so.1)\n"
 
 
 @pytest.mark.slow

@@ -21,17 +21,33 @@ bool driver_exports(const char* symbol) {
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess && function != nullptr;
 }
 
+std::string dotted(int major, int minor) { return std::to_string(major) + "." + std::to_string(minor); }
+
+// Why a driver cannot run this module's CUDA; empty if it can. Within a major version every driver can.
+std::string driver_problem(int driver_cuda) {
+  if (driver_cuda == 0) return "no NVIDIA driver is installed (libcuda.so.1)";
+  constexpr int kMajor = CUDART_VERSION / 1000;
+  if (driver_cuda / 1000 >= kMajor) return "";
+  // CUDA Toolkit Release Notes, "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor Version Compatibility".
+  const std::string version = kMajor == 13 ? "580" : kMajor == 12 ? "525" : "a newer version";
+  return "the NVIDIA driver is too old: it has CUDA " + dotted(driver_cuda / 1000, driver_cuda % 1000 / 10) +
+         ", this build needs " + dotted(kMajor, 0) + "; update the driver to " + version +
+         " or newer, or build from source with a CUDA toolkit that it has";
+}
+
 }  // namespace
 
 std::vector<DeviceInfo> find_devices(std::string& reason) {
-  int count = 0;
+  int driver_cuda = 0, count = 0;
+  (void)cudaDriverGetVersion(&driver_cuda);
+  if (reason = driver_problem(driver_cuda); !reason.empty()) return {};
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
     reason = cudaGetErrorString(error);
     return {};
   }
-  reason = count > 0 ? "" : "the driver reports no device";
+  reason = "the driver reports no device";
   std::vector<DeviceInfo> devices;
   for (int index = 0; index < count; ++index) {
     cudaDeviceProp properties;
@@ -43,6 +59,12 @@ std::vector<DeviceInfo> find_devices(std::string& reason) {
     device.index = index;
     device.name = properties.name;
     device.compute_capability = 10 * properties.major + properties.minor;
+    if (device.compute_capability < TWOFOLD_OLDEST_ARCHITECTURE) {
+      reason = device.name + " has compute capability " + dotted(properties.major, properties.minor) +
+               ", this build needs " +
+               dotted(TWOFOLD_OLDEST_ARCHITECTURE / 10, TWOFOLD_OLDEST_ARCHITECTURE % 10) + " or newer";
+      continue;
+    }
     device.num_multiprocessors = properties.multiProcessorCount;
     device.total_bytes = properties.totalGlobalMem;
     device.l2_bytes = size_t(properties.l2CacheSize);
@@ -50,6 +72,7 @@ std::vector<DeviceInfo> find_devices(std::string& reason) {
     device.stream_memory_operations = driver_exports("cuStreamWaitValue32");
     devices.push_back(device);
   }
+  if (!devices.empty()) reason.clear();
   return devices;
 }
 

@@ -17,7 +17,8 @@ struct DeviceInfo {
   bool stream_memory_operations = false;  // a stream can wait for a word in memory
 };
 
-// Every device, in CUDA's order. `reason` explains an empty list.
+// Devices that this build's kernels run on, in CUDA's order. `reason` explains an empty list: what was found, what is
+// needed, what to do.
 std::vector<DeviceInfo> find_devices(std::string& reason);
 
 }  // namespace twofold
