@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from check_cuda import find_nvcc  # noqa: E402
 
 MOST_CUDA_BYTES = 10_000_000
-"""Of the module for all architectures; uncompressed or with line numbers it is several times as large."""
+"""Limit for the CUDA module with all architectures. Without compression or with line numbers it is larger."""
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,6 @@ def test_a_wrong_list_of_architectures_is_named(tmp_path: Path) -> None:
         ("", "OFF", "nvidia-smi lists no GPU; building for the CPU", "OFF"),
         ("", "ON", "for 90", "OFF"),  # no edit may break the CUDA half unseen; running needs none of it
         ("8.6", "OFF", "for 86-real", "ON"),
-        ("7.5", "OFF", "compute capability 7.5; the kernels need 8.0", "OFF"),
     ],
 )
 def test_cuda_is_compiled_by_itself_where_a_gpu_is_found_and_for_tests(
