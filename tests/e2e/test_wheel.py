@@ -156,7 +156,7 @@ def test_the_wheel_holds_cuda_code_that_imports_without_a_driver(
     done = subprocess.run(
         [python, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "False no NVIDIA driver is installed (libcuda.so.1)\n"
+    assert done.stdout == "False there is no libcuda.so.1; install the NVIDIA driver\n"
 
 
 @pytest.mark.slow

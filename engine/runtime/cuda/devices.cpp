@@ -21,18 +21,20 @@ bool driver_exports(const char* symbol) {
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess && function != nullptr;
 }
 
+constexpr int kKernelsNeed = 8;  // major compute capability: cp.async and mma.sync with bf16
+
 std::string dotted(int major, int minor) { return std::to_string(major) + "." + std::to_string(minor); }
 
 // Why a driver cannot run this module's CUDA; empty if it can. Within a major version every driver can.
 std::string driver_problem(int driver_cuda) {
-  if (driver_cuda == 0) return "no NVIDIA driver is installed (libcuda.so.1)";
+  if (driver_cuda == 0) return "there is no libcuda.so.1; install the NVIDIA driver";
   constexpr int kMajor = CUDART_VERSION / 1000;
   if (driver_cuda / 1000 >= kMajor) return "";
   // CUDA Toolkit Release Notes, "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor Version Compatibility".
-  const std::string version = kMajor == 13 ? "580" : kMajor == 12 ? "525" : "a newer version";
+  const char* least = kMajor == 13 ? " to 580 or newer" : kMajor == 12 ? " to 525 or newer" : "";
   return "the NVIDIA driver is too old: it has CUDA " + dotted(driver_cuda / 1000, driver_cuda % 1000 / 10) +
-         ", this build needs " + dotted(kMajor, 0) + "; update the driver to " + version +
-         " or newer, or build from source with a CUDA toolkit that it has";
+         ", this build needs " + dotted(kMajor, 0) + "; update the driver" + least +
+         ", or build from source with a CUDA toolkit that it has";
 }
 
 }  // namespace
@@ -44,10 +46,10 @@ std::vector<DeviceInfo> find_devices(std::string& reason) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
-    reason = cudaGetErrorString(error);
+    reason = std::string(cudaGetErrorString(error)) + "; look at nvidia-smi and CUDA_VISIBLE_DEVICES";
     return {};
   }
-  reason = "the driver reports no device";
+  reason = "the driver reports no device; look at nvidia-smi and CUDA_VISIBLE_DEVICES";
   std::vector<DeviceInfo> devices;
   for (int index = 0; index < count; ++index) {
     cudaDeviceProp properties;
@@ -62,7 +64,8 @@ std::vector<DeviceInfo> find_devices(std::string& reason) {
     if (device.compute_capability < TWOFOLD_OLDEST_ARCHITECTURE) {
       reason = device.name + " has compute capability " + dotted(properties.major, properties.minor) +
                ", this build needs " +
-               dotted(TWOFOLD_OLDEST_ARCHITECTURE / 10, TWOFOLD_OLDEST_ARCHITECTURE % 10) + " or newer";
+               dotted(TWOFOLD_OLDEST_ARCHITECTURE / 10, TWOFOLD_OLDEST_ARCHITECTURE % 10) +
+               (properties.major < kKernelsNeed ? "; use a newer GPU" : "; build Twofold on this machine");
       continue;
     }
     device.num_multiprocessors = properties.multiProcessorCount;

@@ -38,10 +38,10 @@ def no_accelerator(missing: str) -> AcceleratorChoice:
 
 
 def without_devices(why: str) -> str:
-    """Text for a CUDA module that finds no device. why: the reason that the CUDA runtime gives."""
+    """Text for a CUDA module that finds no device. why: the module's reason, with what to do."""
     if not has_gpu():
         return "no CUDA device was found"
-    return f"no CUDA device was found ({why}); update the NVIDIA driver, and look at CUDA_VISIBLE_DEVICES"
+    return f"no CUDA device was found: {why}"
 
 
 def without_torch_cuda(torch_version: str, torch_cuda: str | None) -> str:
