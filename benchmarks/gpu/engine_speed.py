@@ -1,4 +1,4 @@
-"""The whole engine's speed on a device: graphs, policies, other engines' rules, predictions, telemetry, launching.
+"""The engine's speed on a device: graphs, policies, other engines' rules, predictions, telemetry, launching.
 
 What is compared is measured in turn, in rounds, each round on the same routing for all; ratios are medians over rounds
 of the ratios within one.
@@ -46,7 +46,9 @@ _DRAIN_EVERY = 16
 
 
 @dataclass
-class _Contender:
+class Contender:
+    """A runner whose decode steps are compared with others'."""
+
     name: str
     runner: Any
     conversation: Conversation
@@ -89,7 +91,7 @@ def calibration(machine: Machine, shape: Shape) -> dict[str, Any]:
 
 def compare(
     machine: Machine, model: LoadedModel, contenders: Sequence[tuple[str, Callable[[], Any]]], batch: int = 1
-) -> list[_Contender]:
+) -> list[Contender]:
     """Warm each up, then let them decode in turn. The order turns around every round."""
     sizes = machine.sizes
     made = []
@@ -97,7 +99,7 @@ def compare(
         runner = make()
         conversation = Conversation(machine, model, runner, batch)
         conversation.steps(1 + sizes.warm_steps)
-        made.append(_Contender(name, runner, conversation, []))
+        made.append(Contender(name, runner, conversation, []))
     for turn in range(sizes.compare_rounds):
         for contender in made if turn % 2 == 0 else reversed(made):
             seconds = contender.conversation.steps(sizes.steps)
@@ -105,12 +107,12 @@ def compare(
     return made
 
 
-def ratio(ours: _Contender, theirs: _Contender) -> float:
+def ratio(ours: Contender, theirs: Contender) -> float:
     """Ratio of tokens per second: the median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(ours.tokens_per_s, theirs.tokens_per_s, strict=True))
 
 
-def speed_of(contender: _Contender) -> dict[str, Any]:
+def speed_of(contender: Contender) -> dict[str, Any]:
     """A contender's figures."""
     counts = contender.runner.moe.counts()
     return {"tokens_per_s": statistics.median(contender.tokens_per_s), "counts": vars(counts)}
@@ -118,7 +120,7 @@ def speed_of(contender: _Contender) -> dict[str, Any]:
 
 def graph_against_eager(machine: Machine, shape: Shape, share: float) -> dict[str, Any]:
     """One graph per step, and the same kernels launched one by one."""
-    model, profile = loaded(machine, shape), measured_profile(machine, shape)
+    model, profile = loaded(machine, shape), machine.kept.get(("profile", shape.name))
     modes: tuple[Mode, ...] = ("graph", "eager", "placed")
     made = compare(
         machine, model,

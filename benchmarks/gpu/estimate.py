@@ -1,5 +1,7 @@
 """Best results that `make bench-gpu` can measure, estimated per machine profile without a GPU.
 
+    python -m benchmarks.gpu.estimate
+
 A roofline: the longer of bytes over the memory's bandwidth and operations over the peak, both of the profile. Caches,
 launches, and that decode's operations run beside the tensor cores whose peak this is, are left out; so a kernel may be
 slower than this for good reasons, and a bound that lies below it cannot hold.
@@ -9,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from twofold.experts.profiles import load_profile, shipped_profiles
 from twofold.weights.weight_format import packed_bytes
 
+from benchmarks.gpu.cases import Case, Kind, expert_cases
 from benchmarks.gpu.kernel_speed import COPY_SHARE, PRODUCT_SHARE
 from benchmarks.gpu.models import SHAPES, Shape
 
-Kind = Literal["decode", "prefill"]
-Case = tuple[Kind, str, str, int]
-"""Kind, shape, format, tokens."""
 _F32: Final = 4
 _BF16: Final = 2
 
@@ -91,3 +91,7 @@ def lines(cases: Iterable[Case], profiles: Iterable[str] = shipped_profiles()) -
             line += f"{text:>26}"
         out.append(line)
     return out
+
+
+if __name__ == "__main__":
+    print("\n".join(lines(expert_cases())))

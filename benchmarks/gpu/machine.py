@@ -7,6 +7,7 @@ Its times are those of the host and mean nothing.
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class Sizes:
     product_rows: int = 8192
     num_uploads: int = 256
     model_layers: int = 8
+    """Layers of random weights that are written; a deeper model repeats them."""
     shrink: int = 1
     """Divides hidden and intermediate sizes of the models' shapes."""
     vocab_size: int = 32768
@@ -36,10 +38,10 @@ class Sizes:
     """Steps per round of one system."""
     compare_rounds: int = 3
     logit_tokens: int = 16
-    calibrate_repeats: int = 7
-    formats: tuple[str, ...] = (
-        "f32", "f16", "bf16", "fp8", "q8_0", "q4_0", "int8", "int4", "q4_k", "q5_k", "q6_k"
-    )  # fmt: skip
+    calibrate_repeats: int = 3
+    prompt_tokens: int = 512
+    answer_tokens: int = 64
+    """Length of the commands' answers."""
     hidden: int = 512
     intermediate: int = 256
     """Intermediate size of the layers that kernels are checked on."""
@@ -52,7 +54,7 @@ class Sizes:
 REHEARSAL = Sizes(
     rounds=1, calls=2, copy_bytes=1 << 20, product_rows=32, num_uploads=8, model_layers=2, shrink=32,
     vocab_size=512, warm_steps=2, steps=3, compare_rounds=2, logit_tokens=3, calibrate_repeats=1,
-    formats=("bf16", "q8_0"), hidden=128, intermediate=64, prefill_tokens=(40,), cpu_threads=1, late_s=0.0,
+    prompt_tokens=8, answer_tokens=3, hidden=128, intermediate=64, prefill_tokens=(40,), cpu_threads=1, late_s=0.0,
 )  # fmt: skip
 
 
@@ -62,9 +64,12 @@ class Machine:
 
     hardware: Device
     folder: Path
+    """Where models of random weights are written, and found again by a later run."""
     sizes: Sizes = field(default_factory=Sizes)
     trace: Path | None = None
     """Recorded routing (npz); without one, routing is drawn."""
+    program: tuple[str, ...] = (sys.executable, "-m", "twofold.tools.cli")
+    """Command line of `twofold`."""
     kept: dict[Any, Any] = field(default_factory=dict)
     """Values shared by several checks: models, stores, ceilings."""
 

@@ -1,14 +1,15 @@
 """Models of random weights at known shapes, and routing that is forced upon them.
 
 Routing comes from a recorded trace if there is one, else it is drawn with favourites that change slowly, as recorded
-routing has them. Layers, experts and top-k are cut to what model and trace have both.
+routing has them. Layers, experts and top-k are cut to what model and trace have both. A deep model has the weights of
+few layers on disk, again and again; in memory each layer has its own.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from twofold.models import ModelFiles, open_model_files
+from twofold.models.model_files import check_model_files, part_specs
+from twofold.models.registry import read_config
+from twofold.weights.tensor_source import TensorEntry, TensorSource
 
+from benchmarks.gpu import cases
 from benchmarks.gpu.machine import Machine
 
 I32 = npt.NDArray[np.int32]
@@ -34,10 +40,12 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    layers: int = 0
+    """0: as many as are written."""
 
 
-QWEN = Shape("qwen3-30b-a3b", 2048, 768, 128, 8, 32, 4, 128)
-GPT_OSS = Shape("gpt-oss-20b", 2880, 2880, 32, 4, 64, 8, 64)
+QWEN = Shape(cases.QWEN, 2048, 768, 128, 8, 32, 4, 128)
+GPT_OSS = Shape(cases.GPT_OSS, 2880, 2880, 32, 4, 64, 8, 64)
 SHAPES = {shape.name: shape for shape in (QWEN, GPT_OSS)}
 _DRAWN_TOKENS = 512
 
@@ -47,12 +55,53 @@ def shrunk(shape: Shape, by: int) -> Shape:
     if by == 1:
         return shape
     experts = max(2 * shape.top_k, shape.num_experts // by * 4)
-    return Shape(shape.name, 64, 32, experts, shape.top_k, 2, 1, 64)  # heads as kernels take them
+    layers = 4 if shape.layers else 0
+    return Shape(shape.name, 64, 32, experts, shape.top_k, 2, 1, 64, layers)  # heads as kernels take them
+
+
+def num_layers(machine: Machine, shape: Shape) -> int:
+    """Layers of the model."""
+    return shape.layers or machine.sizes.model_layers
 
 
 def model_folder(machine: Machine, shape: Shape) -> Path:
     """A Hugging Face directory of a Qwen3-MoE model of random bf16 weights; written once."""
-    return machine.keep(("model", shape.name), lambda: _write(machine, shape))
+    folder = machine.folder / shape.name
+    if not (folder / "config.json").exists():  # the last file that is written
+        _write(machine, shape, folder)
+    return folder
+
+
+class _RepeatedLayers(TensorSource):
+    """Tensors of a model whose layers are those of fewer layers on disk."""
+
+    def __init__(self, written: TensorSource, num_written: int, num_layers: int) -> None:
+        entries: dict[str, TensorEntry] = {}
+        for name in written:
+            entry = written.entry(name)
+            *_, layer, rest = ("", *name.removeprefix("model.layers.").split(".", 1))
+            own = range(int(layer), num_layers, num_written) if name.startswith("model.layers.") else ()
+            entries |= {(key := f"model.layers.{each}.{rest}"): replace(entry, name=key) for each in own} or {
+                name: entry
+            }
+        super().__init__(written.where, entries)
+
+    def release_pages(self, names: object) -> None:
+        """Keep them: a later layer reads the same ones."""
+
+
+def model_files(machine: Machine, shape: Shape) -> ModelFiles:
+    """The model of a shape, with all its layers."""
+    folder = model_folder(machine, shape)
+    written = open_model_files(folder)
+    if not shape.layers:
+        return written
+    deep = folder / f"{shape.layers}-layers"
+    deep.mkdir(exist_ok=True)
+    (deep / "config.json").write_text(json.dumps(_config(shape, shape.layers, machine.sizes.vocab_size)))
+    tensors = _RepeatedLayers(written.tensors, machine.sizes.model_layers, shape.layers)
+    config = read_config(deep)
+    return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 
 
 def _config(shape: Shape, num_layers: int, vocab_size: int) -> dict[str, Any]:
@@ -69,11 +118,10 @@ def _config(shape: Shape, num_layers: int, vocab_size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write(machine: Machine, shape: Shape) -> Path:
+def _write(machine: Machine, shape: Shape, folder: Path) -> None:
     from safetensors.torch import save_file
     from twofold.models.bundled import bundled_model_path
 
-    folder = machine.folder / shape.name
     folder.mkdir(parents=True, exist_ok=True)
     layers, vocab = machine.sizes.model_layers, machine.sizes.vocab_size
     generator = torch.Generator(machine.device).manual_seed(0)
@@ -121,10 +169,9 @@ def _write(machine: Machine, shape: Shape) -> Path:
         save(f"model-{layer:02}.safetensors", tensors)
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(_config(shape, layers, vocab)))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(bundled_model_path() / name, folder / name)
-    return folder
+    (folder / "config.json").write_text(json.dumps(_config(shape, layers, vocab)))
 
 
 @dataclass(frozen=True)
@@ -145,8 +192,8 @@ class ForcedTrace:
 
 def trace_for(machine: Machine, shape: Shape) -> ForcedTrace:
     """The recorded trace where it fits the shape, else drawn routing."""
-    layers = machine.sizes.model_layers
-    if machine.trace is not None and shape.name == "gpt-oss-20b":
+    layers = num_layers(machine, shape)
+    if machine.trace is not None and shape.name == cases.GPT_OSS:
         with np.load(machine.trace, allow_pickle=False) as file:
             ids, offsets = file["ids"][:, :layers].astype(np.int32), file["offsets"]
             probs = file["probs"][:, :layers].astype(np.float32)
@@ -185,8 +232,10 @@ class ForcedRouting:
         self._weights = torch.full((num_layers, most_rows, top_k), 1.0 / top_k, device=device)
 
     def tell(self, ids: I32, weights: npt.NDArray[np.float32]) -> None:
-        """[layers][rows][top_k] of the next step."""
+        """[layers][rows][top_k] of the next step. Steps of more rows than there is room for route by themselves."""
         rows, self._next = ids.shape[1], 0
+        if rows > self._ids.shape[1]:
+            return
         self._ids[:, :rows].copy_(torch.from_numpy(np.ascontiguousarray(ids)))
         self._weights[:, :rows].copy_(torch.from_numpy(np.ascontiguousarray(weights)))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -25,7 +24,6 @@ from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.profiles import MachineProfile
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
-from twofold.models import open_model_files
 from twofold.models.sizing import dense_stretches
 from twofold.step.expert_loading import moe_shape
 from twofold.step.sampler import Sampler
@@ -33,7 +31,7 @@ from twofold.step.sequences import Sequence as Request
 from twofold.tools.lab.systems import SYSTEMS as PEERS
 
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.models import ForcedRouting, ForcedTrace, Shape, model_folder, shrunk, trace_for
+from benchmarks.gpu.models import ForcedRouting, ForcedTrace, Shape, model_files, shrunk, trace_for
 
 F32 = npt.NDArray[np.float32]
 Mode = Literal["graph", "eager", "placed"]
@@ -79,7 +77,6 @@ class LoadedModel:
     """State that all runners of a model share."""
 
     shape: Shape
-    folder: Path
     files: Any
     pool: Any
     store: Any
@@ -109,24 +106,25 @@ def loaded(machine: Machine, shape: Shape) -> LoadedModel:
 
 
 def _load(machine: Machine, shape: Shape) -> LoadedModel:
-    folder = model_folder(machine, shape)
-    files = open_model_files(folder)
+    files = model_files(machine, shape)
     pool = ops.ThreadPool(machine.sizes.cpu_threads)
     beneath = machine.hardware.kernels(MAX_CONTEXT)
     layers, top_k = len(files.config.moe_layers), files.config.top_k
     routing = ForcedRouting(beneath, layers, top_k, machine.device)
     dense = DeviceModel(files, pool, machine.device, routing, MAX_CONTEXT)  # type: ignore[arg-type]
-    shared = LoadedModel(shape, folder, files, pool, None, dense, routing, trace_for(machine, shape))
-    on_cpu = MoeRuntime(
-        shared.moe_shape, files.expert_layers(), pool, AcceleratorChoice("none", "packs the store"),
-        SlotPlan(0, "lru"), DenseCost([], []),
-    )  # fmt: skip
-    shared.store = on_cpu.store
+    shared = LoadedModel(shape, files, pool, None, dense, routing, trace_for(machine, shape))
+    shared.store = experts_on_cpu(shared, files.expert_layers()).store
     shared.pinned = MoeRuntime(
         shared.moe_shape, shared.store, pool, on_devices([machine.hardware], "pins the store"),
         SlotPlan(0, "lru", num_staging=top_k), DenseCost([], []),
     )  # fmt: skip
     return shared
+
+
+def experts_on_cpu(model: LoadedModel, experts: Any) -> MoeRuntime:
+    """A runtime of the engine without a GPU. experts: the store, or layers to pack into one."""
+    choice = AcceleratorChoice("none", "measured")
+    return MoeRuntime(model.moe_shape, experts, model.pool, choice, SlotPlan(0, "lru"), DenseCost([], []))
 
 
 def make_runner(
@@ -170,13 +168,14 @@ class Conversation:
         batch: int = 1,
         samplers: Sequence[Sampler] | None = None,
         forced: bool = True,
+        prompt_tokens: int = 4,
     ) -> None:
         """samplers: one for each request (default: greedy). forced: the trace routes, not the model."""
         self._machine, self._model, self._runner, self._forced = machine, model, runner, forced
         self._scheduler = Scheduler(PagePool(MOST_BATCH * MAX_CONTEXT // PAGE_SIZE, PAGE_SIZE), batch, 512)
         random = np.random.default_rng(5)
         vocab = model.files.config.vocab_size
-        prompts = [random.integers(0, vocab, 4).tolist() for _ in range(batch)]
+        prompts = [random.integers(0, vocab, prompt_tokens).tolist() for _ in range(batch)]
         greedy = SamplingParams(temperature=0.0)
         self._samplers = samplers or [Sampler(greedy, prompt) for prompt in prompts]
         for number, prompt in enumerate(prompts):

@@ -1,78 +1,251 @@
-"""Everything about CUDA that needs a GPU to be checked, in one run of under ten minutes."""
+"""Everything about CUDA that needs a GPU, in the order in which it decides. `make gpu-day` runs this list."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import fnmatch
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.gpu.report import Check, Named
+from benchmarks.gpu.cases import GPT_OSS, QWEN, Case, expert_cases
 
 if TYPE_CHECKING:
     from benchmarks.gpu.machine import Machine
 
-QWEN, GPT_OSS = "qwen3-30b-a3b", "gpt-oss-20b"
-FORMATS = ("f32", "f16", "bf16", "fp8", "q8_0", "q4_0", "int8", "int4", "q4_k", "q5_k", "q6_k")
+Runs = Callable[["Machine"], dict[str, Any]]
+"""Returns figures; where an expectation goes with them, "expected" and "holds" (see machine.expect)."""
+PARTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "end to end": "the commands run on the card, how fast, and their logits are the CPU's",
+        "basics": "copies, handshake, logits by placement and uploads are right, and at which share of the link",
+        "speed": "tokens/s of a 30B model at 25 % slots beside none and all slots; graph against eager; payback "
+        "against LRU",
+        "server": "a real serve answers, streams and ends by SIGTERM",
+        "kernels": "decode kernels of bf16, q8_0, q4_k, mxfp4: errors against f32, share of the VRAM's bandwidth",
+        "calibration": "the cost model's figures, and whether fit predicts the measured speed",
+        "rest": "other formats and kernels, faults, events, other engines' rules, launching, telemetry",
+        "sanitizer": "compute-sanitizer's findings in two kernels",
+    }
+)
+"""Parts of the day, in order, and what each decides."""
+NUMBERS: Final = "numbers"
+FIGURES: Final = "figures"
+SANITIZED: Final = ("decode experts, q8_0", "hits on the GPU and misses by the mailbox, eager")
+"""Run again under compute-sanitizer, which is slow: the weights' kernels, and those that wait for the CPU."""
+_FIRST_FORMATS: Final = ("bf16", "q8_0", "q4_k", "mxfp4")
+_OTHER_FORMATS: Final = ("f32", "f16", "fp8", "q4_0", "int8", "int4", "q5_k", "q6_k")
+_SHARES: Final = (0.25, 0.1, 0.5, 0.75)
+_CONTROL, _RUNNER = "kernels/cuda/step_control.cu", "engine/twofold/device/runner.py"
+_TABLE, _GRAPHS = "engine/twofold/device/table_layers.py", "engine/twofold/device/graphs.py"
+_DECODE, _PREFILL = "kernels/cuda/expert_decode.cuh", "kernels/cuda/expert_prefill.cuh"
+_SCHEDULER = "engine/core/layer_scheduler.cpp"
 
 
-def kernels(name: str, *arguments: Any) -> Check:
-    """A check of kernel_checks; imported when it runs, because listing needs no torch."""
+@dataclass(frozen=True)
+class Check:
+    """One entry of the day."""
 
-    def check(machine: Machine) -> dict[str, Any]:
-        from tests.gpu import kernel_checks
+    name: str
+    part: str
+    run: Runs
+    open: str
+    """First file to read if it fails."""
+    kind: str = NUMBERS
+    """NUMBERS: a failure means wrong results. FIGURES: it means slower than its bound."""
+    limit_s: float = 60.0
+    """Seconds after which it is ended."""
+    needed_s: float = 3.0
+    """It does not begin with less time left."""
 
-        found: Callable[..., dict[str, Any]] = getattr(kernel_checks, name)
+
+def _call(module: str, name: str, *arguments: Any) -> Runs:
+    """Imported when it runs, because a list needs no torch."""
+
+    def run(machine: Machine) -> dict[str, Any]:
+        found: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
         return found(machine, *arguments)
 
-    return check
+    return run
 
 
-def engine(name: str, shape: str | None = None, *arguments: Any) -> Check:
-    """The same of engine_checks."""
-
-    def check(machine: Machine) -> dict[str, Any]:
-        from benchmarks.gpu import models
-        from tests.gpu import engine_checks
-
-        found: Callable[..., dict[str, Any]] = getattr(engine_checks, name)
-        return found(machine, *((models.SHAPES[shape],) if shape else ()), *arguments)
-
-    return check
+def _commands(name: str, *arguments: Any) -> Runs:
+    return _call("tests.gpu.command_checks", name, *arguments)
 
 
-def checks(formats: tuple[str, ...] = FORMATS) -> list[Named]:
-    """(name, what runs it) of every check, in order: small things before what stands on them."""
-    return [
-        *((f"decode experts, {name}", kernels("decode_experts", name)) for name in formats),
-        *((f"prefill experts, {name}", kernels("prefill_experts", name)) for name in formats if name != "f32"),
-        ("routing", kernels("routing")),
-        ("rotation, KV store and decode attention", kernels("attention")),
-        ("latent attention", kernels("latent_attention")),
-        ("gated delta nets", kernels("gated_delta_nets")),
-        ("handshake probe", kernels("handshake_probe")),
-        ("hits on the GPU and misses by the mailbox, eager", kernels("hybrid", False)),
-        ("hits on the GPU and misses by the mailbox, one graph", kernels("hybrid", True)),
-        ("a step without a server is given up", kernels("watchdog")),
-        *(
-            (f"logits for every placement, {QWEN}, batch of {batch}", engine("logits_for_every_placement", QWEN, batch))
-            for batch in (1, 4)
-        ),
-        ("logits against the engine without a GPU", engine("logits_against_the_cpu_engine")),
-        *(
-            (f"placement frozen, two runs bit-identical, {mode}", engine("frozen_placement", None, mode))
-            for mode in ("graph", "eager", "placed")
-        ),
-        ("a lost step costs no request", engine("lost_step")),
-        *(
-            (f"every placement, upload and eviction is reported, {mode}", engine("every_event_is_told", None, mode))
-            for mode in ("graph", "placed")
-        ),
-        (f"logits for every placement, {GPT_OSS}, batch of 1", engine("logits_for_every_placement", GPT_OSS, 1)),
+def _kernels(name: str, *arguments: Any) -> Runs:
+    return _call("tests.gpu.kernel_checks", name, *arguments)
+
+
+def _engine(name: str, *arguments: Any) -> Runs:
+    return _call("tests.gpu.engine_checks", name, *arguments)
+
+
+def _placements(shape: str, batch: int) -> Runs:
+    return _of_shape("tests.gpu.engine_checks", "logits_for_every_placement", shape, batch)
+
+
+def _speed(name: str, shape: str, *arguments: Any) -> Runs:
+    return _of_shape("benchmarks.gpu.engine_speed", name, shape, *arguments)
+
+
+def _of_shape(module: str, name: str, shape: str, *arguments: Any) -> Runs:
+    def run(machine: Machine) -> dict[str, Any]:
+        from benchmarks.gpu.models import SHAPES
+
+        return _call(module, name, SHAPES[shape], *arguments)(machine)
+
+    return run
+
+
+def _timed(name: str, *arguments: Any) -> Runs:
+    return _call("benchmarks.gpu.kernel_speed", name, *arguments)
+
+
+def _end_to_end() -> Iterable[Check]:
+    part = "end to end"
+    yield Check("generate as a process, 25 % slots", part, _commands("generate_as_a_process"), _RUNNER)
+    for where, share in (("none", None), ("0 % slots", 0.0), ("25 % slots", 0.25), ("100 % slots", 1.0)):
+        run = _commands("bench_and_generate", share)
+        yield Check(f"bench and generate, {where}", part, run, _RUNNER)
+    yield Check(
+        "logits of the bundled model",
+        part,
+        _commands("logits_by_placement"),
+        "engine/twofold/device/model.py",
+    )
+
+
+def _basics() -> Iterable[Check]:
+    part = "basics"
+    yield Check("copy bandwidth", part, _timed("copy_bandwidth"), "benchmarks/gpu/kernel_speed.py", FIGURES)
+    yield Check("handshake per layer", part, _timed("handshake"), _CONTROL, FIGURES)
+    cpu = _engine("logits_against_the_cpu_engine")
+    yield Check(
+        "logits against the engine without a GPU", part, cpu, "engine/twofold/device/model.py", limit_s=90
+    )
+    for batch in (1, 4):
+        run = _placements(QWEN, batch)
+        yield Check(f"logits for every placement, {QWEN}, batch of {batch}", part, run, _TABLE, limit_s=90)
+    uploads = "engine/runtime/device/upload_engine.cpp"
+    yield Check("uploads beside the link", part, _speed("uploads", QWEN), uploads, FIGURES)
+
+
+def _whole_model() -> Iterable[Check]:
+    part, module = "speed", "benchmarks.gpu.whole_model"
+    run = _call(module, "decode_and_prefill")
+    yield Check("decode and prefill at full depth", part, run, _SCHEDULER, FIGURES, limit_s=180, needed_s=60)
+    run = _speed("graph_against_eager", QWEN, 0.25)
+    yield Check(f"graph against eager, {QWEN}", part, run, _GRAPHS, FIGURES, limit_s=90, needed_s=10)
+
+
+def _first_kernels() -> Iterable[Check]:
+    for name in _FIRST_FORMATS:
+        yield Check(f"decode experts, {name}", "kernels", _kernels("decode_experts", name), _DECODE)
+    for name in _FIRST_FORMATS:
+        for tokens in (1, 8):
+            yield _timed_kernel("kernels", ("decode", QWEN, name, tokens))
+
+
+def _timed_kernel(part: str, case: Case) -> Check:
+    kind, shape, format, tokens = case
+    source = _DECODE if kind == "decode" else _PREFILL
+    return Check(f"{kind} {shape} {format} {tokens} tokens", part, _timed(*case), source, FIGURES)
+
+
+def _calibration() -> Iterable[Check]:
+    part, source = "calibration", "engine/twofold/device/calibration.py"
+    yield Check(f"calibration, {QWEN}", part, _speed("calibration", QWEN), source, FIGURES, 120, 15)
+    fit = _call("benchmarks.gpu.whole_model", "fit_prediction")
+    yield Check(
+        "fit's prediction against measured", part, fit, "engine/twofold/fit/speed.py", FIGURES, 180, 5
+    )
+    cost = "engine/core/cost_model.cpp"
+    run = _speed("predictions", QWEN, 0.25)
+    yield Check(f"predicted against measured, {QWEN}", part, run, cost, FIGURES)
+
+
+def _other_numbers() -> Iterable[Check]:
+    part = "rest"
+    attention = "kernels/cuda/decode_attention.cu"
+    yield Check("routing", part, _kernels("routing"), "kernels/cuda/route_rope.cu")
+    yield Check("rotation, KV store and decode attention", part, _kernels("attention"), attention)
+    yield Check("latent attention", part, _kernels("latent_attention"), "kernels/cuda/mla_attention.cu")
+    yield Check("gated delta nets", part, _kernels("gated_delta_nets"), "kernels/cuda/gated_delta.cu")
+    yield Check("handshake probe", part, _kernels("handshake_probe"), _CONTROL)
+    for mode, graph in (("eager", False), ("one graph", True)):
+        yield Check(
+            f"hits on the GPU and misses by the mailbox, {mode}", part, _kernels("hybrid", graph), _CONTROL
+        )
+    yield Check("a step without a server is given up", part, _kernels("watchdog"), _CONTROL)
+    for name in _OTHER_FORMATS:
+        yield Check(f"decode experts, {name}", part, _kernels("decode_experts", name), _DECODE)
+    for name in (*_FIRST_FORMATS, *_OTHER_FORMATS[1:]):  # f32 has no prefill kernel
+        yield Check(f"prefill experts, {name}", part, _kernels("prefill_experts", name), _PREFILL)
+    for mode in ("graph", "eager", "placed"):
+        run = _engine("frozen_placement", mode)
+        yield Check(f"placement frozen, two runs bit-identical, {mode}", part, run, _TABLE)
+    yield Check("a lost step costs no request", part, _engine("lost_step"), _RUNNER)
+    for mode in ("graph", "placed"):
+        run = _engine("every_event_is_told", mode)
+        source = "engine/runtime/device/device_accelerator.cpp"
+        yield Check(f"every placement, upload and eviction is reported, {mode}", part, run, source)
+    run = _placements(GPT_OSS, 1)
+    yield Check(f"logits for every placement, {GPT_OSS}, batch of 1", part, run, _TABLE, limit_s=90)
+
+
+def _other_figures() -> Iterable[Check]:
+    part = "rest"
+    yield Check(
+        "torch's bf16 product", part, _timed("torch_product"), "benchmarks/gpu/kernel_speed.py", FIGURES
+    )
+    done = {check.name for check in _first_kernels()}
+    for check in (_timed_kernel(part, case) for case in expert_cases()):
+        if check.name not in done:
+            yield check
+    for shape in (QWEN, GPT_OSS):
+        if shape is GPT_OSS:
+            source = "engine/twofold/device/calibration.py"
+            yield Check(f"calibration, {shape}", part, _speed("calibration", shape), source, FIGURES, 120, 15)
+        yield Check(f"launching a step, {shape}", part, _speed("launch_share", shape), _GRAPHS, FIGURES)
+        telemetry = _speed("telemetry_cost", shape, 0.25)
+        yield Check(
+            f"telemetry's cost, {shape}", part, telemetry, "engine/twofold/telemetry/run_writer.py", FIGURES
+        )
+        yield Check(f"policy per layer, {shape}", part, _speed("policy_cost", shape), _SCHEDULER, FIGURES)
+        beside = _speed("cpu_beside", shape)
+        source = "engine/runtime/device/mailbox_experts.cpp"
+        yield Check(f"a layer's experts on the CPU, {shape}", part, beside, source, FIGURES)
+        for share in _SHARES:
+            run = _speed("rules_at", shape, share)
+            yield Check(f"rules at {share:.0%} slots, {shape}", part, run, _SCHEDULER, FIGURES, 120, 15)
+
+
+def checks() -> list[Check]:
+    """All of them, in order. Those of the sanitizer are others' once more."""
+    plain = [
+        *_end_to_end(), *_basics(), *_whole_model(),
+        Check("serve, stream and SIGTERM", "server", _commands("serve_and_stream"), "engine/twofold/server/process.py"),
+        *_first_kernels(), *_calibration(), *_other_numbers(), *_other_figures(),
     ]  # fmt: skip
+    again = [check for check in plain if check.name in SANITIZED]
+    return plain + [
+        Check(f"sanitizer: {check.name}", "sanitizer", check.run, check.open, limit_s=90, needed_s=10)
+        for check in again
+    ]
 
 
-SANITIZED = (
-    "decode experts, bf16", "decode experts, q8_0", "decode experts, q4_0", "decode experts, q4_k",
-    "prefill experts, bf16", "prefill experts, q8_0", "routing", "rotation, KV store and decode attention",
-    "hits on the GPU and misses by the mailbox, eager",
-)  # fmt: skip
-"""Checks that `make sanitize-gpu` runs: every kernel once, because sanitizers are slow."""
+def chosen(patterns: str) -> list[Check]:
+    """Checks whose name, part or kind matches one of the patterns, which semicolons part. ValueError: none does."""
+    wanted = [pattern.strip() for pattern in patterns.split(";")]
+    found = [
+        check
+        for check in checks()
+        if any(fnmatch.fnmatch(word, one) for word in (check.name, check.part, check.kind) for one in wanted)
+    ]
+    if not found:
+        raise ValueError(
+            f"ONLY was given {patterns!r}, which is none of the checks; expected names, or parts: {', '.join(PARTS)}"
+        )
+    return found

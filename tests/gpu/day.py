@@ -1,320 +1,338 @@
 """The first day with a GPU in one command and one report: `make gpu-day`.
 
-    python -m tests.gpu.day [--minutes 25] [--folder build]
+    python -m tests.gpu.day [--minutes 9] [--folder build/gpu-day] [--only 'NAME; PART'] [--wheels FOLDER]
 
-Runs the checks of numbers, the measurements and the sanitizer one after the other, each as a process of its own that is
-ended when its share of the time is up; what one leaves over the next may use. Nothing that fails or hangs stops the
-rest. FOLDER/gpu-day.md and .json hold a verdict of each part and what to look at first: wrong numbers, then what the
-sanitizer found, then what did not come to its end, then figures short of their bound, each with the file to open and
-the command that repeats it.
+Builds for the card at hand, then runs the checks of `checks` in the order in which they decide. One process runs them,
+and is replaced when a check hangs, crashes or leaves CUDA in an error. FOLDER/gpu-day.md and .json are written anew
+after every check. A second call reuses the build and the models of random weights. Exit status: 0 nothing to look at, 1
+something, 3 no device.
 """
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.report import ROOT, commit
+from tests.gpu.checks import Check, chosen
+from tests.gpu.day_report import ROOT, Report, sanitizer_lines
 
-RANKS: Final = ("wrong", "sanitizer", "not ended", "short of its bound", "not run")
-"""Verdicts in the order of priority."""
-_STOPPING_S: Final = 20.0
-"""Part of a part's share, kept for running work once nothing more should begin."""
-_SANITIZER_ERRORS: Final = 9
-"""Exit status of a sanitizer that found something."""
-OPEN: Final = (
-    ("decode *", "kernels/cuda/expert_decode.cuh"),
-    ("prefill *", "kernels/cuda/expert_prefill.cuh"),
-    ("torch's *", "benchmarks/gpu/kernel_speed.py"),
-    ("copy bandwidth", "benchmarks/gpu/kernel_speed.py"),
-    ("routing", "kernels/cuda/route_rope.cu"),
-    ("rotation*", "kernels/cuda/decode_attention.cu"),
-    ("latent attention", "kernels/cuda/mla_attention.cu"),
-    ("gated delta nets", "kernels/cuda/gated_delta.cu"),
-    ("handshake*", "kernels/cuda/step_control.cu"),
-    ("hits on the GPU*", "kernels/cuda/step_control.cu"),
-    ("*without a server*", "kernels/cuda/step_control.cu"),
-    ("*lost step*", "engine/twofold/device/runner.py"),
-    ("logits against*", "engine/twofold/device/model.py"),
-    ("logits*", "engine/twofold/device/table_layers.py"),
-    ("placement frozen*", "engine/twofold/device/table_layers.py"),
-    ("every placement*", "engine/runtime/device/device_accelerator.cpp"),
-    ("uploads*", "engine/runtime/device/upload_engine.cpp"),
-    ("policy*", "engine/core/layer_scheduler.cpp"),
-    ("calibration*", "engine/twofold/device/calibration.py"),
-    ("predicted*", "engine/core/cost_model.cpp"),
-    ("graph*", "engine/twofold/device/graphs.py"),
-    ("launching*", "engine/twofold/device/graphs.py"),
-    ("rules*", "engine/core/layer_scheduler.cpp"),
-    ("telemetry*", "engine/twofold/telemetry/run_writer.py"),
-    ("a layer's experts on the CPU*", "engine/runtime/device/mailbox_experts.cpp"),
-)
-"""First file to read, by name pattern of a check or measurement."""
-STATUS_PAGE = "docs/explanation/gpu-status.md"
-"""The page that lists what has run on which GPU."""
+NO_DEVICE: Final = 3
+_START_S: Final = 90.0
+"""Limit for a worker's start: torch, the device."""
+_STOP_S: Final = 3.0
+"""Kept at the end of the day, for the report."""
+_SANITIZER_S: Final = 40.0
+"""The rest begins nothing more when the sanitizer has only this much time left."""
+_TAIL_LINES: Final = 6
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of the day's runs."""
+class Options:
+    """How a day runs."""
 
-    name: str
-    share: float
-    """Share of the day's time."""
-    command: Sequence[str]
-    """{json} and {budget}: where its report goes, and the seconds after which it begins nothing more."""
-    names: Sequence[str]
-    """Names of all that it runs, in order."""
-    repeat: str
-    """The command that runs one of them again; {name}."""
-    failed: str = "wrong"
-    """Verdict of a failed entry; see RANKS."""
-
-
-@dataclass
-class Told:
-    """Result of a part."""
-
-    name: str
-    verdict: str
-    seconds: float
-    findings: list[dict[str, str]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    device: Any = None
+    minutes: float
+    folder: Path
+    models: Path
+    """Where models of random weights are, for this call and the next."""
+    only: str = "*"
+    wheels: Path | None = None
+    builds: bool = True
+    stand_in: str = ""
+    """Module with a device in the place of a card; "": a card."""
+    trace: Path | None = None
 
 
-def file_of(name: str) -> str:
-    """First file to read when this check or measurement fails."""
-    return next((path for pattern, path in OPEN if fnmatch.fnmatch(name, pattern)), STATUS_PAGE)
+class Worker:
+    """A process that runs the checks which are named to it."""
 
-
-def parts() -> list[Part]:
-    """The day: half of what remains for numbers and figures each would starve the sanitizer, so it has a share."""
-    from benchmarks.gpu.__main__ import checks as measurements
-    from tests.gpu.checks import SANITIZED, checks
-
-    python = os.environ.get("PYTHON") or shutil.which("python3") or sys.executable
-    pytest = [python, "-m", "pytest", "-s", "tests/gpu", "--gpu-build", "--gpu-json", "{json}"]
-    pytest += ["--gpu-budget-s", "{budget}"]
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
-    sanitizer = shutil.which("compute-sanitizer", path=path) or "compute-sanitizer"
-    memcheck = [sanitizer, "--tool", "memcheck", "--error-exitcode", str(_SANITIZER_ERRORS)]
-    one = "PYTHONPATH=engine python3 -m pytest -s -m gpu 'tests/gpu/test_gpu.py::test_on_a_gpu[{name}]' --gpu-build"
-    speed = [python, "-m", "benchmarks.gpu", "--json", "{json}", "--budget-s", "{budget}"]
-    return [
-        Part("check", 0.4, [*pytest, "-m", "gpu"], [name for name, _ in checks()], one),
-        Part(
-            "bench", 0.4, speed, [name for name, _ in measurements()], "python3 -m benchmarks.gpu --only '{name}'",
-            failed="short of its bound",
-        ),
-        Part(
-            "sanitizer", 0.2, [*memcheck, *pytest, "-m", "gpu and sanitized"],
-            [name for name, _ in checks() if name in SANITIZED], "compute-sanitizer --tool memcheck " + one,
-        ),
-    ]  # fmt: skip
-
-
-def run_part(part: Part, limit_s: float, folder: Path) -> Told:
-    """Run it for at most so long, and read what it left. Raises nothing that a part can cause."""
-    report, log = folder / f"gpu-day-{part.name}.json", folder / f"gpu-day-{part.name}.log"
-    report.unlink(missing_ok=True)
-    budget = max(limit_s - _STOPPING_S, limit_s / 2)
-    command = [
-        word.replace("{json}", str(report)).replace("{budget}", f"{budget:.0f}") for word in part.command
-    ]
-    env = dict(os.environ)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "engine"), env.get("PYTHONPATH")]))
-    began = time.perf_counter()
-    with log.open("wb") as out:
-        try:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+    def __init__(self, command: list[str], env: dict[str, str], folder: Path) -> None:
+        self._log, self._events = folder / "gpu-day.log", folder / "gpu-day.events"
+        self._log_begin = self._log.stat().st_size if self._log.exists() else 0
+        self._events.write_text("", encoding="utf-8")
+        self._read = 0
+        with self._log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [*command, "--events", str(self._events)],
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-        except OSError as error:
-            finding = _finding(part, "", "not run", f"{command[0]} could not be started ({error.strerror})")
-            return Told(part.name, "not run", 0.0, [finding])
+
+    def ask(self, name: str) -> None:
+        """Have it run this check next."""
+        self._log_begin = self._log.stat().st_size
+        assert self.process.stdin is not None
         try:
-            in_time = _has_ended(process, limit_s)
+            self.process.stdin.write(name.encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # `wait` finds that it has ended
+
+    def wait(self, kind: str, limit_s: float) -> Any:
+        """The next event of this kind; None: it has ended, or the time is up."""
+        due = time.monotonic() + limit_s
+        while True:
+            has_ended = self.process.poll() is not None
+            for event in self._new_events():
+                if kind in event:
+                    return event[kind]
+            if has_ended or time.monotonic() > due:
+                return None
+            time.sleep(0.02)
+
+    def _new_events(self) -> Iterator[dict[str, Any]]:
+        data = self._events.read_bytes()[self._read :]
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        yield from map(json.loads, whole.splitlines())
+
+    def log(self) -> str:
+        """What it and its children printed since the last check was named."""
+        return self._log.read_bytes()[self._log_begin :].decode(errors="replace")
+
+    def why(self, limit_s: float) -> str:
+        """Why `wait` had no event."""
+        tail = " | ".join(self.log().splitlines()[-_TAIL_LINES:])
+        status = self.process.poll()
+        if status is None:
+            return f"still running after {limit_s:.0f} s: {tail}"
+        return f"its process ended with status {status}: {tail}"
+
+    def end(self) -> None:
+        """End it and what it started: a hanging kernel leaves no other way."""
+        for ending, wait_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 30.0)):
+            if self.process.poll() is None or ending == signal.SIGKILL:
+                try:
+                    os.killpg(self.process.pid, ending)
+                except ProcessLookupError:
+                    break
+            try:
+                self.process.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+class Day:
+    """One run of the day."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._checks = chosen(options.only)
+        self.report = Report(options.folder, self._checks, options.minutes)
+        self._deadline = self.report.began + 60 * options.minutes - _STOP_S
+        self._env = dict(os.environ)
+        self._worker: Worker | None = None
+        self._is_sanitized = False
+
+    def run(self) -> int:
+        """Everything; the exit status."""
+        options, report = self._options, self.report
+        options.folder.mkdir(parents=True, exist_ok=True)
+        (options.folder / "gpu-day.log").write_bytes(b"")
+        report.write()
+        paths = [str(ROOT / "engine"), self._env.get("PYTHONPATH", "")]
+        if options.wheels is not None:
+            paths.append(unpack_wheels(options.wheels, options.models.parent / "gpu-wheels"))
+        self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        if options.builds and not self._build():
+            return 1
+        try:
+            return self._run_checks()
         finally:
-            _end(process)
-        status = process.returncode if in_time else None
-    told = _read(part, report, log, status, limit_s)
-    told.seconds = round(time.perf_counter() - began, 1)
-    return told
+            if self._worker is not None:
+                self._worker.end()
+            report.running = ""
+            report.write()
 
+    @property
+    def _left_s(self) -> float:
+        return self._deadline - time.monotonic()
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the part and what it started: a hanging kernel leaves no other way."""
-    for ending, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 30.0)):
-        os.killpg(process.pid, ending)
-        _has_ended(process, wait_s)
-    process.poll()
-
-
-def _has_ended(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Wait for it at most so long and leave it a zombie: until it is reaped no other group gets its number."""
-    due = time.monotonic() + limit_s
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > due:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _read(part: Part, report: Path, log: Path, status: int | None, limit_s: float) -> Told:
-    try:
-        left = json.loads(report.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        left = {"checks": []}
-    findings = []
-    counts: dict[str, int] = {}
-    for entry in left["checks"]:
-        name, state = entry["name"], entry["state"]
-        counts[state] = counts.get(state, 0) + 1
-        what = entry.get("error") or _figures(entry.get("figures", {}))
-        if state == "not run":
-            findings.append(_finding(part, name, state, what))
-        elif state != "passed":
-            findings.append(_finding(part, name, part.failed if state == "failed" else "wrong", what))
-    findings += [_finding(part, "", "sanitizer", line) for line in _sanitizer_lines(log)]
-    done = {entry["name"] for entry in left["checks"]}
-    next_one = next((name for name in part.names if name not in done), "")
-    if status is None:
-        findings.append(
-            _finding(part, next_one, "not ended", f"still running when its {limit_s:.0f} s were up")
-        )
-    elif not left["checks"] or status not in (0, 1, _SANITIZER_ERRORS):
-        tail = " | ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
-        findings.append(_finding(part, next_one, "not ended", f"ended with status {status}: {tail}"))
-    worst = min((RANKS.index(finding["rank"]) for finding in findings), default=None)
-    verdict = "passed" if worst is None else RANKS[worst]
-    return Told(part.name, verdict, 0.0, findings, counts, left.get("device"))
-
-
-def _figures(figures: dict[str, Any]) -> str:
-    expected = figures.get("expected", "")
-    rest = ", ".join(
-        f"{name} {value}" for name, value in figures.items() if name not in ("expected", "holds")
-    )
-    return f"{rest}; expected: {expected}"
-
-
-def _sanitizer_lines(log: Path) -> list[str]:
-    """Each kind of complaint once, with its kernel."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    told = re.findall(
-        r"^=+ ((?:Invalid|Misaligned|Race|Barrier|Uninitialized|Program hit).*)\n(?:=+ +at (.*))?", text, re.M
-    )
-    return list(dict.fromkeys(" at ".join(filter(None, pair)) for pair in told))
-
-
-def _finding(part: Part, name: str, rank: str, what: str) -> dict[str, str]:
-    return {
-        "rank": rank, "part": part.name, "name": name or part.name, "what": what[:600],
-        "open": _kernel_file(what) or (file_of(name) if name else f"build/gpu-day-{part.name}.log"),
-        "repeat": part.repeat.format(name=name) if name else shlex.join(["make", _TARGETS.get(part.name, "gpu-day")]),
-    }  # fmt: skip
-
-
-_TARGETS: Final = {"check": "test-gpu", "bench": "bench-gpu", "sanitizer": "sanitize-gpu"}
-
-
-def _kernel_file(what: str) -> str:
-    """The source that defines the kernel which a sanitizer names; "": it names none."""
-    kernel = re.search(r"\b(\w+_kernel)\b", what)
-    if kernel is None:
-        return ""
-    sources = sorted((ROOT / "kernels/cuda").glob("*.cu*"))
-    found = (path for path in sources if f"{kernel[1]}(" in path.read_text(encoding="utf-8"))
-    return next((str(path.relative_to(ROOT)) for path in found), "")
-
-
-def run_day(day: Sequence[Part], minutes: float, folder: Path) -> list[Told]:
-    """All parts, and the report after each: a machine that is taken away leaves what there is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    told: list[Told] = []
-    for index, part in enumerate(day):
-        left_s = 60 * minutes - (time.perf_counter() - began)
-        shares = sum(other.share for other in day[index:])
-        print(f"{part.name}: at most {left_s * part.share / shares:.0f} s", flush=True)
-        told.append(run_part(part, max(left_s * part.share / shares, 1.0), folder))
-        print(f"{part.name}: {told[-1].verdict} {told[-1].counts}", flush=True)
-        write(told, folder)
-    return told
-
-
-def ranked(told: Sequence[Told]) -> list[dict[str, str]]:
-    """Findings in the order of priority."""
-    return sorted(
-        (finding for part in told for finding in part.findings), key=lambda f: RANKS.index(f["rank"])
-    )
-
-
-def write(told: Sequence[Told], folder: Path) -> None:
-    """The report, both ways."""
-    findings = ranked(told)
-    device = next((part.device for part in told if part.device), None)
-    report = {
-        "commit": commit(),
-        "device": device,
-        "parts": [asdict(part) for part in told],
-        "look_at": findings,
-    }
-    lines = [
-        "# A day with a GPU", "", f"Commit `{report['commit']}`, device {device or 'none found'}.", "",
-        "| part | verdict | checks | seconds |", "|---|---|---|---|",
-        *(
-            f"| {part.name} | {part.verdict} | {', '.join(f'{n} {state}' for state, n in part.counts.items())} "
-            f"| {part.seconds} |"
-            for part in told
-        ),
-        "", "## What to look at first", "",
-    ]  # fmt: skip
-    for number, finding in enumerate(findings, 1):
-        lines += [
-            f"{number}. **{finding['rank']}** ({finding['part']}): {finding['name']}",
-            f"   - {finding['what']}",
-            f"   - open `{finding['open']}`",
-            f"   - repeat: `{finding['repeat']}`",
+    def _build(self) -> bool:
+        """Compile both native modules for this machine's card. A later call compiles what changed."""
+        own = Path(self._env.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "gpu"
+        self._env["TWOFOLD_BUILD_DIR"] = str(own)
+        configure = [
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(own / "dev"),
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=Release",
         ]
-    if not findings:
-        lines.append(
-            f"Nothing: every check passed and every figure holds. Write device and commit into {STATUS_PAGE}."
+        configure += ["-DTWOFOLD_INPLACE=ON", "-DTWOFOLD_CUDA=AUTO", f"-DPython_EXECUTABLE={sys.executable}"]
+        compile_all = ["cmake", "--build", str(own / "dev"), "-j", str(os.cpu_count() or 1)]
+        began, report = time.monotonic(), self.report
+        report.build = "running"
+        report.write()
+        log = self._options.folder / "gpu-build.log"
+        problem = ""
+        with log.open("wb") as out:
+            for command in (configure, compile_all):
+                try:
+                    subprocess.run(
+                        command,
+                        check=True,
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        env=self._env,
+                        timeout=self._left_s,
+                    )
+                except (OSError, subprocess.SubprocessError) as error:
+                    problem = str(error)
+                    break
+        seconds = f"{time.monotonic() - began:.1f} s"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        cuda = next((line for line in lines if "CUDA: " in line), "").removeprefix("-- ")
+        report.build = f"failed after {seconds}: {problem}; see {log}" if problem else f"{seconds} ({cuda})"
+        report.write()
+        print(f"build: {report.build}", flush=True)
+        return not problem
+
+    def _run_checks(self) -> int:
+        for check in self._checks:
+            if why_not := self._why_not(check):
+                self._keep(check, {"name": check.name, "state": "not run", "error": why_not})
+                continue
+            self.report.running = check.name
+            self.report.write()
+            problem = self._ready(check)
+            if self.report.facts.get("device", "unknown") is None:
+                print(f"nothing was run: {self.report.facts['why_no_device']}", flush=True)
+                return NO_DEVICE
+            entry = {"state": "not ended", "error": problem} if problem else self._run(check)
+            self._keep(check, {"name": check.name, **entry})
+        return int(bool(self.report.findings()))
+
+    def _why_not(self, check: Check) -> str:
+        """Why a check is not begun; "": it is."""
+        left = self._left_s
+        waits = check.part == "rest" and any(each.part == "sanitizer" for each in self._checks)
+        if left - (_SANITIZER_S if waits else 0.0) < check.needed_s:
+            return f"the time was up: {max(0.0, left):.0f} s were left"
+        return ""
+
+    def _ready(self, check: Check) -> str:
+        """Have a worker that can run it; returns why there is none."""
+        sanitized = check.part == "sanitizer" and not self._options.stand_in
+        if self._worker is not None and (
+            self._worker.process.poll() is not None or self._is_sanitized != sanitized
+        ):
+            self._stop_worker()
+        if self._worker is not None:
+            return ""
+        command = self._worker_command()
+        if sanitized:
+            path = os.pathsep.join([self._env.get("PATH", ""), "/usr/local/cuda/bin"])
+            found = shutil.which("compute-sanitizer", path=path)
+            if found is None:
+                return "compute-sanitizer is not there"
+            command = [found, "--tool", "memcheck", "--error-exitcode", "9", *command]
+        self._worker, self._is_sanitized = Worker(command, self._env, self._options.folder), sanitized
+        limit = min(_START_S, self._left_s)
+        facts = self._worker.wait("facts", limit)
+        if facts is None:
+            why = self._worker.why(limit)
+            self._stop_worker()
+            return f"no process for it started: {why}"
+        self.report.facts = facts
+        return ""
+
+    def _worker_command(self) -> list[str]:
+        options = self._options
+        command = [sys.executable, "-m", "tests.gpu.worker", "--models", str(options.models)]
+        command += ["--stand-in", options.stand_in] if options.stand_in else []
+        return command + (["--trace", str(options.trace)] if options.trace else [])
+
+    def _run(self, check: Check) -> dict[str, Any]:
+        assert self._worker is not None
+        began, limit = time.monotonic(), max(1.0, min(check.limit_s, self._left_s))
+        self._worker.ask(check.name)
+        entry: dict[str, Any] | None = self._worker.wait("entry", limit)
+        if entry is None:
+            entry = {"state": "not ended", "error": self._worker.why(limit)}
+            entry["seconds"] = round(time.monotonic() - began, 1)
+            self._stop_worker()
+        return entry
+
+    def _stop_worker(self) -> None:
+        assert self._worker is not None
+        self._worker.end()
+        self._worker = None
+
+    def _keep(self, check: Check, entry: dict[str, Any]) -> None:
+        if self._is_sanitized and self._worker is not None and (lines := sanitizer_lines(self._worker.log())):
+            entry |= {"sanitizer": lines, "state": "error", "error": lines[0]}
+        self.report.entries[check.name] = entry
+        self.report.running = ""
+        self.report.write()
+        print(f"{entry['state']:9} {entry.get('seconds', 0.0):7.1f} s  {check.name}", flush=True)
+
+
+def unpack_wheels(folder: Path, target: Path) -> str:
+    """The folder to import the packages of these wheels from, which need no installation."""
+    wheels = sorted(folder.glob("*.whl"))
+    if not wheels:
+        raise SystemExit(
+            f"WHEELS was given {folder}, which holds no .whl files; make gpu-wheels collects them"
         )
-    for name, text in (
-        ("gpu-day.json", json.dumps(report, indent=1, default=str)),
-        ("gpu-day.md", "\n".join(lines) + "\n"),
-    ):
-        partial = folder / (name + ".partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / name)
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as file:
+            file.extractall(target)
+    return str(target)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0 if there is nothing to look at."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.gpu.day", description=(__doc__ or "").split("\n", 1)[0]
     )
-    parser.add_argument("--minutes", type=float, default=25.0, help="for all of it (default: 25)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build", help="where reports and logs go")
+    build = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="for all of it, the build too (default: 9)"
+    )
+    parser.add_argument("--folder", type=Path, default=build / "gpu-day", help="where report and logs go")
+    parser.add_argument(
+        "--models", type=Path, default=build / "gpu-models", help="where random weights are kept"
+    )
+    parser.add_argument(
+        "--only", default="*", help="names, parts or kinds to run, as patterns parted by semicolons"
+    )
+    parser.add_argument(
+        "--wheels", type=Path, help="wheels that this Python lacks, made by `make gpu-wheels`"
+    )
+    parser.add_argument("--trace", type=Path, help="recorded routing of gpt-oss-20b (npz); default: drawn")
+    parser.add_argument(
+        "--no-build", dest="builds", action="store_false", help="use what TWOFOLD_BUILD_DIR holds"
+    )
+    parser.add_argument("--stand-in", default="", help="a module whose device takes the place of a card's")
     options = parser.parse_args(argv)
-    told = run_day(parts(), options.minutes, options.folder)
+    try:
+        day = Day(
+            Options(
+                **{**vars(options), "folder": options.folder.resolve(), "models": options.models.resolve()}
+            )
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    status = day.run()
     print(f"written to {options.folder / 'gpu-day.md'}")
-    return int(any(part.findings for part in told))
+    return status
 
 
 if __name__ == "__main__":

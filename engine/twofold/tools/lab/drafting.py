@@ -25,7 +25,6 @@ from twofold.step.drafts import NOTHING, Draft
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.sequences import Sequence as DecodedSequence
 from twofold.step.speculation import Speculator
-from twofold.telemetry import queries
 from twofold.tools.lab.shapes import ModelShape
 from twofold.tools.lab.systems import System
 from twofold.tools.lab.trace import Trace
@@ -299,6 +298,8 @@ def _recorded_acceptance(text: str) -> tuple[float, ...]:
         raise ConfigError(
             f"--acceptance was given {text!r}; expected probabilities such as 0.8,0.7, or a telemetry database"
         )
+    from twofold.telemetry import queries  # needs the extra `telemetry`, which given probabilities do not
+
     db = queries.open_database(f"sqlite:///{text}")
     for run in queries.runs(db):
         found = queries.draft_acceptance(db, run)
