@@ -74,6 +74,7 @@ def probe_of(machine: Machine, name: str, format: str) -> KernelProbe:
 def routed(machine: Machine, name: str, num_tokens: int, seed: int) -> Routing:
     """Every token goes to top-k experts at random."""
     shape = shrunk(SHAPES[name], machine.sizes.shrink)
+    num_tokens = min(num_tokens, machine.sizes.kernel_tokens)
     random = np.random.default_rng(seed)
     scores = random.random((num_tokens, shape.num_experts)).argsort(axis=1)[:, : shape.top_k]
     return Routing(tuple(tuple(int(i) for i in row) for row in scores))

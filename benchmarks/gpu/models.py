@@ -81,9 +81,8 @@ class _RepeatedLayers(TensorSource):
             entry = written.entry(name)
             *_, layer, rest = ("", *name.removeprefix("model.layers.").split(".", 1))
             own = range(int(layer), num_layers, num_written) if name.startswith("model.layers.") else ()
-            entries |= {(key := f"model.layers.{each}.{rest}"): replace(entry, name=key) for each in own} or {
-                name: entry
-            }
+            names = [f"model.layers.{each}.{rest}" for each in own] or [name]
+            entries |= {each: replace(entry, name=each) for each in names}
         super().__init__(written.where, entries)
 
     def release_pages(self, names: object) -> None:

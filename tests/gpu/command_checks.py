@@ -23,7 +23,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.step.sequences import Sequence
 from twofold.tools.cli.main import main
 
-from benchmarks.gpu.machine import Machine, expect
+from benchmarks.gpu.machine import CannotRunError, Machine, expect
 from tests.engine.told_sampler import ToldSampler
 from tests.gpu.engine_checks import F32, NATURAL_LIMIT, error_of
 
@@ -122,7 +122,7 @@ def _logits(machine: Machine, share: float | None) -> F32:
 
 
 def logits_by_placement(machine: Machine) -> dict[str, Any]:
-    """Each share of slots against `--accelerator none`: logits of the same tokens, because sums differ in their order."""
+    """Each share of slots against `--accelerator none`. Logits of the same tokens, because sums differ in order."""
     reference = _logits(machine, None)
     figures: dict[str, Any] = {}
     for share in SHARES:
@@ -179,7 +179,7 @@ def _is_ready(connection: http.client.HTTPConnection) -> bool:
 def serve_and_stream(machine: Machine) -> dict[str, Any]:
     """A streamed chat, then SIGTERM: the server says that it is ready, streams tokens and ends by itself."""
     if missing := why_no_server():
-        raise AssertionError(missing)
+        raise CannotRunError(missing)
     body = {
         "model": bundled_model_path().name, "stream": True, "max_tokens": machine.sizes.answer_tokens, "temperature": 0,
         "messages": [{"role": "user", "content": "Tell me the story of a clever fox."}],

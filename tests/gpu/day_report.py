@@ -88,12 +88,9 @@ class Report:
             rank = {"error": "wrong", "not ended": "not ended"}.get(entry["state"])
             rank = rank or ("short of its bound" if check.kind == FIGURES else "wrong")
             for each, what in [(rank, text), *(("sanitizer", line) for line in entry.get("sanitizer", []))]:
-                found.append(
-                    {
-                        "rank": each, "name": check.name, "what": what[:_MOST], "open": _kernel_file(what) or check.open,
-                        "repeat": command([check.name]),
-                    }
-                )  # fmt: skip
+                source = _kernel_file(what) or check.open
+                finding = {"rank": each, "name": check.name, "what": what[:_MOST], "open": source}
+                found.append(finding | {"repeat": command([check.name])})
         return sorted(found, key=lambda finding: RANKS.index(finding["rank"]))
 
     def next_commands(self) -> list[str]:

@@ -29,8 +29,9 @@ LIMITS = {"decode": 2e-2, "prefill": 2e-2}
 
 def layer_of(machine: Machine, format: str, num_tokens: int) -> Case:
     """Random experts and tokens."""
-    sizes = machine.sizes
-    return make_case(machine, format, sizes.hidden, sizes.intermediate, EXPERTS, TOP_K, num_tokens)
+    least = 256 if format.endswith("_k") else 1  # columns of a block
+    hidden, intermediate = (max(least, size) for size in (machine.sizes.hidden, machine.sizes.intermediate))
+    return make_case(machine, format, hidden, intermediate, EXPERTS, TOP_K, num_tokens)
 
 
 def decode_experts(machine: Machine, format: str) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def decode_experts(machine: Machine, format: str) -> dict[str, Any]:
     for num_tokens in (1, 3, 8, 32):
         case = layer_of(machine, format, num_tokens)
         experts = case.device_experts(resident=EXPERTS)
-        hidden = torch.full((num_tokens, machine.sizes.hidden), float("nan"), device=machine.device)
+        hidden = torch.full_like(case.residual, float("nan"))
         hidden.copy_(case.residual)
         with experts.rehearsal():
             experts.begin_step()

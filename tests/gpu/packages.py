@@ -42,9 +42,11 @@ def closure(names: Iterable[str], without: frozenset[str] = frozenset()) -> set[
         except importlib.metadata.PackageNotFoundError:
             continue
         found.setdefault(name, set()).update(new)
-        for each in map(Requirement, needed):
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in new):
-                todo.append(each)
+        todo += [
+            each
+            for each in map(Requirement, needed)
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in new)
+        ]
     return set(found)
 
 

@@ -1,6 +1,6 @@
 """The process that runs checks one after the other, and appends what happens to a file that `day` reads.
 
-    python -m tests.gpu.worker --events FILE --models FOLDER [--stand-in MODULE] < names of checks
+    python -m tests.gpu.worker --events FILE --models FOLDER [--stand-in MODULE] < lines of [name, limit]
 
 It ends with the process that started it. After an error of CUDA it ends by itself, because nothing that a context
 computes after one can be trusted; `day` starts the next worker at the next check. `--twofold …` runs a command of
@@ -37,14 +37,18 @@ _STACKS_S: Final = 2.0
 _CUDA_ERRORS: Final = ("CUDA error", "cudaError", "an illegal memory access", "unspecified launch failure")
 
 
-def run_check(machine: Machine, check: Check) -> dict[str, Any]:
+def run_check(machine: Machine, check: Check, limit_s: float) -> dict[str, Any]:
     """An entry of the report: name, state (passed, failed, error), figures, seconds. Raises nothing."""
+    from benchmarks.gpu.machine import CannotRunError
+
     entry: dict[str, Any] = {"name": check.name}
     began = time.perf_counter()
-    faulthandler.dump_traceback_later(max(1.0, check.limit_s - _STACKS_S))
+    faulthandler.dump_traceback_later(max(0.5, limit_s - _STACKS_S))
     try:
         figures = check.run(machine)
         entry |= {"state": "passed" if figures.get("holds", True) else "failed", "figures": figures}
+    except CannotRunError as error:
+        entry |= {"state": "not run", "error": str(error)}
     except Exception as error:  # every check is to be tried, and the report to be written
         entry |= {"state": "error", "error": str(error), "trace": traceback.format_exc()}
     faulthandler.cancel_dump_traceback_later()
@@ -83,14 +87,15 @@ def _tell(events: IO[str], event: dict[str, Any]) -> None:
     events.flush()
 
 
-def work(names: Iterable[str], events: IO[str], machine: Machine | None, facts: dict[str, Any]) -> int:
-    """Run the checks as they are named; the exit status."""
+def work(asked: Iterable[str], events: IO[str], machine: Machine | None, facts: dict[str, Any]) -> int:
+    """Run checks as they are asked for, by lines of [name, limit in seconds]; the exit status."""
     _tell(events, {"facts": facts})
     if machine is None:
         return NO_DEVICE
     by_name = {check.name: check for check in checks()}
-    for name in names:
-        entry = run_check(machine, by_name[name.strip()])
+    for line in asked:
+        name, limit_s = json.loads(line)
+        entry = run_check(machine, by_name[name], limit_s)
         _tell(events, {"entry": entry})
         if entry["state"] == "error" and any(text in entry["error"] for text in _CUDA_ERRORS):
             return LOST_CONTEXT
