@@ -36,7 +36,7 @@ GENERIC_TESTS ?= $(MODEL_TESTS)
 TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 TORCH_generic := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: help run screenshots test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day build quick-build lint docs fmt bench loadtest loadtest-ui doctor clean ready-run ready-dev
+.PHONY: help run screenshots test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day gpu-wheels build quick-build lint docs fmt bench loadtest loadtest-ui doctor clean ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,7 +48,7 @@ run: ready-run  ## start the OpenAI server and the dashboard; Ctrl-C ends both
 	  --model="$(MODEL)" --accelerator="$(ACCELERATOR)" --ratio="$(RATIO)"
 
 # Not --dist loadfile or loadscope: in pytest-xdist 3.8 a run with them hangs after a worker has crashed (its issues 1323, 1327).
-PYTEST = TWOFOLD_TESTS_NEED_ALL=1 "$(BIN)"/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not slow and not gpu"
+PYTEST = TWOFOLD_TESTS_NEED_ALL=1 "$(BIN)"/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not slow"
 LESSER_LEVELS = from twofold._testing import kernels; from twofold.blocks import ops; \
   print("", *(level for level in kernels.supported_levels() if level != ops.isa_choice()[0]), "")
 # $(1): a level, $(2): its tests. A level that the CPU lacks, or that `make test` ran, is left out.
@@ -64,7 +64,7 @@ test-levels: ready-dev  ## run the tests of AVX2_TESTS and GENERIC_TESTS again w
 	$(call test_at,generic,$(GENERIC_TESTS))
 
 test-slow: ready-dev  ## run the long tests
-	@TWOFOLD_TESTS_NEED_ALL=1 "$(BIN)"/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	@TWOFOLD_TESTS_NEED_ALL=1 "$(BIN)"/python -m pytest -m "slow" $(PYTEST_ARGS)
 
 build:  ## install and compile from the ground up, logged and timed (PROFILE=run: only what serving needs)
 	@scripts/initial_build.sh $(PROFILE)
@@ -107,29 +107,33 @@ screenshots: ready-dev  ## renew the pictures of the dashboard in docs/images (n
 
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails where one got worse (no GPU; WRITE=1 keeps it)
 	@"$(BIN)"/python scripts/check_cuda.py $(if $(WRITE),--write)
-	@"$(BIN)"/python -m benchmarks.gpu --estimate
+	@"$(BIN)"/python -m benchmarks.gpu.estimate
 
-# No virtual environment for these four: a GPU machine's own python brings the torch that fits its driver, and pytest.
-GPU_CHECKS = $${PYTHON:-python3} -m pytest -s tests/gpu --gpu-build
+# No virtual environment for these: a GPU machine's own python brings the torch that fits its driver. FOLDER: where the report
+# goes, MINUTES: for the build too, WHEELS: what `make gpu-wheels` collected, ONLY='name; part': a part of the day.
+GPU_DAY = $${PYTHON:-python3} -m tests.gpu.day $(if $(MINUTES),--minutes $(MINUTES)) $(if $(FOLDER),--folder "$(FOLDER)") \
+  $(if $(WHEELS),--wheels "$(WHEELS)")
 
-test-gpu:  ## check everything that needs a GPU (PYTHON=python3 with torch for CUDA, pytest); figures to build/gpu-test.json
-	@PYTHONPATH="$(CURDIR)/engine" $(GPU_CHECKS) -m gpu --gpu-json build/gpu-test.json $(PYTEST_ARGS)
+gpu-day:  ## check and measure on a GPU, what decides first, within MINUTES=9; the report goes to build/gpu-day
+	@$(GPU_DAY) $(if $(ONLY),--only "$(ONLY)")
 
-sanitize-gpu:  ## check a part of that under compute-sanitizer
-	@PYTHONPATH="$(CURDIR)/engine" PATH="$$PATH:/usr/local/cuda/bin" compute-sanitizer --tool memcheck --error-exitcode 9 \
-	  $(GPU_CHECKS) -m "gpu and sanitized" $(PYTEST_ARGS)
+test-gpu:  ## the part of that which checks numbers
+	@$(GPU_DAY) --only numbers
 
-bench-gpu:  ## measure the CUDA kernels beside the card's ceilings; figures to build/gpu-bench.json
-	@$${PYTHON:-python3} -m benchmarks.gpu
+bench-gpu:  ## the part of that which measures speed
+	@$(GPU_DAY) --only figures
 
-gpu-day:  ## all three within 25 minutes, whatever fails; what to look at first goes to build/gpu-day.md
-	@$${PYTHON:-python3} -m tests.gpu.day
+sanitize-gpu:  ## the part of that which runs under compute-sanitizer
+	@$(GPU_DAY) --only sanitizer
+
+gpu-wheels: ready-dev  ## collect what `serve` needs on a GPU machine without network, for WHEELS=build/gpu-wheels
+	@"$(BIN)"/python -m tests.gpu.packages "$(or $(FOLDER),build/gpu-wheels)"
 
 doctor: ready-run  ## say what this machine has, lacks and can run
 	@"$(BIN)"/twofold doctor $(MODEL)
 
 clean:  ## remove what was built; .venv stays (rm -rf .venv removes that too)
-	@rm -rf $(if $(TWOFOLD_BUILD_DIR),$(addprefix "$(TWOFOLD_BUILD_DIR)"/,dev gpu logs),build) dist .mypy_cache .ruff_cache \
+	@rm -rf $(if $(TWOFOLD_BUILD_DIR),$(addprefix "$(TWOFOLD_BUILD_DIR)"/,dev gpu gpu-day gpu-models gpu-wheels logs),build) dist .mypy_cache .ruff_cache \
 	  .pytest_cache .hypothesis
 	@find engine dashboard loadtest benchmarks models scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

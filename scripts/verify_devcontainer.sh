@@ -59,7 +59,7 @@ check "build" "$REPOSITORY_ROOT/scripts/ensure_built.sh" dev
 check "native module" smoke_test
 check "twofold version" "$VENV_DIR/bin/twofold" version
 check "short generation" short_generation
-check "tests" "$VENV_DIR/bin/python" -m pytest -q -m "not slow and not gpu" tests/api tests/core tests/weights tests/rules
+check "tests" "$VENV_DIR/bin/python" -m pytest -q -m "not slow" tests/api tests/core tests/weights tests/rules
 
 if [ "${#failed[@]}" -gt 0 ]; then
   printf '\n%d of the checks failed:' "${#failed[@]}"

@@ -17,7 +17,7 @@ import pytest
 TIME_LIMIT_S = 300
 """Time limit for set-up, call and tear-down of a test, each. A test of `make test` takes less than ten seconds."""
 SLOW_TIME_LIMIT_S = 580
-"""The same for tests marked `slow` or `gpu`; just below faulthandler_timeout, which ends the process."""
+"""The same for tests marked `slow`; just below faulthandler_timeout, which ends the process."""
 REPEAT_S = 20
 """Seconds after which an expired limit is raised again: the test's own cleanup may wait, too."""
 
@@ -41,8 +41,7 @@ def time_limit(item: pytest.Item) -> Iterator[None]:
 
     Native code that never returns is not interrupted; faulthandler_timeout then ends the process.
     """
-    is_slow = item.get_closest_marker("slow") or item.get_closest_marker("gpu")
-    limit_s = SLOW_TIME_LIMIT_S if is_slow else TIME_LIMIT_S
+    limit_s = SLOW_TIME_LIMIT_S if item.get_closest_marker("slow") else TIME_LIMIT_S
 
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise TimeLimitError(f"{item.nodeid} ran longer than {limit_s} s\n{thread_stacks()}")
@@ -80,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if reasons:
         told = (f"{reason.removeprefix('Skipped: ')} ({count})" for reason, count in reasons.most_common())
         terminalreporter.write_line(f"skipped: {'; '.join(told)}")
-    if importlib.util.find_spec("twofold._core") is None:
+    if importlib.util.find_spec("twofold._testing") is None:
         return
     from twofold._testing import kernels
 

@@ -66,7 +66,8 @@ def _calibrate(machine: Machine, shape: Shape) -> tuple[MachineProfile, dict[str
     threads = model.pool.num_threads
     cpu = calibrate(model.moe_shape, threads, repeats=repeats, timer=timer)
     timer.use(model.pool)
-    probe = KernelProbe(machine.hardware, model.moe_shape)
+    most_tokens = min(machine.hardware.most_tokens, machine.sizes.kernel_tokens)
+    probe = KernelProbe(machine.hardware, model.moe_shape, most_tokens)
     device = calibrate_device(probe, model.moe_shape, timer, repeats=repeats)
     profile = to_profile(cpu, load_profile("h200-pcie5"), device.figures(cpu.curve.layer_us))
     figures = {name: figure.value for name, figure in profile.figures.items()}

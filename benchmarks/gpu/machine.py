@@ -47,7 +47,7 @@ class Sizes:
     """Intermediate size of the layers that kernels are checked on."""
     prefill_tokens: tuple[int, ...] = (40, 700)
     kernel_tokens: int = 4096
-    """Tokens of the largest layer that kernels are timed with."""
+    """Tokens of the largest layer that decode is timed and calibrated with."""
     cpu_threads: int = 0
     late_s: float = 1.0
     """Seconds that the server of a step to be lost is late; 0: the device's wait has no clock of its own."""
@@ -56,7 +56,8 @@ class Sizes:
 REHEARSAL = Sizes(
     rounds=1, calls=2, copy_bytes=1 << 20, product_rows=32, num_uploads=8, model_layers=2, shrink=32,
     vocab_size=512, warm_steps=2, steps=3, compare_rounds=2, logit_tokens=3, calibrate_repeats=1,
-    prompt_tokens=8, answer_tokens=3, hidden=128, intermediate=64, prefill_tokens=(40,), kernel_tokens=2, cpu_threads=1, late_s=0.0,
+    prompt_tokens=8, answer_tokens=3, hidden=128, intermediate=64, prefill_tokens=(40,), kernel_tokens=4,
+    cpu_threads=1, late_s=0.0,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`make test-gpu` and `make bench-gpu` rehearsed without a GPU: every check runs, on tiny shapes.
+"""The day with a GPU rehearsed without one: every check runs, on tiny shapes.
 
 What is right on a GPU must be right here too; what is fast is not asked.
 """
@@ -6,10 +6,7 @@ What is right on a GPU must be right here too; what is fast is not asked.
 from __future__ import annotations
 
 import fnmatch
-import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +15,24 @@ import numpy as np
 import pytest
 
 from tests.device.fake_device import FakeDevice
+from tests.device.test_gpu_day import (
+    ROOT,
+    STAND_IN,
+    day_command,
+    environment,
+    only_of,
+    read_report,
+    wait_for_entries,
+)
+from tests.gpu import packages
+from tests.gpu.checks import NUMBERS, Check, checks
 
-ROOT = Path(__file__).resolve().parents[2]
+AGAIN = ("*at 10% slots*", "*at 50% slots*", "*at 75% slots*", "decode * 8 tokens", "decode * 32 tokens")
+"""The same measurement with other numbers; these would only take longer."""
+
+
+def rehearsed() -> list[Check]:
+    return [check for check in checks() if not any(fnmatch.fnmatch(check.name, each) for each in AGAIN)]
 
 
 @pytest.fixture(scope="module")
@@ -27,89 +40,40 @@ def cuda(fake: ModuleType) -> FakeDevice:
     return FakeDevice(fake.open_device(0, total_bytes=2 << 30, tick_us=2.0))
 
 
-def rehearse(cuda: FakeDevice, folder: Path, script: str) -> list[dict[str, Any]]:
-    from benchmarks.gpu import __main__ as speed
-    from benchmarks.gpu.machine import REHEARSAL, Machine
-    from benchmarks.gpu.report import run_check
-    from tests.gpu import checks as listed
-
-    trace = folder / "trace.npz"
-    random = np.random.default_rng(0)
-    ids = np.argsort(random.random((60, REHEARSAL.model_layers, 8)), axis=-1)[..., :4]
-    np.savez(
-        trace,
-        ids=ids.astype(np.uint8),
-        probs=np.full(ids.shape, 0.25, np.float16),
-        offsets=np.array([0, 30, 60]),
-    )
-    machine = Machine(cuda, folder, REHEARSAL, trace)
-    checks = listed.checks(REHEARSAL.formats) if script == "test" else speed.checks()
-    # The same measurement with other numbers would only take longer.
-    again = [f"*at {share}% slots*" for share in (10, 50, 75)] + ["decode * 8 tokens", "decode * 32 tokens"]
-    checks = [pair for pair in checks if not any(fnmatch.fnmatch(pair[0], pattern) for pattern in again)]
-    return [run_check(machine, *pair) for pair in checks]
-
-
-STAND_IN = """
-import functools, sys
-import twofold_fake
-from benchmarks.gpu import machine
-from tests.device.fake_device import FakeDevice
-from twofold.device import finding
-finding.cuda_devices = lambda: ([{"name": "a stand-in"}], "")
-finding.find_device = lambda index=0: (FakeDevice(twofold_fake.open_device()), "")
-machine.Machine = functools.partial(machine.Machine, sizes=machine.REHEARSAL)
-import pytest
-from benchmarks.gpu.machine import expect
-from tests.gpu import kernel_checks
-def breaks(machine):
-    raise RuntimeError("the device is gone")
-kernel_checks.routing = breaks
-kernel_checks.attention = lambda machine: expect({"us": 12.0}, False, "at most 10 us")
-raise SystemExit(pytest.main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.slow
-def test_a_check_that_fails_or_breaks_stops_no_other_and_all_are_reported(
-    fake: ModuleType, tmp_path: Path
+def test_a_day_that_is_killed_twice_goes_on_where_it_was(
+    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command of `make test-gpu`, but for the build."""
-    out = tmp_path / "out.json"
-    flags = ["-m", "gpu", "tests/gpu", "-k", "test_on_a_gpu and (rout or rotation or probe)", "--gpu-json"]
-    beside = str(Path(fake.__file__ or "").parent)
-    path = os.pathsep.join([beside, os.environ.get("PYTHONPATH", ""), str(ROOT / "engine")])
-    done = subprocess.run(
-        [sys.executable, "-c", STAND_IN, *flags, str(out), "-p", "no:cacheprovider"],
-        cwd=ROOT,
-        env=dict(os.environ, PYTHONPATH=path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, out.exists()) == (1, True), done.stdout + done.stderr
-    report = json.loads(out.read_text(encoding="utf-8"))
-    broken, slow, probe = report["checks"]
-    assert report["device"] == {"name": "a stand-in"}
-    assert broken["state"] == "error"
-    assert "the device is gone" in broken["trace"]
-    assert slow["state"] == "failed"
-    assert slow["figures"] == {"us": 12.0, "expected": "at most 10 us", "holds": False}
-    assert probe["state"] == "passed"
-
-
-def test_no_check_begins_when_the_time_is_up(
-    cuda: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from benchmarks.gpu.report import Run
-
-    monkeypatch.setattr("twofold.device.finding.find_device", lambda index=0: (cuda, ""))
-    monkeypatch.setattr("twofold.device.finding.cuda_devices", lambda: ([{"name": "a stand-in"}], ""))
-    run = Run(tmp_path / "out.json", budget_s=0.0)
-    assert run.machine is not None
-    assert run.check("late", lambda machine: {})["error"] == "the time was up"
-    run.close()
-    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["checks"][0]["state"] == "not run"
+    """Killed at 30 % and at 70 %; each time the report says what is known, and the command that runs the rest."""
+    python = str(packages.make_environment(tmp_path / "env"))
+    server = tmp_path / "server"  # in the place of the wheels, which are those of another Python
+    server.mkdir()
+    packages.link_packages(packages.needed_by_serve(), server)
+    tool = tmp_path / "env/bin/compute-sanitizer"
+    tool.write_text('#!/bin/sh\nshift 2\nexec "$@"\n', encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    names = [check.name for check in rehearsed()]
+    only, entries = "; ".join(names), {}
+    for number, share in enumerate((0.3, 0.4, 1.0)):
+        folder = tmp_path / f"out{number}"
+        started = day_command(folder, *STAND_IN, "--minutes", "9", "--only", only, python=python)
+        with subprocess.Popen(started, cwd=ROOT, env=environment(server)) as process:
+            wait_for_entries(folder, round(share * len(names)), process)
+            process.kill()
+        report = read_report(folder)
+        entries |= {entry["name"]: entry for entry in report["checks"]}
+        assert len(list(folder.iterdir())) <= 8
+        assert report["not_known"] == [name for name in names if name not in entries]
+        only = only_of(report)
+    kinds = {check.name: check.kind for check in checks()}
+    bad = {
+        name: entry
+        for name, entry in entries.items()
+        if entry["state"] != "passed" and (kinds[name] == NUMBERS or entry["state"] != "failed")
+    }
+    assert bad == {}
+    assert {*entries} == {*names}
 
 
 def test_another_routing_is_noticed(cuda: FakeDevice, tmp_path: Path) -> None:
@@ -127,24 +91,45 @@ def test_another_routing_is_noticed(cuda: FakeDevice, tmp_path: Path) -> None:
     assert error_of(other, ours) > LIMIT
 
 
+def test_a_deep_model_repeats_the_layers_on_disk(cuda: FakeDevice, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from benchmarks.gpu.machine import REHEARSAL, Machine
+    from benchmarks.gpu.models import QWEN, model_files, shrunk
+
+    shape = shrunk(replace(QWEN, layers=48), REHEARSAL.shrink)
+    files = model_files(Machine(cuda, tmp_path, REHEARSAL), shape)
+    assert len(files.config.layers) == shape.layers == 2 * REHEARSAL.model_layers
+    up = [np.asarray(files.expert_weights(layer)[3].up.data) for layer in range(shape.layers)]
+    assert np.array_equal(up[0], up[2])
+    assert np.array_equal(up[1], up[3])
+    assert not np.array_equal(up[0], up[1])
+
+
 @pytest.mark.slow
-def test_every_check_passes_on_the_kernels_own_sources(simt: ModuleType, tmp_path: Path) -> None:
-    """Run by the SIMT machine."""
-    cuda = FakeDevice(simt.open_device(0, total_bytes=2 << 30, tick_us=2.0))
-    entries = rehearse(cuda, tmp_path, "test")
+def test_every_number_is_right_on_the_kernels_own_sources(simt: ModuleType, tmp_path: Path) -> None:
+    """Dense layers too, run by the SIMT machine."""
+    from benchmarks.gpu.machine import REHEARSAL, Machine
+    from tests.gpu.worker import run_check
+
+    machine = Machine(FakeDevice(simt.open_device(0, total_bytes=2 << 30, tick_us=2.0)), tmp_path, REHEARSAL)
+    entries: list[dict[str, Any]] = [
+        run_check(machine, check, 500.0)
+        for check in rehearsed()
+        if check.kind == NUMBERS and check.part in ("basics", "rest")
+    ]
     assert {entry["name"]: entry for entry in entries if entry["state"] != "passed"} == {}
     assert all(entry["figures"].get("expected") for entry in entries if "probe" not in entry["name"])
 
 
-@pytest.mark.slow
-def test_every_measurement_comes_to_its_end(cuda: FakeDevice, tmp_path: Path) -> None:
-    entries = rehearse(cuda, tmp_path, "bench")
-    assert {entry["name"]: entry["trace"] for entry in entries if entry["state"] == "error"} == {}
-    rules = next(entry for entry in entries if entry["name"] == "rules at 25% slots, gpt-oss-20b")
-    assert rules["figures"]["trace"] == "trace.npz"
-    assert set(rules["figures"]["over"]) == {
-        "LRU, misses on the CPU",
-        "all on the CPU",
-        "every miss fetched",
-        "fixed fraction fetched, one LRU pool",
-    }
+def test_recorded_routing_is_used_where_it_fits(cuda: FakeDevice, tmp_path: Path) -> None:
+    from benchmarks.gpu.machine import REHEARSAL, Machine
+    from benchmarks.gpu.models import GPT_OSS, QWEN, shrunk, trace_for
+
+    random, file = np.random.default_rng(0), tmp_path / "trace.npz"
+    ids = np.argsort(random.random((60, REHEARSAL.model_layers, 8)), axis=-1)[..., :4]
+    probs = np.full(ids.shape, 0.25, np.float16)
+    np.savez(file, ids=ids.astype(np.uint8), probs=probs, offsets=np.array([0, 30, 60]))
+    machine = Machine(cuda, tmp_path, REHEARSAL, file)
+    sources = [trace_for(machine, shrunk(shape, REHEARSAL.shrink)).source for shape in (GPT_OSS, QWEN)]
+    assert sources == ["trace.npz", "drawn"]

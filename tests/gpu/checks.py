@@ -32,6 +32,7 @@ PARTS: Final[Mapping[str, str]] = MappingProxyType(
 """Parts of the day, in order, and what each decides."""
 NUMBERS: Final = "numbers"
 FIGURES: Final = "figures"
+SANITIZER: Final = "sanitizer"
 SANITIZED: Final = ("decode experts, q8_0", "hits on the GPU and misses by the mailbox, eager")
 """Run again under compute-sanitizer, which is slow: the weights' kernels, and those that wait for the CPU."""
 _FIRST_FORMATS: Final = ("bf16", "q8_0", "q4_k", "mxfp4")
@@ -53,7 +54,7 @@ class Check:
     open: str
     """First file to read if it fails."""
     kind: str = NUMBERS
-    """NUMBERS: a failure means wrong results. FIGURES: it means slower than its bound."""
+    """NUMBERS: a failure means wrong results. FIGURES: it means slower than its bound. SANITIZER: under its tool."""
     limit_s: float = 60.0
     """Seconds after which it is ended."""
     needed_s: float = 3.0
@@ -231,7 +232,9 @@ def checks() -> list[Check]:
     ]  # fmt: skip
     again = [check for check in plain if check.name in SANITIZED]
     return plain + [
-        Check(f"sanitizer: {check.name}", "sanitizer", check.run, check.open, limit_s=90, needed_s=10)
+        Check(
+            f"sanitizer: {check.name}", SANITIZER, check.run, check.open, SANITIZER, limit_s=90, needed_s=10
+        )
         for check in again
     ]
 

@@ -26,10 +26,10 @@ from twofold.tools.cli.main import main
 from benchmarks.gpu.machine import CannotRunError, Machine, expect
 from tests.engine.told_sampler import ToldSampler
 from tests.gpu.engine_checks import F32, NATURAL_LIMIT, error_of
+from tests.gpu.packages import IMPORTED_BY_SERVE
 
 PROMPT = "Once upon a time there was a miller who had three sons, his mill, a donkey and a cat."
 SHARES = (0.0, 0.25, 1.0)
-NEEDED_BY_SERVE = ("fastapi", "uvicorn", "pydantic", "llguidance")
 _START_S, _STOP_S = 60.0, 20.0
 
 
@@ -138,7 +138,7 @@ def logits_by_placement(machine: Machine) -> dict[str, Any]:
 
 def why_no_server() -> str:
     """Packages that `serve` lacks here; "": none."""
-    missing = [name for name in NEEDED_BY_SERVE if importlib.util.find_spec(name) is None]
+    missing = [name for name in IMPORTED_BY_SERVE if importlib.util.find_spec(name) is None]
     return (
         f"serve needs {', '.join(missing)}; give WHEELS=, a folder made by make gpu-wheels" if missing else ""
     )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.gpu.checks import Check, chosen
+from tests.gpu.checks import SANITIZER, Check, chosen
 from tests.gpu.day_report import ROOT, Report, sanitizer_lines
 
 NO_DEVICE: Final = 3
@@ -36,8 +36,6 @@ _SANITIZER_S: Final = 40.0
 """The rest begins nothing more when the sanitizer has only this much time left."""
 _TAIL_LINES: Final = 6
 _STACK: Final = "(most recent call first):"
-_STAND_IN_TIMES: Final = 20.0
-"""A stand-in's device is slower than a card: its limits are this much longer."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class Options:
     stand_in: str = ""
     """Module with a device in the place of a card; "": a card."""
     trace: Path | None = None
+    limit_times: float = 1.0
+    """Factor on each check's limit."""
 
 
 class Worker:
@@ -140,6 +140,8 @@ class Day:
         self.report = Report(options.folder, self._checks, options.minutes)
         self._deadline = self.report.began + 60 * options.minutes - _STOP_S
         self._env = dict(os.environ)
+        path = os.pathsep.join([self._env.get("PATH", ""), "/usr/local/cuda/bin"])
+        self._sanitizer = shutil.which("compute-sanitizer", path=path)
         self._worker: Worker | None = None
         self._is_sanitized = False
 
@@ -149,6 +151,8 @@ class Day:
         options.folder.mkdir(parents=True, exist_ok=True)
         (options.folder / "gpu-day.log").write_bytes(b"")
         report.write()
+        # cmake and ninja of this Python, if it is not the shell's.
+        self._env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), self._env.get("PATH", "")])
         paths = [str(ROOT / "engine"), self._env.get("PYTHONPATH", "")]
         if options.wheels is not None:
             paths.append(unpack_wheels(options.wheels, options.models.parent / "gpu-wheels"))
@@ -228,14 +232,16 @@ class Day:
     def _why_not(self, check: Check) -> str:
         """Why a check is not begun; "": it is."""
         left = self._left_s
-        waits = check.part == "rest" and any(each.part == "sanitizer" for each in self._checks)
+        if check.kind == SANITIZER and self._sanitizer is None:
+            return "compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin"
+        waits = check.part == "rest" and any(each.kind == SANITIZER for each in self._checks)
         if left - (_SANITIZER_S if waits else 0.0) < check.needed_s:
             return f"the time was up: {max(0.0, left):.0f} s were left"
         return ""
 
     def _ready(self, check: Check) -> str:
         """Have a worker that can run it; returns why there is none."""
-        sanitized = check.part == "sanitizer" and not self._options.stand_in
+        sanitized = check.kind == SANITIZER
         if self._worker is not None and (
             self._worker.process.poll() is not None or self._is_sanitized != sanitized
         ):
@@ -244,11 +250,7 @@ class Day:
             return ""
         command = self._worker_command()
         if sanitized:
-            path = os.pathsep.join([self._env.get("PATH", ""), "/usr/local/cuda/bin"])
-            found = shutil.which("compute-sanitizer", path=path)
-            if found is None:
-                return "compute-sanitizer is not there"
-            command = [found, "--tool", "memcheck", "--error-exitcode", "9", *command]
+            command = [str(self._sanitizer), "--tool", "memcheck", *command]
         self._worker, self._is_sanitized = Worker(command, self._env, self._options.folder), sanitized
         limit = min(_START_S, self._left_s)
         facts = self._worker.wait("facts", limit)
@@ -267,8 +269,8 @@ class Day:
 
     def _run(self, check: Check) -> dict[str, Any]:
         assert self._worker is not None
-        limit = check.limit_s * (_STAND_IN_TIMES if self._options.stand_in else 1.0)
-        began, limit = time.monotonic(), max(1.0, min(limit, self._left_s))
+        limit = max(1.0, min(check.limit_s * self._options.limit_times, self._left_s))
+        began = time.monotonic()
         self._worker.ask(check.name, limit)
         entry: dict[str, Any] | None = self._worker.wait("entry", limit)
         if entry is None:
@@ -325,6 +327,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--trace", type=Path, help="recorded routing of gpt-oss-20b (npz); default: drawn")
     parser.add_argument(
         "--no-build", dest="builds", action="store_false", help="use what TWOFOLD_BUILD_DIR holds"
+    )
+    parser.add_argument(
+        "--limit-times", type=float, default=1.0, help="factor on each check's limit (default: 1)"
     )
     parser.add_argument("--stand-in", default="", help="a module whose device takes the place of a card's")
     options = parser.parse_args(argv)

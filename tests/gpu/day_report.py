@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.gpu.checks import FIGURES, PARTS, Check
+from tests.gpu.checks import FIGURES, PARTS, Check, checks
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RANKS: Final = ("wrong", "sanitizer", "not ended", "short of its bound")

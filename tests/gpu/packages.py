@@ -6,7 +6,6 @@ python -m tests.gpu.packages FOLDER    download those wheels, for Python 3.12 on
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import subprocess
 import sys
 import venv
@@ -23,8 +22,11 @@ ABSENT: Final = frozenset(
     ("fastapi", "uvicorn", "sqlalchemy", "alembic", "llguidance", "gguf", "psutil", "pydantic", "streamlit")
 )
 """What it lacks, whatever the newest versions of the others need."""
+IMPORTED_BY_SERVE: Final = ("fastapi", "uvicorn", "pydantic", "llguidance")
 _SERVE: Final = ("twofold[server,telemetry]",)
-_PYTHON, _PLATFORMS = "3.12", ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
+_PYTHON: Final = "3.12"
+_PLATFORMS: Final = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(17, 36)))
+"""Platforms of a C library up to 2.35, that of Ubuntu 22.04."""
 
 
 def closure(names: Iterable[str], without: frozenset[str] = frozenset()) -> set[str]:
@@ -53,43 +55,34 @@ def closure(names: Iterable[str], without: frozenset[str] = frozenset()) -> set[
 def make_environment(folder: Path) -> Path:
     """A virtual environment with links to this one's THERE and nothing else; its interpreter."""
     venv.create(folder, symlinks=True, with_pip=False)
-    python = folder / "bin/python"
-    site = next(folder.glob("lib/python3*/site-packages"))
-    for name in sorted(closure(THERE, ABSENT)):
+    link_packages(closure(THERE, ABSENT), next(folder.glob("lib/python3*/site-packages")))
+    return folder / "bin/python"
+
+
+def link_packages(names: Iterable[str], site: Path) -> None:
+    """Make these installed distributions importable from `site`."""
+    for name in sorted(names):
         distribution = importlib.metadata.distribution(name)
         for file in distribution.files or ():
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (site / top).exists():
                 (site / top).symlink_to(Path(str(distribution.locate_file(top))))
-    return python
 
 
-def needed_wheels() -> list[str]:
-    """`name==version` of what `serve` needs beyond THERE, at the versions of this environment."""
-    beyond = closure(_SERVE) - closure(THERE, ABSENT) - {"twofold"}
-    return [f"{name}=={importlib.metadata.version(name)}" for name in sorted(beyond)]
+def needed_by_serve() -> list[str]:
+    """What `serve` needs beyond THERE."""
+    return sorted(closure(_SERVE) - closure(THERE, ABSENT) - {"twofold"})
 
 
 def download_wheels(folder: Path) -> None:
-    """The wheels, for a machine with Python 3.12. CalledProcessError: pip could not get one."""
+    """The wheels, at this environment's versions. CalledProcessError: pip could not get one."""
     folder.mkdir(parents=True, exist_ok=True)
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    pip += [
-        "--python-version",
-        _PYTHON,
-        "--implementation",
-        "cp",
-        "--abi",
-        "cp312",
-        "--abi",
-        "abi3",
-        "--abi",
-        "none",
-    ]
-    subprocess.run(
-        [*pip, *platforms, "--dest", str(folder), *needed_wheels()], check=True, env=dict(os.environ)
-    )
+    abis = ["--abi", "cp" + _PYTHON.replace(".", ""), "--abi", "abi3", "--abi", "none"]
+    pip += ["--python-version", _PYTHON, "--implementation", "cp", *abis]
+    pins = [f"{name}=={importlib.metadata.version(name)}" for name in needed_by_serve()]
+    subprocess.run([*pip, *platforms, "--dest", str(folder), *pins], check=True)
     wheels = list(folder.glob("*.whl"))
     size = sum(wheel.stat().st_size for wheel in wheels)
     print(f"{len(wheels)} wheels, {size / 1e6:.1f} MB in {folder}; give it as WHEELS= to make gpu-day")
