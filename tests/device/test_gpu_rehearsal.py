@@ -100,7 +100,7 @@ def test_a_deep_model_repeats_the_layers_on_disk(cuda: FakeDevice, tmp_path: Pat
     shape = shrunk(replace(QWEN, layers=48), REHEARSAL.shrink)
     files = model_files(Machine(cuda, tmp_path, REHEARSAL), shape)
     assert len(files.config.layers) == shape.layers == 2 * REHEARSAL.model_layers
-    up = [np.asarray(files.expert_weights(layer)[3].up.data) for layer in range(shape.layers)]
+    up = [np.asarray(files.expert_weights(layer)[3][1].data) for layer in range(shape.layers)]
     assert np.array_equal(up[0], up[2])
     assert np.array_equal(up[1], up[3])
     assert not np.array_equal(up[0], up[1])

@@ -97,13 +97,8 @@ class Report:
         """Commands that repeat what was found, and that run what is not known."""
         found = list(dict.fromkeys(finding["name"] for finding in self.findings()))
         unknown = [name for name in self.unknown() if name not in found]
-        parts = {check.name: check.part for check in self.checks}
-        whole = [
-            part["part"]
-            for part in self.parts()
-            if part["known"] == 0
-            and all(name not in found for name, own in parts.items() if own == part["part"])
-        ]
+        parts = {check.name: check.part for check in checks()}
+        whole = [part for part in PARTS if {name for name in parts if parts[name] == part} <= {*unknown}]
         names = [*(name for name in unknown if parts[name] not in whole), *whole]
         return [command(each) for each in (found, names) if each]
 
