@@ -11,6 +11,7 @@ something, 3 no device.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -34,6 +35,8 @@ _STOP_S: Final = 3.0
 """Kept at the end of the day, for the report."""
 _SANITIZER_S: Final = 40.0
 """The rest begins nothing more when the sanitizer has only this much time left."""
+_FINISH_S: Final = 10.0
+"""Limit for a process under compute-sanitizer to end."""
 _TAIL_LINES: Final = 6
 _STACK: Final = "(most recent call first):"
 
@@ -61,7 +64,7 @@ class Worker:
 
     def __init__(self, command: list[str], env: dict[str, str], folder: Path) -> None:
         self._log, self._events = folder / "gpu-day.log", folder / "gpu-day.events"
-        self._log_begin = self._log.stat().st_size if self._log.exists() else 0
+        self._begin = self._log_begin = self._log.stat().st_size if self._log.exists() else 0
         self._events.write_text("", encoding="utf-8")
         self._read = 0
         with self._log.open("ab") as out:
@@ -79,11 +82,9 @@ class Worker:
         """Have it run this check next; shortly before its limit the stacks of its threads go to the log."""
         self._log_begin = self._log.stat().st_size
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # `wait` finds that it has ended
             self.process.stdin.write(json.dumps([name, limit_s]).encode() + b"\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # `wait` finds that it has ended
 
     def wait(self, kind: str, limit_s: float) -> Any:
         """The next event of this kind; None: it has ended, or the time is up."""
@@ -106,6 +107,15 @@ class Worker:
     def log(self) -> str:
         """What it and its children printed since the last check was named."""
         return self._log.read_bytes()[self._log_begin :].decode(errors="replace")
+
+    def finish(self, limit_s: float) -> str:
+        """Let it end, and return all that was printed since its start."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.stdin.close()
+            self.process.wait(limit_s)
+        self._log_begin = self._begin
+        return self.log()
 
     def why(self, limit_s: float) -> str:
         """Why `wait` had no event."""
@@ -273,9 +283,14 @@ class Day:
         began = time.monotonic()
         self._worker.ask(check.name, limit)
         entry: dict[str, Any] | None = self._worker.wait("entry", limit)
+        has_ended = entry is not None
         if entry is None:
             entry = {"state": "not ended", "error": self._worker.why(limit)}
             entry["seconds"] = round(time.monotonic() - began, 1)
+        # compute-sanitizer may keep what it found until the process ends.
+        if self._is_sanitized and (lines := sanitizer_lines(self._worker.finish(_FINISH_S))):
+            entry |= {"sanitizer": lines, "state": "failed"}
+        if self._is_sanitized or not has_ended:
             self._stop_worker()
         return entry
 
@@ -285,8 +300,6 @@ class Day:
         self._worker = None
 
     def _keep(self, check: Check, entry: dict[str, Any]) -> None:
-        if self._is_sanitized and self._worker is not None and (lines := sanitizer_lines(self._worker.log())):
-            entry |= {"sanitizer": lines, "state": "error", "error": lines[0]}
         self.report.entries[check.name] = entry
         self.report.running = ""
         self.report.write()

@@ -84,10 +84,11 @@ class Report:
             entry = self.entries.get(check.name)
             if entry is None or entry["state"] in ("passed", "not run"):
                 continue
-            text = entry.get("error") or told(entry["figures"])
+            text = entry.get("error") or told(entry.get("figures", {}))
             rank = {"error": "wrong", "not ended": "not ended"}.get(entry["state"])
             rank = rank or ("short of its bound" if check.kind == FIGURES else "wrong")
-            for each, what in [(rank, text), *(("sanitizer", line) for line in entry.get("sanitizer", []))]:
+            complaints = [("sanitizer", line) for line in entry.get("sanitizer", [])]
+            for each, what in complaints or [(rank, text)]:
                 source = _kernel_file(what) or check.open
                 finding = {"rank": each, "name": check.name, "what": what[:_MOST], "open": source}
                 found.append(finding | {"repeat": command([check.name])})
@@ -125,7 +126,7 @@ class Report:
         lines += ["", "## What to run next", "", *(f"    {each}" for each in self.next_commands())]
         lines += ["", "## What is known", ""]
         lines += [
-            f"- {name} ({entry['state']}, {entry['seconds']} s): {told(entry['figures'])}"
+            f"- {name} ({entry['state']}, {entry['seconds']} s): {told(entry.get('figures', {}))}"
             for name, entry in self.entries.items()
             if entry["state"] in KNOWN
         ]
