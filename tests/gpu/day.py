@@ -283,14 +283,14 @@ class Day:
         began = time.monotonic()
         self._worker.ask(check.name, limit)
         entry: dict[str, Any] | None = self._worker.wait("entry", limit)
-        has_ended = entry is not None
+        is_sound = entry is not None and not entry["lost_context"]
         if entry is None:
             entry = {"state": "not ended", "error": self._worker.why(limit)}
             entry["seconds"] = round(time.monotonic() - began, 1)
         # compute-sanitizer may keep what it found until the process ends.
         if self._is_sanitized and (lines := sanitizer_lines(self._worker.finish(_FINISH_S))):
             entry |= {"sanitizer": lines, "state": "failed"}
-        if self._is_sanitized or not has_ended:
+        if self._is_sanitized or not is_sound:
             self._stop_worker()
         return entry
 

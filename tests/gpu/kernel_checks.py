@@ -11,6 +11,7 @@ from twofold.blocks.gated_delta import GatedDelta, GatedDeltaOnDevice
 from twofold.blocks.mla import Mla, MlaOnDevice
 from twofold.blocks.router import Router
 from twofold.device.kernels import TorchKernels
+from twofold.weights.weight_format import FORMATS
 
 from benchmarks.gpu.machine import Machine, expect
 from tests.gpu.experts import (
@@ -29,7 +30,7 @@ LIMITS = {"decode": 2e-2, "prefill": 2e-2}
 
 def layer_of(machine: Machine, format: str, num_tokens: int) -> Case:
     """Random experts and tokens."""
-    least = 256 if format.endswith("_k") else 1  # columns of a block
+    least = FORMATS[format].block_columns
     hidden, intermediate = (max(least, size) for size in (machine.sizes.hidden, machine.sizes.intermediate))
     return make_case(machine, format, hidden, intermediate, EXPERTS, TOP_K, num_tokens)
 

@@ -96,8 +96,9 @@ def work(asked: Iterable[str], events: IO[str], machine: Machine | None, facts: 
     for line in asked:
         name, limit_s = json.loads(line)
         entry = run_check(machine, by_name[name], limit_s)
+        entry["lost_context"] = any(text in entry.get("error", "") for text in _CUDA_ERRORS)
         _tell(events, {"entry": entry})
-        if entry["state"] == "error" and any(text in entry["error"] for text in _CUDA_ERRORS):
+        if entry["lost_context"]:
             return LOST_CONTEXT
     return 0
 
