@@ -83,8 +83,8 @@ def _engine(name: str, *arguments: Any) -> Runs:
     return _call("tests.gpu.engine_checks", name, *arguments)
 
 
-def _placements(shape: str, batch: int) -> Runs:
-    return _of_shape("tests.gpu.engine_checks", "logits_for_every_placement", shape, batch)
+def _engine_of(name: str, shape: str, *arguments: Any) -> Runs:
+    return _of_shape("tests.gpu.engine_checks", name, shape, *arguments)
 
 
 def _speed(name: str, shape: str, *arguments: Any) -> Runs:
@@ -127,7 +127,7 @@ def _basics() -> Iterable[Check]:
         "logits against the engine without a GPU", part, cpu, "engine/twofold/device/model.py", limit_s=90
     )
     for batch in (1, 4):
-        run = _placements(QWEN, batch)
+        run = _engine_of("logits_for_every_placement", QWEN, batch)
         yield Check(f"logits for every placement, {QWEN}, batch of {batch}", part, run, _TABLE, limit_s=90)
     uploads = "engine/runtime/device/upload_engine.cpp"
     yield Check("uploads beside the link", part, _speed("uploads", QWEN), uploads, FIGURES)
@@ -192,7 +192,9 @@ def _other_numbers() -> Iterable[Check]:
         run = _engine("every_event_is_told", mode)
         source = "engine/runtime/device/device_accelerator.cpp"
         yield Check(f"every placement, upload and eviction is reported, {mode}", part, run, source)
-    run = _placements(GPT_OSS, 1)
+    run = _engine_of("logits_for_further_placements", QWEN)
+    yield Check(f"logits for further placements, {QWEN}", part, run, _TABLE, limit_s=90)
+    run = _engine_of("logits_for_every_placement", GPT_OSS, 1)
     yield Check(f"logits for every placement, {GPT_OSS}, batch of 1", part, run, _TABLE, limit_s=90)
 
 
