@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,25 +92,6 @@ class Machine:
         run()
         self.sync()
         return statistics.median(self.hardware.time_us(run) / calls for _ in range(self.sizes.rounds))
-
-    def beside(self, launch: Callable[[], object], serve: Callable[[], Any]) -> Any:
-        """Result of `serve`, while `launch` runs on its own thread: launching may wait for `serve`."""
-        failed: list[BaseException] = []
-
-        def guarded() -> None:
-            try:
-                launch()
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=guarded)
-        thread.start()
-        served = serve()
-        thread.join()
-        self.sync()
-        if failed:
-            raise failed[0]
-        return served
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
         """Result of `make`, cached under `key`."""

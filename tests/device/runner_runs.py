@@ -117,10 +117,19 @@ def make_cpu_runner(path: Path, num_deferred: int = 0) -> ModelRunner:
 
 
 @contextmanager
-def found_device(open_native: Callable[[], Any]) -> Iterator[None]:
-    """Context in which this machine has a device: each lookup finds a new fake."""
+def found_device(
+    open_native: Callable[[], Any],
+    make: Callable[[Any], FakeDevice] = FakeDevice,
+    *,
+    self_check: bool = False,
+) -> Iterator[None]:
+    """Context in which this machine has a device: each lookup finds a new fake. The self-check takes a second on it, so
+    only tests that ask for it run it.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("twofold.device.finding.find_device", lambda index=0: (FakeDevice(open_native()), ""))
+        if not self_check:
+            patch.setattr("twofold.device.checks.self_check.find_fault", lambda *_: "")
+        patch.setattr("twofold.device.finding.find_device", lambda index=0: (make(open_native()), ""))
         yield
 
 

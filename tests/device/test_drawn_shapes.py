@@ -16,7 +16,7 @@ from twofold.device.kernels import TorchKernels
 from twofold.weights.weight_format import FORMATS
 
 from tests.device.fake_device import FakeDevice
-from tests.device.fixed_experts import pack_expert
+from tests.device.packed_experts import pack_expert
 from tests.device.test_rounding import matrix, on_device
 
 drawn = settings(

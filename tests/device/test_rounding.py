@@ -22,8 +22,8 @@ from twofold.device.layouts import Grouping, by_expert
 from twofold.weights.weight_format import FORMATS as LAYOUTS
 from twofold.weights.weight_format import WeightMatrix
 
-from tests.device.fixed_experts import make_host_store, pack_expert
 from tests.device.layer_sums import alone, cpu_beside_device, expert_limit
+from tests.device.packed_experts import make_host_store, pack_expert
 from tests.kernels.kernel_levels import chosen
 
 F32 = npt.NDArray[np.float32]

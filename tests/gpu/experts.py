@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from twofold.blocks import ops
+from twofold.device.checks.experts import beside, relative_error, served_twice
+from twofold.device.checks.fixed_experts import DeviceExperts
 from twofold.device.device import Device
 from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
 
 from benchmarks.gpu.machine import Machine
-from tests.device.fixed_experts import DeviceExperts, make_host_store, pack_expert
+from tests.device.packed_experts import make_host_store, pack_expert
 
 
 def working_handshakes(machine: Machine) -> tuple[str, ...]:
@@ -118,12 +118,6 @@ def make_case(
     )  # type: ignore[arg-type]
 
 
-def relative_error(ours: Tensor, reference: Tensor) -> float:
-    """‖ours − reference‖ / ‖reference‖; NaN stays NaN."""
-    difference = (ours.double() - reference.double()).norm()
-    return float(difference / reference.double().norm())
-
-
 def hybrid_error(machine: Machine, case: Case, kind: str, graph: bool, num_layers: int = 3) -> float:
     """Error of a step of several layers with half of the experts on the CPU. Raises where two runs differ."""
     experts = case.device_experts(len(case.matrices) // 2, kind, num_layers=num_layers)
@@ -135,21 +129,9 @@ def hybrid_error(machine: Machine, case: Case, kind: str, graph: bool, num_layer
         for layer in range(num_layers):
             experts.forward(layer, case.normed, case.ids, case.weights, hidden)
 
-    replay: Callable[[], object] = step
-    if graph:
-        with experts.rehearsal():
-            step()
-        replay = machine.hardware.graph(step)
-        experts.resynchronise()
-    results = []
-    for _ in range(2):
-        hidden.copy_(case.residual)
-        served = machine.beside(replay, functools.partial(server.serve, experts.next_number(), 5.0))
-        if not served["done"]:
-            raise AssertionError(served["text"])
-        results.append(hidden.clone())
-    if not torch.equal(*results):
-        raise AssertionError("two runs of the same step differ")
+    results = served_twice(
+        machine.hardware, experts, server, step, hidden, case.residual, graph=graph, limit_s=5.0
+    )
     return relative_error(results[0], case.reference(num_layers))
 
 
@@ -170,7 +152,8 @@ def error_after_a_lost_step(machine: Machine, case: Case, watchdog_s: float) -> 
         experts.begin_step()
         experts.forward(0, case.normed, case.ids, case.weights, hidden)
 
-    served = machine.beside(step, lambda: server.serve(experts.next_number(), 5.0))
+    number = experts.next_number()
+    served = beside(machine.hardware, step, lambda: server.serve(number, 5.0))
     if not served["done"]:
         raise AssertionError(served["text"])
     return relative_error(hidden, case.reference())

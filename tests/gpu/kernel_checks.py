@@ -10,6 +10,7 @@ from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLay
 from twofold.blocks.gated_delta import GatedDelta, GatedDeltaOnDevice
 from twofold.blocks.mla import Mla, MlaOnDevice
 from twofold.blocks.router import Router
+from twofold.device.checks.experts import relative_error
 from twofold.device.kernels import TorchKernels
 from twofold.weights.weight_format import FORMATS
 
@@ -19,7 +20,6 @@ from tests.gpu.experts import (
     error_after_a_lost_step,
     hybrid_error,
     make_case,
-    relative_error,
     working_handshakes,
 )
 

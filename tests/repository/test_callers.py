@@ -85,9 +85,9 @@ def test_the_product_reads_every_setting(config: type) -> None:
 def test_the_product_calls_every_binding() -> None:
     folder = ROOT / "engine/bindings"
     exports = [p.read_text() for p in folder.rglob("*.cpp") if p.parent.name != "testing"]
-    # Checks on a GPU, and the experts they share with the fake device, run the real module, which has nothing for
-    # tests alone. SlottedAccelerator is a base class without members: other modules derive from it.
-    shared = [(ROOT / "tests/device/fixed_experts.py").read_text()]
+    # Checks on a GPU run the real module, which has nothing for tests alone. Tests pack experts as slots hold them.
+    # SlottedAccelerator is a base class without members: other modules derive from it.
+    shared = [(ROOT / "tests/device/packed_experts.py").read_text()]
     assert uncalled(exports, [*sources(*PRODUCT, "tests/gpu"), *shared]) - {"SlottedAccelerator"} == set()
 
 

@@ -6,6 +6,7 @@
     ├── RequestError      a request is malformed or cannot ever be served        (HTTP 400)
     ├── CapacityError     the engine is full or draining; try again later        (HTTP 429 / 503)
     └── KernelError       the native code failed; our bug or the machine's       (HTTP 500)
+        └── DeviceLostError   a GPU failed and cannot be used any more           (HTTP 500, then 503)
 
 A message says what was given, what was expected and what to do. Only `server/` knows HTTP codes.
 """
@@ -68,3 +69,7 @@ class CapacityError(TwofoldError):
 
 class KernelError(TwofoldError):
     """Native code reported a failure."""
+
+
+class DeviceLostError(KernelError):
+    """A device failed, stopped answering or computes nonsense; nothing more is computed on it."""

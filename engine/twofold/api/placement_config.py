@@ -42,6 +42,11 @@ class PlacementConfig(Checked):
         "layer: use all GPUs of --devices; none: use one of them alone, --main-gpu",
         choices=("layer", "none"),
     )
+    gpu_self_check: bool = setting(
+        True,
+        "compare a GPU's results with the CPU's for two seconds before the model is loaded; off: only after a report "
+        "has shown that the check is wrong",
+    )
     main_gpu: int = setting(
         0, "position in --devices of the GPU that comes first, or is used alone (--split-mode none)", low=0
     )

@@ -374,6 +374,15 @@ class TraceSizes(NamedTuple):
 
 
 @dataclass(frozen=True)
+class DeviceLoss:
+    """What became of a device that failed while the engine served."""
+
+    state: Literal["reloading", "replaced", "failed"]
+    """reloading: the model is being loaded on the CPU; replaced: the CPU serves; failed: nothing can be computed."""
+    reason: str
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """One process lifetime: the row of table `run` that everything else refers to."""
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twofold.api.errors import ConfigError
+from twofold.api.errors import ConfigError, DeviceLostError
 from twofold.device.backend import NativeDevice, load_backend
 from twofold.device.calibration import PREFILL_TOKENS
 from twofold.device.native_kernels import NativeDenseKernels
-from twofold.device.queue import LaunchWorker, Outputs, Replay, still_busy
+from twofold.device.queue import LaunchWorker, Outputs, Replay, still_busy, wait_until
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -144,15 +144,15 @@ class CudaQueue:
 
     def wait(self) -> None:
         self._worker.join()
-        self._stream.synchronize()
+        wait_until(self._stream.query)
 
     def wait_idle(self, limit_s: float) -> str:
         deadline = time.monotonic() + limit_s
         failure = self._worker.wait_idle(limit_s)
-        while not self._stream.query():
-            if time.monotonic() > deadline:
-                raise still_busy(limit_s)
-            time.sleep(1e-4)
+        try:
+            wait_until(self._stream.query, deadline - time.monotonic())
+        except DeviceLostError:
+            raise still_busy(limit_s) from None
         return failure
 
 
@@ -187,11 +187,11 @@ class CudaTransfers:
             self._rows_here.record()
 
     def routing(self) -> tuple[I32, F32]:
-        self._routed.synchronize()
+        wait_until(self._routed.query)
         return self._ids[: self._num_tokens].numpy(), self._weights[: self._num_tokens].numpy()
 
     def rows(self) -> F32:
-        self._rows_here.synchronize()
+        wait_until(self._rows_here.query)
         rows: F32 = self._rows[: self._num_tokens].numpy()
         return rows
 

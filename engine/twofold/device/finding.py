@@ -10,7 +10,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.device.backend import DeviceDescription, load_backend
 from twofold.device.memory.budget import DeviceMemory
-from twofold.device.unused_gpu import no_accelerator, without_devices, without_torch_cuda
+from twofold.device.unused_gpu import no_accelerator, no_device_found, not_used, without_torch_cuda
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.profiles import load_profile, shipped_profiles
 
@@ -96,6 +96,23 @@ def on_devices(devices: Sequence[Device], reason: str, indices: Sequence[int] = 
     )
 
 
+def without_devices(config: EngineConfig, problem: str) -> AcceleratorChoice:
+    """The choice to go on without devices, because of `problem`.
+
+    Raises:
+        ConfigError: the devices were asked for.
+    """
+    if not may_leave_devices(config):
+        asked = "--accelerator cuda" if config.devices is None else f"--devices {config.devices}"
+        raise ConfigError(f"{asked}: {problem}; --accelerator auto goes on with the CPU")
+    return not_used(problem)
+
+
+def may_leave_devices(config: EngineConfig) -> bool:
+    """Whether the CPU may compute what devices were chosen for: the user asked for none of them."""
+    return config.accelerator == "auto" and config.devices is None
+
+
 def find_device(index: int = 0) -> tuple[Device | None, str]:
     """(device, ""), or (None, the reason why it is not usable)."""
     found, why = cuda_devices()
@@ -125,4 +142,4 @@ def cuda_devices() -> tuple[list[DeviceDescription], str]:
     if backend is None:
         return [], missing
     devices = backend.devices()
-    return devices, "" if devices else without_devices(backend.why_no_device())
+    return devices, "" if devices else no_device_found(backend.why_no_device())

@@ -13,7 +13,7 @@ import torch
 
 from twofold.api.config import EngineConfig
 from twofold.api.control import MemorySplit
-from twofold.api.errors import CapacityError
+from twofold.api.errors import CapacityError, KernelError
 from twofold.blocks import ops
 from twofold.device.device import Device
 from twofold.device.finding import device_memories
@@ -100,6 +100,8 @@ def load_on_device(
             f"{device.torch_device} has less room than it said ({str(error).splitlines()[0]}); {budget.explain()}: "
             "lower --max-total-tokens, --gpu-experts-ratio or --gpu-memory-utilization"
         ) from error
+    except RuntimeError as error:  # torch's type for any error of CUDA
+        raise KernelError(f"{device.torch_device} failed: {str(error).splitlines()[0]}") from error
 
     def plan(asked: EngineConfig, _num_used: int) -> MemorySplit:
         found = plan_devices(asked, needs, memories, budget.shares, budget.homes)

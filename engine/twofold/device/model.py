@@ -23,6 +23,7 @@ from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import (
     DeviceBatch,
+    DeviceBlock,
     DeviceKernels,
     DeviceMoe,
     DeviceState,
@@ -130,9 +131,7 @@ class DeviceModel:
                 for (block, weights), home in zip(files.blocks(), self._homes, strict=True)
             ]
             self._state_of = _owners_of_state(self._specs)
-            self._begun = Counter(
-                n - block.over for n, block in enumerate(self._blocks) if isinstance(block, PostNormOnDevice)
-            )
+            self._begun = sums_begun(self._blocks)
             self._routers = [block for block in self._blocks if isinstance(block, LooksAhead)]
             self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
             tied = config.head.tied
@@ -196,17 +195,13 @@ class DeviceModel:
                     inputs, step = step.layer_inputs, self._step_at(home, batch, moe)
                     step.layer_inputs = None if inputs is None else self._moved(inputs, home)
                     totals = [self._moved(total, home) for total in totals]
-                self._run(range(begin, end), totals, state, step)
+                run_blocks(
+                    [(self._blocks[n], self._begun[n], state[self._state_of[n]]) for n in range(begin, end)],
+                    totals,
+                    step,
+                )
             begin = end
         return self._moved(totals[0], 0)
-
-    def _run(self, blocks: range, totals: list[Tensor], state: list[DeviceState], step: DeviceStep) -> None:
-        """Compute these blocks. totals: the residual stream, then sums that were begun beside it; in and out."""
-        for n in blocks:
-            block, hidden = self._blocks[n], totals[0]
-            totals += (torch.zeros_like(hidden) for _ in range(self._begun[n]))
-            read = totals.pop() if isinstance(block, PostNormOnDevice) else hidden
-            block.forward(read, totals[-1], state[self._state_of[n]], step)
 
     def _step_at(self, home: int, batch: DeviceBatch, moe: DeviceMoe) -> DeviceStep:
         """What the blocks on one device share. batch: on the first device."""
@@ -235,6 +230,27 @@ class DeviceModel:
         logits = torch.nn.functional.linear(rows, self._head).float()
         cap = self.config.head.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def sums_begun(blocks: Sequence[DeviceBlock]) -> Counter[int]:
+    """Number of sums beside the residual stream that begin with each block, for the norms that are added later."""
+    return Counter(n - block.over for n, block in enumerate(blocks) if isinstance(block, PostNormOnDevice))
+
+
+def run_blocks(
+    blocks: Iterable[tuple[DeviceBlock, int, DeviceState]], totals: list[Tensor], step: DeviceStep
+) -> None:
+    """Compute blocks in order.
+
+    Args:
+        blocks: each with the number of sums that it begins, and its state.
+        totals: the residual stream, then sums that were begun beside it; in and out.
+    """
+    for block, num_begun, state in blocks:
+        hidden = totals[0]
+        totals += (torch.zeros_like(hidden) for _ in range(num_begun))
+        read = totals.pop() if isinstance(block, PostNormOnDevice) else hidden
+        block.forward(read, totals[-1], state, step)
 
 
 def _owners_of_state(blocks: Sequence[Block]) -> list[int]:

@@ -74,8 +74,7 @@ class PlacedShare:
         self.device, self.index = device, index
         self._native, self._accelerator, self._shape = device.native, accelerator, shape
         self._layouts = layouts_of(shape)
-        whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
-        self._tensor_cores = [whole and "f32" not in formats for formats in shape.formats]
+        self._tensor_cores = layers_on_tensor_cores(shape)
         self._shared_bytes = device.shared_bytes
         self._room: _Room | None = None
         self._many = False
@@ -204,3 +203,9 @@ class PlacedShare:
             gate_up=empty(2 * num_pairs * shape.intermediate if tensor_cores else 0, torch.float32),
             parcel=Parcel(self.device, parcel_bytes),
         )
+
+
+def layers_on_tensor_cores(shape: MoeShape) -> list[bool]:
+    """For each layer, whether steps of many tokens run on tensor cores."""
+    whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
+    return [whole and "f32" not in formats for formats in shape.formats]

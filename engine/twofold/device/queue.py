@@ -9,14 +9,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from torch import Tensor
 
-from twofold.api.errors import KernelError
+from twofold.api.errors import DeviceLostError
 
 Outputs = tuple[Tensor, ...]
 """Outputs of a step, at fixed addresses."""
+STUCK_S: Final = 60.0
+"""Longest work of one step: a device that needs longer is taken to be stuck."""
+_SPIN_S: Final = 5e-3
+"""A layer's wait is shorter; a sleep would lengthen it by 50 us."""
+_SLEEP_S: Final = 1e-4
 Replay = Callable[[], None]
 """Enqueues a captured step again, without waiting."""
 
@@ -44,13 +49,14 @@ class DeviceQueue(Protocol):
         """Wait until all started work has been launched. Re-raises errors of launches."""
 
     def wait(self) -> None:
-        """Wait until all launched work has finished. Raises RuntimeError, KernelError if it failed."""
+        """Wait until all launched work has finished. Raises RuntimeError, KernelError if it failed, DeviceLostError if
+        it does not finish."""
 
     def wait_idle(self, limit_s: float) -> str:
         """After an aborted step, wait until all work has finished. Returns the error of a launch, "" if none.
 
         Raises:
-            KernelError: work is still running after the limit.
+            DeviceLostError: work is still running after the limit.
         """
 
 
@@ -123,8 +129,21 @@ def joined(queues: Sequence[DeviceQueue]) -> DeviceQueue:
     return JoinedQueues(queues) if len(queues) > 1 else queues[0]
 
 
-def still_busy(limit_s: float) -> KernelError:
+def wait_until(is_done: Callable[[], bool], limit_s: float = STUCK_S) -> None:
+    """Wait for work of a device, asking again and again: a wait of the device's own has no limit.
+
+    Raises:
+        DeviceLostError: it has not finished within the limit.
+    """
+    began = time.monotonic()
+    while not is_done():
+        waited_s = time.monotonic() - began
+        if waited_s > limit_s:
+            raise DeviceLostError(f"the device has not finished its work within {limit_s:g} s")
+        if waited_s > _SPIN_S:
+            time.sleep(_SLEEP_S)
+
+
+def still_busy(limit_s: float) -> DeviceLostError:
     """The error that `wait_idle` raises."""
-    return KernelError(
-        f"the device has not come to rest within {limit_s:g} s after a step was given up; restart the process"
-    )
+    return DeviceLostError(f"the device has not come to rest within {limit_s:g} s after a step was given up")

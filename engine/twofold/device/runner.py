@@ -5,7 +5,7 @@ serves the misses, as one captured graph, or launched kernel by kernel from a wo
 Every other step is *placed by the host*: each layer's routing is copied to the host, its experts are assigned, and the
 assignment is copied back; with several devices that is every step. If a table step is lost (one side waited longer than
 the watchdog's limit), it is repeated as placed by the host, and so is every later step. The request continues; the
-reason is logged once.
+reason is logged once. If that fails too, `loss` decides whether the device is lost.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from twofold.api.errors import CapacityError, KernelError
+from twofold.api.errors import CapacityError, DeviceLostError, KernelError
 from twofold.blocks import ops
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.backend import ServedStep
 from twofold.device.decode_inputs import DecodeRow
 from twofold.device.device import Device
 from twofold.device.graphs import BATCH_SIZES, DecodeGraphs
+from twofold.device.loss import finite_rows, finite_tokens, raise_if_lost
 from twofold.device.model import DeviceModel
 from twofold.device.placed_layers import PlacedLayers
 from twofold.device.queue import Outputs, joined
@@ -106,6 +107,8 @@ class DeviceRunner:
         self._state = model.state(num_pages, page_size, self._num_records)
         self._logits = torch.empty(0)
         """Logits of the last step's sampled rows, those of drafts included."""
+        self._num_failed = 0
+        """Steps that failed since the last one that did not."""
         self._picked: list[int] = []
         """Their tokens as the device picked them, with the random numbers that they get if all drafts are accepted."""
         self._devices, self._device, self._homes = devices, devices[0], homes
@@ -212,15 +215,24 @@ class DeviceRunner:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
-        """See `Runner.forward`. CapacityError where the device ran out of memory: the next step may have enough."""
+        """See `Runner.forward`. CapacityError where the device ran out of memory: the next step may have enough.
+        DeviceLostError where the next step would fail, too."""
         try:
-            return self._forward(step, scheduled, samplers)
+            tokens = self._forward(step, scheduled, samplers)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"the device ran out of memory in a step of {sum(item.num_tokens for item in scheduled)} tokens "
                 f"({str(error).splitlines()[0]}); lower --max-num-batched-tokens, --max-num-seqs or "
                 "--gpu-memory-utilization"
             ) from error
+        except (CapacityError, DeviceLostError):
+            raise
+        except (KernelError, RuntimeError) as error:
+            self._num_failed += 1
+            raise_if_lost(self._devices, error, self._num_failed)
+            raise
+        self._num_failed = 0
+        return tokens
 
     def _forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         if self._is_table_step(scheduled):
@@ -257,7 +269,7 @@ class DeviceRunner:
             self._give_up()
             raise
         self.num_table_steps += 1
-        self._picked, self._logits = tokens, logits
+        self._picked, self._logits = finite_tokens(tokens), logits
         return self.pick_verified([at for at, row in enumerate(rows) if not row.chain], samplers)
 
     def _run_table_step(
@@ -338,10 +350,10 @@ class DeviceRunner:
             hidden = self._model.forward(batch, self._state, self._placed)
             pool_prompts(
                 scheduled,
-                lambda rows: self._model.final_states(hidden[rows]).cpu().numpy(),
-                lambda rows: self._model.logits(hidden[rows]).cpu().numpy(),
+                lambda rows: finite_rows(self._model.final_states(hidden[rows])),
+                lambda rows: finite_rows(self._model.logits(hidden[rows])),
             )
-            report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]).cpu().numpy())
+            report_prompts(self.pool, scheduled, lambda rows: finite_rows(self._model.logits(hidden[rows])))
             self._logits = self._model.logits(hidden[sampled_rows]) if samplers else hidden[:0]
             counts = [1 + len(item.drafts) for item in scheduled if item.samples]
             self._picked = self._pick(samplers, counts)
@@ -382,8 +394,7 @@ class DeviceRunner:
         is_usual = len(draws) <= BATCH_SIZES[-1]
         sampler = self._sampler if is_usual else DeviceSampler(len(draws), self._device)
         sampler.fill(draws)
-        tokens: list[int] = sampler.pick(self._logits).tolist()
-        return tokens
+        return finite_tokens(sampler.pick(self._logits).tolist())
 
 
 def _check(served: ServedStep) -> None:

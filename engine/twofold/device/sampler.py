@@ -22,6 +22,8 @@ from twofold.device.device import Device
 CANDIDATES: Final = 1024
 ON_HOST: Final = -1
 """Result for a row that the host must sample from its logits."""
+NOT_FINITE: Final = -2
+"""Result for a row whose logits hold a NaN or an infinity."""
 
 _LOST: Final = 2**63 - 1
 _FIELDS: Final = 6  # temperature, top_k, top_p, min_p, uniform, whether the device picks
@@ -59,7 +61,8 @@ class DeviceSampler:
         self._parameters.copy_(self._host, non_blocking=True)
 
     def pick(self, logits: Tensor) -> Tensor:
-        """Tokens int64 [R] of the first R rows, for logits f32 [R, vocabulary]; ON_HOST where the host must sample."""
+        """Tokens int64 [R] of the first R rows, for logits f32 [R, vocabulary]; ON_HOST where the host must sample, and
+        NOT_FINITE."""
         num_rows, vocabulary = logits.shape
         fields = self._parameters[:num_rows].unbind(1)
         temperature, top_k, top_p, min_p, uniform, on_device = (field[:, None] for field in fields)
@@ -96,7 +99,9 @@ class DeviceSampler:
         index = (cumulative <= drawn).sum(1, keepdim=True)
         decided = (on_device > 0) & ((told & (index < width)) | greedy)
         token = ids.gather(1, torch.where(greedy, 0, index.clamp(max=width - 1)))
-        return torch.where(decided, token, ON_HOST)[:, 0]
+        # A sum is a NaN or an infinity if any of its terms is.
+        is_finite = torch.isfinite(logits.sum(1, keepdim=True))
+        return torch.where(is_finite, torch.where(decided, token, ON_HOST), NOT_FINITE)[:, 0]
 
 
 def _weights(values: Tensor, highest: Tensor, inverse_temperature: Tensor, one: float) -> Tensor:

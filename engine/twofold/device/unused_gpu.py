@@ -32,12 +32,15 @@ def has_gpu() -> bool:
 
 def no_accelerator(missing: str) -> AcceleratorChoice:
     """The choice of the CPU alone. missing: why no GPU is used and what to do, for a machine that has one."""
-    if not has_gpu():
-        return AcceleratorChoice("none", missing)
-    return AcceleratorChoice("none", f"this GPU is not used, because {missing}", unused_gpu=True)
+    return not_used(missing) if has_gpu() else AcceleratorChoice("none", missing)
 
 
-def without_devices(why: str) -> str:
+def not_used(why: str) -> AcceleratorChoice:
+    """The choice of the CPU alone on a machine with a GPU. why: the reason, with what to do."""
+    return AcceleratorChoice("none", f"this GPU is not used, because {why}", unused_gpu=True)
+
+
+def no_device_found(why: str) -> str:
     """Text for a CUDA module that finds no device. why: the module's reason, with what to do."""
     if not has_gpu():
         return "no CUDA device was found"

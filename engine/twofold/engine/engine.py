@@ -18,9 +18,10 @@ from typing import Literal
 
 from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint
-from twofold.api.errors import CapacityError, TwofoldError
+from twofold.api.errors import CapacityError, DeviceLostError, TwofoldError
 from twofold.api.types import (
     Chunk,
+    DeviceLoss,
     EngineStats,
     GenerationRequest,
     MappedWeights,
@@ -32,9 +33,11 @@ from twofold.engine.active_requests import ActiveRequests, Speculation
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
+from twofold.engine.engine_stats import engine_stats
 from twofold.engine.expert_recording import ExpertRecording
 from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
+from twofold.engine.lost_device import refuse_if_lost, replace_device
 from twofold.engine.prefix.store import PrefixStore
 from twofold.engine.recording import Recorder
 from twofold.engine.requests import RequestState, check_pooling, check_request, max_answer_tokens
@@ -58,23 +61,37 @@ class Engine:
     def __init__(
         self, config: EngineConfig, parts: EngineParts, telemetry: TelemetrySink | None = None
     ) -> None:
-        tokenizer, pool, info = parts.tokenizer, parts.kv_pages, parts.info
+        tokenizer, runner, info = parts.tokenizer, parts.loaded.runner, parts.info
         self.config = config
         self.tokenizer = tokenizer
         self.info = info
         self.pooling = parts.pooling
         """How the model pools hidden states."""
-        self._runner = runner = parts.loaded.runner
-        self._moe = runner.moe
         self.vocab_size = runner.vocab_size
         self.memory_advice: Seq[str] = ()
         """Logged with a step that ran out of memory: the fit's table, and which settings to lower."""
+        self.device_loss: DeviceLoss | None = None
+        """Set once a device has failed."""
         self._eos_token_ids = tokenizer.eos_token_ids
         self._grammars = GrammarCompiler(tokenizer, runner.vocab_size)
-        self._pool = pool
-        self._prefill_budget = PrefillBudget(
-            config.max_num_batched_tokens, None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
-        )
+        self._recorder = Recorder(telemetry, runner.moe, info)
+        self._run_clock = RunClock(runner.moe, info.clock, parts.drafter)
+        self._measures_steps = telemetry is not None
+        self._inbox = Inbox()
+        self._delivery = Delivery(self.cancel)
+        self._numbers = itertools.count()
+        self._num_steps = 0
+        self._thread: threading.Thread | None = None
+        self._assemble(parts)
+
+    def _assemble(self, parts: EngineParts) -> None:
+        """Compute with these parts from now on; no request is in work."""
+        config, pool, info = self.config, parts.kv_pages, parts.info
+        self._parts, self._pool = parts, pool
+        self._runner = runner = parts.loaded.runner
+        self._moe = runner.moe
+        max_itl_s = None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
+        self._prefill_budget = PrefillBudget(config.max_num_batched_tokens, max_itl_s)
         speculation = Speculation.of(config, parts, pool)
         self._speculator = speculation and speculation.speculator
         self._scheduler = Scheduler(
@@ -85,11 +102,8 @@ class Engine:
             by_priority=config.scheduling_policy == "priority",
             draft=None if self._speculator is None else self._speculator.draft,
         )
-        self._recorder = Recorder(telemetry, runner.moe, info, self._speculator)
-        self._step_clock = StepClock(runner, enabled=telemetry is not None)
-        self._run_clock = RunClock(runner.moe, info.clock, parts.drafter)
-        self._inbox = Inbox()
-        self._delivery = Delivery(self.cancel)
+        self._recorder.record_from(runner.moe, self._speculator)
+        self._step_clock = StepClock(runner, enabled=self._measures_steps)
         self._requests = ActiveRequests(
             self._scheduler, self._inbox, self._recorder, self._delivery, self._run_clock, speculation
         )
@@ -97,11 +111,8 @@ class Engine:
         self._step_requests: list[RequestState] = []
         self._step_samplers: list[Sampler] = []
         self._num_step_tokens = 0
-        self._numbers = itertools.count()
-        self._num_steps = 0
-        self._cache_state = parts.cache_state
-        self._residency = parts.residency
-        self._thread: threading.Thread | None = None
+        self._cache_state, self._residency = parts.cache_state, parts.residency
+        self.info = dataclasses.replace(info, replica=self.info.replica)
         self.control = LiveControl(
             config,
             parts.loaded,
@@ -182,7 +193,8 @@ class Engine:
         self._inbox.put(request.request_id, self.check_room, begin)
 
     def check_room(self) -> None:
-        """Raise CapacityError if any request would be refused now. Thread-safe."""
+        """Raise CapacityError, or DeviceLostError, if any request would be refused now. Thread-safe."""
+        refuse_if_lost(self.device_loss)
         if self.control.asleep:
             raise CapacityError("the server is asleep and accepts no requests until it is woken", asleep=True)
         num_free = max(self.config.max_num_seqs - len(self._scheduler.running), 0)
@@ -299,26 +311,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         with self._inbox.changed:
-            return EngineStats(
-                num_running=len(self._scheduler.running),
-                num_waiting=self._num_waiting,
-                num_free_pages=self._pool.num_free,
-                num_pages=self._pool.num_pages,
-                num_free_records=self._pool.num_free_records,
-                num_records=self._pool.num_records,
-                num_steps=self._num_steps,
-                decode_tokens_per_s=self._recorder.decode_tokens_per_s,
-                clock=self.info.clock,
-                placement=self._recorder.placement,
-                draining=self._inbox.draining,
-                prefix_cache_queries=self._pool.num_queries,
-                prefix_cache_hits=self._pool.num_hits,
-                prefetch=self._recorder.prefetch,
-                dynamic_update=self._moe.dynamic_update.counts,
-                num_preemptions=self._scheduler.num_preemptions,
-                step_tokens=dict(self._recorder.step_tokens),
-                speculation=self._speculator.counts if self._speculator else None,
-            )
+            counts = self._num_waiting, self._num_steps, self._inbox.draining
+            return engine_stats(self._scheduler, self._pool, self._recorder, self.info.clock, *counts)
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
@@ -327,6 +321,8 @@ class Engine:
         self._step_clock.begin()
         self._inbox.run_tasks()
         self._requests.update_from_inbox(self.max_context)
+        if (loss := self.device_loss) is not None and loss.state == "failed":
+            self._fail(self._requests.all(), DeviceLostError(loss.reason))
         scheduled = () if self.control.asleep else self._scheduler.schedule()
         if not scheduled:
             self._delivery.wake()
@@ -343,6 +339,9 @@ class Engine:
         measuring = self._measuring(scheduled, num_decoding, num_drafted)
         try:
             picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
+        except DeviceLostError as error:
+            self._lose_device(error)
+            return True
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             lacks_memory = isinstance(error, MemoryError | CapacityError)
             advice = "".join(f"\n{line}" for line in self.memory_advice) if lacks_memory else ""
@@ -419,6 +418,20 @@ class Engine:
         self._requests.fail(requests, error)
         self._delivery.wake()
         self._num_steps += 1
+
+    def _lose_device(self, error: DeviceLostError) -> None:
+        """End the running requests with the error, and let the others continue on the CPU, if that is allowed."""
+        waiting = [self._requests.of(sequence) for sequence in self._scheduler.waiting]
+        self._fail([state for state in self._requests.all() if state not in waiting], error)
+        if self._residency is not None:
+            self._residency.close()
+        self.device_loss = DeviceLoss("reloading", str(error))
+        parts, self.device_loss = replace_device(self._parts, error)
+        if parts is None:
+            self._fail(waiting, error)
+            return
+        self._assemble(parts)
+        self._inbox.put_back(waiting)
 
     def _memory_changed(self, what: Literal["resize", "sleep", "wake"]) -> None:
         """Record that memory was split differently or freed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -119,6 +119,11 @@ class Inbox:
         with self.changed:
             while self._new:
                 receive(self._new.popleft())
+
+    def put_back(self, waiting: Sequence[RequestState]) -> None:
+        """Let these requests, which nothing was computed for, be taken again before newer ones."""
+        with self.changed:
+            self._new.extendleft(reversed(waiting))
 
     def run_tasks(self) -> None:
         """Run the pending tasks in order; after `close` they are refused."""

@@ -177,8 +177,8 @@ class PagePool:
         read."""
         return False
 
-    def close(self) -> None:
-        """Shut the pool down; nothing is computed afterwards."""
+    def close(self, *, save: bool = True) -> None:
+        """Shut the pool down; nothing is computed afterwards. save: False if the pages' memory is lost."""
 
     # ---- free lists -------------------------------------------------------------------------------------------------
 

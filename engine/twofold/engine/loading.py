@@ -10,15 +10,23 @@ import json
 import logging
 import os
 import platform
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twofold import __version__, _core
 from twofold.api.config import EngineConfig
+from twofold.api.errors import KernelError
 from twofold.api.pooling import ModelPooling, parse_pooler_config
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
-from twofold.device.finding import choose_accelerator, cuda_indices
+from twofold.device.finding import (
+    choose_accelerator,
+    cuda_indices,
+    may_leave_devices,
+    without_devices,
+)
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.module_rules import ModuleRules, apply_rules
@@ -51,6 +59,9 @@ from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_source import GgufSource
 from twofold.weights.panel_file import check_if_changed
 
+if TYPE_CHECKING:
+    from twofold.device.device import Device
+
 _log = logging.getLogger(__name__)
 
 
@@ -72,6 +83,9 @@ class EngineParts:
     """Drafter that computes with a model, if one is configured."""
     pooling: ModelPooling
     """How the model pools hidden states."""
+    reload_on_cpu: Callable[[str], EngineParts] | None = None
+    """Loads the model without its devices, for the given reason, with the packed experts. None: there are no devices,
+    or they were asked for."""
 
 
 def load_parts(
@@ -83,8 +97,10 @@ def load_parts(
     """Load the model of `config`. prefix_store: as in `make_pool`. share: rank 0's share of the weights, if other ranks
     hold the rest.
 
+    Devices that fail the self-check, or while the model is loaded, are left to the CPU, unless the user asked for them.
+
     Raises:
-        ConfigError: a setting cannot be met.
+        ConfigError: a setting cannot be met, or the devices that were asked for failed.
         ModelLoadError: the model cannot be used; the message names the file and the remedy.
         CapacityError, KernelError: the device is out of memory, or failed.
     """
@@ -100,48 +116,138 @@ def load_parts(
     if files.config.context_limit_reason:
         _log.warning("%s: %s", path, files.config.context_limit_reason)
     pool = ops.ThreadPool(config.cpu_threads, config.numa)
-    files, rules = apply_rules(config, files, pool, choice)
-    if share is not None:
-        files = files.from_panels(share)
-    # Before the tokenizer: its half second of parsing leaves the other cores idle.
-    residency = _residency(files, pool)
+    opened = _Opened(config, path, files, pooling, pool, progress, prefix_store, share)
+    if not devices:
+        return opened.load(choice)
     try:
-        tokenizer = _open_tokenizer(config.tokenizer, path, files)
-        drafter = open_drafter_model(config, files, tokenizer)
-        _report_threads(pool)
-        if config.packed_cache is not None:
-            # Imported here: it pulls in the model-writing code, which nothing else here needs.
-            from twofold.engine.packed_cache import with_packed_cache
+        if problem := _self_check(config, choice, devices, files, pool):
+            return opened.load(without_devices(config, problem))
+        parts = opened.load(choice, devices)
+    except KernelError as error:
+        if not may_leave_devices(config):
+            raise
+        problem = f"{choice.label} failed while the model was loaded ({error})"
+        return opened.load(without_devices(config, problem))
 
-            cache = Path(config.packed_cache).expanduser()
-            files = with_packed_cache(files, path, directory=cache, pool=pool, progress=progress)
-            residency = residency or _residency(files, pool)
-        if devices:
-            # Imported here: it pulls in torch, which nothing else here needs.
-            from twofold.device.loading import load_on_device
+    def reload_on_cpu(reason: str) -> EngineParts:
+        return opened.load(AcceleratorChoice("none", reason), store=parts.loaded.runner.moe.store)
 
-            loaded = load_on_device(
-                config, files, pool, choice, devices=devices, progress=progress, expert_devices=rules.devices
-            )
-            choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
-        else:
-            loaded = _load_on_cpu(
-                config, files, pool=pool, choice=choice, progress=progress, rules=rules, drafter=drafter
-            )
-        if choice.unused_gpu:
-            _log.warning("bad: %s", choice.reason)
-        else:
-            _log.info("accelerator %s: %s", choice.label, choice.reason)
-        moe = loaded.runner.moe
+    return dataclasses.replace(parts, reload_on_cpu=reload_on_cpu if may_leave_devices(config) else None)
+
+
+def _self_check(
+    config: EngineConfig,
+    choice: AcceleratorChoice,
+    devices: Sequence[Device],
+    files: ModelFiles,
+    pool: ops.ThreadPool,
+) -> str:
+    """Why the devices may not be used; "" if they passed, or if no check was asked for."""
+    if not config.gpu_self_check:
+        return ""
+    # Imported here: it pulls in torch, which nothing else here needs.
+    from twofold.device.checks.self_check import find_fault
+
+    return find_fault(devices, choice.devices, files, pool)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A model's files and the settings to load it, on any accelerator."""
+
+    config: EngineConfig
+    path: Path
+    files: ModelFiles
+    pooling: ModelPooling
+    pool: ops.ThreadPool
+    progress: ProgressFn | None
+    prefix_store: PrefixStore | None
+    share: RankShare | None
+
+    def load(
+        self,
+        choice: AcceleratorChoice,
+        devices: Sequence[Device] = (),
+        store: _core.ExpertStore | None = None,
+    ) -> EngineParts:
+        """Load for `choice`. store: the experts, if they are packed already. Raises as `load_parts`."""
+        config, pool, path = self.config, self.pool, self.path
+        files, rules = apply_rules(config, self.files, pool, choice)
+        if self.share is not None:
+            files = files.from_panels(self.share)
+        # Before the tokenizer: its half second of parsing leaves the other cores idle.
+        residency = _residency(files, pool)
+        try:
+            tokenizer = _open_tokenizer(config.tokenizer, path, files)
+            drafter = open_drafter_model(config, files, tokenizer)
+            _report_threads(pool)
+            if config.packed_cache is not None:
+                # Imported here: it pulls in the model-writing code, which nothing else here needs.
+                from twofold.engine.packed_cache import with_packed_cache
+
+                cache = Path(config.packed_cache).expanduser()
+                files = with_packed_cache(files, path, directory=cache, pool=pool, progress=self.progress)
+                residency = residency or _residency(files, pool)
+            if devices:
+                # Imported here: it pulls in torch, which nothing else here needs.
+                from twofold.device.loading import load_on_device
+
+                loaded = load_on_device(
+                    config,
+                    files,
+                    pool,
+                    choice,
+                    devices=devices,
+                    progress=self.progress,
+                    expert_devices=rules.devices,
+                )
+                choice = dataclasses.replace(choice, reason=f"{choice.reason}; {loaded.reason}")
+            else:
+                loaded = _load_on_cpu(
+                    config,
+                    files,
+                    pool=pool,
+                    choice=choice,
+                    progress=self.progress,
+                    rules=rules,
+                    drafter=drafter,
+                    store=store,
+                )
+            if choice.unused_gpu:
+                _log.warning("bad: %s", choice.reason)
+            else:
+                _log.info("accelerator %s: %s", choice.label, choice.reason)
+            return self._parts(choice, files, rules, loaded, tokenizer, residency, drafter)
+        except BaseException:
+            if residency is not None:
+                residency.close()
+            raise
+
+    def _parts(
+        self,
+        choice: AcceleratorChoice,
+        files: ModelFiles,
+        rules: ModuleRules,
+        loaded: LoadedRunner,
+        tokenizer: Tokenizer,
+        residency: Residency | None,
+        drafter: OpenedDrafter | None,
+    ) -> EngineParts:
+        config, pool, path, moe = self.config, self.pool, self.path, loaded.runner.moe
         rules.set_kernels(moe.store)
         kv_pages = make_pool(
-            config, files, loaded=loaded, accelerator=choice.label, levels=rules.levels, store=prefix_store
+            config,
+            files,
+            loaded=loaded,
+            accelerator=choice.label,
+            levels=rules.levels,
+            store=self.prefix_store,
         )
         model_drafter: ModelDrafter | None = None
         if loaded.predictions is not None:
             model_drafter = MtpDrafter(loaded.predictions, kv_pages)
         elif drafter is not None:
-            model_drafter = drafter.load(loaded, choice.profile, progress)
+            model_drafter = drafter.load(loaded, choice.profile, self.progress)
         return EngineParts(
             tokenizer=tokenizer,
             info=run_info(config, path, files=files, choice=choice, moe=moe, pool=pool),
@@ -151,12 +257,8 @@ def load_parts(
             residency=residency,
             recorded=_recorded_model(path, files.config),
             drafter=model_drafter,
-            pooling=pooling,
+            pooling=self.pooling,
         )
-    except BaseException:
-        if residency is not None:
-            residency.close()
-        raise
 
 
 def _recorded_model(path: Path, model: ModelConfig) -> RecordedModel:
@@ -193,6 +295,7 @@ def _load_on_cpu(
     progress: ProgressFn | None,
     rules: ModuleRules,
     drafter: OpenedDrafter | None,
+    store: _core.ExpertStore | None,
 ) -> LoadedRunner:
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     model = files.config
@@ -210,7 +313,14 @@ def _load_on_cpu(
         files, pool, progress=progress, threads=rules.threads, pools=rules.pools, tapped_layers=taps
     )
     moe = load_experts(
-        files, pool, choice=choice, config=config, slots=plan, progress=progress, on_cpu=rules.on_cpu
+        files,
+        pool,
+        choice=choice,
+        config=config,
+        slots=plan,
+        progress=progress,
+        on_cpu=rules.on_cpu,
+        store=store,
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     own = NO_DRAFT_MEMORY if drafter is None else drafter.memory

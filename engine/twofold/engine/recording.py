@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, Final, Literal
 
 import numpy.typing as npt
 
 from twofold import _core
-from twofold.api.types import ControlRecord, PlacementCounts, PrefetchCounts, RunInfo, StepRecord
+from twofold.api.types import (
+    ControlRecord,
+    PlacementCounts,
+    PrefetchCounts,
+    RunInfo,
+    SpeculationCounts,
+    StepRecord,
+)
 from twofold.engine.requests import RequestState
 from twofold.engine.step_clock import StepClock
 from twofold.experts.moe import MoeRuntime
@@ -41,14 +49,8 @@ _NOT_COUNTED: Final = (None, None, None)
 class Recorder:
     """Telemetry front end of one engine. Only its thread calls it, except `request` at submission."""
 
-    def __init__(
-        self,
-        sink: TelemetrySink | None,
-        moe: MoeRuntime,
-        info: RunInfo,
-        speculator: Speculator | None = None,
-    ) -> None:
-        self._speculator = speculator
+    def __init__(self, sink: TelemetrySink | None, moe: MoeRuntime, info: RunInfo) -> None:
+        self._speculator: Speculator | None = None
         self._sink = sink
         self._records_events = sink is not None and sink.takes_events
         self._moe = moe
@@ -63,9 +65,22 @@ class Recorder:
         """Speed of recent decode-only steps, on the run's clock; 0 before the first."""
         self.step_tokens: Counter[int] = Counter()
         """Number of steps by their token count."""
-        moe.enable_events(self._records_events)
         if sink is not None:
             sink.begin_run(info)
+
+    def record_from(self, moe: MoeRuntime, speculator: Speculator | None) -> None:
+        """Record what these compute from now on."""
+        self._moe, self._speculator = moe, speculator
+        moe.enable_events(self._records_events)
+
+    @property
+    def dynamic_update(self) -> Mapping[str, int]:
+        return self._moe.dynamic_update.counts
+
+    @property
+    def speculation(self) -> SpeculationCounts | None:
+        """Counts of drafts; None without drafts."""
+        return self._speculator.counts if self._speculator else None
 
     def watch_routing(self, number: int) -> None:
         """Record the routing of request `number` from now on, until `take_routing`."""

@@ -127,10 +127,12 @@ def load_experts(
     slots: SlotPlan,
     progress: ProgressFn | None = None,
     on_cpu: Sequence[bool] = (),
+    store: _core.ExpertStore | None = None,
 ) -> MoeRuntime:
     """Pack the model's experts and build their executor. Raises as `MoeRuntime`.
 
     on_cpu: per part of `ModelFiles.parts`, whether the CPU computes it beside an emulated accelerator; empty: none.
+    store: the experts, if they are packed already.
     """
     moe_layers = files.config.moe_layers
     shape = moe_shape(files)
@@ -150,11 +152,11 @@ def load_experts(
                 )
             )
 
+    if store is None and files.mapped is not None:
+        store = mapped_experts(files.mapped, shape, pool)
     return MoeRuntime(
         shape,
-        files.expert_layers(reads_ahead=spread is None)
-        if files.mapped is None
-        else mapped_experts(files.mapped, shape, pool),
+        files.expert_layers(reads_ahead=spread is None) if store is None else store,
         pool,
         choice,
         slots=slots,

@@ -18,6 +18,7 @@ from twofold import _core
 from twofold.blocks import ops
 from twofold.blocks.prediction import PredictionInput
 from twofold.blocks.rope import rope_tables
+from twofold.models.config import ModelConfig
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
 from twofold.step.prediction_layer import PredictionLayer
 from twofold.weights.weight_format import ExpertWeights
@@ -45,6 +46,29 @@ class BatchMeta:
     """[S] record number of each sequence, used only by layers that keep records."""
     kept_records: I32 | None = None
     """[T] further record that receives the state after each token, -1 for none; None: no draft is verified."""
+
+
+class AttentionBatches:
+    """Makes what every layer's attention needs of a batch of one model, including rotations."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._rope, *self._further_ropes = rope_tables(config.rotations, config.max_position_embeddings)
+
+    def of(self, batch: BatchMeta) -> ops.AttentionBatch:
+        positions, rope, records = batch.positions, self._rope, batch.records
+        if rope.has_tables:
+            tables = rope.tables(1 + (batch.last_position or int(positions.max(initial=-1))))
+            made = ops.AttentionBatch.of_table(
+                positions, batch.sequence_index, batch.page_tables, *tables, records
+            )
+        else:
+            cos, sin = rope.rows(positions, batch.prompt_lengths[batch.sequence_index])
+            made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
+        for further in self._further_ropes:
+            made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
+        if batch.kept_records is not None:
+            made.keep_records(batch.kept_records)
+        return made
 
 
 @dataclass(frozen=True)
@@ -109,7 +133,7 @@ class LoadedModel:
         """Hidden states [T, hidden] of the newest step before each of the tapped layers."""
         self._stretches = self._cut(blocks, tapped_layers) if tapped_layers else []
         self._logits = self._all_logits = np.empty((0, config.head.num_rows), np.float32)
-        self._rope, *self._further_ropes = rope_tables(config.rotations, config.max_position_embeddings)
+        self.attention_batch = AttentionBatches(config).of
 
     def _decoder_of(self, blocks: list[ops.Block], begin: int, end: int) -> ops.Decoder:
         if self._threads is None:
@@ -220,23 +244,6 @@ class LoadedModel:
             yield
         finally:
             self.pool.limit(0)
-
-    def attention_batch(self, batch: BatchMeta) -> ops.AttentionBatch:
-        """What every layer's attention needs of a batch, including rotations."""
-        positions, rope, records = batch.positions, self._rope, batch.records
-        if rope.has_tables:
-            tables = rope.tables(1 + (batch.last_position or int(positions.max(initial=-1))))
-            made = ops.AttentionBatch.of_table(
-                positions, batch.sequence_index, batch.page_tables, *tables, records
-            )
-        else:
-            cos, sin = rope.rows(positions, batch.prompt_lengths[batch.sequence_index])
-            made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
-        for further in self._further_ropes:
-            made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
-        if batch.kept_records is not None:
-            made.keep_records(batch.kept_records)
-        return made
 
 
 class _Loading:

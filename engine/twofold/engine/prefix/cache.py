@@ -189,9 +189,9 @@ class CachingPool(PagePool):
             num_dropped += 1
         return num_dropped
 
-    def close(self) -> None:
+    def close(self, *, save: bool = True) -> None:
         if self._disk is not None:
-            self._disk.close()
+            self._disk.close(save=save)
             self._disk = None
 
     # ---- lookup -----------------------------------------------------------------------------------------------------

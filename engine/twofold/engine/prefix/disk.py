@@ -138,10 +138,11 @@ class PrefixDisk:
         wait([self._reading.data], timeout_s)
         return True
 
-    def close(self) -> None:
-        """Stop reading and save; also close a store of its own."""
+    def close(self, *, save: bool = True) -> None:
+        """Stop reading and, if `save`, save; also close a store of its own."""
         self._reader.shutdown(cancel_futures=True)
-        self.save()
+        if save:
+            self.save()
         self._store.flush()
         if not self._keeps_store:
             self._store.close()

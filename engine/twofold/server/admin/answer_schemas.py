@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from twofold.server.ollama.answer_schemas import OllamaModel
 from twofold.server.openai.answer_schemas import Model
 
-Phase = Literal["loading", "ready", "draining"]
+Phase = Literal["loading", "ready", "draining", "failed"]
 
 
 class Version(TypedDict):
@@ -31,6 +31,8 @@ class Health(Readiness):
     max_context: NotRequired[int]
     accelerator: NotRequired[str]
     accelerator_reason: NotRequired[str]
+    device_loss: NotRequired[dict[str, str] | None]
+    """state (reloading, replaced or failed) and reason, once a GPU has failed."""
     emulated: NotRequired[bool]
     clock: NotRequired[str]
     policy: NotRequired[str | None]

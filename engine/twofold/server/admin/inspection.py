@@ -29,12 +29,13 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get(
         "/ready",
-        responses=answers(Readiness) | answers(Readiness, status=503, description="Loading or draining"),
+        responses=answers(Readiness)
+        | answers(Readiness, status=503, description="Loading, draining or failed"),
     )
     @routes.head("/ready", include_in_schema=False)
     async def ready() -> Response:
-        """Whether requests are accepted: 503 while the model loads, while it sleeps, and from the first stop signal
-        on."""
+        """Whether requests are accepted: 503 while the model loads, while it sleeps, after its device has failed, and
+        from the first stop signal on."""
         phase = phase_of(state, state.default)
         return JSONResponse({"status": phase}, status_code=200 if phase == "ready" else 503)
 
@@ -93,7 +94,7 @@ def phase_of(state: ServerState, model: ServedModel) -> str:
     """The server's phase, or "asleep" while the single model's memory is freed."""
     engine = model.loaded_engine
     asleep = state.phase == "ready" and engine is not None and engine.control.asleep
-    return "asleep" if asleep and state.manager is None else state.phase
+    return "asleep" if asleep and state.manager is None else state.serving_phase
 
 
 def _props(model: ServedModel) -> dict[str, Any]:

@@ -29,11 +29,11 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get(
         "/health",
-        responses=answers(Health) | answers(Health, status=503, description="Loading or draining"),
+        responses=answers(Health) | answers(Health, status=503, description="Loading, draining or failed"),
     )
     @routes.head("/health", include_in_schema=False)
     async def health() -> Response:
-        return JSONResponse(_health(state), status_code=200 if state.phase == "ready" else 503)
+        return JSONResponse(_health(state), status_code=200 if state.serving_phase == "ready" else 503)
 
     @routes.get("/metrics", response_class=PlainTextResponse, responses=text_answer("text/plain"))
     async def metrics() -> Response:
@@ -66,7 +66,7 @@ def _add_load_samples(routes: APIRouter, state: ServerState) -> None:
 
 def _health(state: ServerState) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "status": state.phase,
+        "status": state.serving_phase,
         "version": __version__,
         "uptime_s": round(time.time() - state.started_s, 3),
         "telemetry": _telemetry(state),
@@ -87,11 +87,12 @@ def _model_health(model: ServedModel) -> dict[str, Any]:
 
 
 def _engine_health(engine: ServingEngine) -> dict[str, Any]:
-    info, stats, mapped = engine.info, engine.stats(), engine.mapped_weights
+    info, stats, mapped, loss = engine.info, engine.stats(), engine.mapped_weights, engine.device_loss
     return {
         "max_context": engine.max_context,
         "accelerator": info.accelerator,
         "accelerator_reason": info.accelerator_reason,
+        "device_loss": None if loss is None else dataclasses.asdict(loss),
         "emulated": info.accelerator.startswith("emulated"),
         "clock": info.clock,
         "policy": info.policy if info.num_slots else None,

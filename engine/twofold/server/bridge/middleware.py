@@ -16,7 +16,7 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from twofold.api.errors import CapacityError
+from twofold.api.errors import TwofoldError
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.arrival import origin_of, set_origin, trace_id
@@ -129,7 +129,7 @@ class RequestFrame:
             return None
         try:
             engine.check_room()
-        except CapacityError as error:
+        except TwofoldError as error:
             return api_errors.from_twofold(error)
         return None
 

@@ -10,7 +10,14 @@ from typing import Any, Protocol
 from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.control import ExpertPlacement, LayerPlacement, MemoryUse, Resize
 from twofold.api.pooling import ModelPooling
-from twofold.api.types import EngineStats, GenerationRequest, MappedWeights, RequestProgress, RunInfo
+from twofold.api.types import (
+    DeviceLoss,
+    EngineStats,
+    GenerationRequest,
+    MappedWeights,
+    RequestProgress,
+    RunInfo,
+)
 from twofold.text.tokenizer import ToolForm
 
 
@@ -167,12 +174,17 @@ class ServingEngine(Protocol):
     @property
     def mapped_weights(self) -> MappedWeights | None: ...
 
+    @property
+    def device_loss(self) -> DeviceLoss | None:
+        """Set once a GPU has failed."""
+        ...
+
     def compile(self, constraint: Constraint) -> CompiledConstraint:
         """Compile `constraint` for requests. Blocks. RequestError when it cannot be compiled."""
         ...
 
     def check_room(self) -> None:
-        """Raise CapacityError if any request would be refused now."""
+        """Raise CapacityError or DeviceLostError if any request would be refused now."""
         ...
 
     def submit(self, request: GenerationRequest) -> None:

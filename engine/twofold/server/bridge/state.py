@@ -67,6 +67,16 @@ class ServerState(ServerResources):
         super().close()
 
     @property
+    def serving_phase(self) -> str:
+        """The phase; "loading" while the single model, whose device failed, is loaded on the CPU, and "failed" if it
+        cannot be served any more."""
+        engine = self.default.loaded_engine
+        loss = None if engine is None or self.manager is not None else engine.device_loss
+        if self.phase != "ready" or loss is None or loss.state == "replaced":
+            return self.phase
+        return "loading" if loss.state == "reloading" else "failed"
+
+    @property
     def loaded_models(self) -> list[ServedModel]:
         """Models with an engine, most recently used first."""
         found = [model for model in self.models if model.loaded_engine is not None]

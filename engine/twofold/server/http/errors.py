@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError
+from twofold.api.errors import CapacityError, DeviceLostError, KernelError, RequestError, TwofoldError
 
 _MAX_ECHO = 200
 """Most characters of a caller's value that an error message repeats."""
@@ -91,6 +91,8 @@ def from_twofold(error: TwofoldError) -> ApiError:
             return unavailable(str(error), "server_draining" if error.draining else "server_asleep", seconds)
         headers = {"Retry-After": str(seconds)}
         return ApiError(429, str(error), code="rate_limit_exceeded", headers=headers)
+    if isinstance(error, DeviceLostError):
+        return unavailable(str(error), "device_lost", 30)
     return ApiError(
         500, str(error), code="kernel_error" if isinstance(error, KernelError) else "internal_error"
     )

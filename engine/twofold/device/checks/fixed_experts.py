@@ -1,7 +1,7 @@
-"""Routed experts on a CUDA device with a fixed placement: resident experts run there, all others on the CPU.
+"""Routed experts on a device with a fixed placement: resident experts run there, all others on the CPU.
 
-For measurements and GPU tests; no expert is uploaded. Decode steps are those of `TableLayers`; `server` is the CPU
-side. docs/explanation/gpu-status.md lists which GPUs this has run on.
+For the self-check, measurements and GPU tests; no expert is uploaded. Decode steps are those of `TableLayers`; `server`
+is the CPU side. docs/explanation/gpu-status.md lists which GPUs this has run on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+
 from twofold import _core
 from twofold._core.device import (
     CombinedLayer,
@@ -27,9 +28,7 @@ from twofold.device.backend import StepServer
 from twofold.device.device import Device
 from twofold.device.layouts import I32, Grouping, by_expert, layouts_of
 from twofold.device.table_layers import TableLayers
-from twofold.experts.moe import F32
 from twofold.experts.slot_plan import MoeShape
-from twofold.weights.weight_format import WeightMatrix
 
 
 @dataclass(frozen=True)
@@ -152,29 +151,3 @@ def _filled(
             table[layer, number] = slot
             slot += 1
     return _FixedSlots(slots, table, torch.from_numpy(table).to(device), shape.top_k)
-
-
-def pack_expert(
-    gate: WeightMatrix, up: WeightMatrix, down: WeightMatrix, biases: F32 | None = None
-) -> Tensor:
-    """An expert's panels, one after the other, then its biases [2 intermediate + hidden], in slot layout: uint8 on the
-    CPU."""
-    parts = [_core.pack_panels(matrix) for matrix in (gate, up, down)]
-    if biases is not None:
-        for own in np.split(biases, [gate.rows, 2 * gate.rows]):
-            floats = np.zeros(-(-len(own) // 16) * 16, np.float32)
-            floats[: len(own)] = own
-            parts.append(floats.view(np.uint8))
-    return torch.from_numpy(np.concatenate(parts))
-
-
-def make_host_store(
-    pool: ops.ThreadPool, layers: Sequence[Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]]]
-) -> _core.ExpertStore:
-    """The experts (gate, up, down) of all layers in the CPU's store."""
-    formats = [(gate.format, up.format, down.format) for gate, up, down in (layer[0] for layer in layers)]
-    gate = layers[0][0][0]
-    store = _core.ExpertStore(len(layers[0]), gate.columns, gate.rows, formats)
-    for layer, experts in enumerate(layers):
-        store.put(pool, layer, 0, list(experts))
-    return store
