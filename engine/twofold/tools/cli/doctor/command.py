@@ -1,4 +1,4 @@
-"""`twofold doctor`: checks what this machine has, lacks and can run. Loads no weights."""
+"""`twofold doctor`: checks what this machine has, lacks and can run. With --gpu it loads a few layers, else no weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twofold.api.errors import ModelLoadError
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.models.model_files import open_model_files
-from twofold.tools.cli.doctor import machine_checks, memory_table
+from twofold.tools.cli.doctor import gpu_report, machine_checks, memory_table
 from twofold.tools.cli.doctor.drafter_check import check_drafter
 from twofold.tools.cli.doctor.machine_checks import Check
 from twofold.tools.cli.model_options import add_model_arguments, engine_config
@@ -21,12 +21,20 @@ _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="compare the GPU with the CPU on the model's weights, measure its bandwidths and write "
+        "twofold-gpu-report.json, to send where a check fails",
+    )
     add_config_arguments(parser, ServerConfig)
     add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when everything that `twofold serve` needs is available, else 1."""
+    """0 when everything that `twofold serve` needs is available, else 1; with --gpu, when every check passed."""
+    if args.gpu:
+        return gpu_report.run(engine_config(args), as_json=args.json)
     checks = examine(args)
     healthy = all(check.verdict != "bad" for check in checks)
     table = _memory_table(args)
