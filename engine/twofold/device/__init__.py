@@ -4,6 +4,7 @@ In reading order:
 
     finding         chooses the accelerator and opens the device, once; backend: the door to native modules
     device          the device interface; implemented by cuda_device, and on the host by tests/device/fake_device.py
+    checks          a device's self-check against the CPU, before a model is loaded; loss: whether a device is lost
     memory          what a model needs, and how each device's memory is split; loading makes the plan and loads for it
     runner          one scheduled step: as a table step, or placed by the host
     decode_inputs   a decode step's inputs at fixed addresses; graphs captures such a step for each batch size

@@ -1,4 +1,4 @@
-"""`twofold doctor`: checks what this machine has, lacks and can run. With --gpu it loads a few layers, else no weights."""
+"""`twofold doctor`: checks what this machine has, lacks and can run. Only --gpu loads weights, of a few layers."""
 
 from __future__ import annotations
 
