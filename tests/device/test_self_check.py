@@ -225,6 +225,20 @@ def test_the_long_form_goes_on_after_a_failure(simt: ModuleType, qwen: ModelFile
     assert found.results[0].problem == "RuntimeError: CUDA error: misaligned address"
 
 
+def test_a_handshake_that_the_device_lacks_is_not_run(simt: ModuleType, qwen: ModelFiles) -> None:
+    def probe(native: Any, hidden: int) -> dict[str, Any]:
+        lacking = {"kind": "stream-memory", "works": False, "us": 0.0, "why": "not supported"}
+        return {"probes": [lacking], "kind": "kernels", "reason": ""}
+
+    device = FakeDevice(Native(simt.open_device(tick_us=2.0), probe_handshakes=probe))
+    found = check_device(device, qwen, ops.ThreadPool(1), name="cuda:0", long=True)
+    assert {result.name: result.problem for result in found.results if result.state == "not run"} == {
+        "handshake by stream-memory": "not supported",
+        "graph replay by stream-memory": "not supported",
+    }
+    assert found.failed is None
+
+
 # ---- doctor --gpu ----------------------------------------------------------------------------------------------------
 
 

@@ -120,6 +120,8 @@ def _end_to_end() -> Iterable[Check]:
 
 def _basics() -> Iterable[Check]:
     part = "basics"
+    source = "engine/twofold/device/checks/self_check.py"
+    yield Check("self-check, long form", part, _engine_of("self_check", QWEN), source, limit_s=90)
     yield Check("copy bandwidth", part, _timed("copy_bandwidth"), "benchmarks/gpu/kernel_speed.py", FIGURES)
     yield Check("handshake per layer", part, _timed("handshake"), _CONTROL, FIGURES)
     cpu = _engine("logits_against_the_cpu_engine")

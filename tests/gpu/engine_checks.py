@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from twofold.blocks import ops
+from twofold.device.checks.self_check import check_device
 from twofold.step.model import LoadedModel as CpuModel
 from twofold.step.runner import ModelRunner
 
@@ -98,6 +99,14 @@ def logits_against_the_cpu_engine(machine: Machine) -> dict[str, Any]:
     return expect(
         figures, figures["median_relative_error"] <= NATURAL_LIMIT, f"median error of at most {NATURAL_LIMIT}"
     )
+
+
+def self_check(machine: Machine, shape: Shape) -> dict[str, Any]:
+    """The long form of the engine's own check, on the model's weights."""
+    model = loaded(machine, shape)
+    found = check_device(machine.hardware, model.files, model.pool, name=str(machine.device), long=True)
+    figures = {result.name: dict(result.figures) or result.problem for result in found.results}
+    return expect(figures, found.failed is None, "no check fails")
 
 
 def frozen_placement(machine: Machine, mode: Mode) -> dict[str, Any]:

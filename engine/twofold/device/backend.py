@@ -22,6 +22,7 @@ _MODULES: Final = {"cuda": "twofold._cuda"}
 # The stub of the CUDA module declares what all backends have.
 NativeDevice: TypeAlias = "_cuda.Device"
 DeviceDescription: TypeAlias = "_cuda.DeviceDescription"
+HandshakeProbes: TypeAlias = "_cuda.HandshakeProbes"
 LinkProbe: TypeAlias = "_cuda.LinkProbe"
 ServedStep: TypeAlias = "_cuda.ServedStep"
 StepServer: TypeAlias = "_cuda.StepServer"

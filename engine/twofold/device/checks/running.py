@@ -19,9 +19,14 @@ class WrongResultError(KernelError):
     """A device computed something else than the CPU."""
 
 
+class NotAvailableError(Exception):
+    """The device lacks what a check is about, which is no failure."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """A named check. `run` returns what it measured and raises any exception if the device is not usable."""
+    """A named check. `run` returns what it measured, raises NotAvailableError if there is nothing to check, and any
+    other exception if the device is not usable."""
 
     name: str
     run: Callable[[], Figures]
@@ -95,6 +100,8 @@ def _run(check: Check) -> CheckResult:
 
     try:
         return CheckResult(check.name, "passed", figures=check.run(), seconds=seconds())
+    except NotAvailableError as error:
+        return CheckResult(check.name, "not run", str(error), seconds=seconds())
     except Exception as error:  # whatever a broken device raises is a failed check
         lines = str(error).splitlines() or [""]
         problem = lines[0] if isinstance(error, KernelError) else f"{type(error).__name__}: {lines[0]}"

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from twofold.blocks import ops
+from twofold.device.backend import HandshakeProbes
 from twofold.device.checks.blocks import check_layer, layers_to_check, name_of_layer
 from twofold.device.checks.copies import bandwidths, copy_both_ways, upload_experts
 from twofold.device.checks.experts import (
@@ -25,7 +26,15 @@ from twofold.device.checks.experts import (
     expert_pair,
     layers_by_format,
 )
-from twofold.device.checks.running import LONG, SHORT, Check, CheckResult, run_checks
+from twofold.device.checks.running import (
+    LONG,
+    SHORT,
+    Check,
+    CheckResult,
+    Figures,
+    NotAvailableError,
+    run_checks,
+)
 from twofold.device.device import Device
 from twofold.models.model_files import ModelFiles
 
@@ -94,31 +103,40 @@ def short_checks(device: Device, files: ModelFiles, pool: ops.ThreadPool) -> lis
 
 
 def _long_checks(device: Device, files: ModelFiles, pool: ops.ThreadPool) -> list[Check]:
-    def handshakes() -> dict[str, object]:
-        return dict(device.native.probe_handshakes(files.config.hidden_size))
-
-    kinds = ("kernels", "stream-memory", "host-function")
+    probe = functools.cache(lambda: device.native.probe_handshakes(files.config.hidden_size))
     return [
         Check("copy to the device and back", lambda: copy_both_ways(device)),
         Check("bandwidths", lambda: bandwidths(device)),
         Check("expert uploads", lambda: upload_experts(device, pool)),
-        Check("handshakes", handshakes),
-        *_served_steps(device, files, pool, kinds),
+        Check("handshakes", lambda: dict(probe())),
+        *_served_steps(device, files, pool, ("kernels", "stream-memory", "host-function"), probe),
         *_formats(device, files, pool),
         *_layers(device, files, pool, every_variant=True),
     ]
 
 
 def _served_steps(
-    device: Device, files: ModelFiles, pool: ops.ThreadPool, kinds: Sequence[str]
+    device: Device,
+    files: ModelFiles,
+    pool: ops.ThreadPool,
+    kinds: Sequence[str],
+    probe: Callable[[], HandshakeProbes] | None = None,
 ) -> list[Check]:
+    """Served steps, eager and as graphs, by handshakes that work by `probe`; None: the kinds are not probed."""
     if not files.config.moe_layers:
         return []
     pair = functools.cache(lambda: expert_pair(files, pool, 0))
+
+    def run(kind: str, graph: bool) -> Figures:
+        for probed in [] if probe is None else probe()["probes"]:
+            if probed["kind"] == kind and not probed["works"]:
+                raise NotAvailableError(probed["why"])
+        return check_served_step(device, pool, pair, kind, graph=graph)
+
     return [
         Check(
             f"{'graph replay' if graph else 'handshake'}{f' by {kind}' if kind else ''}",
-            functools.partial(check_served_step, device, pool, pair, kind, graph=graph),
+            functools.partial(run, kind, graph),
         )
         for graph in (False, True)
         for kind in kinds

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when everything that `twofold serve` needs is available, else 1; with --gpu, when every check passed."""
+    """0 when everything that `twofold serve` needs is available, else 1; with --gpu, when no check failed."""
     if args.gpu:
         return gpu_report.run(engine_config(args), as_json=args.json)
     checks = examine(args)

@@ -27,7 +27,7 @@ REPORT: Final = Path("twofold-gpu-report.json")
 
 
 def run(config: EngineConfig, *, as_json: bool) -> int:
-    """Check each device that the settings choose, print the results and write REPORT. 0 if all checks passed.
+    """Check each device that the settings choose, print the results and write REPORT. 0 if no check failed.
 
     Raises:
         ConfigError: there is no device, or the report cannot be written.
@@ -60,7 +60,7 @@ def run(config: EngineConfig, *, as_json: bool) -> int:
         print(json.dumps(report, default=str))
     else:
         print(*_lines(found), sep="\n")
-    return 0 if all(result.state == "passed" for each in found for result in each.results) else 1
+    return 0 if all(each.failed is None for each in found) else 1
 
 
 def _lines(found: list[SelfCheck]) -> Iterator[str]:
