@@ -196,6 +196,18 @@ def test_a_port_in_use_is_named_before_anything_starts() -> None:
     assert done.stderr.startswith(f"port {port} is in use; choose another: make run PORT=")
 
 
+@pytest.mark.parametrize("name", ["port", "dashboard-port"])
+@pytest.mark.parametrize("given", ["99999", "0", "-1", "abc", ""])
+def test_a_port_that_is_none_ends_in_one_line(
+    name: str, given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = "dashboard-port" if name == "port" else "port"
+    monkeypatch.setattr("sys.argv", ["run_stack.py", f"--{name}={given}", f"--{free}={free_port()}"])
+    assert runpy.run_path(str(SCRIPT))["main"]() == 2
+    setting = name.upper().replace("-", "_")
+    assert capsys.readouterr().err == f"{setting} was given {given!r}; expected a port from 1 to 65535\n"
+
+
 def test_a_model_that_is_not_there_gives_one_line_and_no_half_started_server(tmp_path: Path) -> None:
     ports = [str(free_port()), str(free_port())]
     done = subprocess.run(

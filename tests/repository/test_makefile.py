@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -63,6 +64,33 @@ def test_levels_repeat_what_make_test_left(help_text: str, level: str) -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     ran = re.findall(r"^ran.* (\w+)$", done.stdout, re.MULTILINE)
     assert ran == {"avx2": ["two"], "generic": [], "amx": ["one", "two"]}[level]
+
+
+def test_a_checkout_whose_folder_has_a_space_runs(tmp_path: Path) -> None:
+    """From `make run` to the server's start; stubs of Python and CMake write down how they are called."""
+    folder = tmp_path / "two words"
+    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    programs = folder / ".venv/bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "cmake"):
+        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"{folder}/asked"\n')
+        (programs / name).chmod(0o755)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TWOFOLD_", "MAKE"))
+    }
+    installed = (
+        "source scripts/build_steps.sh; check_prerequisites; installation_fingerprint >.venv/.installed-run"
+    )
+    for command in (["bash", "-euc", installed], ["make", "run", "PORT=-1"]):
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    asked = (folder / "asked").read_text().splitlines()
+    assert any(f"cmake -S {folder} -B {folder}/build/dev" in line for line in asked)
+    assert asked[-1].startswith("python scripts/run_stack.py --port=-1 --dashboard-port=8501")
 
 
 def test_a_missing_compiler_is_named_with_its_remedy() -> None:

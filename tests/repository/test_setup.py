@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pybind11
 import pytest
 from twofold._testing import kernels
 
@@ -324,6 +325,11 @@ def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
     if not cmake.exists() or not (cmake.parent / "ninja").exists():
         pytest.skip("cmake and ninja are not there")
     path = f"{cmake.parent}:{os.environ['PATH']}"
+    # The build and pybind11 lie in a folder whose name has a space, as in a checkout like that.
+    tmp_path /= "two words"
+    packages = tmp_path / "packages"
+    packages.mkdir(parents=True)
+    (packages / "pybind11").symlink_to(Path(pybind11.__file__).parent)
     options = [
         f"-DTWOFOLD_{name}" for name in ("TESTS=ON", "INPLACE=ON", "CUDA=OFF", "LEVELS=avx512_vnni,generic")
     ]
@@ -338,13 +344,14 @@ def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
     ):
         done = subprocess.run(
             [str(cmake), *command],
-            env=dict(os.environ, PATH=path),
+            env=dict(os.environ, PATH=path, PYTHONPATH=str(packages)),
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         plans[command[-3]] = done.stdout
+    assert f"pybind11_DIR:PATH={packages}" in (tmp_path / "CMakeCache.txt").read_text()
     modules, everything = plans["twofold_modules"], plans["all"]
     assert re.findall(r"Linking CXX (?:shared module|executable) (\S+?)\.", modules) == ["modules/_core"]
     assert "tests/" not in modules
