@@ -23,6 +23,7 @@ from twofold.device.checks.experts import check_format, expert_pair, layers_by_f
 from twofold.device.checks.running import SHORT, Check, CheckLimits, CheckResult, run_checks
 from twofold.device.checks.self_check import SelfCheck, check_device
 from twofold.device.checks.self_check import short_checks as checks_of
+from twofold.engine.packing import pack_directory
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.tools.cli.main import main
 from twofold.weights.weight_format import FORMATS as LAYOUTS
@@ -66,6 +67,12 @@ def test_every_format_passes(simt: ModuleType, tmp_path: Path, format: str) -> N
     assert main(["quantize", str(source), str(made), "--format", format, "--max-tokens", "0"]) == 0
     errors = errors_of(simt, open_model_files(made))
     assert max(errors.values()) < 0.04, errors
+
+
+def test_a_packed_model_passes(simt: ModuleType, tmp_path: Path) -> None:
+    source, packed = write_tiny_model(tmp_path / "source", QWEN), tmp_path / "packed"
+    assert pack_directory(open_model_files(source), source, packed, ops.ThreadPool(1))
+    assert max(errors_of(simt, open_model_files(packed)).values()) < 0.02
 
 
 # ---- planted faults --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -106,6 +107,11 @@ def without_devices(config: EngineConfig, problem: str) -> AcceleratorChoice:
         asked = "--accelerator cuda" if config.devices is None else f"--devices {config.devices}"
         raise ConfigError(f"{asked}: {problem}; --accelerator auto goes on with the CPU")
     return not_used(problem)
+
+
+def keep_for_ever(thing: object) -> None:
+    """Never free this object: freeing memory of a device that failed may wait for ever, or end the process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def may_leave_devices(config: EngineConfig) -> bool:

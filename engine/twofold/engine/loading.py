@@ -24,6 +24,7 @@ from twofold.blocks import ops
 from twofold.device.finding import (
     choose_accelerator,
     cuda_indices,
+    keep_for_ever,
     may_leave_devices,
     without_devices,
 )
@@ -126,6 +127,7 @@ def load_parts(
     except KernelError as error:
         if not may_leave_devices(config):
             raise
+        keep_for_ever(error)  # and what was loaded
         problem = f"{choice.label} failed while the model was loaded ({error})"
         return opened.load(without_devices(config, problem))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from typing import Final
 
 from twofold.api.errors import DeviceLostError, TwofoldError
 from twofold.api.types import DeviceLoss
+from twofold.device.finding import keep_for_ever
 from twofold.engine.loading import EngineParts
 
 _log = logging.getLogger(__name__)
@@ -22,8 +22,7 @@ def replace_device(
     Returns:
         the parts to serve from, None if the process has to be restarted; and what became of the device.
     """
-    # Freeing memory of a device that failed may wait for ever, or end the process.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(parts))
+    keep_for_ever(parts)
     parts.kv_pages.close(save=False)
     reason = str(error)
     if parts.reload_on_cpu is None:

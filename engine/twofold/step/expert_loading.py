@@ -94,7 +94,7 @@ def moe_shape(files: ModelFiles) -> MoeShape:
     )
 
 
-def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
+def open_mapped_experts(panels: MappedPanels, shape: MoeShape) -> _core.ExpertStore:
     """The experts of a panel file. Raises ModelLoadError if their shape differs from the model's."""
     stored = panels.contents.experts
     sizes = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate)
@@ -108,7 +108,12 @@ def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) 
             f"{panels.path}: holds experts (layers, experts, hidden, intermediate, formats, biases) {found}, expected "
             f"{expected} from the model's configuration; pack the model again with `twofold pack MODEL OUT`"
         )
-    store = panels.experts(shape.activation, num_layers, shape.limits)
+    return panels.experts(shape.activation, num_layers, shape.limits)
+
+
+def mapped_experts(panels: MappedPanels, shape: MoeShape, pool: ops.ThreadPool) -> _core.ExpertStore:
+    """The experts of a panel file, copied if the pool's threads are on several memory nodes."""
+    store = open_mapped_experts(panels, shape)
     if pool.num_nodes == 1:
         return store
     _log.warning(

@@ -26,7 +26,7 @@ from twofold.device.device import Device
 from twofold.device.placed_share import DECODE_TOKENS, layers_on_tensor_cores
 from twofold.experts.slot_plan import MoeShape
 from twofold.models.model_files import ModelFiles
-from twofold.step.expert_loading import mapped_experts, moe_shape
+from twofold.step.expert_loading import moe_shape, open_mapped_experts
 
 LIMIT: Final = 5e-2
 """Largest relative error against the CPU: twice that of one side against f32, which tests/gpu allows 2e-2."""
@@ -110,7 +110,7 @@ def expert_pair(files: ModelFiles, pool: ops.ThreadPool, moe_layer: int) -> Expe
         limits=limits,
     )
     if files.mapped is not None:
-        return ExpertPair(mapped_experts(files.mapped, whole, pool), moe_layer, shape)
+        return ExpertPair(open_mapped_experts(files.mapped, whole), moe_layer, shape)
     store = _core.ExpertStore(
         shape.top_k,
         shape.hidden,
