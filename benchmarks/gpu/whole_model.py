@@ -39,7 +39,7 @@ _KEPT_FREE: Final = 20 << 30
 """Host memory left for the rest of the process and the page cache."""
 _WARM_STEPS: Final = 48
 _STEPS: Final = 32
-"""Of each round; a step without a GPU takes 50 ms at this depth."""
+"""Steps per round; without a GPU one takes about 50 ms at this depth."""
 _NONE, _NO_SLOTS, _QUARTER, _LRU, _ALL = "none", "0 % slots", "25 % slots", "25 % slots, LRU", "100 % slots"
 
 

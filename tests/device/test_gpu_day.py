@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -178,6 +179,26 @@ def test_no_check_begins_when_the_time_is_up(tmp_path: Path) -> None:
     assert day.run() == 0
     states = {(entry["state"], entry["error"]) for entry in read_report(tmp_path)["checks"]}
     assert states == {("not run", "the time was up: 0 s were left")}
+
+
+@pytest.mark.parametrize(
+    ("status", "build"), [(0, r"\d+\.\d s \(CUDA: nvcc for 90\)"), (1, "failed after .*gpu-build.log")]
+)
+def test_the_build_is_reported_and_a_failed_one_ends_the_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, build: str
+) -> None:
+    tool = tmp_path / "bin/cmake"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\necho "-- CUDA: nvcc for 90"\nexit {status}\n', encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent))
+    monkeypatch.setenv("TWOFOLD_BUILD_DIR", str(tmp_path / "build"))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))  # whose folder comes first
+    day = Day(Options(0.06, tmp_path / "out", tmp_path / "models", "latent attention"))
+    assert day.run() == status
+    report = read_report(tmp_path / "out")
+    assert re.fullmatch(build, report["build"])
+    assert report["not_known"] == ["latent attention"]
 
 
 def test_parts_without_a_result_are_named_as_parts(tmp_path: Path) -> None:

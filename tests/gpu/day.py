@@ -120,7 +120,7 @@ class Worker:
     def why(self, limit_s: float) -> str:
         """Why `wait` had no event."""
         log, status = self.log(), self.process.poll()
-        if status is None and _STACK in log:  # of the main thread, which comes last
+        if status is None and _STACK in log:  # the main thread is the last one
             log = "\n".join(log.rpartition(_STACK)[2].splitlines()[1:_TAIL_LINES])
         lines = " | ".join(line.strip() for line in log.splitlines()[-_TAIL_LINES:])
         if status is None:
