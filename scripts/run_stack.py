@@ -23,7 +23,7 @@ import urllib.request
 from pathlib import Path
 
 from twofold.api.addresses import without_password
-from twofold.device.unused_gpu import has_gpu
+from twofold.experts.unused_gpu import has_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"

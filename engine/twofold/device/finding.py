@@ -11,9 +11,9 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.device.backend import DeviceDescription, load_backend
 from twofold.device.memory.budget import DeviceMemory
-from twofold.device.unused_gpu import no_accelerator, no_device_found, not_used, without_torch_cuda
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.profiles import load_profile, shipped_profiles
+from twofold.experts.unused_gpu import no_accelerator, no_device_found, not_used, without_torch_cuda
 
 if TYPE_CHECKING:
     from twofold.device.device import Device
