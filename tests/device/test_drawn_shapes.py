@@ -16,8 +16,8 @@ from twofold.device.kernels import TorchKernels
 from twofold.weights.weight_format import FORMATS
 
 from tests.device.fake_device import FakeDevice
-from tests.device.packed_experts import pack_expert
 from tests.device.test_rounding import matrix, on_device
+from tests.kernels.packed_experts import pack_expert
 
 drawn = settings(
     max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate],

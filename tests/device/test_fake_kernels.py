@@ -15,7 +15,7 @@ from twofold.api.errors import KernelError
 from twofold.blocks import ops
 from twofold.weights.weight_format import WeightMatrix
 
-from tests.device.packed_experts import make_host_store, pack_expert
+from tests.kernels.packed_experts import make_host_store, pack_expert
 from tests.repository.test_native_stubs import PACKAGE, exported, stubbed
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 3, 64, 96, 5

@@ -11,9 +11,8 @@ import torch
 from twofold import _core
 from twofold.api.errors import ConfigError, KernelError
 from twofold.blocks import ops
-from twofold.device.parcel import Parcel
 from twofold.device.placed_layers import PlacedLayers
-from twofold.device.placed_share import DECODE_TOKENS
+from twofold.device.placed_share import DECODE_TOKENS, Parcel
 from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
 

@@ -23,8 +23,8 @@ from twofold.weights.weight_format import FORMATS as LAYOUTS
 from twofold.weights.weight_format import WeightMatrix
 
 from tests.device.layer_sums import alone, cpu_beside_device, expert_limit
-from tests.device.packed_experts import make_host_store, pack_expert
 from tests.kernels.kernel_levels import chosen
+from tests.kernels.packed_experts import make_host_store, pack_expert
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

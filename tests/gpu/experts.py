@@ -16,7 +16,7 @@ from twofold.experts.slot_plan import MoeShape
 from twofold.weights.weight_format import WeightMatrix
 
 from benchmarks.gpu.machine import Machine
-from tests.device.packed_experts import make_host_store, pack_expert
+from tests.kernels.packed_experts import make_host_store, pack_expert
 
 
 def working_handshakes(machine: Machine) -> tuple[str, ...]:

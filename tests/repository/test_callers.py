@@ -87,7 +87,7 @@ def test_the_product_calls_every_binding() -> None:
     exports = [p.read_text() for p in folder.rglob("*.cpp") if p.parent.name != "testing"]
     # Checks on a GPU run the real module, which has nothing for tests alone. Tests pack experts as slots hold them.
     # SlottedAccelerator is a base class without members: other modules derive from it.
-    shared = [(ROOT / "tests/device/packed_experts.py").read_text()]
+    shared = [(ROOT / "tests/kernels/packed_experts.py").read_text()]
     assert uncalled(exports, [*sources(*PRODUCT, "tests/gpu"), *shared]) - {"SlottedAccelerator"} == set()
 
 

@@ -22,8 +22,7 @@ from twofold._core.device import CombinedLayer
 from twofold.blocks.device_step import CachePrior
 from twofold.device.cache_prior import PriorRows
 from twofold.device.device import Device
-from twofold.device.parcel import Parcel
-from twofold.device.placed_share import PlacedShare
+from twofold.device.placed_share import Parcel, PlacedShare
 from twofold.experts.slot_plan import MoeShape
 
 

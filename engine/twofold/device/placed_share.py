@@ -8,9 +8,10 @@ copies from GPU to GPU directly where the system lets them, else through host me
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,9 +29,9 @@ from twofold._core.device import (
 from twofold.api.errors import CapacityError
 from twofold.device.device import Device
 from twofold.device.layouts import layouts_of
-from twofold.device.parcel import Parcel
 from twofold.experts.slot_plan import MoeShape
 
+_ALIGNMENT: Final = 16  # alignment for read_host
 DECODE_TOKENS: Final = 32
 """Up to this many tokens the decode kernels read each weight about once; above it, tensor cores are faster."""
 
@@ -209,3 +210,39 @@ def layers_on_tensor_cores(shape: MoeShape) -> list[bool]:
     """For each layer, whether steps of many tokens run on tensor cores."""
     whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
     return [whole and "f32" not in formats for formats in shape.formats]
+
+
+class Parcel:
+    """Small arrays packed into one buffer of mapped memory. A kernel copies it to the device: a copy would queue after
+    uploads."""
+
+    def __init__(self, device: Device, num_bytes: int) -> None:
+        self._native = device.native
+        self._num_bytes = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._host = device.staging_buffer((self._num_bytes,), torch.uint8)
+        self._view = self._host.numpy()
+        self._device = torch.empty(self._num_bytes, dtype=torch.uint8, device=device.torch_device)
+        self._used = 0
+
+    def open(self) -> None:
+        """Start a new parcel; the device has read the previous one."""
+        self._used = 0
+
+    def put(self, values: npt.NDArray[Any]) -> int:
+        """Pack an array. Returns its address on the device."""
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        begin, end = self._used, self._used + raw.size
+        if end > self._num_bytes:
+            raise ValueError(f"{end} bytes were packed; there is room for {self._num_bytes}")
+        self._view[begin:end] = raw
+        self._used = -(-end // _ALIGNMENT) * _ALIGNMENT
+        return self._device.data_ptr() + begin
+
+    def put_tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
+        """Pack an array that is not empty. Returns it as a tensor on the device, valid after `send`."""
+        begin = self.put(values) - self._device.data_ptr()
+        return self._device[begin : begin + values.nbytes].view(torch.int64)
+
+    def send(self, stream: int) -> None:
+        """Copy the packed arrays to the device; visible to work launched on `stream` afterwards."""
+        self._native.read_host(self._host, self._device, self._used, stream)

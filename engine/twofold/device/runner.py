@@ -23,10 +23,10 @@ from twofold.api.errors import CapacityError, DeviceLostError, KernelError
 from twofold.blocks import ops
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.backend import ServedStep
+from twofold.device.checks.loss import finite_rows, finite_tokens, raise_if_lost
 from twofold.device.decode_inputs import DecodeRow
 from twofold.device.device import Device
 from twofold.device.graphs import BATCH_SIZES, DecodeGraphs
-from twofold.device.loss import finite_rows, finite_tokens, raise_if_lost
 from twofold.device.model import DeviceModel
 from twofold.device.placed_layers import PlacedLayers
 from twofold.device.queue import Outputs, joined
@@ -96,8 +96,7 @@ class DeviceRunner:
         self.pool: ops.ThreadPool = moe.pool
         self.vocab_size: int = model.config.vocab_size
         self.sampling_s = self.batch_s = 0.0
-        self.num_table_steps = 0
-        self.num_placed_steps = 0
+        self.num_table_steps = self.num_placed_steps = 0
         self.why_placed: str | None = _SEVERAL if len(devices) > 1 else None
         """Why steps are no longer table steps; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
@@ -107,8 +106,7 @@ class DeviceRunner:
         self._state = model.state(num_pages, page_size, self._num_records)
         self._logits = torch.empty(0)
         """Logits of the last step's sampled rows, those of drafts included."""
-        self._num_failed = 0
-        """Steps that failed since the last one that did not."""
+        self._num_failed_in_a_row = 0
         self._picked: list[int] = []
         """Their tokens as the device picked them, with the random numbers that they get if all drafts are accepted."""
         self._devices, self._device, self._homes = devices, devices[0], homes
@@ -228,10 +226,10 @@ class DeviceRunner:
         except (CapacityError, DeviceLostError):
             raise
         except (KernelError, RuntimeError) as error:
-            self._num_failed += 1
-            raise_if_lost(self._devices, error, self._num_failed)
+            self._num_failed_in_a_row += 1
+            raise_if_lost(self._devices, error, self._num_failed_in_a_row)
             raise
-        self._num_failed = 0
+        self._num_failed_in_a_row = 0
         return tokens
 
     def _forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:

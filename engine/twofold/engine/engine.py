@@ -33,13 +33,12 @@ from twofold.engine.active_requests import ActiveRequests, Speculation
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
-from twofold.engine.engine_stats import engine_stats
 from twofold.engine.expert_recording import ExpertRecording
 from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.lost_device import refuse_if_lost, replace_device
 from twofold.engine.prefix.store import PrefixStore
-from twofold.engine.recording import Recorder
+from twofold.engine.recording import Recorder, engine_stats
 from twofold.engine.requests import RequestState, check_pooling, check_request, max_answer_tokens
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.step_clock import RunClock, StepClock
@@ -87,9 +86,8 @@ class Engine:
     def _assemble(self, parts: EngineParts) -> None:
         """Compute with these parts from now on; no request is in work."""
         config, pool, info = self.config, parts.kv_pages, parts.info
-        self._parts, self._pool = parts, pool
         self._runner = runner = parts.loaded.runner
-        self._moe = runner.moe
+        self._parts, self._pool, self._moe = parts, pool, runner.moe
         max_itl_s = None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
         self._prefill_budget = PrefillBudget(config.max_num_batched_tokens, max_itl_s)
         speculation = Speculation.of(config, parts, pool)
@@ -339,16 +337,8 @@ class Engine:
         measuring = self._measuring(scheduled, num_decoding, num_drafted)
         try:
             picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
-        except DeviceLostError as error:
-            self._lose_device(error)
-            return True
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
-            lacks_memory = isinstance(error, MemoryError | CapacityError)
-            advice = "".join(f"\n{line}" for line in self.memory_advice) if lacks_memory else ""
-            _log.exception("step %d failed; its requests end with an error%s", self._num_steps, advice)
-            if self._speculator is not None:
-                self._speculator.drop(scheduled)
-            self._fail(requests, error)
+            self._step_failed(scheduled, error)
             return True
         self._step_clock.computed()
         now_s = self._run_clock.read()
@@ -418,6 +408,17 @@ class Engine:
         self._requests.fail(requests, error)
         self._delivery.wake()
         self._num_steps += 1
+
+    def _step_failed(self, scheduled: Seq[ScheduledSequence], error: Exception) -> None:
+        if isinstance(error, DeviceLostError):
+            self._lose_device(error)
+            return
+        lacks_memory = isinstance(error, MemoryError | CapacityError)
+        advice = "".join(f"\n{line}" for line in self.memory_advice) if lacks_memory else ""
+        _log.exception("step %d failed; its requests end with an error%s", self._num_steps, advice)
+        if self._speculator is not None:
+            self._speculator.drop(scheduled)
+        self._fail(self._step_requests, error)
 
     def _lose_device(self, error: DeviceLostError) -> None:
         """End the running requests with the error, and let the others continue on the CPU, if that is allowed."""

@@ -315,14 +315,7 @@ def _load_on_cpu(
         files, pool, progress=progress, threads=rules.threads, pools=rules.pools, tapped_layers=taps
     )
     moe = load_experts(
-        files,
-        pool,
-        choice=choice,
-        config=config,
-        slots=plan,
-        progress=progress,
-        on_cpu=rules.on_cpu,
-        store=store,
+        files, pool, choice, config, slots=plan, progress=progress, on_cpu=rules.on_cpu, store=store
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     own = NO_DRAFT_MEMORY if drafter is None else drafter.memory

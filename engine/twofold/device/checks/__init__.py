@@ -5,5 +5,6 @@ running         runs checks in order within a time limit; a check that never ret
 copies          copies in both directions, and uploads into slots
 experts         two experts of each format against the CPU; a step with the handshake, eager and as a graph
 blocks          one layer of each kind of blocks against the CPU
+loss            whether a device is lost after an error of a step
 fixed_experts   experts in slots that never change
 """

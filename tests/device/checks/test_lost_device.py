@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.api.errors import ConfigError, DeviceLostError, KernelError
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
-from twofold.device import loss
+from twofold.device.checks import loss
 from twofold.device.model import DeviceModel
 from twofold.device.queue import still_busy, wait_until
 from twofold.engine import Engine
