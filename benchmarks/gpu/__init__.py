@@ -1,1 +1,1 @@
-"""A GPU measured by subject (`python -m benchmarks.gpu`), and the device and the models that tests/gpu checks on."""
+"""Measurements of a GPU, and the device and the models that tests/gpu checks on. `make gpu-day` runs them."""
