@@ -249,8 +249,8 @@ def test_commands_and_parts_are_in_the_status_page() -> None:
     page = (ROOT / "docs/explanation/gpu-status.md").read_text(encoding="utf-8")
     for target in ("gpu-day", "test-gpu", "sanitize-gpu", "bench-gpu", "gpu-wheels", "check-cuda"):
         assert f"make {target}" in page
-    for part in PARTS:
-        assert f"| {part} |" in page
+    for part, decides in PARTS.items():
+        assert f"| {part} | {decides} | {len(chosen(part))} |" in page
     # A figure of a GPU in that page needs a commit beside it.
     for line in page.splitlines():
         if line.startswith("|") and line.endswith("passed |"):
