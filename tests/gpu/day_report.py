@@ -106,6 +106,7 @@ class Report:
     def lines(self) -> list[str]:
         """The page."""
         device = (self.facts.get("device") or {}).get("name", "none found")
+        device += f", driver {driver}" if (driver := self.facts.get("driver")) else ""
         seconds = time.monotonic() - self.began
         lines = [
             "# A day with a GPU", "",

@@ -16,7 +16,9 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -72,8 +74,20 @@ def open_machine(models: Path, stand_in: str, trace: Path | None) -> tuple[Machi
         return None, {"device": None, "why_no_device": none_found or why_none}
     import torch
 
-    facts = {"device": found[0], "torch": torch.__version__, "cpu_threads": os.cpu_count()}
+    facts = {
+        "device": found[0], "driver": _driver(), "torch": torch.__version__, "cpu_threads": os.cpu_count(),
+    }  # fmt: skip
     return Machine(device, models, trace=trace), facts
+
+
+def _driver() -> str:
+    """The driver's version; "": nvidia-smi does not say."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
+    return said[0] if said else ""
 
 
 def _end_with_parent() -> None:
