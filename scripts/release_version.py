@@ -20,6 +20,8 @@ _SECTION = re.compile(r"^## \[(?P<name>[^\]]+)\](?: - (?P<date>\d{4}-\d{2}-\d{2}
 _WHERE = {
     "pyproject.toml": re.compile(r'^fallback_version = "([^"]+)"$', re.MULTILINE),
     "CITATION.cff": re.compile(r"^version: (\S+)$", re.MULTILINE),
+    "deploy/helm/twofold/Chart.yaml": re.compile(r'^appVersion: "([^"]+)"$', re.MULTILINE),
+    "deploy/kserve/inference-service.yaml": re.compile(r"^ +image: REGISTRY/twofold:(\S+)$", re.MULTILINE),
 }
 _BUILT = re.compile(r"^twofold-(?P<version>[^-]+)(?:-cp\d+-cp\d+-manylinux[\w.]+\.whl|\.tar\.gz)$")
 

@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from check_cuda import find_nvcc  # noqa: E402
 
-MOST_CUDA_BYTES = 10_000_000
-"""Limit for the CUDA module with all architectures. Without compression or with line numbers it is larger."""
+MOST_CUDA_BYTES = 16_000_000
+"""Limit for the CUDA module with all architectures; an uncompressed one is many times as large."""
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +149,10 @@ def test_the_wheel_holds_cuda_code_that_imports_without_a_driver(
     with zipfile.ZipFile(wheel) as archive:
         (module,) = [each for each in archive.infolist() if Path(each.filename).match("twofold/_cuda.*.so")]
     assert module.file_size < MOST_CUDA_BYTES
+    if "TWOFOLD_WHEEL" not in os.environ:
+        commands = (wheel.parent / "build/compile_commands.json").read_text()
+        assert "step_control.cu" in commands
+        assert "-lineinfo" not in commands
     script = "from twofold import _cuda; print(bool(_cuda.devices()), _cuda.why_no_device())"
     no_driver = tmp_path / "libcuda.so.1"
     no_driver.write_bytes(b"")  # found before a real one, and not loadable

@@ -66,8 +66,14 @@ def test_the_newest_dated_section_gives_version_and_notes() -> None:
 def test_a_wrong_tag_or_built_file_is_refused(
     tag: str, built: tuple[str, ...], says: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "pyproject.toml").write_text('fallback_version = "9.9.9"\n')
-    (tmp_path / "CITATION.cff").write_text("version: 9.9.9\n")
+    for name, text in {
+        "pyproject.toml": 'fallback_version = "9.9.9"',
+        "CITATION.cff": "version: 9.9.9",
+        "deploy/helm/twofold/Chart.yaml": 'appVersion: "9.9.9"',
+        "deploy/kserve/inference-service.yaml": "  image: REGISTRY/twofold:9.9.9",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
     fine = (
         "twofold-9.9.9-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl",
         "twofold-9.9.9.tar.gz",
