@@ -30,6 +30,8 @@ from torch_sizes import planned, total
 MIN_NVCC = (12, 4)
 MIN_CAPABILITY = 80
 """cp.async, which the kernels of grouped products use."""
+TRIAL_TIMEOUT_S = 600
+"""Longer than six architectures take on a busy machine."""
 ARCHITECTURE_WITHOUT_GPU = "90"
 DEFAULT_CUDA = "13.0"
 """Version to fetch if PyTorch does not name one."""
@@ -173,8 +175,10 @@ def check(nvcc: Path, wanted: Wanted) -> Compiler:
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TRIAL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"error: no end within {TRIAL_TIMEOUT_S} s")
+    except OSError as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
 
 

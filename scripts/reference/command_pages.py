@@ -47,6 +47,8 @@ VARIABLES: Final = {
     "TORCH_CUDA_ARCH_LIST": ("build", "GPU architectures to compile for"),
     "CUDA_HOME": ("build", "CUDA toolkit to compile with"),
     "CUDA_PATH": ("build", "the same; read after CUDA_HOME"),
+    "CUDAHOSTCXX": ("build", "C++ compiler that nvcc calls (default: CXX)"),
+    "CUDA_VISIBLE_DEVICES": ("run", "GPUs that CUDA programs may use; empty or -1: none"),
     "PYTHON": ("build", "interpreter of a new virtual environment"),
     "CXX": ("build", "C++ compiler"),
     "CMAKE_BUILD_PARALLEL_LEVEL": ("build", "compilers at the same time (default: one per core)"),
