@@ -94,6 +94,12 @@ class WordTokenizer:
     chat_template: str | None = "{{ messages }}"
     tool_form: ToolForm | None = ToolForm(arguments_as_text=False, null_content=False, several=True)
 
+    turn_end: str | None = None
+
+    def shows(self, *shape: str) -> str:
+        """As a template that takes roles in any order."""
+        return "shown"
+
     @property
     def vocab_size(self) -> int:
         return len(self._words)

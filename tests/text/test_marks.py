@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from twofold.api.errors import ConfigError
 from twofold.models.registry import FAMILIES, chat_marks
-from twofold.server.openai.messages import Message, messages_for_template
+from twofold.server.openai.messages import Message, turns_of
 from twofold.text.chat.answer_parser import AnswerParser
 from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS
 from twofold.text.chat.marks import ChatMarks, chosen_marks
+from twofold.text.conversation.arranging import arranged
 from twofold.text.tokenizer import ChatTemplate, Tokenizer, ToolForm
 
 from tests.tiny_models.writing import write_tiny_tokenizer
@@ -185,22 +186,28 @@ def calls(arguments: str) -> str:
 
 CONTENT = "{{ m.content }}"
 OBJECT, TEXT = "{{ c.function.arguments | tojson }}", '{{ "" + c.function.arguments }}'
+SHORT_IDS = "{{ raise_exception('nine') if c.id | length != 9 }}{{ c.id }}"
 ITEMS = "{% for k, v in c.function.arguments | items %}{{ k ~ v }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
     ("turn", "form"),
     [
-        (CONTENT + calls(OBJECT), ToolForm(False, False, True)),
-        (CONTENT + calls(ITEMS), ToolForm(False, False, True)),
-        (CONTENT + calls(TEXT), ToolForm(True, False, True)),
+        (CONTENT + calls(OBJECT), ToolForm(False, False, True, shows_ids=False)),
+        (CONTENT + calls(ITEMS), ToolForm(False, False, True, shows_ids=False)),
+        (CONTENT + calls("{{ c.id }}" + OBJECT), ToolForm(False, False, True)),
+        (CONTENT + calls(SHORT_IDS + OBJECT), ToolForm(False, False, True, short_ids=True)),
+        (CONTENT + calls(TEXT), ToolForm(True, False, True, shows_ids=False)),
         # Shows an object as Python does.
-        (CONTENT + calls("{{ c.function.arguments }}"), ToolForm(True, False, True)),
+        (CONTENT + calls("{{ c.function.arguments }}"), ToolForm(True, False, True, shows_ids=False)),
         (
             "{% if m.content is none %}" + calls(TEXT) + "{% else %}" + CONTENT + "{% endif %}",
-            ToolForm(True, True, True),
+            ToolForm(True, True, True, shows_ids=False),
         ),
-        (CONTENT + "{{ m.tool_calls[0].function | tojson if m.tool_calls }}", ToolForm(False, False, False)),
+        (
+            CONTENT + "{{ m.tool_calls[0].function | tojson if m.tool_calls }}",
+            ToolForm(False, False, False, shows_ids=False),
+        ),
         (CONTENT, None),
         (CONTENT + "{{ raise_exception('no') if m.role == 'tool' }}", None),
         ("{{ m.content if m.role != 'tool' }}" + calls(OBJECT), None),
@@ -214,7 +221,9 @@ def test_a_template_shows_how_it_takes_calls(turn: str, form: ToolForm | None) -
 def test_harmony_is_written_and_read(tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path, chat_template=HARMONY + "{# message.thinking #}")
     tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.tool_form == ToolForm(arguments_as_text=False, null_content=False, several=False)
+    assert tokenizer.tool_form == ToolForm(
+        arguments_as_text=False, null_content=False, several=False, shows_ids=False
+    )
     arguments = '{"city": "Brig", "days": 2}'
     call = {"id": "c", "type": "function", "function": {"name": "warmth", "arguments": arguments}}
     turns: list[dict[str, Any]] = [
@@ -227,7 +236,9 @@ def test_harmony_is_written_and_read(tmp_path: Path) -> None:
 
     def rendered(num_turns: int) -> str:
         messages = [Message.model_validate(turn) for turn in turns[:num_turns]]
-        return str(tokenizer.apply_chat_template(messages_for_template(messages, tokenizer), tools=tools))
+        return str(
+            tokenizer.apply_chat_template(arranged(turns_of(messages, tokenizer), tokenizer), tools=tools)
+        )
 
     question, asked_again = rendered(2), rendered(4)
     assert question == (

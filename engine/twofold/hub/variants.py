@@ -17,7 +17,8 @@ INDEX: Final = "model.safetensors.index.json"
 _TEXT_FILES: Final = frozenset((
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "tiktoken.model",
-    "chat_template.jinja", "chat_template.json", "hf_quant_config.json", INDEX,
+    "chat_template.jinja", "chat_template.json", "processor_config.json",
+    "additional_chat_templates/tool_use.jinja", "hf_quant_config.json", INDEX,
 ))  # fmt: skip
 USUAL_QUANT: Final = "Q4_K_M"
 _GGUF_PART: Final = re.compile(
@@ -66,12 +67,13 @@ def quant_of(stem: str) -> str:
 
 def safetensors_variant(names: Iterable[str]) -> Variant | None:
     """The model in Hugging Face layout at the top of the repository; None without one."""
+    names = frozenset(names)
     top = sorted(name for name in names if "/" not in name)
     weights = [name for name in top if name.endswith(".safetensors") and not name.startswith("adapter")]
     usual = [name for name in weights if name.startswith("model")]
     if not weights or "config.json" not in top:
         return None
-    return Variant("safetensors", (*(n for n in top if n in _TEXT_FILES), *(usual or weights)), "")
+    return Variant("safetensors", (*sorted(_TEXT_FILES.intersection(names)), *(usual or weights)), "")
 
 
 def choose_variant(model: HubModel, names: Sequence[str]) -> Variant:

@@ -25,12 +25,16 @@ TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
+    "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "tiktoken.model",
     "LICENSE",
 )
 POOLING_FILES: Final = (MODULES, "1_Pooling/config.json", "config_sentence_transformers.json")

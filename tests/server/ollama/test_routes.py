@@ -102,8 +102,8 @@ def test_options_are_the_requests_own(client, engine):
     [
         ({"model": "gpt-9"}, "'gpt-9' does not exist here"),
         ({"model": ""}, "model"),
-        ({"messages": [{"role": "function", "content": "4"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "reads text only"),
+        ({"messages": [{"role": "", "content": "4"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "", "images": ["aGk="]}]}, "reads text only"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "--tool-call-parser"),
         ({"tools": [{"type": "function"}]}, "needs an object in 'function'"),
         ({"think": True}, "does not support thinking"),

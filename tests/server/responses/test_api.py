@@ -253,12 +253,12 @@ OUTPUTS = [{"type": "function_call_output", "call_id": c, "output": c} for c in 
 @pytest.mark.parametrize(
     ("refused", "several", "items", "turns"),
     [
-        ((), True, [{"role": "developer", "content": "dev"}, USER], [("system", "sys\n\ndev"), ("user", "a")]),
+        ((), True, [{"role": "developer", "content": "dev"}, USER], [("system", "sys"), ("system", "dev"), ("user", "a")]),
         ((), True, [USER, {"role": "developer", "content": "dev"}, USER],
          [("system", "sys"), ("user", "a"), ("system", "dev"), ("user", "a")]),
         (("system",), True, [USER, {"role": "developer", "content": "dev"}],
          [("system", "sys"), ("user", "a"), ("user", "dev")]),
-        (("user",), True, [USER, {"role": "developer", "content": "dev"}, USER],
+        (("system", "user"), True, [USER, {"role": "developer", "content": "dev"}, USER],
          [("system", "sys"), ("user", "a\n\ndev\n\na")]),
         ((), True, [USER, *CALLS, *OUTPUTS],
          [("system", "sys"), ("user", "a"), ("assistant", "xy"), ("tool", "x"), ("tool", "y")]),
@@ -275,16 +275,13 @@ def test_items_become_turns_that_the_template_takes(
 ) -> None:
     """`refused`: "system": late ones; "user": also two users in a row."""
     engine.tokenizer.tool_form = ToolForm(arguments_as_text=False, null_content=False, several=several)
-    render = engine.tokenizer.apply_chat_template
 
-    def strict(messages: list[dict[str, Any]], *arguments: Any, **options: Any) -> str:
-        roles = [message["role"] for message in messages]
-        shown = [messages[0]] + [m for m in messages[1:] if not (refused and m["role"] == "system")]
-        if "user" in refused and ("user", "user") in pairwise(roles):
-            shown = shown[:1]
-        return render(shown, *arguments, **options)
+    def shows(*shape: str) -> str:
+        late = "system" in shape[1:] and "system" in refused
+        in_a_row = ("user", "user") in pairwise(shape) and "user" in refused
+        return "refused" if late or in_a_row else "shown"
 
-    monkeypatch.setattr(engine.tokenizer, "apply_chat_template", strict)
+    monkeypatch.setattr(engine.tokenizer, "shows", shows)
     answer = post(url, instructions="sys", input=items)
     assert answer.status_code == 200, answer.text
     rendered = [

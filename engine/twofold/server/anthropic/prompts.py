@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from twofold.server.anthropic.schemas import (
-    CountTokensRequest,
-    OfferedTool,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolChoice,
-    ToolResultBlock,
-    ToolUseBlock,
-    Turn,
-)
+from twofold.server.anthropic.schemas import Block, CountTokensRequest, OfferedTool, ToolChoice, Turn
 from twofold.server.bridge.protocol import ServingTokenizer
 from twofold.server.http.errors import ApiError, wrong_field
 from twofold.server.openai.template_variables import thinking_variables
+from twofold.text.conversation.content import readable
 
 ATTRIBUTION: Final = "x-anthropic-billing-header:"
 """Start of the billing block in Claude Code's system prompt. It differs from request to request and would prevent
@@ -63,10 +53,10 @@ def chat_fields(body: CountTokensRequest, tokenizer: ServingTokenizer) -> dict[s
 
 
 def _system(body: CountTokensRequest) -> list[dict[str, Any]]:
-    if body.system is None or isinstance(body.system, str):
-        text = body.system or ""
-    else:
-        text = _joined(block.text for block in body.system if not block.text.startswith(ATTRIBUTION))
+    blocks = body.system
+    if isinstance(blocks, list):
+        blocks = [block for block in blocks if not (block.text or "").startswith(ATTRIBUTION)]
+    text = _read(blocks)
     return [{"role": "system", "content": text}] if text else []
 
 
@@ -74,60 +64,60 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """One message per tool result; consecutive turns of one role are merged, as in Anthropic's API."""
     messages: list[dict[str, Any]] = []
     for number, turn in enumerate(turns):
-        made = _assistant(turn, number) if turn.role == "assistant" else list(_others(turn, number))
+        made = [_assistant(turn, number)] if turn.role == "assistant" else list(_others(turn, number))
         for message in made:
             last = messages[-1] if messages else {}
             if message["role"] == last.get("role") == "user":
-                last["content"] = _joined([last["content"], message["content"]])
+                last["content"] = "\n".join((last["content"], message["content"]))
             else:
                 messages.append(message)
     return messages
 
 
-def _assistant(turn: Turn, number: int) -> list[dict[str, Any]]:
-    if isinstance(turn.content, str):
-        return [{"role": "assistant", "content": turn.content}]
-    texts: list[str] = []
-    thinking: list[str] = []
+def _assistant(turn: Turn, number: int) -> dict[str, Any]:
+    if not isinstance(turn.content, list):
+        return {"role": "assistant", "content": turn.content or ""}
+    texts: list[Block] = []
     calls: list[dict[str, Any]] = []
     for place, block in enumerate(turn.content):
-        if isinstance(block, TextBlock):
-            texts.append(block.text)
-        elif isinstance(block, ThinkingBlock):
-            thinking.append(block.thinking)
-        elif isinstance(block, ToolUseBlock):
-            arguments = json.dumps(block.input or {}, ensure_ascii=False)
-            function = {"name": block.name, "arguments": arguments}
-            calls.append({"id": block.id, "type": "function", "function": function})
-        elif not isinstance(block, RedactedThinkingBlock):
+        if block.type == "tool_use":
+            calls.append({"id": block.id, "function": {"name": block.name, "arguments": block.input}})
+        elif block.type == "tool_result":
             raise _misplaced(number, place, block.type, "user")
+        else:
+            texts.append(block)
     # The pieces of one answer are joined without a separator, to replay it unchanged.
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-    if any(thinking):
-        message["reasoning_content"] = "\n".join(thinking)
-    return [message | ({"tool_calls": calls} if calls else {})]
+    message: dict[str, Any] = {"role": "assistant", "content": _plain(texts)}
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _others(turn: Turn, number: int) -> Iterator[dict[str, Any]]:
-    if isinstance(turn.content, str):
-        yield {"role": turn.role, "content": turn.content}
-        return
-    for place, block in enumerate(turn.content):
-        if isinstance(block, TextBlock):
-            yield {"role": turn.role, "content": block.text}
-        elif isinstance(block, ToolResultBlock) and turn.role == "user":
+    blocks = turn.content if isinstance(turn.content, list) else [turn.content or ""]
+    if not blocks:
+        yield {"role": turn.role, "content": ""}
+    for place, block in enumerate(blocks):
+        if isinstance(block, Block) and block.type == "tool_result" and turn.role == "user":
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
-        else:
+        elif isinstance(block, Block) and block.type in ("tool_use", "tool_result"):
             raise _misplaced(number, place, block.type, "assistant" if turn.role == "user" else "user")
+        else:
+            yield {"role": turn.role, "content": _read([block])}
 
 
-def _result(block: ToolResultBlock) -> str:
-    if block.content is None or isinstance(block.content, str):
-        text = block.content or ""
-    else:
-        text = _joined(part.text for part in block.content if isinstance(part, TextBlock))
+def _result(block: Block) -> str:
+    text = str(readable(block.content, "\n"))
     # Templates have no other field for it.
     return f"Error: {text}" if block.is_error and not text.lower().startswith("error") else text
+
+
+def _read(content: Sequence[Block | str] | str | None) -> str:
+    """Blocks as text, one a line."""
+    return str(readable(content if content is None or isinstance(content, str) else _plain(content), "\n"))
+
+
+def _plain(blocks: Sequence[Block | str]) -> list[Any]:
+    """The blocks as they were sent."""
+    return [block if isinstance(block, str) else block.model_dump(exclude_unset=True) for block in blocks]
 
 
 def _misplaced(number: int, place: int, kind: str, role: str) -> ApiError:
@@ -174,8 +164,3 @@ def _choice(choice: ToolChoice) -> str | dict[str, Any]:
             raise wrong_field("tool_choice", "type 'tool' needs the tool's name")
         return {"type": "function", "function": {"name": choice.name}}
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
-
-
-def _joined(texts: Iterator[str] | list[str]) -> str:
-    """Join blocks with line breaks."""
-    return "\n".join(texts)

@@ -19,6 +19,7 @@ from twofold.api.types import (
     RunInfo,
 )
 from twofold.text.tokenizer import ToolForm
+from twofold.text.tokenizer.shapes import Kind, Shown
 
 
 class ServingTokenizer(Protocol):
@@ -62,6 +63,15 @@ class ServingTokenizer(Protocol):
     @property
     def tool_form(self) -> ToolForm | None:
         """The chat template's form of tool calls; None: it supports none."""
+        ...
+
+    @property
+    def turn_end(self) -> str | None:
+        """The control token that the chat template writes after an answer, unless the model's files declare it."""
+        ...
+
+    def shows(self, *shape: Kind) -> Shown:
+        """What the chat template does with a conversation of messages of these kinds."""
         ...
 
     @property

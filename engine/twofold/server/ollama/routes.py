@@ -146,33 +146,22 @@ def _fields(model: ServedModel, body: OllamaRequest) -> dict[str, Any]:
 
 
 def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's format. Calls without ids get ids of nine letters and digits, which some templates
-    require."""
-    messages: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []
-    """Names and ids of the calls without a result so far."""
-    num_calls = 0
-    for message in given:
-        said: dict[str, Any] = {"role": message.role, "content": message.content or ""}
-        if message.thinking:
-            said["reasoning_content"] = message.thinking
-        if message.tool_calls:
-            said["tool_calls"] = calls = []
-            waiting = []
-            for call in message.tool_calls:
-                function, call_id = call.function, call.id or f"call{num_calls:05d}"
-                num_calls += 1
-                arguments = json.dumps(function.arguments or {}, ensure_ascii=False)
-                told = {"name": function.name, "arguments": arguments}
-                calls.append({"id": call_id, "type": "function", "function": told})
-                waiting.append((function.name, call_id))
-        if message.role == "tool":
-            fitting = [one for one in waiting if message.tool_name in (None, one[0])] or waiting
-            answered = message.tool_call_id or (fitting[0][1] if fitting else None)
-            waiting = [one for one in waiting if one[1] != answered]
-            said |= {} if answered is None else {"tool_call_id": answered}
-        messages.append(said)
-    return messages
+    """Messages in OpenAI's format."""
+    return [
+        {
+            "role": message.role,
+            "content": [*_parts(message.content), *({"type": "image"} for _ in message.images or ())],
+            "reasoning_content": message.thinking or None,
+            "tool_calls": [call.model_dump() for call in message.tool_calls or ()] or None,
+            "name": message.tool_name,
+            "tool_call_id": message.tool_call_id,
+        }
+        for message in given
+    ]
+
+
+def _parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [content]
 
 
 def _thinking(model: ServedModel, think: bool | str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from twofold.server.http.bodies import Body, ModelName, refused
 from twofold.server.openai.completion_schema import fits_the_context
-from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, Name, Text
+from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, CalledFunction, Role, Text
 from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, PassedSampling, TokenId
 from twofold.server.pooling.schemas import MAX_INPUTS
 
@@ -17,27 +17,23 @@ _NoImages = refused("the model reads text only")
 Context = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(fits_the_context)]
 
 
-class OllamaFunction(BaseModel):
-    name: Name
-    arguments: dict[str, Any] | None = None
-
-
 class OllamaCall(BaseModel):
     """A tool call of an earlier answer. Many clients send no ids: calls and results are then matched by order."""
 
-    id: Annotated[str, Field(max_length=256)] | None = None
-    function: OllamaFunction
+    id: Text | None = None
+    function: CalledFunction
 
 
 class OllamaMessage(BaseModel):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: Text | None = None
+    role: Role
+    content: Any = None
+    """Text; read as a chat message's."""
     thinking: Text | None = None
-    images: _NoImages = None  # type: ignore[valid-type]
+    images: list[Any] | None = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
     """Name of the tool that returned this result."""
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    tool_call_id: Text | None = None
 
 
 class OllamaOptions(PassedSampling):

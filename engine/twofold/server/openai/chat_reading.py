@@ -55,7 +55,12 @@ class ChatReading:
         )
         special = tokenizer.special_token_ids
         shown = {tokenizer.token_id(token) for token in read.tokens}
-        ends = [tokenizer.token_id(token) for token in marks.end_of_turn]
+        # The template's mark may also occur inside an answer, where a parser reads it.
+        ends = [
+            tokenizer.token_id(token)
+            for token in dict.fromkeys((*marks.end_of_turn, tokenizer.turn_end))
+            if token is not None and (token in marks.end_of_turn or token not in marks.tokens)
+        ]
         return cls(
             read,
             tuple(body.offered_tools),

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from twofold.api.errors import RequestError
 from twofold.server.bridge.protocol import Prompt, ServingTokenizer
 from twofold.server.bridge.token_cache import TokenCache
 from twofold.server.bridge.turn_ends import turn_ends
 from twofold.server.openai.completion_schema import CompletionRequest
-from twofold.server.openai.messages import KNOWN_ROLES, Message, messages_for_template
+from twofold.server.openai.messages import KNOWN_ROLES, Message, turns_of
 from twofold.server.openai.schemas import ChatRequest, SamplingFields
 from twofold.server.openai.template_variables import template_variables, thinking_is_off
 from twofold.text.chat.marks import ChatMarks
+from twofold.text.conversation.arranging import rendered
 
 _PREDICTED_CHARS_PER_TOKEN: Final = 4
 
@@ -34,17 +35,18 @@ def chat_prompts(
     `on_rendered` is called between rendering and tokenising.
     """
     variables = template_variables(body, tokenizer)
-    continues = bool(body.continue_final_message)
+    continues = body.continues
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    messages = messages_for_template(body.messages, tokenizer)
     tools = body.offered_tools or None
 
-    def render(count: int, begins: bool, continues: bool = False) -> str:
+    def render(messages: list[dict[str, Any]], begins: bool, continues: bool = False) -> str:
         return tokenizer.apply_chat_template(
-            messages[:count], begins, tools=tools, continue_final_message=continues, **variables
+            messages, begins, tools=tools, continue_final_message=continues, **variables
         )
 
-    text = render(len(messages), begins, continues)
+    messages, text = rendered(
+        turns_of(body.messages, tokenizer), tokenizer, lambda turns: render(turns, begins, continues)
+    )
     _check_roles(body.messages, text)
     on_rendered()
     if cache is None or body.add_special_tokens:
@@ -52,14 +54,14 @@ def chat_prompts(
     else:
         token_ids = cache.encode(text, tokenizer, body.cache_salt or "")
     truncated = _truncated(token_ids, body)
-    continued = (body.messages[-1].content or "") if continues else ""
+    continued = (messages[-1]["content"] or "") if continues else ""
     opened = marks.opened_by(text, continued)
     closed = not opened and (thinking_is_off(variables) or marks.closed_by(text, continued))
     # Turn ends are counted from the prompt's end, which truncation on the right drops.
     if not with_turn_ends or (body.truncation_side == "right" and len(truncated) < len(token_ids)):
         return [Prompt(truncated, opens_reasoning=opened, closes_reasoning=closed)]
     counts = [len(messages)] * begins + [len(messages) - 1] * (len(messages) > 1)
-    without = [partial(render, count, False) for count in counts]
+    without = [partial(render, messages[:count], False) for count in counts]
     ends = turn_ends(text, truncated, without, tokenizer)
     return [Prompt(truncated, opens_reasoning=opened, closes_reasoning=closed, turn_ends=ends)]
 

@@ -287,6 +287,12 @@ class ChatRequest(SamplingFields, TemplateFields):
         return self
 
     @property
+    def continues(self) -> bool:
+        """Whether the answer continues the last message."""
+        last = self.messages[-1]
+        return bool(self.continue_final_message or last.prefix or last.partial)
+
+    @property
     def choice(self) -> Choice:
         return Choice.of(self.tool_choice)
 

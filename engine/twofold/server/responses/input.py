@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from twofold.api.errors import RequestError
-from twofold.server.bridge.protocol import ServingTokenizer
 from twofold.server.http.errors import wrong_field
 from twofold.server.openai.custom_tools import custom_arguments, custom_function
 from twofold.server.responses.schemas import IGNORED_TOOLS, InputItem, ResponsesRequest
+from twofold.text.conversation.content import readable
+from twofold.text.conversation.repairs import report
 
+_CALLS: Final = ("function_call", "custom_tool_call")
+_OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
 _SEALED: Final = "twofold1:"
 """Prefix of `encrypted_content` written by this server."""
 
@@ -102,94 +103,44 @@ def tool_choice_of(body: ResponsesRequest, offer: Offer) -> tuple[list[dict[str,
     return offer.functions, {"type": "function", "function": {"name": names.pop()}}
 
 
-def messages_of(body: ResponsesRequest, tokenizer: ServingTokenizer) -> list[dict[str, Any]]:
-    """The conversation as chat messages that this model's template accepts.
-
-    One answer's items are one message. Agents do not know the template: they send several system messages, at the
-    beginning and later, and several user messages in a row. Messages that the template refuses are joined or become
-    user messages.
-    """
+def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The conversation as chat messages: the items of one answer are one message."""
     turns = [{"role": "system", "content": body.instructions}] if body.instructions else []
     for item in body.items:
         _add(turns, item)
-    late = [turn for turn in turns[1:] if turn["role"] == "system"]
-    if late and not _shows(tokenizer, "user", "assistant", "system", "user"):
-        for turn in late:
-            turn["role"] = "user"
-    in_a_row = any(one["role"] == two["role"] == "user" for one, two in itertools.pairwise(turns))
-    if in_a_row and not _shows(tokenizer, "user", "user"):
-        turns = _joined(turns)
-    form = tokenizer.tool_form
-    return _one_call_each(turns) if form is not None and not form.several else turns
+    return turns
 
 
 def _add(turns: list[dict[str, Any]], item: InputItem) -> None:
     last = turns[-1] if turns else {}
     answer = last if last.get("role") == "assistant" else None
     if item.kind == "message":
-        role = "system" if item.role == "developer" else item.role
-        if role == "system" and len(turns) == 1 and last["role"] == "system":
-            last["content"] += f"\n\n{item.content}"
-        elif role == "assistant" and answer is not None and not answer.keys() & {"content", "tool_calls"}:
+        if item.role == "assistant" and answer is not None and not answer.keys() & {"content", "tool_calls"}:
             answer["content"] = item.content
         else:
-            turns.append({"role": role, "content": item.content})
+            turns.append({"role": item.role, "content": item.content})
     elif item.kind == "reasoning":
-        thinking = item.content or opened(item.encrypted_content or "") or item.summary
+        sealed_text = opened(item.encrypted_content or "")
+        thinking = readable(item.content) or sealed_text or readable(item.summary)
         if thinking:
             turns.append({"role": "assistant", "reasoning_content": thinking})
-    elif item.kind in ("function_call", "custom_tool_call"):
+    elif item.kind.endswith("_call") and (item.call_id or item.kind in _CALLS):
         if answer is None:
             turns.append(answer := {"role": "assistant"})
-        arguments = item.arguments or "{}"
-        if item.kind == "custom_tool_call":
-            arguments = custom_arguments(item.input or "")
-        name = model_name(item.name or "", item.namespace)
-        call = {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        answer.setdefault("tool_calls", []).append(call)
-    elif item.kind in ("function_call_output", "custom_tool_call_output"):
-        turns.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+        answer.setdefault("tool_calls", []).append(_call(item))
+    elif item.kind.endswith("_output") and (item.call_id or item.kind in _OUTPUTS):
+        # The parts of an output are texts of their own, such as the pages of a file.
+        turns.append({"role": "tool", "tool_call_id": item.call_id, "content": readable(item.output)})
+    elif item.kind != "additional_tools":
+        report("items of other servers")
 
 
-def _joined(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join consecutive user messages into one."""
-    joined: list[dict[str, Any]] = []
-    for turn in turns:
-        if joined and joined[-1]["role"] == turn["role"] == "user":
-            joined[-1]["content"] += f"\n\n{turn['content']}"
-        else:
-            joined.append(turn)
-    return joined
-
-
-def _one_call_each(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For templates that render one call per message: each call directly followed by its output."""
-    outputs = {turn["tool_call_id"]: turn for turn in turns if turn["role"] == "tool"}
-    split: list[dict[str, Any]] = []
-    placed: set[str] = set()
-    for turn in turns:
-        calls = turn.get("tool_calls", ())
-        if len(calls) < 2:
-            if turn.get("tool_call_id") not in placed:
-                split.append(turn)
-            continue
-        for number, call in enumerate(calls):
-            split.append((turn if number == 0 else {"role": "assistant"}) | {"tool_calls": [call]})
-            if call["id"] in outputs:
-                split.append(outputs[call["id"]])
-                placed.add(call["id"])
-    return split
-
-
-def _shows(tokenizer: ServingTokenizer, *roles: str) -> bool:
-    """Whether the template accepts messages of these roles and renders all of them."""
-    texts = [f"probe{number}" for number in range(len(roles))]
-    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-    try:
-        rendered = tokenizer.apply_chat_template(messages)
-    except RequestError:
-        return False
-    return all(text in rendered for text in texts)
+def _call(item: InputItem) -> dict[str, Any]:
+    name = model_name(item.name or item.kind.removesuffix("_call"), item.namespace)
+    arguments: Any = item.arguments if item.action is None else item.action
+    if item.kind == "custom_tool_call":
+        arguments = custom_arguments(item.input or "")
+    return {"id": item.call_id, "function": {"name": name, "arguments": arguments}}
 
 
 def sealed(thinking: str) -> str:

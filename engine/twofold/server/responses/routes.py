@@ -90,7 +90,7 @@ async def _answer(request: Request, model: ServedModel, body: ResponsesRequest) 
     functions, tool_choice = tool_choice_of(body, offer)
     fields: dict[str, Any] = body.passed_on() | {name: getattr(body, name) for name in _SAME}
     fields |= {
-        "messages": messages_of(body, model.tokenizer),
+        "messages": messages_of(body),
         "max_tokens": body.max_output_tokens,
         "logprobs": body.wants_logprobs or None,
         "tools": functions or None,

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from twofold.server.http.bodies import ModelName, refused
-from twofold.server.openai.messages import Text, flattened
+from twofold.server.openai.messages import Name, Role, Text, as_id
 from twofold.server.openai.schemas import PassedSampling
 
 MAX_ITEMS: Final = 4096
@@ -34,18 +34,8 @@ IGNORED_TOOLS: Final = (
     "local_shell",
 )
 """Tools that agents offer by default and that are ignored: the others work without them."""
-_IGNORED_ITEMS: Final = ("web_search_call", "image_generation_call", "tool_search_call", "tool_search_output")
-"""Items of another server's tools in a conversation; ignored."""
-_NEEDED: Final = {
-    "message": ("role", "content"),
-    "reasoning": (),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "custom_tool_call": ("call_id", "name", "input"),
-    "custom_tool_call_output": ("call_id", "output"),
-    "additional_tools": ("tools",),
-} | dict.fromkeys(_IGNORED_ITEMS, ())
-_TEXT_PARTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+_NEEDED: Final = {"function_call": ("name",), "custom_tool_call": ("name",), "additional_tools": ("tools",)}
+"""Members that an item of this type needs."""
 
 
 _Stored = refused("nothing is stored here; send the whole conversation in input")
@@ -80,24 +70,27 @@ def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
 Tools = Annotated[
     list[Annotated[dict[str, Any], AfterValidator(_is_tool)]], Field(max_length=MAX_TOOLS, fail_fast=True)
 ]
-Flat = Annotated[Text | None, flattened(*_TEXT_PARTS)]
 ShortText = Annotated[str, Field(max_length=256)]
 
 
 class InputItem(BaseModel):
-    """An item of a conversation: message (the default type), tool call, tool output, or thinking."""
+    """An item of a conversation: message (the default type), tool call, tool output, or thinking. Items of other
+    servers' tools are read if they are calls or outputs with a `call_id`, else ignored."""
 
     type: ShortText | None = None
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Flat = None
-    call_id: ShortText | None = None
-    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    role: Role | None = None
+    content: Any = None
+    """Text or parts; read as a chat message's."""
+    call_id: Text | None = None
+    name: Name | None = None
     namespace: ShortText | None = None
     arguments: Text | None = None
     """JSON text of an object."""
     input: Text | None = None
-    output: Flat = None
-    summary: Flat = None
+    action: Any = None
+    """What a call of OpenAI's own tools does, instead of arguments."""
+    output: Any = None
+    summary: Any = None
     encrypted_content: Text | None = None
     tools: Tools | None = None
 
@@ -105,27 +98,24 @@ class InputItem(BaseModel):
     def kind(self) -> str:
         return self.type or "message"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        arguments = value.get("arguments")
+        text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+        return value | {"call_id": as_id(value.get("call_id")), "arguments": text}
+
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        needed = _NEEDED.get(self.kind)
-        if needed is None:
-            raise ValueError(
-                f"an item of type {self.kind[:40]!r} is not supported; send messages, tool calls, their outputs "
-                "and reasoning"
-            )
+        if self.kind == "item_reference":
+            raise ValueError("nothing is stored here; send the item itself")
+        needed = ("role",) if self.kind == "message" else _NEEDED.get(self.kind, ())
         for name in needed:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of type {self.kind!r} needs {name!r}")
-        if self.kind == "function_call" and not _is_object(self.arguments or "{}"):
-            raise ValueError("arguments must be the JSON text of an object, unchanged from the answer")
         return self
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 class Reasoning(BaseModel):

@@ -21,6 +21,7 @@ from twofold.text.tokenizer.chat_template import ChatTemplate
 from twofold.text.tokenizer.detokenizer import IncrementalDetokenizer, MarkedDetokenizer
 from twofold.text.tokenizer.literal_text import ControlTokens, PromptText
 from twofold.text.tokenizer.pieces import TokenPieces
+from twofold.text.tokenizer.shapes import Kind, Shown
 from twofold.text.tokenizer.tokenizer_json import read_tokenizer_json
 from twofold.text.tokenizer.tool_form import ToolForm
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -53,7 +54,7 @@ class Tokenizer:
     ) -> None:
         self._backend = backend
         self.eos_token_ids = eos_token_ids
-        """Token ids that end an answer: generation_config.json's, else config.json's, else the tokenizer's own."""
+        """Token ids that end an answer, of all the model's files. A chat's turn may also end with `turn_end`."""
         self._chat_template = chat_template
         self._pieces = TokenPieces(backend)
         self._controls = ControlTokens(backend)
@@ -155,10 +156,21 @@ class Tokenizer:
         """The form of tool calls that the chat template expects in a conversation; None: it shows no calls."""
         return None if self._chat_template is None else self._chat_template.tool_form
 
+    def shows(self, *shape: Kind) -> Shown:
+        """What the chat template does with a conversation of messages of these kinds."""
+        return "refused" if self._chat_template is None else self._chat_template.shows(shape)
+
     @property
     def template_variables(self) -> frozenset[str]:
         """Names that the chat template reads, e.g. "enable_thinking"; empty without a template."""
         return frozenset() if self._chat_template is None else self._chat_template.variables
+
+    @cached_property
+    def turn_end(self) -> str | None:
+        """The control token that the chat template writes after an answer; None: none, or `eos_token_ids` has it."""
+        after = "" if self._chat_template is None else self._chat_template.after_answer
+        token = self._controls.first(after.lstrip())
+        return None if token is None or self.token_id(token) in self.eos_token_ids else token
 
     def texts(self) -> list[str | None]:
         """Text of every token in the tokenizer's own notation, by id; None for an unused id."""
@@ -293,17 +305,21 @@ def _encode_all(
 
 def _read_backend(directory: Path, settings: Fields) -> tuple[Path, tokenizers.Tokenizer]:
     """The tokenizer of tokenizer.json, else of the publisher's other vocabulary file."""
-    from twofold.text.tokenizer import sentencepiece_file, tiktoken_file
+    from twofold.text.tokenizer import bpe_files, sentencepiece_file, tiktoken_file
 
     path = directory / "tokenizer.json"
     ranks, model = directory / tiktoken_file.NAME, directory / sentencepiece_file.NAME
-    if path.exists() or not (ranks.exists() or model.exists()):
+    if path.exists():
         return path, read_tokenizer_json(path)
     if ranks.exists():
         return ranks, tiktoken_file.read_tiktoken(ranks, settings)
-    from twofold.text.tokenizer.gguf_vocabulary import read_vocabulary
+    if model.exists():
+        from twofold.text.tokenizer.gguf_vocabulary import read_vocabulary
 
-    return model, read_vocabulary(sentencepiece_file.read_fields(model), str(model)).backend
+        return model, read_vocabulary(sentencepiece_file.read_fields(model), str(model)).backend
+    if all((directory / name).exists() for name in bpe_files.NAMES):
+        return directory / bpe_files.NAMES[0], bpe_files.read_bpe_files(directory, settings)
+    return path, read_tokenizer_json(path)
 
 
 def _highest_id(backend: tokenizers.Tokenizer, expected: int) -> int:
@@ -342,11 +358,14 @@ def _is_unicode(text: str) -> bool:
 def _eos_token_ids(
     directory: Path, special_tokens: Mapping[str, str], backend: tokenizers.Tokenizer
 ) -> frozenset[int]:
+    """The union of all sources: converters name the end of a text in one file and the end of a turn in another."""
+    found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = directory / name
         if path.exists():
-            ids = Fields(str(path), read_json_object(path, "end-of-sequence tokens")).integers("eos_token_id")
-            if ids:
-                return frozenset(ids)
+            fields = Fields(str(path), read_json_object(path, "end-of-sequence tokens"))
+            for section in (fields, fields.section("text_config")):
+                found |= set(section.integers("eos_token_id")) if section is not None else set()
+    known = {token for token in found if backend.id_to_token(token) is not None}
     own = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
-    return frozenset() if own is None else frozenset((own,))
+    return frozenset(known if own is None else known | {own})

@@ -22,9 +22,14 @@ import jinja2.sandbox
 
 from twofold.api.errors import ModelLoadError, RequestError
 from twofold.text.tokenizer.bounded_file import read_bounded_text
+from twofold.text.tokenizer.shapes import Kind, Shown, shown
 from twofold.text.tokenizer.tool_form import ToolForm, find_tool_form
+from twofold.weights.json_file import read_json_object
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
+TEMPLATE_FOLDER: Final = "additional_chat_templates"
+_PROCESSOR_FILES: Final = ("chat_template.json", "processor_config.json")
+"""Files of multimodal models' processors that may have the only template."""
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024
 MAX_RENDERED_CHARS: Final = 16 * 1024 * 1024
 """Longer than any context; a template that loops is stopped here."""
@@ -54,6 +59,7 @@ class ChatTemplate:
         """The source, including the one for tools."""
         self._special_tokens = dict(special_tokens)
         self._max_rendered_chars = max_rendered_chars
+        self._shown: dict[tuple[Kind, ...], Shown] = {}
         environment = _environment()
         self._template = _compile(environment, source, where)
         self._tool_template = (
@@ -68,22 +74,25 @@ class ChatTemplate:
     def find(
         cls, directory: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
     ) -> ChatTemplate | None:
-        """The template of a model directory: chat_template.jinja, else tokenizer_config.json's, else None.
+        """The template of a model directory: of the first of chat_template.jinja, tokenizer_config.json,
+        chat_template.json and processor_config.json that has one; None without any.
 
         Raises ModelLoadError for a template that does not parse or a field of another form.
         """
         path = directory / TEMPLATE_FILE
-        if path.exists():
-            return cls(
-                read_bounded_text(path, MAX_TEMPLATE_BYTES), where=str(path), special_tokens=special_tokens
-            )
-        where = f"{directory / 'tokenizer_config.json'}: chat_template"
-        declared = tokenizer_config.get("chat_template")
-        if declared is None:
+        where = str(path)
+        named = {"default": _read_template(path)} if path.exists() else {}
+        for name in ("tokenizer_config.json", *_PROCESSOR_FILES):
+            if named:
+                break
+            where = f"{directory / name}: chat_template"
+            config = tokenizer_config if name == "tokenizer_config.json" else _read_config(directory / name)
+            if config.get("chat_template") is not None:
+                named = _named_templates(config["chat_template"], where)
+        for further in sorted((directory / TEMPLATE_FOLDER).glob("*.jinja")):
+            named[further.stem] = _read_template(further)
+        if not named:
             return None
-        if isinstance(declared, str):
-            return cls(declared, where=where, special_tokens=special_tokens)
-        named = _named_templates(declared, where)
         if "default" not in named:
             raise ModelLoadError(
                 f"{where} has templates {sorted(named)}, expected one named 'default'; add it"
@@ -125,6 +134,31 @@ class ChatTemplate:
             lambda messages, tools: self.render(messages, tools, add_generation_prompt=True)
         )
 
+    @cached_property
+    def after_answer(self) -> str:
+        """What it writes after an answer's text; "" if it refuses a short conversation."""
+        answer = "probed answer"
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+        for messages in (turns, [*turns, turns[0]]):
+            try:
+                prompt = self.render(messages, add_generation_prompt=False)
+            except RequestError:
+                continue
+            after = prompt.rpartition(answer)[2]
+            if after.strip():
+                return after
+        return ""
+
+    def shows(self, shape: tuple[Kind, ...]) -> Shown:
+        """What it does with a conversation of messages of these kinds. Rendered once for each shape."""
+        if shape not in self._shown:
+            self._shown[shape] = shown(
+                lambda messages, tools: self.render(messages, tools, add_generation_prompt=True),
+                shape,
+                self.tool_form,
+            )
+        return self._shown[shape]
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -142,7 +176,7 @@ class ChatTemplate:
         template = self._tool_template if tools else self._template
         turns = list(messages)
         if continue_final_message:
-            turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}{_CONTINUE_HERE}"}
+            turns[-1] = {**turns[-1], "content": f"{turns[-1]['content'] or ''}{_CONTINUE_HERE}"}
         context = {
             **self._special_tokens,
             **(variables or {}),
@@ -245,8 +279,18 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
+def _read_template(path: Path) -> str:
+    return read_bounded_text(path, MAX_TEMPLATE_BYTES)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    return read_json_object(path, "the processor's settings") if path.exists() else {}
+
+
 def _named_templates(declared: Any, where: str) -> dict[str, str]:
-    """The list form [{"name": …, "template": …}, …]."""
+    """A single template, or the list form [{"name": …, "template": …}, …]."""
+    if isinstance(declared, str):
+        return {"default": declared}
     named: dict[str, str] = {}
     for item in declared if isinstance(declared, list) else [declared]:
         name, template = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)

@@ -81,6 +81,11 @@ class ControlTokens:
             or r"(?!)"
         )
 
+    def first(self, text: str) -> str | None:
+        """The control token at the start of `text`; None: there is none."""
+        match = self._alone.match(text)
+        return None if match is None else match[0]
+
     def segments(self, text: str) -> list[str]:
         """See `Tokenizer.segments`."""
         parts, begin = [], 0

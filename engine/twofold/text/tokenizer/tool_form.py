@@ -14,6 +14,7 @@ from typing import Any, Final
 from twofold.api.errors import RequestError
 
 _NAMES: Final = ("look_up", "add_up")
+_ID, _LONG_ID = "probing0", "call_probing-identifier_0"
 _KEY, _VALUE, _RESULT = "probing_key", "probing_value", "probing_result"
 _TOOL: Final = {
     "description": "A tool.",
@@ -33,26 +34,40 @@ class ToolForm:
     """Content of a message with only calls is null; else it is empty."""
     several: bool
     """All calls of a message are shown; else only the first."""
+    short_ids: bool = False
+    """Ids are nine letters and digits; others are refused."""
+    shows_ids: bool = True
+    """Ids are shown; else only the order pairs results with calls."""
 
 
 def find_tool_form(render: Render) -> ToolForm | None:
     """The first form in which the template shows a call and its result; None if there is none."""
     for null_content in (False, True):
         for as_text in (False, True):
-            one = _shown(render, 1, as_text=as_text, null_content=null_content)
-            if one:
-                two = _shown(render, 2, as_text=as_text, null_content=null_content)
-                return ToolForm(as_text, null_content, several=two)
+            form = ToolForm(as_text, null_content, several=True)
+            one = _shown(render, 1, form)
+            if one is not None:
+                return ToolForm(
+                    as_text,
+                    null_content,
+                    several=_shown(render, 2, form) is not None,
+                    short_ids=_shown(render, 1, form, _LONG_ID) is None,
+                    shows_ids=_ID in one,
+                )
     return None
 
 
-def _shown(render: Render, num_calls: int, *, as_text: bool, null_content: bool) -> bool:
+def _shown(render: Render, num_calls: int, form: ToolForm, id_prefix: str = _ID) -> str | None:
+    """The part of the prompt that shows so many calls and their results; None if it does not show all of them."""
     arguments = {_KEY: _VALUE}
     calls = [
         {
-            "id": f"probing0{number}",
+            "id": f"{id_prefix}{number}",
             "type": "function",
-            "function": {"name": name, "arguments": json.dumps(arguments) if as_text else arguments},
+            "function": {
+                "name": name,
+                "arguments": json.dumps(arguments) if form.arguments_as_text else arguments,
+            },
         }
         for number, name in enumerate(_NAMES[:num_calls])
     ]
@@ -62,7 +77,7 @@ def _shown(render: Render, num_calls: int, *, as_text: bool, null_content: bool)
     ]
     messages: list[Mapping[str, Any]] = [
         {"role": "user", "content": "?"},
-        {"role": "assistant", "content": None if null_content else "", "tool_calls": calls},
+        {"role": "assistant", "content": None if form.null_content else "", "tool_calls": calls},
         *results,
     ]
     tools = [{"type": "function", "function": {"name": name, **_TOOL}} for name in _NAMES]
@@ -70,14 +85,14 @@ def _shown(render: Render, num_calls: int, *, as_text: bool, null_content: bool)
         # Occurrences in the tools' descriptions do not count.
         prompt = render(messages, tools).removeprefix(_common_begin(render, messages, tools))
     except RequestError:
-        return False
+        return None
     names = _NAMES[:num_calls]
     if not all(name in prompt and f"{_RESULT}_{name}" in prompt for name in names):
-        return False
+        return None
     # JSON inside a JSON string, or an object in Python's notation, is the wrong form.
     written = prompt.count(_VALUE)
     wrong = prompt.count(f'\\"{_KEY}') + prompt.count(f"'{_KEY}'")
-    return written >= num_calls and not wrong
+    return prompt if written >= num_calls and not wrong else None
 
 
 def _common_begin(
