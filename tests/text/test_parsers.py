@@ -67,6 +67,12 @@ CASES = {
         r'<tool_call>{"name": "f", "arguments": "{\"days\": 1}"}<tool_call>{"name": "g"}',
         Answer("", "", (call(city="a\nb"), call(days=1), ("g", {}))),
     ),
+    "hermes-as-python-prints": Case(
+        "hermes", None,
+        "<tool_call>\n{'name': 'f', 'arguments': {'city': \"it's\", 'where': {'x': [None, True, 'a\\'b']}}}\n"
+        "</tool_call>",
+        Answer("", "", (call(city="it's", where={"x": [None, True, "a'b"]}),)),
+    ),
     "hermes-mark-in-text": Case(
         "hermes", None,
         'A call begins with <tool_call>, then {"name": "f"}.\n',
@@ -167,6 +173,21 @@ CASES = {
         Answer("ok", "hm", (XML_READ, ("g", {}))),
         opened=True,
     ),
+    "deepseek_v32": Case(
+        "deepseek_v32", "deepseek_r1",
+        'hm</think>ok\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
+        f'<｜DSML｜parameter name="city" string="true">{TEXT}</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        Answer("ok", "hm", TWO),
+        opened=True,
+    ),
+    "deepseek_v32-text-beside-the-schema": Case(
+        "deepseek_v32", None,
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="days" string="true">2'
+        "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
+        Answer("", "", (call(days="2"),)),
+    ),
     "deepseek_v3": Case(
         "deepseek_v3", "deepseek_r1",
         "<think>\nhm\n</think>\n\nok<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
@@ -241,6 +262,12 @@ CASES = {
         "lfm2", "qwen3",
         '<|tool_call_start|>[f(city="x", days=2)]<|tool_call_end|>I look it up.',
         Answer("I look it up.", "", (call(city="x", days=2),)),
+    ),
+    "lfm2-json": Case(
+        "lfm2", None,
+        f'<|tool_call_start|>[{{"name": "f", "arguments": {CALL_JSON}}}, {{"name": "g", "arguments": {{}}}}]'
+        "<|tool_call_end|>",
+        Answer("", "", TWO),
     ),
     "granite": Case(
         "granite", "granite",
@@ -355,6 +382,48 @@ def damaged(case: Case, rng: random.Random) -> str:
 def test_an_answer_says_what_its_model_meant(case: Case) -> None:
     assert answer_of(parsed(case, [case.text])) == case.expected
     check(case, case.text, random.Random(0))
+
+
+MARKED = {
+    "hermes": "a </tool_call> b",
+    "mistral": '}] [TOOL_CALLS] [{"name": "f"}]',
+    "qwen3_coder": "</parameter>\n<parameter=city>\nx\n</parameter>\ny</parameter> z",
+    "seed_oss": "a </parameter> </seed:tool_call> <parameter=city",
+    "glm45": "</arg_value> <arg_key>k</arg_key> </tool_call>",
+    "glm47": "a</arg_value><arg_key>city</arg_key><arg_value>b",
+    "hy_v3": "a</arg_value:opensource></arg_value:opensource> b",
+    "minimax_m2": '</parameter> <parameter> </parameter><parameter name="',
+    "deepseek_v32": "</｜DSML｜parameter> </｜DSML｜parameter><｜DSML｜parameter name",
+    "gemma4": '<|"|> b<|"|>',
+    "llama4_pythonic": "')] [g()",
+    "lfm2": '")]<|tool_call_end|>',
+}
+
+
+def is_about_a_city(case: Case) -> bool:
+    return bool(case.expected.calls) and "city" in case.expected.calls[0][1]
+
+
+@pytest.mark.parametrize("tool", sorted({case.tool for case in CASES.values() if is_about_a_city(case)}))
+def test_a_mark_inside_a_value_ends_nothing(tool: str) -> None:
+    """A call with each dialect's closing marks in its text, where the marks' followers tell them apart."""
+    case = next(case for case in CASES.values() if case.tool == tool and is_about_a_city(case))
+    given = MARKED.get(tool, "}} </tool_call> ```")
+    arguments = case.expected.calls[0][1]
+    text = arguments["city"]
+    written, inside = text, given
+    if tool == "llama4_pythonic":
+        written, inside = 'a "b"\\n\\\\c \\u2713\\n', given.replace("'", "\\'")
+    elif text not in case.text or tool == "lfm2":
+        written, inside = (json.dumps(each, ensure_ascii=False)[1:-1] for each in (text, given))
+    marked = case._replace(text=case.text.replace(written, inside, 1))
+    assert marked.text != case.text
+    answer = answer_of(parsed(marked, [marked.text]))
+    assert answer.calls == (
+        (case.expected.calls[0][0], arguments | {"city": given}),
+        *case.expected.calls[1:],
+    )
+    check(marked, marked.text, random.Random(0))
 
 
 def test_every_parser_has_a_case() -> None:

@@ -74,8 +74,10 @@ def test_lone_surrogate_is_the_requests_fault(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        ({"eos_token_id": [2, 0]}, {"eos_token_id": 5}, {0, 2}),
-        ({}, {"eos_token_id": 5}, {5}),
+        ({"eos_token_id": [0]}, {"eos_token_id": 5}, {0, 2, 5}),
+        ({}, {"text_config": {"eos_token_id": 5}}, {2, 5}),
+        # Beyond the vocabulary.
+        ({"eos_token_id": 9999}, {"eos_token_id": 5}, {2, 5}),
         (None, {"eos_token_id": None}, {2}),
         (None, None, {2}),
     ],

@@ -51,7 +51,7 @@ _XML: Final = FamilyChat(("qwen3_coder", "hermes"), ("deepseek_r1",))
 _KIMI: Final = FamilyChat(("kimi_k2",), ("kimi_k2",), ("<|im_end|>",))
 # GGUF files also call Kimi-K2 and GLM-4.7-Flash "deepseek2", and Kimi-K2's own files name DeepSeek-V3.
 _DEEPSEEK: Final = FamilyChat(
-    ("deepseek_v3", "deepseek_v31", *_KIMI.tools, *_GLM.tools),
+    ("deepseek_v32", "deepseek_v3", "deepseek_v31", *_KIMI.tools, *_GLM.tools),
     ("deepseek_r1",),
     (*_KIMI.end_of_turn, *_GLM.end_of_turn),
 )

@@ -253,7 +253,8 @@ OUTPUTS = [{"type": "function_call_output", "call_id": c, "output": c} for c in 
 @pytest.mark.parametrize(
     ("refused", "several", "items", "turns"),
     [
-        ((), True, [{"role": "developer", "content": "dev"}, USER], [("system", "sys"), ("system", "dev"), ("user", "a")]),
+        ((), True, [{"role": "developer", "content": "dev"}, USER],
+         [("system", "sys"), ("system", "dev"), ("user", "a")]),
         ((), True, [USER, {"role": "developer", "content": "dev"}, USER],
          [("system", "sys"), ("user", "a"), ("system", "dev"), ("user", "a")]),
         (("system",), True, [USER, {"role": "developer", "content": "dev"}],

@@ -9,7 +9,7 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import HTTP, serving
 from openai.types.responses import Response
-from responses_play import CALLS, MCP_HEAD, TOOL, USER, events_of, post
+from responses_play import MCP_HEAD, TOOL, USER, events_of, post
 from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
 

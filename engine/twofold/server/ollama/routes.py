@@ -5,7 +5,6 @@ Refusals and behaviour are those of /v1.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 

@@ -63,8 +63,8 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation. `developer` is OpenAI's newer name of `system`, `function` its older one of `tool`;
-    other roles depend on the template. Unknown fields are ignored.
+    """One message of a conversation. `developer` is OpenAI's newer name of `system`, `function` its older one of
+    `tool`; other roles depend on the template. Unknown fields are ignored.
     """
 
     role: Role

@@ -114,7 +114,8 @@ class ToolArguments:
             return f'{key} "=" {self._json_in_python(lark, {})}'
         before, end, between = form.parameter
         head, _, tail = pieces(before)
-        return f"({lark.text(head)} {key} {lark.text(tail)} {lark.up_to(end)} {lark.text(between)})"
+        tails = lark.any_of(lark.text(tail.replace("$text", word)) for word in ("true", "false"))
+        return f"({lark.text(head)} {key} {tails} {lark.up_to(end)} {lark.text(between)})"
 
     def _keyword(self, lark: Lark, form: CallForm, parameter: Parameter) -> str:
         schema = parameter.schema
@@ -132,7 +133,8 @@ class ToolArguments:
 
     def _tag(self, lark: Lark, form: CallForm, parameter: Parameter) -> str:
         before, end, between = form.parameter
-        head, _, tail = pieces(before)
+        kinds = self._kinds.kinds(self.name, parameter.key)
+        head, _, tail = pieces(before.replace("$text", "true" if "string" in kinds or not kinds else "false"))
         return (
             f"({lark.text(head + parameter.key + tail)} {self._tagged(lark, form, parameter, end)} "
             f"{lark.text(between)})"

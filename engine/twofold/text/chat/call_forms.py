@@ -31,7 +31,7 @@ class CallForm:
     keys: str = _ANY_KEY
     """Regular expression of parameter names, outside JSON."""
     parameter: tuple[str, str, str] = ("", "", "")
-    """Around a tag's value: before it, directly after it, and up to the next one."""
+    """Around a tag's value: before it, directly after it, and up to the next one. $text: whether the value is text."""
     line: str = ""
     """Between a non-text value and its end."""
 
@@ -74,6 +74,13 @@ FORMS: Final = {
         between="\n<seed:tool_call>\n",
         arguments="tags",
         parameter=("<parameter=$key>", "</parameter>", "\n"),
+    ),
+    "deepseek_v32": CallForm(
+        '<｜DSML｜invoke name="$name">\n$args</｜DSML｜invoke>\n',
+        "<｜DSML｜function_calls>\n",
+        end="</｜DSML｜function_calls>",
+        arguments="tags",
+        parameter=('<｜DSML｜parameter name="$key" string="$text">', "</｜DSML｜parameter>", "\n"),
     ),
     "deepseek_v3": CallForm(
         "function<｜tool▁sep｜>$name\n```json\n$args\n```",

@@ -1,4 +1,7 @@
-"""Streaming JSON inside an answer: checked and passed on as it arrives; raw line breaks in strings are escaped."""
+"""Streaming JSON inside an answer: checked and passed on as it arrives; raw line breaks in strings are escaped.
+
+Strings and words in Python's notation are passed on as JSON.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from twofold.text.chat.reader import DamagedCallError, TextReader, Wait
+from twofold.text.chat.schema_values import inside_string
 
 MAX_DEPTH: Final = 64
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]*')
@@ -16,6 +20,16 @@ NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.AS
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _MAX_WORD: Final = 400
+_PYTHON_PLAIN: Final = {quote: re.compile(rf"[^{quote}\\\n]*") for quote in "\"'"}
+_ESCAPES: Final = {
+    "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"',
+    "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": "",
+}  # fmt: skip
+_HEX_ESCAPES: Final = {"x": 2, "u": 4, "U": 8}
+WORDS: Final = {
+    "True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null",
+}  # fmt: skip
+"""Literals of JSON and Python → JSON."""
 
 Write = Callable[[str], None]
 
@@ -37,7 +51,7 @@ def read_json(reader: TextReader, write: Write) -> Wait[None]:
                 if first == "{":
                     yield from _read_key(reader, write)
                 continue
-        elif first == '"':
+        elif first in ('"', "'"):
             yield from read_string(reader, write)
         else:
             yield from _read_word(reader, write)
@@ -61,7 +75,10 @@ def read_json(reader: TextReader, write: Write) -> Wait[None]:
 
 
 def read_string(reader: TextReader, write: Write) -> Wait[None]:
-    """Read one string with its quotes."""
+    """Read one string with its quotes; models trained on printed objects write them as Python does."""
+    if (yield from reader.peek()) == "'":
+        yield from read_python_string(reader, write)
+        return
     yield from reader.expect('"')
     write('"')
     while True:
@@ -76,6 +93,44 @@ def read_string(reader: TextReader, write: Write) -> Wait[None]:
             write(json.dumps(reader.advance())[1:-1])
         else:
             raise DamagedCallError
+
+
+def read_python_string(reader: TextReader, write: Write) -> Wait[None]:
+    """Read a string in Python's notation, with its quotes, and pass it on as JSON."""
+    quote = reader.advance()
+    write('"')
+    while True:
+        yield from reader.take_while(_PYTHON_PLAIN[quote], write=lambda text: write(inside_string(text)))
+        character = yield from reader.peek()
+        if character == quote:
+            reader.advance()
+            write('"')
+            return
+        if character == "\\":
+            yield from _read_python_escape(reader, write)
+        elif character:
+            # An unescaped line break in a string.
+            write(inside_string(reader.advance()))
+        else:
+            raise DamagedCallError
+
+
+def _read_python_escape(reader: TextReader, write: Write) -> Wait[None]:
+    escape = yield from reader.lookahead(2)
+    if len(escape) < 2:
+        raise DamagedCallError
+    length = _HEX_ESCAPES.get(escape[1])
+    if length is None:
+        reader.advance(2)
+        # As in Python, an unknown escape is kept.
+        write(inside_string(_ESCAPES.get(escape[1], escape)))
+        return
+    digits = (yield from reader.lookahead(2 + length))[2:]
+    code = int(digits, 16) if len(digits) == length and set(digits) <= _HEX else -1
+    if not 0 <= code <= 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+        raise DamagedCallError
+    reader.advance(2 + length)
+    write(inside_string(chr(code)))
 
 
 def read_text(reader: TextReader, read: Callable[[TextReader, Write], Wait[None]] = read_json) -> Wait[str]:
@@ -108,7 +163,7 @@ def read_arguments(reader: TextReader, write: Write) -> Wait[None]:
         yield from read_json(reader, write)
         return
     text = yield from read_text(reader)
-    if first == '"':
+    if first in ('"', "'"):
         given = json.loads(text).strip()
         try:
             given.encode()
@@ -169,6 +224,11 @@ def read_call_object(reader: TextReader, *, bare: bool = False) -> Wait[None]:
 def read_call_list(reader: TextReader) -> Wait[None]:
     """Read [call, call, …] of such objects."""
     yield from reader.expect("[")
+    yield from read_listed_calls(reader)
+
+
+def read_listed_calls(reader: TextReader) -> Wait[None]:
+    """Read what follows the bracket of such a list."""
     while True:
         reader.begin_header()
         yield from reader.skip_space()
@@ -202,9 +262,9 @@ def _read_escape(reader: TextReader, write: Write) -> Wait[None]:
 
 def _read_word(reader: TextReader, write: Write) -> Wait[None]:
     word = yield from reader.take_while(_WORD, _MAX_WORD)
-    if word not in ("true", "false", "null") and NUMBER.fullmatch(word) is None:
+    if word not in WORDS and NUMBER.fullmatch(word) is None:
         raise DamagedCallError
-    write(word)
+    write(WORDS.get(word, word))
 
 
 def _refuse(constant: str) -> None:

@@ -57,6 +57,12 @@ class Marks:
         return len(text)
 
 
+Follow = tuple[str | re.Pattern[str], ...]
+"""Strings and patterns in this order, with white space before each."""
+KEY: Final = re.compile(r"[\"']?[^<>\"'\n]{1,256}[\"']?")
+"""A parameter's name, maybe in quotes."""
+
+
 class TextReader:
     """The text received so far, the read position, and the events made so far."""
 
@@ -202,18 +208,50 @@ class TextReader:
                 return literal
         return ""
 
-    def scan(self, marks: Marks, write: Callable[[str], None]) -> Wait[str]:
-        """Read up to and including one of `marks`, passing on the text before it as it arrives; "" at the end."""
+    def scan(self, marks: Marks, write: Callable[[str], None], follows: Sequence[Follow] = ()) -> Wait[str]:
+        """Read up to and including one of `marks`, passing on the text before it as it arrives; "" at the end.
+
+        follows: what may come after a mark, after white space. A mark that none of them follows is text.
+        """
         while True:
             where, mark = marks.find(self._text, self._at, self._closed)
+            end = where + len(mark)
+            is_end = self._is_followed(end, follows) if mark else None
+            if is_end is False:
+                where = end
             if where > self._at:
                 write(self.advance(where - self._at))
-            if mark:
+            if is_end:
                 self.advance(len(mark))
                 return mark
-            if self._closed:
-                return ""
-            yield
+            if is_end is None:
+                if self._closed:
+                    return ""
+                yield
+
+    def _is_followed(self, at: int, follows: Sequence[Follow]) -> bool | None:
+        """Whether one of `follows` comes at `at`; None: more text decides. A cut answer decides for it."""
+        found = [self._matches(at, follow) for follow in follows] or [True]
+        return True if True in found or (None in found and self._closed) else None if None in found else False
+
+    def _matches(self, at: int, follow: Follow) -> bool | None:
+        text = self._text
+        for part in follow:
+            space = _SPACE.match(text, at)
+            at = space.end() if space is not None else at
+            if isinstance(part, str):
+                if not text.startswith(part, at):
+                    return None if part.startswith(text[at:]) else False
+                at += len(part)
+                continue
+            match = part.match(text, at)
+            if match is None:
+                # A quote alone may begin a name.
+                return None if text[at:] in ("", "'", '"') else False
+            if match.end() == len(text):
+                return None
+            at = match.end()
+        return True
 
     def text_until(self, marks: Marks, kind: EventKind) -> Wait[str]:
         """The same, as text events. White space directly before a mark belongs to the mark; at the end, to the text."""

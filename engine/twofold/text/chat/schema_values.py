@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from twofold.text.chat.reader import Marks, TextReader, Wait
+from twofold.text.chat.reader import KEY, Follow, Marks, TextReader, Wait
 
 Kinds = frozenset[str]
 """Type names of JSON schema; empty: unspecified."""
@@ -101,21 +102,32 @@ class ArgumentsWriter:
         self._reader = reader
         self._schemas = schemas
         self._tool = tool
-        self._num_written = 0
+        self._written: list[str] = []
         reader.argument("{")
 
     def key(self, name: str) -> None:
-        comma = ", " if self._num_written else ""
-        self._num_written += 1
+        comma = ", " if self._written else ""
+        self._written.append(name)
         self._reader.argument(f"{comma}{json.dumps(name, ensure_ascii=False)}: ")
 
-    def value(self, name: str, end: Marks, *, own_lines: bool = False) -> Wait[str]:
+    def value(
+        self,
+        name: str,
+        end: Marks,
+        follows: Sequence[Follow],
+        *,
+        own_lines: bool = False,
+        is_text: bool = False,
+    ) -> Wait[str]:
         """Read a parameter's value up to one of `end` and write both. Returns the mark, or "" at the answer's end.
 
-        `own_lines`: one line break before and one after the value belong to the tags.
+        Args:
+            follows: as in `TextReader.scan`. A KEY in it is one that has not been written: arguments have each once.
+            own_lines: one line break before and one after the value belong to the tags.
+            is_text: the tags say that the value is text, whatever the schema says.
         """
         self.key(name)
-        kinds = self._schemas.kinds(self._tool, name)
+        kinds = frozenset(("string",)) if is_text else self._schemas.kinds(self._tool, name)
         if kinds == {"string"}:
             # Only strings can be passed on while they are written, and only they get long.
             self._reader.argument('"')
@@ -124,10 +136,15 @@ class ArgumentsWriter:
             parts: list[str] = []
             write = parts.append
         lines = _WithoutOuterLineBreaks(write) if own_lines else None
-        mark = yield from self._reader.scan(end, lines.push if lines else write)
+        mark = yield from self._reader.scan(end, lines.push if lines else write, self._unwritten(follows))
         if mark:
             self._reader.argument('"' if kinds == {"string"} else json_of("".join(parts), kinds))
         return mark
+
+    def _unwritten(self, follows: Sequence[Follow]) -> list[Follow]:
+        keys = "|".join(map(re.escape, self._written))
+        key = re.compile(rf"(?![\"']?(?:{keys})[\"'\s<>]){KEY.pattern}")
+        return [tuple(key if part is KEY else part for part in follow) for follow in follows]
 
     def end(self) -> None:
         self._reader.argument("}")

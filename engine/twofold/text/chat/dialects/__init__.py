@@ -53,6 +53,8 @@ _THINK: Final = (("<think>",), ("</think>",), ("</think>",))
 _SEP: Final = "<｜tool▁sep｜>"
 _CALLS, _CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
 _CALLS_END, _CALL_END = "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"
+_DSML: Final = "<｜DSML｜function_calls>"
+_DSML_TAGS: Final = ("</｜DSML｜function_calls>", "</｜DSML｜invoke>", "</｜DSML｜parameter>")
 _DEEPSEEK: Final = (_SEP, _CALLS_END, _CALL_END)
 _GLM: Final = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _SOLAR: Final = ("<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>")
@@ -83,6 +85,7 @@ _TOOLS: Final = (
         ("<seed:tool_call>", "<function="),
         ("</seed:tool_call>",),
     ),
+    ToolDialect("deepseek_v32", "minimax_m2", (_DSML,), ("｜DSML｜",), ("｜DSML｜", *_DSML_TAGS)),
     ToolDialect(
         "deepseek_v3", "deepseek", (_CALLS, _CALL), (_SEP, "```json"), _DEEPSEEK, marks_are_tokens=True
     ),

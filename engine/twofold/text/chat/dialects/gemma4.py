@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from twofold.text.chat.json_stream import MAX_DEPTH, NUMBER, Write, read_members
-from twofold.text.chat.reader import DamagedCallError, Marks, TextReader, Wait
+from twofold.text.chat.reader import DamagedCallError, Follow, Marks, TextReader, Wait
 from twofold.text.chat.schema_values import ToolSchemas, inside_string
 
 _QUOTE: Final = '<|"|>'
@@ -17,6 +18,8 @@ _KEY: Final = re.compile(r"[^:{}\[\],<]*")
 _WORD: Final = re.compile(r"[^,{}\[\]<]*")
 _WORDS: Final = {"true": "true", "false": "false", "null": "null", "None": "null"}
 _MAX_WORD: Final = 4096
+_AFTER_KEY: Final[tuple[Follow, ...]] = ((":",),)
+_AFTER_VALUE: Final[tuple[Follow, ...]] = (("}",), ("]",), (",",))
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
@@ -41,7 +44,7 @@ def _read_object(reader: TextReader, write: Write, depth: int) -> Wait[None]:
 
 def _read_pair(reader: TextReader, write: Write, depth: int) -> Wait[None]:
     if (yield from reader.accept(_QUOTE)):
-        yield from _read_quoted(reader, write)
+        yield from _read_quoted(reader, write, _AFTER_KEY)
     else:
         yield from reader.skip_space()
         key = (yield from reader.take_while(_KEY, _MAX_WORD)).strip()
@@ -77,9 +80,9 @@ def _read_value(reader: TextReader, write: Write, depth: int) -> Wait[None]:
         write(json.dumps(word, ensure_ascii=False) if known is None else known)
 
 
-def _read_quoted(reader: TextReader, write: Write) -> Wait[None]:
+def _read_quoted(reader: TextReader, write: Write, follows: Sequence[Follow] = _AFTER_VALUE) -> Wait[None]:
     """Read the rest of a string, after its first mark."""
     write('"')
-    if not (yield from reader.scan(_QUOTED_END, lambda text: write(inside_string(text)))):
+    if not (yield from reader.scan(_QUOTED_END, lambda text: write(inside_string(text)), follows)):
         raise DamagedCallError
     write('"')

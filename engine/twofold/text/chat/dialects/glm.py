@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from twofold.text.chat.reader import DamagedCallError, Marks, TextReader, Wait
+from twofold.text.chat.reader import KEY, DamagedCallError, Follow, Marks, TextReader, Wait
 from twofold.text.chat.schema_values import ArgumentsWriter, ToolSchemas
 
 
@@ -37,6 +37,10 @@ def read_call(reader: TextReader, schemas: ToolSchemas, tags: Tags) -> Wait[None
     """Read what follows the begin of one call. DamagedCallError if it is not a call."""
     key_tag, end = tags.begin("arg_key"), tags.end("tool_call")
     key_end, value_end = Marks((tags.end("arg_key"),)), Marks((tags.end("arg_value"),))
+    follows: tuple[Follow, ...] = (
+        (key_tag, KEY, tags.end("arg_key"), tags.begin("arg_value")),
+        (end,),
+    )
     yield from reader.skip_space()
     name = yield from reader.read_name()
     if tags.after_name:
@@ -53,7 +57,7 @@ def read_call(reader: TextReader, schemas: ToolSchemas, tags: Tags) -> Wait[None
             raise DamagedCallError
         yield from reader.skip_space()
         yield from reader.expect(tags.begin("arg_value"))
-        if not (yield from arguments.value("".join(key).strip(), value_end)):
+        if not (yield from arguments.value("".join(key).strip(), value_end, follows)):
             raise DamagedCallError
         following = yield from reader.accept(key_tag, end)
     if following != end:

@@ -1,4 +1,7 @@
-"""Calls in Python syntax: [f(a=1, b="x"), g()]. Llama 4 writes them bare or between marks, LFM2 between marks."""
+"""Calls in Python syntax: [f(a=1, b="x"), g()]. Llama 4 writes them bare or between marks, LFM2 between marks.
+
+Between marks the list may also hold JSON objects: LFM2 writes them if the prompt asks for JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,33 @@ import json
 import re
 from typing import Final
 
-from twofold.text.chat.json_stream import MAX_DEPTH, NUMBER, Write, read_members
+from twofold.text.chat.json_stream import (
+    MAX_DEPTH,
+    NUMBER,
+    WORDS,
+    Write,
+    read_listed_calls,
+    read_members,
+    read_python_string,
+)
 from twofold.text.chat.reader import MAX_NAME, DamagedCallError, TextReader, Wait
-from twofold.text.chat.schema_values import ToolSchemas, inside_string
+from twofold.text.chat.schema_values import ToolSchemas
 
 _NAME: Final = re.compile(r"[\w.-]*")
 _WORD: Final = re.compile(r"[-+.\w]*")
-_WORDS: Final = {
-    "True": "true",
-    "False": "false",
-    "None": "null",
-    "true": "true",
-    "false": "false",
-    "null": "null",
-}
 _MAX_WORD: Final = 400
-_PLAIN: Final = {quote: re.compile(rf"[^{quote}\\\n]*") for quote in "\"'"}
-_ESCAPES: Final = {
-    "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"',
-    "0": "\0", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": "",
-}  # fmt: skip
-_HEX_ESCAPES: Final = {"x": 2, "u": 4, "U": 8}
-_HEX: Final = frozenset("0123456789abcdefABCDEF")
+_ENDS: Final = ("<|python_end|>", "<|tool_call_end|>")
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
     if mark != "[":
         yield from reader.skip_space()
         yield from reader.expect("[")
+        yield from reader.skip_space()
+        if (yield from reader.peek()) == "{":
+            yield from read_listed_calls(reader)
+            yield from reader.accept(*_ENDS)
+            return
     while True:
         reader.begin_header()
         yield from reader.skip_space()
@@ -48,7 +50,7 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
             break
     yield from reader.skip_space()
     yield from reader.expect("]")
-    yield from reader.accept("<|python_end|>", "<|tool_call_end|>")
+    yield from reader.accept(*_ENDS)
 
 
 def _read_arguments(reader: TextReader) -> Wait[None]:
@@ -74,7 +76,7 @@ def _read_value(reader: TextReader, write: Write, depth: int) -> Wait[None]:
     yield from reader.skip_space()
     first = yield from reader.peek()
     if first in ("'", '"'):
-        yield from _read_string(reader, write)
+        yield from read_python_string(reader, write)
     elif first == "{":
         reader.advance()
         write("{")
@@ -87,57 +89,20 @@ def _read_value(reader: TextReader, write: Write, depth: int) -> Wait[None]:
         write("]")
     else:
         word = yield from reader.take_while(_WORD, _MAX_WORD)
-        if word not in _WORDS and NUMBER.fullmatch(word) is None:
+        if word not in WORDS and NUMBER.fullmatch(word) is None:
             raise DamagedCallError
-        write(_WORDS.get(word, word))
+        write(WORDS.get(word, word))
 
 
 def _read_pair(reader: TextReader, write: Write, depth: int) -> Wait[None]:
     yield from reader.skip_space()
     if (yield from reader.peek()) not in ("'", '"'):
         raise DamagedCallError
-    yield from _read_string(reader, write)
+    yield from read_python_string(reader, write)
     yield from reader.skip_space()
     yield from reader.expect(":")
     write(": ")
     yield from _read_value(reader, write, depth)
-
-
-def _read_string(reader: TextReader, write: Write) -> Wait[None]:
-    quote = reader.advance()
-    write('"')
-    while True:
-        yield from reader.take_while(_PLAIN[quote], write=lambda text: write(inside_string(text)))
-        character = yield from reader.peek()
-        if character == quote:
-            reader.advance()
-            write('"')
-            return
-        if character == "\\":
-            yield from _read_escape(reader, write)
-        elif character:
-            # An unescaped line break in a string.
-            write(inside_string(reader.advance()))
-        else:
-            raise DamagedCallError
-
-
-def _read_escape(reader: TextReader, write: Write) -> Wait[None]:
-    escape = yield from reader.lookahead(2)
-    if len(escape) < 2:
-        raise DamagedCallError
-    length = _HEX_ESCAPES.get(escape[1])
-    if length is None:
-        reader.advance(2)
-        # As in Python, an unknown escape is kept.
-        write(inside_string(_ESCAPES.get(escape[1], escape)))
-        return
-    digits = (yield from reader.lookahead(2 + length))[2:]
-    code = int(digits, 16) if len(digits) == length and set(digits) <= _HEX else -1
-    if not 0 <= code <= 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-        raise DamagedCallError
-    reader.advance(2 + length)
-    write(inside_string(chr(code)))
 
 
 def _name(reader: TextReader) -> Wait[str]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from twofold.text.chat.reader import DamagedCallError, Marks, TextReader, Wait
+from twofold.text.chat.reader import KEY, DamagedCallError, Follow, Marks, TextReader, Wait
 from twofold.text.chat.schema_values import ArgumentsWriter, ToolSchemas
 
 _FUNCTION: Final = "<function="
 _PARAMETER_END: Final = Marks(("</parameter>",))
+_AFTER_VALUE: Final[tuple[Follow, ...]] = (("<parameter=", KEY, ">"), ("</function>",))
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
@@ -26,7 +27,7 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
     while (yield from reader.accept("<parameter=")):
         key = yield from reader.read_name()
         yield from reader.expect(">")
-        if not (yield from arguments.value(key, _PARAMETER_END, own_lines=True)):
+        if not (yield from arguments.value(key, _PARAMETER_END, _AFTER_VALUE, own_lines=True)):
             raise DamagedCallError
     yield from reader.skip_space()
     yield from reader.expect("</function>")
