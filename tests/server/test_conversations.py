@@ -70,7 +70,8 @@ CALL, RESULT = ("assistant", "", ("f", "c", {})), ("tool", "r", "c")
 ASKED = ("user", "go")
 # kind: (API, messages or items, what the template gets)
 SENT: dict[str, tuple[str, list[Any], list[Any]]] = {
-    "a call with an object": ("chat", [USER, chat_call({"a": 1}), {"role": "tool", "tool_call_id": "c", "content": "r"}],
+    "a call with an object": ("chat", [USER, chat_call({"a": 1}),
+        {"role": "tool", "tool_call_id": "c", "content": "r"}],
         [ASKED, ("assistant", "", ("f", "c", {"a": 1})), RESULT]),
     "a call of no type, with a number as id": ("chat", [chat_call(None, id=7, type=None),
         {"role": "tool", "tool_call_id": 7, "content": "r"}, USER],
@@ -82,7 +83,8 @@ SENT: dict[str, tuple[str, list[Any], list[Any]]] = {
         [ASKED, ("assistant", "", ("f", "call00000", {})), ("tool", "r", "call00000")]),
     "a damaged call": ("chat", [USER, chat_call('{"a": '), {"role": "tool", "tool_call_id": "c", "content": "r"}],
         [ASKED, ("assistant", "", ("f", "c", {"invalid_arguments": '{"a": '})), RESULT]),
-    "a long id": ("chat", [USER, chat_call(id="x" * 9000), {"role": "tool", "tool_call_id": "x" * 9000, "content": "r"}],
+    "a long id": ("chat", [USER, chat_call(id="x" * 9000),
+        {"role": "tool", "tool_call_id": "x" * 9000, "content": "r"}],
         [ASKED, ("assistant", "", ("f", "call_QbGMztY2a4SAtxVc9pdT0Oys", {})),
          ("tool", "r", "call_QbGMztY2a4SAtxVc9pdT0Oys")]),
     "pictures everywhere": ("chat", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
@@ -117,14 +119,16 @@ SENT: dict[str, tuple[str, list[Any], list[Any]]] = {
         [("user", ""), ("assistant", ""), ASKED]),
     "an output of parts": ("responses", [USER, item(), output([{"type": "input_text", "text": "r"},
         {"type": "input_image", "image_url": "x"}])], [ASKED, CALL, ("tool", f"r{IMAGE}", "c")]),
-    "an output that is null or an object": ("responses", [USER, item(arguments=None), output(None), item(arguments={"a": 1}),
-        output({"b": 2})], [ASKED, CALL, ("tool", "", "c"), ("assistant", "", ("f", "c", {"a": 1})),
-        ("tool", '{"b": 2}', "c")]),
-    "items of other tools": ("responses", [USER, {"type": "web_search_call", "id": "w"}, {"type": "mcp_list_tools", "id": "m"},
+    "an output that is null or an object": ("responses", [USER, item(arguments=None), output(None),
+        item(arguments={"a": 1}), output({"b": 2})],
+        [ASKED, CALL, ("tool", "", "c"), ("assistant", "", ("f", "c", {"a": 1})), ("tool", '{"b": 2}', "c")]),
+    "items of other tools": ("responses", [USER, {"type": "web_search_call", "id": "w"},
+        {"type": "mcp_list_tools", "id": "m"},
         {"type": "local_shell_call", "call_id": "c", "action": {"command": ["ls"]}},
         {"type": "local_shell_call_output", "call_id": "c", "output": "r"}],
         [ASKED, ("assistant", "", ("local_shell", "c", {"command": ["ls"]})), RESULT]),
-    "a refusal among the items": ("responses", [USER, {"type": "reasoning", "summary": [], "encrypted_content": "other"},
+    "a refusal among the items": ("responses", [USER,
+        {"type": "reasoning", "summary": [], "encrypted_content": "other"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, USER],
         [ASKED, ("assistant", "no"), ASKED]),
     "a damaged item": ("responses", [USER, item(arguments="{"), output("r")],
@@ -187,6 +191,14 @@ def test_a_begun_answer_is_continued_in_every_apis_way(served: tuple[str, FakeEn
         assert "CONTINUE" in answer.text or answer.json()["choices"][0]["message"]["content"].startswith(
             "go a"
         )
+
+
+def test_half_a_character_in_a_body_is_replaced(served: tuple[str, FakeEngine]) -> None:
+    base, engine = served
+    body = rb'{"model": "fake-tales", "messages": [{"role": "user", "content": "cut \ud83d"}]}'
+    answer = HTTP.post(base + PATHS["chat"], content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    assert engine.tokenizer.rendered[0][0]["content"] == "cut �"
 
 
 def test_a_repair_is_logged_once(served: tuple[str, FakeEngine], caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from twofold.text.conversation.arranging import arranged, rendered
 from twofold.text.conversation.calls import arguments_of
 from twofold.text.conversation.content import is_unreadable, placeholder, readable, without_thinking
 from twofold.text.conversation.repairs import REPAIRS, Repair
+from twofold.text.conversation.surrogates import whole_characters
 from twofold.text.tokenizer import ChatTemplate
 
 CALLS = (
@@ -216,6 +217,14 @@ def test_results_follow_their_calls_where_the_template_shows_no_ids(templates: d
 )
 def test_arguments_are_an_object(text: str, arguments: dict[str, Any]) -> None:
     assert arguments_of(text) == arguments
+
+
+def test_half_a_character_is_replaced() -> None:
+    text = r'{"a": "\ud83d\ude00 \uD83D \ude00\\ud83d é \u00e9 \ud83d"}'
+    mended = r'{"a": "\ud83d\ude00 \ufffd \ufffd\\ud83d é \u00e9 \ufffd"}'
+    assert whole_characters(text) == mended
+    assert whole_characters(text.encode()) == mended.encode()
+    assert arguments_of(text) == {"a": "😀 � �\\ud83d é é �"}
 
 
 IMAGE = "[image: this model reads text only]"

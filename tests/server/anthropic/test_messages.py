@@ -247,7 +247,6 @@ CALLS = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name"
         ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, 400, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": CALLS["content"]}]}, 400, "role 'assistant'"),
         ({"messages": [{"role": "tool", "content": "a"}]}, 400, "messages[0].role"),
-        ({"messages": [*TALE, CALLS]}, 400, "the last one calls tools"),
         ({"tools": [SEARCH]}, 400, "only Anthropic's servers run"),
         (
             {"tools": [SEARCH, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}},

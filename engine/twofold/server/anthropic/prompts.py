@@ -42,13 +42,10 @@ def chat_fields(body: CountTokensRequest, tokenizer: ServingTokenizer) -> dict[s
     if form is not None:
         schema = {"name": "output_config.format", "schema": form.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    if body.messages[-1].role == "assistant":
-        if "tool_calls" in fields["messages"][-1]:
-            problem = (
-                "messages: the last one calls tools; send a user's message with their tool_result blocks"
-            )
-            raise ApiError(400, problem)
-        fields["continue_final_message"] = True
+    # After calls without results a new answer begins.
+    fields["continue_final_message"] = (
+        body.messages[-1].role == "assistant" and "tool_calls" not in fields["messages"][-1]
+    )
     return fields
 
 

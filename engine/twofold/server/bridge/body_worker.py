@@ -28,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 
 from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import ApiError
+from twofold.text.conversation.surrogates import whole_characters
 
 M = TypeVar("M", bound=BaseModel)
 Limits = Mapping[str, tuple[int, str]]
@@ -50,12 +51,16 @@ def parse(schema: type[M], body: bytes, max_context: int, limits: Limits = Mappi
 
     max_context: of any model. limits: of single models, see `ServerState.context_limits`.
     """
+    context = {"max_context": max_context, "limits": limits}
+    # RFC 8259 lets a parser ignore the byte-order mark that some editors and shells write.
+    body = body.removeprefix(b"\xef\xbb\xbf")
     try:
-        # RFC 8259 lets a parser ignore the byte-order mark that some editors and shells write.
-        return schema.model_validate_json(
-            body.removeprefix(b"\xef\xbb\xbf"),
-            context={"max_context": max_context, "limits": limits},
-        )
+        try:
+            return schema.model_validate_json(body, context=context)
+        except ValidationError as error:
+            if "hex escape" not in error.errors(include_input=False)[0]["msg"]:
+                raise
+            return schema.model_validate_json(whole_characters(body), context=context)
     except ValidationError as error:
         raise api_errors.from_validation(error) from None
 

@@ -66,7 +66,12 @@ def router(state: ServerState) -> APIRouter:
             return await _load(state, body, {"message": {"role": "assistant", "content": ""}})
         async with using_model(state, body) as model:
             fields = _fields(model, body)
-            fields |= {"tools": body.tools or None, "messages": _messages(body.messages)}
+            last = body.messages[-1]
+            fields |= {
+                "tools": body.tools or None,
+                "messages": _messages(body.messages),
+                "continue_final_message": last.role == "assistant" and not last.tool_calls,
+            }
             return await answer_chat(request, model, translated(ChatRequest, fields, model), OllamaChat)
 
     @routes.post(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from twofold.text.conversation.repairs import report
+from twofold.text.conversation.surrogates import whole_characters
 from twofold.text.tokenizer import ToolForm
 
 Turn = dict[str, Any]
@@ -31,7 +32,7 @@ def arguments_of(text: str) -> dict[str, Any]:
         if not isinstance(value, str) or not value.strip():
             break
         try:
-            value = json.loads(value)
+            value = json.loads(whole_characters(value))
         except (ValueError, RecursionError):
             break
     if isinstance(value, dict):
@@ -120,7 +121,11 @@ def _in_form(turn: Turn, form: ToolForm) -> Turn:
         function = dict(call["function"])
         arguments, given = arguments_of(function["arguments"]), function["arguments"]
         if form.arguments_as_text:
-            same = given if given.strip().startswith("{") and DAMAGED not in arguments else None
+            same = (
+                whole_characters(given)
+                if given.strip().startswith("{") and DAMAGED not in arguments
+                else None
+            )
             function["arguments"] = same or json.dumps(arguments, ensure_ascii=False)
         else:
             function["arguments"] = arguments

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from twofold.api.errors import ConfigError, RequestError
 from twofold.api.types import SamplingParams
+from twofold.text.conversation.arranging import rendered
 from twofold.tools.cli.answer_reader import read_answer
 from twofold.tools.cli.model_options import (
     add_model_arguments,
@@ -123,7 +124,8 @@ class Conversation:
         tokenizer = self._engine.tokenizer
         forgotten = 0
         while True:
-            token_ids = tokenizer.encode(tokenizer.apply_chat_template(self._system + self._turns))
+            _, prompt = rendered(self._system + self._turns, tokenizer, tokenizer.apply_chat_template)
+            token_ids = tokenizer.encode(prompt)
             fits = len(token_ids) + _LEAST_ROOM <= self._engine.max_context
             if fits or len(self._turns) < 3:
                 break

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import Usage
+from twofold.text.conversation.arranging import rendered
 from twofold.tools.cli.answer_reader import read_answer
 from twofold.tools.cli.model_options import (
     add_model_arguments,
@@ -100,7 +101,7 @@ def prompt_token_ids(
         return tokenizer.encode(prompt, add_special_tokens=True)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    return tokenizer.encode(tokenizer.apply_chat_template(messages))
+    return tokenizer.encode(rendered(messages, tokenizer, tokenizer.apply_chat_template)[1])
 
 
 def report(engine: Engine, text: str, token_ids: list[int], usage: Usage) -> dict[str, Any]:
