@@ -132,6 +132,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "the same id twice": [user("one"), call("x"), result("x", "two"), call("x"), result("x", "three")],
     "unknown ids": [user("one"), call("x", "y"), result("z", "two"), result("y", "three")],
+    "one of two results": [user("one"), call("x", "y"), result("y", "two"), user("three")],
     "damaged arguments": [user("one"), call("x", arguments='{"a": "argu'), result("x", "two")],
     "empty contents": [system("zero"), user(""), call("x"), result("x", ""), answer(""), user("")],
 }  # fmt: skip
@@ -198,6 +199,12 @@ def test_results_follow_their_calls_where_the_template_shows_no_ids(templates: d
         "two",
         "three",
     ]
+
+
+def test_a_missing_result_beside_others_is_named(templates: dict[str, Template]) -> None:
+    turns = arranged(CONVERSATIONS["one of two results"], templates["every role anywhere"])
+    assert [turn["content"] for turn in turns] == ["one", "", "[no result]", "two", "three"]
+    assert "name" not in turns[3]
 
 
 @pytest.mark.parametrize(

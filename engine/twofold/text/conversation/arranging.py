@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from twofold.api.errors import RequestError
-from twofold.text.conversation.calls import Turn, as_text, holds_calls, in_form, paired, result_as_user
+from twofold.text.conversation.calls import (
+    Turn,
+    as_text,
+    holds_calls,
+    in_form,
+    no_result,
+    paired,
+    result_as_user,
+)
 from twofold.text.conversation.content import has_placeholder
 from twofold.text.conversation.repairs import report
 from twofold.text.tokenizer import ToolForm
@@ -63,7 +71,7 @@ _AFTER: Final[dict[str, tuple[Kind, ...]]] = {
     "result": ("assistant", "user"),
 }
 """Kind → what usually follows it, up to a user's message."""
-_BEGIN, _NO_ANSWER, _NO_RESULT = "[the conversation begins]", "[no answer]", "[no result]"
+_BEGIN, _NO_ANSWER = "[the conversation begins]", "[no answer]"
 
 
 def rendered(
@@ -153,10 +161,7 @@ def _missing(last: Turn | None) -> list[Turn]:
         return [{"role": "user", "content": _BEGIN}]
     if not last.get("tool_calls"):
         return [{"role": "assistant", "content": _NO_ANSWER}]
-    return [
-        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": _NO_RESULT}
-        for call in last["tool_calls"]
-    ]
+    return [no_result(call) for call in last["tool_calls"]]
 
 
 def _joined(one: Turn, other: Turn) -> Turn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import string
@@ -71,7 +72,30 @@ def paired(turns: Sequence[Turn]) -> list[Turn]:
                 report("results by order")
             turn = turn | {"tool_call_id": call_id or f"call{num_calls:05d}"}
         pairs.append(turn)
-    return pairs
+    return _completed(pairs)
+
+
+def no_result(call: Mapping[str, Any]) -> Turn:
+    """A result for a call that has none."""
+    name = call["function"]["name"]
+    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": "[no result]"}
+
+
+def _completed(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with a result for each call of a message whose other calls have one: templates count them."""
+    answered = {turn["tool_call_id"] for turn in turns if turn["role"] == "tool"}
+    completed: list[Turn] = []
+    missing: list[Turn] = []
+    for turn, following in itertools.zip_longest(turns, turns[1:]):
+        completed.append(turn)
+        if turn.get("tool_calls"):
+            missing = [no_result(call) for call in turn["tool_calls"] if call["id"] not in answered]
+        ends_results = turn["role"] == "tool" and (following is None or following["role"] != "tool")
+        if missing and ends_results:
+            report("missing message")
+            completed += missing
+            missing = []
+    return completed
 
 
 def in_form(turns: Sequence[Turn], form: ToolForm) -> list[Turn]:
