@@ -100,6 +100,10 @@ SENT: dict[str, tuple[str, list[Any], list[Any]]] = {
     "thinking as a part": ("chat", [USER, {"role": "assistant", "content": [
         {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}]}, USER],
         [ASKED, ("assistant", "a", "hm"), ASKED]),
+    "calls as parts": ("chat", [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"},
+        {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]}, {"role": "tool", "tool_call_id": "c",
+        "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]}],
+        [ASKED, ("assistant", "a", ("f", "c", {"a": 1})), RESULT]),
     "a begun answer that was continued": ("chat", [USER, {"role": "assistant", "content": "a", "prefix": True}, USER],
         [ASKED, ("assistant", "a"), ASKED]),
     "blocks of Anthropic's servers": ("messages", [USER, {"role": "assistant", "content": [

@@ -90,6 +90,14 @@ def test_which_tokens_end_an_answer(tmp_path: Path, generation: Any, config: Any
     assert Tokenizer.load(tmp_path).eos_token_ids == expected
 
 
+def test_special_tokens_of_older_repositories(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    named = {"eos_token": {"content": "<|im_end|>"}, "additional_special_tokens": ["<|im_start|>"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    assert Tokenizer.load(tmp_path).eos_token_ids == {2}
+
+
 def test_settings_and_template_are_optional(tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()

@@ -42,10 +42,10 @@ def chat_fields(body: CountTokensRequest, tokenizer: ServingTokenizer) -> dict[s
     if form is not None:
         schema = {"name": "output_config.format", "schema": form.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    last = body.messages[-1]
+    calls = isinstance(last.content, list) and any(block.type == "tool_use" for block in last.content)
     # After calls without results a new answer begins.
-    fields["continue_final_message"] = (
-        body.messages[-1].role == "assistant" and "tool_calls" not in fields["messages"][-1]
-    )
+    fields["continue_final_message"] = last.role == "assistant" and not calls
     return fields
 
 
@@ -74,22 +74,15 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 def _assistant(turn: Turn, number: int) -> dict[str, Any]:
     if not isinstance(turn.content, list):
         return {"role": "assistant", "content": turn.content or ""}
-    texts: list[Block] = []
-    calls: list[dict[str, Any]] = []
     for place, block in enumerate(turn.content):
-        if block.type == "tool_use":
-            calls.append({"id": block.id, "function": {"name": block.name, "arguments": block.input}})
-        elif block.type == "tool_result":
+        if block.type == "tool_result":
             raise _misplaced(number, place, block.type, "user")
-        else:
-            texts.append(block)
     # The pieces of one answer are joined without a separator, to replay it unchanged.
-    message: dict[str, Any] = {"role": "assistant", "content": _plain(texts)}
-    return message | ({"tool_calls": calls} if calls else {})
+    return {"role": "assistant", "content": _plain(turn.content)}
 
 
 def _others(turn: Turn, number: int) -> Iterator[dict[str, Any]]:
-    blocks = turn.content if isinstance(turn.content, list) else [turn.content or ""]
+    blocks: Sequence[Block | str] = turn.content if isinstance(turn.content, list) else [turn.content or ""]
     if not blocks:
         yield {"role": turn.role, "content": ""}
     for place, block in enumerate(blocks):

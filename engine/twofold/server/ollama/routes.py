@@ -126,7 +126,7 @@ async def _generate(request: Request, model: ServedModel, body: OllamaGenerateRe
         raw = translated(CompletionRequest, fields | {"prompt": body.prompt}, model)
         return await answer_completion(request, model, raw, OllamaRaw)
     messages = [{"role": "system", "content": body.system}] if body.system else []
-    messages.append({"role": "user", "content": body.prompt or ""})
+    messages.append({"role": "user", "content": _parts(body.prompt, body.images)})
     asked = translated(ChatRequest, fields | {"messages": messages}, model)
     return await answer_chat(request, model, asked, OllamaGenerate, context=body.context or ())
 
@@ -154,7 +154,7 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     return [
         {
             "role": message.role,
-            "content": [*_parts(message.content), *({"type": "image"} for _ in message.images or ())],
+            "content": _parts(message.content, message.images),
             "reasoning_content": message.thinking or None,
             "tool_calls": [call.model_dump() for call in message.tool_calls or ()] or None,
             "name": message.tool_name,
@@ -164,8 +164,12 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     ]
 
 
-def _parts(content: Any) -> list[Any]:
-    return content if isinstance(content, list) else [content]
+def _parts(content: Any, images: Sequence[Any] | None) -> list[Any]:
+    """Content and pictures as OpenAI's parts."""
+    return [
+        *(content if isinstance(content, list) else [content]),
+        *({"type": "image"} for _ in images or ()),
+    ]
 
 
 def _thinking(model: ServedModel, think: bool | str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, CalledFuncti
 from twofold.server.openai.schemas import MAX_TOOLS, NumLogprobs, PassedSampling, TokenId
 from twofold.server.pooling.schemas import MAX_INPUTS
 
-_NoImages = refused("the model reads text only")
 Context = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(fits_the_context)]
 
 
@@ -64,7 +63,7 @@ class OllamaRequest(Body):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     """Used with `logprobs` only."""
-    images: _NoImages = None  # type: ignore[valid-type]
+    images: list[Any] | None = None
 
 
 class OllamaChatRequest(OllamaRequest):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from twofold.api.errors import RequestError
 from twofold.server.openai.custom_tools import custom_arguments
-from twofold.text.conversation.content import is_unreadable, readable, without_thinking
+from twofold.text.conversation.content import THINKING, apart, is_unreadable, readable
 
 if TYPE_CHECKING:
     # The process that parses large bodies imports this file and needs no tokenizer.
@@ -86,18 +86,13 @@ class Message(BaseModel):
     def _read(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        content, thinking = value.get("content"), ""
+        read = value | {"tool_call_id": as_id(value.get("tool_call_id"))}
+        for name in ("reasoning_content", "reasoning"):
+            if value.get(name) is not None:
+                read[name] = readable(value[name])
         if value.get("role") == "assistant":
-            content, thinking = without_thinking(content)
-            # An answer that OpenAI's models refused or spoke.
-            content = content or value.get("refusal") or _audio(value.get("audio"))
-        read = value | {"content": readable(content), "tool_call_id": as_id(value.get("tool_call_id"))}
-        if thinking and not (value.get("reasoning_content") or value.get("reasoning")):
-            read["reasoning_content"] = thinking
-        call = value.get("function_call")
-        if call and not value.get("tool_calls"):
-            read["tool_calls"] = [{"function": call}]
-        return read
+            read |= _answer(read)
+        return read | {"content": readable(read.get("content"))}
 
     def for_template(self, *, reads_thinking: bool) -> dict[str, Any]:
         """The message in the form of `conversation.calls.Turn`."""
@@ -142,6 +137,25 @@ def turns_of(messages: Sequence[Message], tokenizer: ServingTokenizer) -> list[d
         param = f"messages[{len(messages) - 1}].content"
         raise RequestError(f"{param}: {last.content}; send text, or a model that reads it", param=param)
     return [message.for_template(reads_thinking=reads_thinking) for message in messages]
+
+
+def _answer(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Content without parts of thinking and calls, and these in their fields."""
+    content, thinking = apart(message.get("content"), THINKING)
+    content, uses = apart(content, ("tool_use",))
+    # An answer that OpenAI's models refused or spoke.
+    read = {"content": content or message.get("refusal") or _audio(message.get("audio"))}
+    if thinking and not (message.get("reasoning_content") or message.get("reasoning")):
+        read["reasoning_content"] = "\n".join(filter(None, map(readable, thinking)))
+    calls = [
+        {"id": use.get("id"), "function": {"name": use.get("name"), "arguments": use.get("input")}}
+        for use in uses
+    ]
+    if message.get("function_call"):
+        calls.append({"function": message["function_call"]})
+    if calls and not message.get("tool_calls"):
+        read["tool_calls"] = calls
+    return read
 
 
 def as_id(value: Any) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 _TEXT_KEYS: Final = ("text", "refusal", "thinking", "content", "output")
 """Members of a part that hold its text, or further parts."""
-_THINKING: Final = frozenset(("thinking", "reasoning", "reasoning_text"))
+THINKING: Final = frozenset(("thinking", "reasoning", "reasoning_text"))
 _IGNORED: Final = frozenset(("redacted_thinking", "reasoning.encrypted", "cache_point"))
 """Parts that only another server can read and that tell the model nothing."""
 _KINDS: Final = {
@@ -46,15 +46,16 @@ def readable(content: Any, between: str = "") -> Any:
     return content
 
 
-def without_thinking(content: Any) -> tuple[Any, str]:
-    """Content without its parts of thinking, and their text."""
+def apart(content: Any, kinds: Collection[str]) -> tuple[Any, list[Mapping[str, Any]]]:
+    """Content without its parts of these types, and these parts."""
     if not isinstance(content, list):
-        return content, ""
-    thinking = [part for part in content if isinstance(part, Mapping) and part.get("type") in _THINKING]
-    if not thinking:
-        return content, ""
-    rest = [part for part in content if not (isinstance(part, Mapping) and part.get("type") in _THINKING)]
-    return rest, "\n".join(filter(None, (readable(part) for part in thinking)))
+        return content, []
+    rest: list[Any] = []
+    taken: list[Mapping[str, Any]] = []
+    for part in content:
+        is_taken = isinstance(part, Mapping) and part.get("type") in kinds
+        (taken if is_taken else rest).append(part)
+    return rest, taken
 
 
 def _texts(content: Any, depth: int) -> Iterator[str]:

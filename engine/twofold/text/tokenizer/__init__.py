@@ -77,6 +77,11 @@ class Tokenizer:
         directory = Path(directory)
         config_path = directory / "tokenizer_config.json"
         data = read_json_object(config_path, "the tokenizer's settings") if config_path.exists() else {}
+        map_path = directory / "special_tokens_map.json"
+        if map_path.exists():
+            # Older repositories name the roles there only.
+            named = read_json_object(map_path, "the special tokens")
+            data = {**{role: named[role] for role in _SPECIAL_NAMES if role in named}, **data}
         settings = Fields(str(config_path), data)
         path, backend = _read_backend(directory, settings)
         highest = -1 if vocab_size is None else _highest_id(backend, vocab_size)
