@@ -125,7 +125,7 @@ async def _generate(request: Request, model: ServedModel, body: OllamaGenerateRe
         fields["logprobs"] = fields.pop("top_logprobs", None)
         raw = translated(CompletionRequest, fields | {"prompt": body.prompt}, model)
         return await answer_completion(request, model, raw, OllamaRaw)
-    messages = [{"role": "system", "content": body.system}] if body.system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": _parts(body.prompt, body.images)})
     asked = translated(ChatRequest, fields | {"messages": messages}, model)
     return await answer_chat(request, model, asked, OllamaGenerate, context=body.context or ())

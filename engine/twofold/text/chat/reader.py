@@ -59,7 +59,7 @@ class Marks:
 
 Follow = tuple[str | re.Pattern[str], ...]
 """Strings and patterns in this order, with white space before each."""
-KEY: Final = re.compile(r"[\"']?[^<>\"'\n]{1,256}[\"']?")
+KEY: Final = re.compile(r"[^<>\n]{1,256}")
 """A parameter's name, maybe in quotes."""
 
 
@@ -246,8 +246,7 @@ class TextReader:
                 continue
             match = part.match(text, at)
             if match is None:
-                # A quote alone may begin a name.
-                return None if text[at:] in ("", "'", '"') else False
+                return None if at == len(text) else False
             if match.end() == len(text):
                 return None
             at = match.end()
