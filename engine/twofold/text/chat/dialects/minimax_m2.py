@@ -35,7 +35,7 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
     tags = _DSML if "DSML" in mark else _MINIMAX
     call, parameter = tags.begin("invoke"), tags.begin("parameter")
     value_end = Marks((tags.end("parameter"),))
-    follows: tuple[Follow, ...] = ((parameter, KEY), (tags.end("invoke"),))
+    follows: tuple[Follow, ...] = ((parameter, KEY, ">"), (tags.end("invoke"),))
     yield from reader.skip_space()
     yield from reader.expect(call)
     while True:
