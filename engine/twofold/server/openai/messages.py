@@ -6,6 +6,7 @@ for every API, whose conversations all become these messages.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -132,10 +133,13 @@ def turns_of(messages: Sequence[Message], tokenizer: ServingTokenizer) -> list[d
             raise RequestError(
                 f"{param}: only an assistant's message may have tool calls; move them there", param=param
             )
-    last = messages[-1]
-    if last.role == "user" and is_unreadable(last.content or ""):
+    answered = ("assistant", "system", "developer")
+    asked = list(itertools.takewhile(lambda message: message.role not in answered, reversed(messages)))
+    if asked and all(message.role == "user" and is_unreadable(message.content or "") for message in asked):
         param = f"messages[{len(messages) - 1}].content"
-        raise RequestError(f"{param}: {last.content}; send text, or a model that reads it", param=param)
+        raise RequestError(
+            f"{param}: {asked[0].content}; send text, or ask a model that reads it", param=param
+        )
     return [message.for_template(reads_thinking=reads_thinking) for message in messages]
 
 

@@ -112,6 +112,10 @@ SENT: dict[str, tuple[str, list[Any], list[Any]]] = {
         [ASKED, ("assistant", "[server_tool_use web: this model reads text only]a"), ASKED]),
     "a result with a picture": ("messages", [USER, use(), use_result([{"type": "text", "text": "a.png"},
         {"type": "image", "source": PNG}])], [ASKED, CALL, ("tool", f"a.png\n{IMAGE}", "c")]),
+    "a picture beside a result": ("messages", [USER, use(), {"role": "user", "content": [
+        use_result("r")["content"][0], {"type": "image", "source": PNG}]}], [ASKED, CALL, RESULT, ("user", IMAGE)]),
+    "a picture after its question": ("chat", [USER, {"role": "user", "content": [{"type": "image_url"}]}],
+        [ASKED, ("user", IMAGE)]),
     "a failed result without words": ("messages", [USER, use(input=None), use_result(None, is_error=True)],
         [ASKED, CALL, ("tool", "Error: ", "c")]),
     "input as text, result without an id": ("messages", [USER, use(input='{"a": 1}'), use_result("r", tool_use_id="")],
