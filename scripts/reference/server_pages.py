@@ -18,7 +18,7 @@ from scripts.reference.tables import anchor, cell, table
 
 ROUTES: Final = {
     "DELETE /admin/requests/{request_id}": "Cancels a request.",
-    "DELETE /v1/responses/{response_id}": "404: nothing is stored.",
+    "DELETE /v1/responses/{response_id}": "Forgets a stored response.",
     "GET /": "The chat page for a browser; other programs read that Ollama is running, and so detect a server.",
     "GET /chat.css": "The chat page's style.",
     "GET /chat.js": "The chat page's program.",
@@ -47,8 +47,8 @@ ROUTES: Final = {
     "GET /models": "llama.cpp's name of `/v1/models`.",
     "GET /v1/models": "The served models, once for each name, with their states.",
     "GET /v1/models/{name}": "One served model.",
-    "GET /v1/responses/{response_id}": "404: nothing is stored.",
-    "GET /v1/responses/{response_id}/input_items": "404: nothing is stored.",
+    "GET /v1/responses/{response_id}": "A stored response.",
+    "GET /v1/responses/{response_id}/input_items": "The input items of a stored response.",
     "GET /version": "The server's version.",
     "POST /admin/cache/drop_prefixes": "Drops the prefixes that no running request uses.",
     "POST /admin/experts/dump": "Writes the recording to files.",
@@ -62,6 +62,7 @@ ROUTES: Final = {
     "POST /api/embed": "Ollama: embeddings of texts.",
     "POST /api/embeddings": "Ollama: the embedding of one text, by the older route.",
     "POST /api/generate": "Ollama: continues a prompt.",
+    "POST /api/pull": "Ollama: reports success for a served model; downloads nothing.",
     "POST /api/show": "Ollama: the model's details.",
     "POST /detokenize": "Token ids to text.",
     "POST /dump_expert_distribution_record": "SGLang's name of `/admin/experts/dump`.",
@@ -80,7 +81,8 @@ ROUTES: Final = {
     "POST /v1/messages/count_tokens": "Anthropic: counts a conversation's tokens.",
     "POST /v1/rerank": "Jina and vLLM: documents by their relevance to a query.",
     "POST /v1/responses": "OpenAI: answers a conversation, in the form that Codex uses.",
-    "POST /v1/responses/{response_id}/cancel": "404: nothing is stored.",
+    "POST /v1/responses/input_tokens": "OpenAI: counts the tokens of a request's input.",
+    "POST /v1/responses/{response_id}/cancel": "400: no response runs in the background.",
     "POST /v1/score": "As `/score`.",
     "POST /v2/rerank": "Cohere: as `/v1/rerank`.",
 }

@@ -238,11 +238,12 @@ def test_strict_tools_are_held_wherever_a_call_begins(name: str, special: bool) 
 @pytest.mark.parametrize(
     ("name", "function", "reason"),
     [
-        ("gemma4", {"name": "f", "parameters": {"properties": {"a": {"pattern": "x"}}}}, "cannot be expressed"),
+        ("gemma4", {"name": "f", "strict": True, "parameters": {"properties": {"a": {"allOf": [{}, {}]}}}}, "allOf"),
         ("llama4_pythonic", {"name": "a:b"}, "cannot be written"),
         ("qwen3_coder", {"name": "f", "parameters": {"properties": {"a b": {}}}}, "cannot be written"),
         ("hermes", {"name": "f", "parameters": {"type": "array"}}, "arguments are an object"),
-        ("glm45", {"name": "f", "strict": True, "parameters": {"properties": {"a": {"pattern": "x"}}}}, "its type"),
+        ("hermes", {"name": "f", "strict": True, "parameters": {"not": {"required": ["a"]}}}, "f: not: this keyword"),
+        ("hermes", {"name": "f", "parameters": {"required": "a"}}, "f: parameters.required: must be a list"),
         ("glm45", {"name": "f", "strict": True, "parameters": {"anyOf": [{}]}}, "anyOf"),
     ],
 )  # fmt: skip
@@ -256,6 +257,79 @@ def test_what_a_dialect_cannot_hold_is_told(name: str, function: dict[str, Any],
             special_id=lambda mark: None,
         )
     assert refusal.value.param == "tools"
+
+
+EVERYDAY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "unit": {
+            "anyOf": [{"enum": ["C", "F"], "type": "string"}, {"type": "null"}],
+            "default": None,
+            "title": "U",
+        },
+        "day": {"type": "string", "format": "date"},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]$"},
+        "word": {"type": "string", "minLength": 1, "maxLength": 3},
+        "few": {
+            "anyOf": [{"type": "string", "maxLength": 2}, {"type": "integer", "minimum": 10, "maximum": 99}]
+        },
+        "level": {"$ref": "#/$defs/Level"},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/Level"}, "maxItems": 1},
+    },
+    "required": ["unit", "day", "code", "word", "few", "level", "tags"],
+    "additionalProperties": False,
+    "title": "Arguments",
+    "$defs": {"Level": {"enum": ["low", "high"], "title": "Level", "type": "string"}},
+}
+"""A signature with optional literals, dates, patterns, lengths and enumerations, as pydantic writes it."""
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_coder", "seed_oss", "glm45", "minimax_m2", "hy_v3", "gemma4", "lfm2", "hermes"]
+)
+def test_strict_tools_of_everyday_signatures(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    offered = [{"type": "function", "function": {"name": "f", "parameters": EVERYDAY, "strict": True}}]
+    writer, num_done = Writer(name, None, special=True), 0
+    constraint = answer_constraint(
+        None,
+        Calls(offered, True, "f", several=False),
+        ChatMarks(name),
+        opened=False,
+        special_id=writer.special_id,
+    )
+    assert constraint is not None
+    for seed in range(6):
+        text = writer.written(constraint, seed, most=900)
+        if text is None:
+            continue
+        parser = AnswerParser(name, None, offered)
+        events = parser.push(text) + parser.finish()
+        arguments = "".join(event.text for event in events if event.kind == "arguments")
+        checker = jsonschema.Draft202012Validator(EVERYDAY, format_checker=jsonschema.FormatChecker(["date"]))
+        checker.validate(json.loads(arguments))
+        num_done += 1
+    assert num_done >= 3
+    assert "is not enforced" not in caplog.text
+
+
+def test_what_a_form_cannot_express_is_left_out_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Keywords of a text between tags, and any of a tool that is not strict."""
+    address = {"type": "string", "format": "ipv6"}
+    odd = {"type": "object", "properties": {"a": address}, "required": ["a"], "not": {"required": ["b"]}}
+    for name in ("qwen3_coder", "gemma4", "hermes"):
+        caplog.clear()
+        writer = Writer(name, None, special=True)
+        constraint = answer_constraint(
+            None,
+            Calls([{"type": "function", "function": {"name": f"f_{name}", "parameters": odd}}], True),
+            ChatMarks(name),
+            opened=False,
+            special_id=writer.special_id,
+        )
+        assert constraint is not None
+        lines = [record.message for record in caplog.records]
+        assert any(f"tool f_{name}: not is not enforced" in line for line in lines)
+        assert any("format" in line for line in lines) == (name != "hermes")
 
 
 def test_gemma_values_match_their_schemas() -> None:

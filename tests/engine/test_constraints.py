@@ -22,6 +22,8 @@ from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.blocks import ops
 from twofold.engine import Engine, constraints, grammar_trial
 from twofold.models.bundled import bundled_model_path
+from twofold.text.chat.answer_grammar import Calls, answer_constraint
+from twofold.text.chat.marks import ChatMarks
 from twofold.text.tokenizer import Tokenizer
 
 from tests.engine.random_schemas import SchemaMaker
@@ -152,15 +154,15 @@ def test_every_answer_matches(engine: Engine, name: str) -> None:
 CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(2500)} | {"a2500": {"type": "integer"}}
 REFUSED = {
     "unsatisfiable": ("json_schema", {"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
-    "no such type": ("json_schema", {"type": "strnig"}, "Invalid type"),
-    "a keyword that is not supported": ("json_schema", {"not": {"type": "integer"}}, "Unimplemented"),
+    "no such type": ("json_schema", {"type": "strnig"}, "'strnig' is no type"),
+    "a keyword that is not supported": ("json_schema", {"not": {"type": "integer"}}, "not: this keyword"),
     "nor by asking for leniency": (
         "json_schema", {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}, "uniqueItems",
     ),
     "nor inside of Lark": (
         "grammar", 'start: %json {"contains": {}, "x-guidance": {"lenient": true}}', "contains",
     ),
-    "another document": ("json_schema", {"$ref": "http://127.0.0.1/x.json"}, "retriev"),
+    "another document": ("json_schema", {"$ref": "http://127.0.0.1/x.json"}, "outside the schema"),
     "only itself": ("json_schema", {"$ref": "#"}, "endless"),
     "false": ("json_schema", False, "expected a JSON object"),
     "no JSON": ("json_schema", "{", "JSON"),
@@ -239,8 +241,34 @@ def test_log_probabilities_are_of_what_may_come(engine: Engine) -> None:
             assert dict(entry.top)[entry.token_id] == entry.logprob
 
 
-def test_where_nothing_may_come_the_answer_fails(engine: Engine) -> None:
-    """A word that must not come is all that may; a mask that never comes; and both are alone in that."""
+@pytest.mark.parametrize("dialect", ["hermes", "qwen3_coder"])
+def test_an_error_names_the_tool_and_holds_no_grammar(engine: Engine, dialect: str) -> None:
+    schemas = {
+        "fine": {"type": "object", "properties": {"a": {"type": "string"}}},
+        "broken": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}},
+            "required": ["a"],
+        },
+    }
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schemas[name]}} for name in schemas
+    ]
+    constraint = answer_constraint(
+        None, Calls(tools, True), ChatMarks(dialect), opened=False, special_id=lambda mark: None
+    )
+    assert constraint is not None
+    with pytest.raises(RequestError) as refused:
+        engine.compile(constraint)
+    assert str(refused.value).startswith("tools: broken: the schema cannot be used: ")
+    assert "required property 'a'" in str(refused.value)
+    assert "start:" not in str(refused.value)
+
+
+def test_where_nothing_may_come_the_answer_is_cut_off(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A word that must not come is all that may; the other answers of the step end as usual."""
     banned = tuple(
         (token,) for token in range(engine.vocab_size) if engine.tokenizer.token_bytes(token)[:1] == b"c"
     )
@@ -249,11 +277,15 @@ def test_where_nothing_may_come_the_answer_fails(engine: Engine) -> None:
         Answer(WARM, Constraint("choice", '["dog"]')),
     ]
     failed, fine = answered(engine, asked)
-    assert "the answer cannot continue under constraint" in str(failed.end)
+    assert (failed.text, failed.end) == ("", "length")
+    (line,) = [record.message for record in caplog.records if "ended early" in record.message]
+    assert "the answer cannot continue under constraint" in line
     assert (fine.text, fine.end) == ("dog", "stop")
 
 
-def test_a_mask_that_does_not_come_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_does_not_come_is_given_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     stuck, fill = threading.Event(), constraints.fill
     count = 0
 
@@ -271,8 +303,8 @@ def test_a_mask_that_does_not_come_is_given_up(engine: Engine, monkeypatch: pyte
     monkeypatch.setattr(constraints, "_OFFLOAD_ABOVE_S", 0.0)
     first, second, third = answered(engine, asked)
     stuck.set()
-    assert "s to compute; simplify" in str(second.end)
-    assert [first.end, third.end] == ["stop", "stop"]
+    assert [first.end, second.end, third.end] == ["stop", "length", "stop"]
+    assert "s to compute; simplify" in caplog.text
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 4096, 5000])

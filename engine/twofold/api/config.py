@@ -234,6 +234,24 @@ class ServerConfig(Checked):
         "format of the model's reasoning, by vLLM's name; none = it stays in the text (default: detected from the chat "
         "template)",
     )
+    reasoning_field: str = setting(
+        "reasoning",
+        "field of chat answers that holds the model's thinking: reasoning (vLLM's name), reasoning_content (its older "
+        "name, which DeepSeek's clients read) or both, which some clients show twice",
+        choices=("reasoning", "reasoning_content", "both"),
+    )
+    max_stored_responses: int = setting(
+        1024,
+        "responses of /v1/responses kept in memory, for previous_response_id, item_reference and GET; lost at exit; "
+        "requests with store: false are never kept; 0 = keep none",
+        low=0,
+        high=1_000_000,
+    )
+    max_stored_response_bytes: int = setting(
+        64 * 1024 * 1024,
+        "largest size of the kept responses in bytes; the least recently used ones make room",
+        low=0,
+    )
     max_body_bytes: int = setting(8 * 1024 * 1024, "largest accepted request body in bytes", low=1024)
     max_connections: int | None = setting(
         None, "open connections at the same time (default: from the limit of open files, at most 4096)", low=1

@@ -30,6 +30,9 @@ class Constraint:
     or replace it, such as thinking and tool calls."""
     field: str = "constraint"
     """The request field it came from, for error messages."""
+    parts: tuple[tuple[str, str, str], ...] = ()
+    """The schemas that a grammar was made from: request field, tool ("" for none), JSON schema. An error names the one
+    that causes it."""
 
 
 class TokenMatcher(Protocol):

@@ -24,7 +24,7 @@ class Range(NamedTuple):
 SAMPLING_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
     {
         "temperature": Range(0, 100),
-        "top_p": Range(0, 1, low_allowed=False),
+        "top_p": Range(0, 1),
         "top_k": Range(0, 2**31),
         "min_p": Range(0, 1),
         "presence_penalty": Range(-2, 2),

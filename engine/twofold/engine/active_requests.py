@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from twofold.step.draft_price import MoeTimes
 from twofold.step.runner import Verifier
 from twofold.step.sequences import ScheduledSequence, Sequence
 from twofold.step.speculation import Speculator
+
+_log = logging.getLogger(__name__)
 
 
 class Speculation(NamedTuple):
@@ -183,7 +186,9 @@ class ActiveRequests:
         if sequence.max_tokens == 0:  # only prompt log probabilities were requested
             self._finish(state, "length")
         elif state.failure is not None:
-            self._finish(state, "error", before, error=state.failure)
+            # The client reads it as it reads an answer cut off by its limit: what there is may be incomplete.
+            _log.warning("request %s ended early: %s", sequence.request.request_id, state.failure)
+            self._finish(state, "length", before)
         else:
             text = before + state.push(token, now_s)
             if sequence.num_generated == 1:

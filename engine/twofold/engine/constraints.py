@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from base64 import b64encode
@@ -23,6 +24,7 @@ from twofold.api.constraints import Constraint
 from twofold.api.errors import RequestError
 from twofold.engine.endless_grammars import is_endless_lark, is_endless_schema
 from twofold.engine.grammar_trial import GrammarTrial
+from twofold.text.schemas.enforceable import enforceable_schema
 from twofold.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -320,12 +322,7 @@ class GrammarCompiler:
     def _compile(self, constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
         from twofold.engine import grammar_source
 
-        try:
-            source = grammar_source.grammar_of(
-                constraint.kind, constraint.text, constraint.whitespace_pattern, constraint.frame
-            )
-        except ValueError as wrong:
-            raise _refusal(constraint, str(wrong)) from None
+        source = _source(constraint)
         if _is_endless(constraint):
             raise _refusal(
                 constraint, "it is endless: every match contains another match, so no answer is finite"
@@ -335,8 +332,47 @@ class GrammarCompiler:
         if not error:
             matcher, error = grammar_source.compiled(vocabulary.tokens, source)
         if error or matcher is None:
-            raise _refusal(constraint, error)
+            _refuse_part(constraint, vocabulary.trial)
+            raise _refusal(constraint, _without_source(error) if constraint.parts else error)
         return CompiledGrammar(constraint, vocabulary, matcher)
+
+
+def _source(constraint: Constraint) -> str:
+    """The grammar in llguidance's form. Raises RequestError."""
+    from twofold.engine import grammar_source
+
+    try:
+        return grammar_source.grammar_of(
+            constraint.kind, _enforceable_text(constraint), constraint.whitespace_pattern, constraint.frame
+        )
+    except ValueError as wrong:
+        raise _refusal(constraint, str(wrong)) from None
+
+
+def _enforceable_text(constraint: Constraint) -> str:
+    """The constraint's text, a schema as the library can follow it. ValueError if it cannot."""
+    if constraint.kind != "json_schema":
+        return constraint.text
+    try:
+        schema = json.loads(constraint.text)
+    except ValueError:
+        return constraint.text  # which `grammar_of` refuses
+    return json.dumps(enforceable_schema(schema) if isinstance(schema, dict | bool) else schema)
+
+
+def _refuse_part(constraint: Constraint, trial: GrammarTrial) -> None:
+    """Raises RequestError if one of the schemas that a grammar was made from fails alone."""
+    for field, tool, text in constraint.parts:
+        part = Constraint("json_schema", text, field=field)
+        error = trial.error_of(_source(part))
+        if error:
+            where = f"{field}: {tool}" if tool else field
+            raise RequestError(f"{where}: the schema cannot be used: {_without_source(error)}", param=field)
+
+
+def _without_source(error: str) -> str:
+    """llguidance's error message without its place in a grammar that the client did not write, and its text."""
+    return re.sub(r"^at \d+\(\d+\): |\s*\d+ \| .*$", "", error)
 
 
 def check_bounds(constraint: Constraint) -> None:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from twofold.text.schemas.references import resolved
+
 _MAX_STEPS: Final = 20_000
 _ENDLESS: Final = "<endless>"
 """A rule name that no grammar can contain."""
@@ -101,7 +103,7 @@ def is_endless_schema(schema: Any) -> bool:
             return part is not False
         reference = part.get("$ref")
         if isinstance(reference, str) and reference.startswith("#") and reference not in finite:
-            if reference in path or not ends(_target(schema, reference), (*path, reference)):
+            if reference in path or not ends(resolved(schema, reference), (*path, reference)):
                 return False
             finite.add(reference)
         if not all(ends(each, path) for each in _list(part.get("allOf"))):
@@ -137,14 +139,6 @@ def is_endless_schema(schema: Any) -> bool:
         return not ends(schema, ())
     except (RecursionError, TypeError):
         return False
-
-
-def _target(schema: Any, reference: str) -> Any:
-    """The target of a reference "#/…"; None if it does not exist."""
-    for part in reference.removeprefix("#").split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(key) if isinstance(schema, Mapping) else None
-    return schema
 
 
 def _list(value: Any) -> list[Any]:

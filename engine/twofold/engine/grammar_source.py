@@ -10,20 +10,27 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import resource
 import sys
 import threading
 import time
 from base64 import b64decode
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import llguidance
 
 JSON_WHITESPACE: Final = r"[ \t]|\r?\n[ \t]{0,64}"
 """Whitespace between JSON tokens; bounded, or a model may write whitespace for ever."""
-_TRIAL_STEPS: Final = 48
+_TRIAL_WALKS: Final = 6
+_TRIAL_STEPS: Final = 64
 _TRIAL_S: Final = 1.0
+_MAX_WHITE: Final = 24
+"""Steps of nothing but white space after which a match counts as stuck."""
+_CLOSING: Final = tuple(b'"}],:0')
+"""Bytes that lead through a grammar's structure; texts, which chance would seldom leave, end with one."""
+_ALLOWED: Final = re.compile(rb"[^\0]")
 _TRIAL_STACK_BYTES: Final = 4 * 1024 * 1024
 """Half the stack of the server's threads, so a grammar that passes here has room there."""
 _TRIAL_MEMORY_BYTES: Final = 3 * 1024**3
@@ -109,24 +116,63 @@ def one_line(error: str) -> str:
     return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "…"
 
 
-def trial(tokens: llguidance.LLTokenizer, grammar: str) -> str:
-    """Why a grammar cannot be used. Compiles it and generates a short match to find out."""
-    matcher, error = compiled(tokens, grammar)
-    if error:
-        return error
-    chance, until = random.Random(0), time.monotonic() + _TRIAL_S  # noqa: S311
+class TrialTokens(NamedTuple):
+    """Tokens by what they do in `trial`."""
+
+    closing: list[int]
+    """Tokens that are one byte of `_CLOSING`."""
+    text: int
+    """Bit mask of the tokens that are not only white space."""
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes]) -> TrialTokens:
+        """tokens: the bytes of each token."""
+        closing = [number for number, text in enumerate(tokens) if len(text) == 1 and text[0] in _CLOSING]
+        bits = bytearray(-(-len(tokens) // 8) + 1)
+        for number, text in enumerate(tokens):
+            if not text or text.strip():
+                bits[number // 8] |= 1 << number % 8
+        return cls(closing, int.from_bytes(bits, "little"))
+
+
+def trial(tokens: llguidance.LLTokenizer, grammar: str, known: TrialTokens) -> str:
+    """Why a grammar cannot be used. Compiles it and generates short matches to find out."""
+    initial, error = compiled(tokens, grammar)
+    until = time.monotonic() + _TRIAL_S
+    for number in range(_TRIAL_WALKS):
+        if error or time.monotonic() > until:
+            break
+        error = _walk(initial.deep_copy(), random.Random(number), known, until)  # noqa: S311
+    return error
+
+
+def _walk(matcher: llguidance.LLMatcher, chance: random.Random, known: TrialTokens, until: float) -> str:
+    """Why a match cannot be continued; "" if it ends, or does not end in time."""
+    num_white = 0
     for _ in range(_TRIAL_STEPS):
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            return one_line(matcher.get_error())
-        allowed = [
-            place * 8 + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1
-        ]
-        if not matcher.consume_token(chance.choice(allowed)):
-            return one_line(matcher.get_error())
-        if matcher.is_stopped() or time.monotonic() > until:
             break
-    return ""
+        text = int.from_bytes(mask, "little") & known.text
+        num_white = 0 if text else num_white + 1
+        if num_white > _MAX_WHITE:
+            return "after some texts nothing but white space can follow"
+        closing = [token for token in known.closing if mask[token // 8] >> token % 8 & 1]
+        if closing and chance.random() < 0.5:
+            token = chance.choice(closing)
+        else:
+            token = _any_of(text.to_bytes(len(mask), "little") if text else mask, chance)
+        if not matcher.consume_token(token) or matcher.is_stopped() or time.monotonic() > until:
+            break
+    return one_line(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _any_of(mask: bytes, chance: random.Random) -> int:
+    """A random token of a mask that has one."""
+    found = _ALLOWED.search(mask, chance.randrange(len(mask))) or _ALLOWED.search(mask)
+    assert found is not None
+    byte = mask[found.start()]
+    return found.start() * 8 + chance.choice([bit for bit in range(8) if byte >> bit & 1])
 
 
 def _serve() -> None:
@@ -136,8 +182,9 @@ def _serve() -> None:
     vocabulary = json.loads(sys.stdin.readline())
     table = TokenTable([b64decode(token) for token in vocabulary["tokens"]], vocabulary["special"])
     tokens = table.compiled(vocabulary["eos"])
+    known = TrialTokens.of(table.tokens)
     for line in sys.stdin:
-        error = trial(tokens, json.loads(line))
+        error = trial(tokens, json.loads(line), known)
         print(json.dumps(error), flush=True)
 
 

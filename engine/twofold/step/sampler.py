@@ -19,6 +19,7 @@ from twofold.blocks import ops
 
 F32 = NDArray[np.float32]
 _DRAWS_AT_ONCE: Final = 64
+_LEAST_TOP_P: Final = 1e-300
 
 
 class Sampler:
@@ -72,7 +73,9 @@ class Sampler:
         params = self.params
         if params.temperature == 0.0:
             return 0.0, 0, 1.0, 0.0, 0.0
-        return params.temperature, params.top_k, params.top_p, params.min_p, self.uniform(num_later)
+        # No probability at all still keeps the most likely token.
+        top_p = max(params.top_p, _LEAST_TOP_P)
+        return params.temperature, params.top_k, top_p, params.min_p, self.uniform(num_later)
 
     def uniform(self, num_later: int = 0) -> float:
         """Uniform number in [0, 1) for the next token, or for a later one; unchanged until a token is taken."""

@@ -54,7 +54,7 @@ def refusal(response: httpx.Response, status: int) -> dict:
         (CHAT, {"messages": HELLO, "temperature": "hot"}, "temperature", "hot"),
         (CHAT, {"messages": HELLO, "top_p": 0}, "top_p", "greater than 0"),
         (CHAT, {"messages": HELLO, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        (CHAT, {"messages": HELLO, "stop": ["a"] * 5}, "stop", "at most 4"),
+        (CHAT, {"messages": HELLO, "stop": ["a"] * 1025}, "stop", "at most 1024"),
         (CHAT, {"messages": HELLO, "stop": ["a" * 300]}, "stop[0]", "256"),
         (CHAT, {"messages": HELLO, "stop": ""}, "stop[0]", "at least 1"),
         (TEXT, {}, "prompt", "required"),

@@ -17,7 +17,10 @@ from twofold.api.errors import CapacityError
 from twofold.api.types import SamplingParams
 from twofold.server.app import create_app
 from twofold.server.ollama.formats import text_of
+from twofold.server.ollama.model_sizes import ModelSizes, model_sizes
 from twofold.server.openai.prompts import Prompt, continuing
+
+from tests.tiny_models.writing import write_tiny_model
 
 MODEL = "fake-tales"
 TALE = [{"role": "user", "content": "once upon a time"}]
@@ -108,9 +111,8 @@ def test_options_are_the_requests_own(client, engine):
         ({"tools": [{"type": "function"}]}, "needs an object in 'function'"),
         ({"think": True}, "does not support thinking"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"options": {"temperature": -1}}, "temperature"),
-        ({"options": {"mirostat": 2}}, "mirostat"),
-        ({"options": {"stop": ["a"] * 5}}, "at most 4"),
+        ({"options": {"temperature": "hot"}}, "temperature"),
+        ({"options": {"stop": ["a"] * 1025}}, "at most 1024"),
         ({"messages": [{"role": "user", "content": "word " * 64}]}, "64 tokens"),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, "refused the conversation"),
     ],
@@ -128,7 +130,7 @@ def test_what_cannot_be_done_is_an_error_as_ollama_says_it(shared, changes, word
 
 
 @pytest.mark.parametrize(
-    "schema", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}, "yaml"]
+    "schema", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}, {}, "yaml"]
 )
 def test_format_is_done_or_refused_as_response_format_is(url, schema):
     named = {"type": "json_schema", "json_schema": {"name": "format", "schema": schema}}
@@ -142,13 +144,13 @@ def test_format_is_done_or_refused_as_response_format_is(url, schema):
         assert there.json()["error"]["param"].partition(".")[0] in here.json()["error"]
 
 
-@pytest.mark.parametrize("field", ["suffix", "template"])
-def test_generate_refuses_what_it_would_ignore(client, field):
-    with pytest.raises(ollama.ResponseError, match=f"{field}: not supported") as caught:
-        client.generate(model=MODEL, prompt="a", **{field: "b"})
+def test_generate_refuses_what_it_would_ignore(client):
+    with pytest.raises(ollama.ResponseError, match="template: not supported") as caught:
+        client.generate(model=MODEL, prompt="a", template="b")
     assert caught.value.status_code == 400
-    with pytest.raises(ollama.ResponseError, match="raw: not supported beside context"):
-        client.generate(model=MODEL, prompt="a", context=[1, 2], raw=True)
+    for field in ({"raw": True}, {"suffix": "b"}):
+        with pytest.raises(ollama.ResponseError, match=f"{next(iter(field))}: not supported beside context"):
+            client.generate(model=MODEL, prompt="a", context=[1, 2], **field)
     with pytest.raises(ollama.ResponseError, match="prompt is too long: 64 tokens"):
         client.generate(model=MODEL, prompt="a", context=[1] * 64)
 
@@ -287,8 +289,8 @@ def test_tools_and_thinking_come_in_a_round(engine: FakeEngine):
 
 
 def test_what_was_thought_stands_beside_the_text():
-    assert text_of({"delta": {"reasoning_content": "hm"}}, "response") == {"response": "", "thinking": "hm"}
-    assert text_of({"message": {"content": "a", "reasoning_content": None}}, "content") == {"content": "a"}
+    assert text_of({"delta": {"reasoning": "hm"}}, "response") == {"response": "", "thinking": "hm"}
+    assert text_of({"message": {"content": "a", "reasoning": None}}, "content") == {"content": "a"}
 
 
 def test_the_model_is_listed_and_shown(client, url):
@@ -307,6 +309,31 @@ def test_the_model_is_listed_and_shown(client, url):
     assert told["twofold_version"] == __version__
     assert tuple(map(int, told["version"].split("."))) >= (0, 6, 4), "what VS Code asks for"
     assert HTTP.get(f"{url}/api/nothing").json()["error"].startswith("there is nothing at '/api/nothing'")
+
+
+def test_options_without_an_equal_are_ignored_with_one_line(client, caplog):
+    for _ in range(2):
+        client.chat(model=MODEL, messages=TALE, options={"mirostat": 1, "tfs_z": 0.7, "typical_p": 1.0})
+    lines = [record.message for record in caplog.records if "is ignored" in record.message]
+    assert len(lines) <= 2
+    assert not any("typical_p" in line for line in lines), "1 is off"
+
+
+def test_a_served_model_needs_no_download(client):
+    assert [step.status for step in client.pull(MODEL, stream=True)] == ["pulling manifest", "success"]
+    assert client.pull(f"{MODEL}:latest").status == "success"
+    with pytest.raises(ollama.ResponseError, match="does not exist"):
+        client.pull("other")
+
+
+def test_sizes_come_from_the_files(tmp_path):
+    write_tiny_model(tmp_path / "a")
+    sizes = model_sizes(tmp_path / "a", 0.0)
+    assert sizes.num_parameters > 10_000
+    assert sizes.text.endswith("K")
+    assert sizes.format in ("BF16", "F32", "F16")
+    assert model_sizes(tmp_path / "none", 0.0).text == ""
+    assert (ModelSizes(30_532_122_624).text, ModelSizes(751_632_384).text) == ("30.5B", "752M")
 
 
 def test_the_model_is_loaded_and_stays(client, engine):

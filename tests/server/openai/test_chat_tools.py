@@ -44,12 +44,12 @@ def whole_and_stream(url: str, **more: Any) -> tuple[dict[str, Any], dict[str, A
     text = HTTP.post(f"{url}/v1/chat/completions", json=body | {"stream": True}).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     choices = [event["choices"][0] for event in events]
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     for choice in choices:
         delta = choice["delta"]
         message["content"] += delta.get("content") or ""
-        message["reasoning_content"] += delta.get("reasoning_content") or ""
-        assert delta.get("reasoning") == delta.get("reasoning_content")
+        message["reasoning"] += delta.get("reasoning") or ""
+        assert "reasoning_content" not in delta
         for call in delta.get("tool_calls", ()):
             if "id" in call:
                 assert call["index"] == len(message["tool_calls"])
@@ -83,8 +83,9 @@ def test_an_answer_says_the_same_whole_and_in_a_stream(
     choice, streamed, _ = whole_and_stream(url, **more)
     message = choice["message"]
     assert (message["content"], functions(message)) == (content, calls)
-    assert (message.get("reasoning_content") or "") == (message.get("reasoning") or "") == thinking
-    assert (streamed["content"], streamed["reasoning_content"], functions(streamed)) == (
+    assert "reasoning_content" not in message
+    assert (message.get("reasoning") or "") == thinking
+    assert (streamed["content"], streamed["reasoning"], functions(streamed)) == (
         content,
         thinking,
         calls,

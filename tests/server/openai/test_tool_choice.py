@@ -78,7 +78,8 @@ def test_openais_client_forces_a_call_in_a_stream(engine: Engine) -> None:
         ("hermes", {"tool_choice": "any"}, "tool_choice"),
         ("hermes", {"tool_choice": "required", "tools": []}, "tool_choice"),
         ("hermes", {"tool_choice": "required", "tools": [{"type": "function", "function": {
-            "name": "f", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}]}, "tool_choice"),
+            "name": "f", "strict": True,
+            "parameters": {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}}}]}, "tools"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_forced_is_refused(

@@ -110,7 +110,7 @@ def test_whole_and_streamed_answers_are_the_same_object(url: str, engine: FakeEn
         "Let me see.",
     )
     assert (call["name"], call["arguments"]) == ("warmth", '{"city": "Brig"}')
-    assert (whole["store"], whole["metadata"], whole["status"]) == (False, {"a": "b"}, "completed")
+    assert (whole["store"], whole["metadata"], whole["status"]) == (True, {"a": "b"}, "completed")
     assert whole["usage"] == {
         "input_tokens": 4,
         "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},

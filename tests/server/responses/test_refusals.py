@@ -41,8 +41,8 @@ def test_an_empty_input_is_answered_at_once(shared: tuple[str, FakeEngine], prob
         ({}, "input", "required"),
         ({"input": 7}, "input", "string"),
         ({"input": "a", "model": "gpt-9"}, "model", "does not exist"),
-        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id", "whole conversation in input"),
-        ({"input": "a", "conversation": "c"}, "conversation", "stored"),
+        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id", "'resp_1' is not kept"),
+        ({"input": "a", "conversation": "c"}, "conversation", "previous_response_id"),
         ({"input": "a", "background": True}, "background", "leave it out"),
         ({"input": "a", "top_logprobs": 21}, "top_logprobs", "20"),
         ({"input": "a", "max_tokens": 2}, "max_tokens", "max_output_tokens"),
@@ -55,7 +55,8 @@ def test_an_empty_input_is_answered_at_once(shared: tuple[str, FakeEngine], prob
         ({"input": "a", "tools": [MCP_HEAD | {"tools": [MCP_HEAD]}]}, "tools[0]", "neither"),
         ({"input": "a", "tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "'x'"),
         ({"input": "a", "tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", "allowed_tools"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "nothing is stored"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "the item 'x' is not kept"),
+        ({"input": [{"type": "item_reference"}]}, "input[0]", "needs 'id'"),
         ({"input": [USER, {"type": "function_call", "call_id": "x"}]}, "input[1]", "'name'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "text only"),
         ({"input": [USER] * 4097}, "input", "4096"),
@@ -89,7 +90,7 @@ def test_a_prompt_that_is_too_long_says_so_as_clients_know_it(shared: tuple[str,
     ("method", "path"),
     [("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")],
 )
-def test_no_response_is_stored(shared: tuple[str, FakeEngine], method: str, path: str) -> None:
+def test_an_unknown_response_is_not_found(shared: tuple[str, FakeEngine], method: str, path: str) -> None:
     answer = HTTP.request(method, f"{shared[0]}/v1/responses/resp_1{path}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
-    assert "not stored" in answer.json()["error"]["message"]
+    assert "'resp_1' is not kept" in answer.json()["error"]["message"]

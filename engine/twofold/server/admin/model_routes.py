@@ -12,7 +12,7 @@ from twofold.server.bridge.state import ServerState
 from twofold.server.http.bodies import Body, ModelName
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers, body_of
-from twofold.server.ollama.model_card import ollama_card
+from twofold.server.ollama.model_card import ollama_cards
 from twofold.server.openai.answer_schemas import Model
 from twofold.server.openai.model_card import listed_models, openai_card
 
@@ -39,7 +39,7 @@ def router(state: ServerState) -> APIRouter:
             "first_id": listed[0][1],
             "last_id": listed[-1][1],
             "has_more": False,
-            "models": [ollama_card(model, name) for model, name in listed],
+            "models": await ollama_cards(state),
         }
 
     @routes.get("/v1/models/{name:path}", response_model=None, responses=answers(Model))

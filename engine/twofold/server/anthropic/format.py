@@ -33,6 +33,7 @@ _DELTAS: Final = {
 class AnthropicMessage(ChatFormat):
     """Answers of /v1/messages."""
 
+    names_reasoning = False
     stream_ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, asked: Asked, reading: ChatReading) -> None:
@@ -58,8 +59,8 @@ class AnthropicMessage(ChatFormat):
         if self._nothing:
             return []
         blocks: list[dict[str, Any]] = []
-        if message.get("reasoning_content"):
-            thinking = message["reasoning_content"]
+        if message.get("reasoning"):
+            thinking = message["reasoning"]
             blocks.append({"type": "thinking", "thinking": thinking, "signature": self._id})
         if message["content"]:
             blocks.append({"type": "text", "text": message["content"]})
@@ -140,8 +141,8 @@ class AnthropicMessage(ChatFormat):
             (call,) = delta["tool_calls"]
             begun = self._begin("tool_use", _tool_use(call, {})) if "id" in call else b""
             return begun + self._added("tool_use", call["function"]["arguments"])
-        if "reasoning_content" in delta:
-            kind, text = "thinking", delta["reasoning_content"]
+        if "reasoning" in delta:
+            kind, text = "thinking", delta["reasoning"]
         else:
             kind, text = "text", delta.get("content") or ""
         if not text:

@@ -9,11 +9,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from twofold.server.http.bodies import Body, refused
 from twofold.server.openai.messages import MAX_MESSAGES, Name, Text
-from twofold.server.openai.schemas import MAX_INT64, MAX_TOOLS, ChatRequest, StopText
+from twofold.server.openai.schemas import MAX_INT64, MAX_TOOLS, ChatRequest, Stops
 
 MAX_BLOCKS: Final = 4096
 """Most content blocks of one message."""
-MAX_STOP_SEQUENCES: Final = 64
 
 
 class Block(BaseModel):
@@ -113,7 +112,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)]
     """0: run prefill to warm the prefix cache, without an answer."""
-    stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
+    stop_sequences: Stops = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -123,5 +122,4 @@ class MessagesRequest(CountTokensRequest):
 class MessagesChat(ChatRequest):
     """The chat request that a Messages request is translated to."""
 
-    stop: Annotated[list[StopText], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
     answers_nothing: bool = False

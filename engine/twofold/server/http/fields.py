@@ -99,7 +99,9 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         only="completions",
     ),
     *_done(
-        "temperature top_p top_k min_p", "0 is greedy; the filters apply in the order top-k, top-p, min-p"
+        "temperature top_p top_k min_p",
+        "temperature 0 is greedy; the filters apply in the order top-k, top-p, min-p; top_p 0 keeps the most likely "
+        "token, top_k 0 or -1 all",
     ),
     *_done(
         "presence_penalty frequency_penalty repetition_penalty",
@@ -111,13 +113,15 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         "bad_words",
         "texts that the answer must not contain, with or without a space before them; 128 at most",
     ),
-    *_done("stop", "texts that end the answer and are not part of it; four at most"),
-    *_done("stop_token_ids", "tokens that end the answer like the end-of-text token; 128 at most"),
+    *_done(
+        "stop", "texts that end the answer and are not part of it; 1,024 at most; empty ones count as none"
+    ),
+    *_done("stop_token_ids", "tokens that end the answer like the end-of-text token; 1,024 at most"),
     *_done("ignore_eos min_tokens", "no end-of-text token at all, or none before this many tokens"),
     *_done(
         "max_tokens",
         "cut to the room that the context has left, which is also the default for chat; default for completions: 16; "
-        "completions accept 0",
+        "completions accept 0; -1: no limit but the context",
     ),
     *_done("max_completion_tokens", "the newer name of max_tokens", only="chat"),
     *_done("n", "choices per prompt; n times prompts is 128 at most"),
@@ -152,7 +156,8 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         "reasoning_effort reasoning think enable_thinking thinking",
         "the template's reasoning_effort (also from reasoning.effort and a text in think) or its switch "
         "(enable_thinking, thinking), which efforts none and minimal set to off; chat_template_kwargs overrides it; "
-        "ignored with a line in the log if the template has neither",
+        "ignored with a line in the log if the template has neither; reasoning also takes OpenRouter's enabled, "
+        "exclude (the thinking is left out) and max_tokens (the thinking budget)",
         only="chat",
     ),
     *_done(
@@ -223,7 +228,13 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_refused("separate_reasoning", True, _REASONING, harmless=(False,), only="completions"),
     *_refused("verbosity", "low", "ask for it in the prompt", harmless=("medium",), only="completions"),
     # Input and output.
-    *_refused("suffix", "the end.", "text cannot be inserted before other text; leave it out"),
+    *_done(
+        "suffix",
+        "text after the answer, which fills the gap; for models with marks for it (Qwen, DeepSeek, StarCoder, GLM, "
+        "CodeLlama, Seed-Coder, Codestral)",
+        only="completions",
+    ),
+    *_refused("suffix", "the end.", "only /v1/completions fills a gap; leave it out", only="chat"),
     *_refused("echo", True, "only /v1/completions returns the prompt", harmless=(False,), only="chat"),
     *_refused("best_of", 3, "only /v1/completions ranks answers; use n", harmless=(1,), only="chat"),
     *_refused("top_logprobs", 2, "put the number into logprobs", harmless=(0,), only="completions"),

@@ -40,6 +40,10 @@ class OllamaVersion(TypedDict):
     twofold_version: str
 
 
+class OllamaPulled(TypedDict):
+    status: str
+
+
 class OllamaModelList(TypedDict):
     models: list[OllamaModel]
 

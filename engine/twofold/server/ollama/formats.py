@@ -27,6 +27,7 @@ class _OllamaLines(AnswerFormat):
     # Whitespace before a line, where JSON allows it; an empty line would be parsed.
     stream_ping = b" "
     shows_custom_tools = False
+    names_reasoning = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -144,7 +145,7 @@ def now() -> str:
 def text_of(choice: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Text and thinking of a choice of OpenAI's chat, whole or streamed; the text under the key `name`."""
     said = choice.get("delta") or choice.get("message") or {}
-    thinking = said.get("reasoning_content")
+    thinking = said.get("reasoning")
     return {name: said.get("content") or ""} | ({"thinking": thinking} if thinking else {})
 
 

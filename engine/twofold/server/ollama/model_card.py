@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, Final
 
 from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
-from twofold.server.openai.model_card import rfc3339
+from twofold.server.ollama.model_sizes import model_sizes
+from twofold.server.openai.fill_in import fill_marks
+from twofold.server.openai.model_card import listed_models, rfc3339
 from twofold.weights.gguf_file import SUFFIX, is_gguf
 
 _FOREVER_S: Final = 2**63 / 1e9
@@ -21,6 +24,7 @@ def ollama_card(model: ServedModel, name: str) -> dict[str, Any]:
     reading hundreds of gigabytes for a listing is too slow."""
     path, family = Path(model.path), "" if model.description is None else model.description.architecture
     size, written_s = _size_and_time(path)
+    sizes = model_sizes(path, written_s)
     return {
         "name": name,
         "model": name,
@@ -37,10 +41,36 @@ def ollama_card(model: ServedModel, name: str) -> dict[str, Any]:
             "format": "gguf" if is_gguf(path) else "safetensors",
             "family": family,
             "families": [family],
-            "parameter_size": "",
-            "quantization_level": "",
+            "parameter_size": sizes.text,
+            "quantization_level": sizes.format,
         },
     }
+
+
+async def ollama_cards(state: ServerState) -> list[dict[str, Any]]:
+    """Cards of the listed models, made on a thread: the headers of a large model take a second."""
+    listed = listed_models(state)
+    return await asyncio.to_thread(lambda: [ollama_card(model, name) for model, name in listed])
+
+
+def model_info(model: ServedModel) -> dict[str, Any]:
+    """Facts of the model under GGUF's names, as clients look for them."""
+    path, about = Path(model.path), model.description
+    family = "" if about is None else about.architecture
+    info: dict[str, Any] = {"general.architecture": family, "general.basename": model.name}
+    sizes = model_sizes(path, _size_and_time(path)[1])
+    if sizes.num_parameters:
+        info["general.parameter_count"] = sizes.num_parameters
+    if about is not None:
+        info[f"{family}.context_length"] = about.max_context
+    engine = model.loaded_engine
+    if engine is not None:
+        info[f"{family}.block_count"] = engine.info.num_layers
+        info[f"{family}.embedding_length"] = engine.pooling.size
+        if engine.info.num_experts:
+            info[f"{family}.expert_count"] = engine.info.num_experts
+            info[f"{family}.expert_used_count"] = engine.info.top_k
+    return info
 
 
 def _abilities(model: ServedModel) -> Iterator[str]:
@@ -51,6 +81,8 @@ def _abilities(model: ServedModel) -> Iterator[str]:
     # Some clients offer no chat with such a model, so it is not told of every model.
     if pooling is not None and pooling.is_set:
         yield "embedding"
+    if model.loaded_engine is not None and fill_marks(model.loaded_engine.tokenizer) is not None:
+        yield "insert"
     marks = model.chat_marks
     if marks.calls_tools(model.template_variables):
         yield "tools"

@@ -5,6 +5,10 @@ Refusals and behaviour are those of /v1.
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import json
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,17 +28,25 @@ from twofold.server.ollama.answer_schemas import (
     OllamaGenerateLine,
     OllamaModelList,
     OllamaProcessList,
+    OllamaPulled,
     OllamaShown,
     OllamaVersion,
 )
 from twofold.server.ollama.formats import OllamaChat, OllamaGenerate, OllamaRaw, now
 from twofold.server.ollama.keep_alive import keep_alive_s, using_model
-from twofold.server.ollama.model_card import ollama_card, ollama_process, served_name
+from twofold.server.ollama.model_card import (
+    model_info,
+    ollama_card,
+    ollama_cards,
+    ollama_process,
+    served_name,
+)
 from twofold.server.ollama.schemas import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
     OllamaOptions,
+    OllamaPullRequest,
     OllamaRequest,
     OllamaShowRequest,
 )
@@ -46,7 +58,8 @@ from twofold.server.openai.template_variables import thinking_variables
 
 OLLAMA_VERSION: Final = "0.12.11"
 """Ollama version of this API. Clients compare it with their minimum: VS Code needs 0.6.4 or later."""
-_REFUSED_THERE: Final = ("mirostat", "tfs_z", "typical_p")
+
+_log = logging.getLogger("twofold.server")
 
 set_error_format("/api", lambda error: (error.status, {"error": error.message}))
 
@@ -81,7 +94,7 @@ def router(state: ServerState) -> APIRouter:
     )
     async def generate(request: Request) -> Response:
         body = await parse_body(request, OllamaGenerateRequest, state)
-        if not body.prompt:
+        if not body.prompt and not body.suffix:
             return await _load(state, body, {"response": ""})
         async with using_model(state, body) as model:
             return await _generate(request, model, body)
@@ -94,12 +107,13 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
     @routes.get("/tags", response_model=None, responses=answers(OllamaModelList))
     @routes.head("/tags", include_in_schema=False)
     async def tags() -> dict[str, Any]:
-        return {"models": [ollama_card(model, name) for model, name in listed_models(state)]}
+        return {"models": await ollama_cards(state)}
 
     @routes.get("/ps", response_model=None, responses=answers(OllamaProcessList))
     async def processes() -> dict[str, Any]:
         loaded = [(model, name) for model, name in listed_models(state) if model.state == "loaded"]
-        return {"models": [ollama_process(state, model, name) for model, name in loaded]}
+        made = await asyncio.to_thread(lambda: [ollama_process(state, *each) for each in loaded])
+        return {"models": made}
 
     @routes.post(
         "/show",
@@ -109,7 +123,23 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
     )
     async def show(request: Request) -> dict[str, Any]:
         body = await parse_body(request, OllamaShowRequest, state)
-        return _shown(state.find(served_name(state, body.model or body.name or "")))
+        return await asyncio.to_thread(_shown, state.find(served_name(state, body.model or body.name or "")))
+
+    @routes.post(
+        "/pull",
+        openapi_extra=body_of(OllamaPullRequest),
+        responses=answers(OllamaPulled, stream=lines_of(OllamaPulled)),
+    )
+    async def pull(request: Request) -> Response:
+        """A served model is there already; no other one is downloaded."""
+        body = await parse_body(request, OllamaPullRequest, state)
+        state.find(served_name(state, body.model or body.name or ""))
+        done = {"status": "success"}
+        if body.stream is False:
+            return JSONResponse(done)
+        lines = [{"status": "pulling manifest"}, done]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        return Response(text, media_type="application/x-ndjson")
 
     @routes.get("/version", response_model=None, responses=answers(OllamaVersion))
     @routes.head("/version", include_in_schema=False)
@@ -119,11 +149,15 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
 
 async def _generate(request: Request, model: ServedModel, body: OllamaGenerateRequest) -> Response:
     fields = _fields(model, body)
-    if body.raw:
+    if body.raw or body.suffix:
         # OpenAI's default there is 16 tokens.
-        fields.setdefault("max_tokens", model.engine.max_context)
+        fields.setdefault("max_tokens", -1)
         fields["logprobs"] = fields.pop("top_logprobs", None)
-        raw = translated(CompletionRequest, fields | {"prompt": body.prompt}, model)
+        for name in ("include_reasoning", "reasoning_effort", "chat_template_kwargs") if body.suffix else ():
+            fields.pop(name, None)  # a gap is filled without thinking
+        raw = translated(
+            CompletionRequest, fields | {"prompt": body.prompt or "", "suffix": body.suffix}, model
+        )
         return await answer_completion(request, model, raw, OllamaRaw)
     messages: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": _parts(body.prompt, body.images)})
@@ -135,18 +169,27 @@ def _fields(model: ServedModel, body: OllamaRequest) -> dict[str, Any]:
     """Fields common to both of OpenAI's requests."""
     fields: dict[str, Any] = {"model": model.name, "stream": body.stream is not False, "return_speed": True}
     options = body.options or OllamaOptions()
-    fields |= options.passed_on() | {name: getattr(options, name) for name in _REFUSED_THERE}
-    fields["repetition_penalty"] = options.repeat_penalty
-    if options.num_predict is not None and options.num_predict >= 0:
+    fields |= options.passed_on()
+    for name in options.ignored:
+        _report_ignored(name)
+    if options.num_predict is not None and options.num_predict > 0:
         fields["max_tokens"] = options.num_predict
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    if body.format:
+    if body.format or body.format == {}:
         schema = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
         fields["response_format"] = {"type": "json_object"} if body.format == "json" else schema
     if body.think is not None:
         fields |= _thinking(model, body.think)
     return {field: value for field, value in fields.items() if value is not None}
+
+
+@functools.lru_cache(maxsize=16)
+def _report_ignored(name: str) -> None:
+    """Log once per option: clients send it with every request."""
+    _log.warning(
+        "the option %s is ignored: this filter does not exist here; use top_p, top_k and min_p", name
+    )
 
 
 def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
@@ -208,15 +251,13 @@ def _shown(model: ServedModel) -> dict[str, Any]:
         "min_p": defaults.min_p,
         "repeat_penalty": defaults.repetition_penalty,
     }
-    family = card["details"]["family"]
-    context = {} if model.description is None else {f"{family}.context_length": model.description.max_context}
     return {
         "license": "",
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in parameters.items()),
         "template": "" if engine is None else engine.tokenizer.chat_template or "",
         "details": card["details"],
-        "model_info": {"general.architecture": family, "general.basename": model.name, **context},
+        "model_info": model_info(model),
         "capabilities": card["capabilities"],
         "modified_at": card["modified_at"],
     }

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from twofold.api.sampling_ranges import SAMPLING_RANGES
 from twofold.server.http.bodies import Body, ModelName, refused
 from twofold.server.openai.completion_schema import fits_the_context
 from twofold.server.openai.messages import MAX_CALLS, MAX_MESSAGES, CalledFunction, Role, Text
@@ -41,11 +42,26 @@ class OllamaOptions(PassedSampling):
 
     repeat_penalty: float | None = None
     num_predict: int | None = None
-    """Token limit; negative: the rest of the context."""
-    # Refused by the translated request, unless they have no effect.
-    mirostat: int | None = None
+    """Token limit; 0 and negative: the rest of the context."""
+    # Ignored with a line in the log: settings of samplers that do not exist here.
+    mirostat: float | None = None
     tfs_z: float | None = None
     typical_p: float | None = None
+
+    def passed_on(self) -> dict[str, Any]:
+        """Fields of OpenAI's requests. As in Ollama, a value beyond a field's range is the nearest one within."""
+        given = super().passed_on() | {"repetition_penalty": self.repeat_penalty or None}
+        return given | {
+            name: min(max(given[name], allowed.low), allowed.high)
+            for name, allowed in SAMPLING_RANGES.items()
+            if given.get(name) is not None
+        }
+
+    @property
+    def ignored(self) -> list[str]:
+        """Options that would change the answer in Ollama and have no effect here."""
+        without_effect = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
+        return [name for name, value in without_effect.items() if getattr(self, name) not in (None, value)]
 
 
 class OllamaRequest(Body):
@@ -80,15 +96,17 @@ class OllamaGenerateRequest(OllamaRequest):
     system: Text | None = None
     raw: bool | None = None
     """Take the prompt as it is, without the chat template."""
-    suffix: refused("text cannot be inserted before other text") = None  # type: ignore[valid-type]
+    suffix: Text | None = None
+    """Text after the answer, which fills the gap; for models with marks for it."""
     template: refused("only the model's own template is rendered") = None  # type: ignore[valid-type]
     context: Context | None = None
     """Tokens of an earlier prompt and its answer, placed before the prompt."""
 
     @model_validator(mode="after")
     def _raw_prompts_stand_alone(self) -> Self:
-        if self.raw and self.context:
-            raise ValueError("raw: not supported beside context; leave one of them out")
+        for name in ("raw", "suffix"):
+            if getattr(self, name) and self.context:
+                raise ValueError(f"{name}: not supported beside context; leave one of them out")
         return self
 
 
@@ -114,6 +132,16 @@ class OllamaEmbeddingsRequest(_Embedded):
     """Body of POST /api/embeddings, the older route."""
 
     prompt: Text | None = None
+
+
+class OllamaPullRequest(Body):
+    """Body of POST /api/pull."""
+
+    model: ModelName | None = None
+    name: ModelName | None = None
+    """Older name of `model`."""
+    stream: bool | None = None
+    """Streams by default."""
 
 
 class OllamaShowRequest(Body):

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from twofold.api.types import Chunk, FinishReason
+from twofold.api.types import Chunk, FinishReason, Usage
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.custom_tools import custom_input
 from twofold.server.openai.formats import AnswerFormat, Asked, TextKind
 from twofold.server.openai.logprobs import chat_logprobs
+from twofold.server.openai.thought_count import ThoughtCount
 from twofold.text.chat.answer_parser import AnswerParser
 from twofold.text.chat.events import Event
 
 _TEXTS: Final = ("content", "reasoning")
+REASONING_FIELDS: Final = ("reasoning", "reasoning_content")
+"""vLLM's name, and its older one."""
 
 
 class ChatFormat(AnswerFormat):
@@ -23,10 +26,18 @@ class ChatFormat(AnswerFormat):
     chunk_object = "chat.completion.chunk"
     shows_custom_tools = True
     """Whether calls of custom tools have their own format; otherwise they look like function calls."""
+    names_reasoning = True
+    """Whether the server's setting names the field of the thinking; otherwise it is `reasoning`, for formats that are
+    built from these."""
 
     def __init__(self, asked: Asked, reading: ChatReading) -> None:
         super().__init__(asked)
         self._reading = reading
+        field = asked.reasoning_field if self.names_reasoning else "reasoning"
+        self._reasoning_fields = REASONING_FIELDS if field == "both" else (field,)
+        self._thoughts = [ThoughtCount() for _ in range(self.num_choices)]
+        self._observed: list[list[Event]] = [[] for _ in range(self.num_choices)]
+        """Events of the whole answers so far."""
         self._parsers = [reading.parser(self.prompt_of(index)) for index in range(self.num_choices)]
         self._num_begun = [0] * self.num_choices
         """Tool calls begun per choice of a stream."""
@@ -34,6 +45,10 @@ class ChatFormat(AnswerFormat):
         """Complete tool calls per choice."""
         self._custom_arguments: dict[int, list[str]] = {}
         """Argument pieces of each choice's open custom-tool call; its input is known once they are complete."""
+
+    def observe(self, index: int, chunk: Chunk) -> None:
+        """Parse a chunk of a whole answer as it arrives, like a stream's."""
+        self._observed[index] += self._parsed_events(index, chunk)
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         return super().whole(answers) | self._prompt_ids() | self._prompt_logprobs(0, answers[0])
@@ -61,7 +76,7 @@ class ChatFormat(AnswerFormat):
         parser = self._parsers[index]
         if parser is None:
             return super().events(index, chunk)
-        read = self._read(parser, chunk)
+        read = self._read(index, parser, chunk)
         if len(read) == 1 and read[0].kind in _TEXTS and self._says_text_only and chunk.finish_reason is None:
             if read[0].kind == "reasoning" and self._reading.hides_reasoning:
                 return b""
@@ -102,12 +117,11 @@ class ChatFormat(AnswerFormat):
     def _message(self, index: int, answer: Chunk) -> tuple[dict[str, Any], str | None]:
         """A whole answer's message and finish reason."""
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        parser = self._parsers[index]
-        if parser is None:
+        if self._parsers[index] is None:
             return message, answer.finish_reason
         texts = {"content": "", "reasoning": ""}
         calls: dict[int, dict[str, Any]] = {}
-        for event in self._read(parser, answer):
+        for event in self._observed[index]:
             if event.kind == "call":
                 calls[event.number] = _call(event) | {"function": {"name": event.text, "arguments": ""}}
             elif event.kind == "arguments":
@@ -121,7 +135,7 @@ class ChatFormat(AnswerFormat):
         message["content"] = texts["content"] or (None if made else "")
         if self._reading.marks.reasoning_parser is not None:
             thinking = None if self._reading.hides_reasoning else texts["reasoning"] or None
-            message |= {"reasoning_content": thinking, "reasoning": thinking}
+            message |= dict.fromkeys(self._reasoning_fields, thinking)
         if made:
             message["tool_calls"] = made
         return message, "tool_calls" if made and answer.finish_reason == "stop" else answer.finish_reason
@@ -148,7 +162,7 @@ class ChatFormat(AnswerFormat):
         """Parsed events of a choice's chunk; without a parser, all of it is text."""
         parser = self._parsers[index]
         if parser is not None:
-            return self._read(parser, chunk)
+            return self._read(index, parser, chunk)
         return [Event("content", chunk.text)] if chunk.text else []
 
     def _held_events(self, index: int) -> list[Event]:
@@ -156,7 +170,7 @@ class ChatFormat(AnswerFormat):
         parser = self._parsers[index]
         return parser.finish() if parser is not None else []
 
-    def _read(self, parser: AnswerParser, chunk: Chunk) -> list[Event]:
+    def _read(self, index: int, parser: AnswerParser, chunk: Chunk) -> list[Event]:
         events = parser.push(chunk.text)
         if chunk.finish_reason is not None:
             events += parser.finish(
@@ -167,7 +181,18 @@ class ChatFormat(AnswerFormat):
             events = [
                 event._replace(kind="content") if event.kind == "reasoning" else event for event in events
             ]
+        self._thoughts[index].add(events, len(chunk.token_ids))
         return events
+
+    def _completion_details(self, usage: Usage) -> dict[str, int]:
+        details = super()._completion_details(usage)
+        if self._reading.marks.reasoning_parser is None:
+            return details
+        return {"reasoning_tokens": self._num_thought(usage)} | details
+
+    def _num_thought(self, usage: Usage) -> int:
+        """Tokens of thinking in all answers."""
+        return min(sum(count.num_tokens for count in self._thoughts), usage.completion_tokens)
 
     def _deltas(self, index: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
         """Message deltas of the events of a stream.
@@ -187,7 +212,7 @@ class ChatFormat(AnswerFormat):
                 yield {"content": event.text}
             elif event.kind == "reasoning":
                 if not self._reading.hides_reasoning:
-                    yield {"reasoning_content": event.text, "reasoning": event.text}
+                    yield dict.fromkeys(self._reasoning_fields, event.text)
             elif event.kind == "call":
                 yield self._begun_call(index, event)
             elif event.kind == "arguments" and index in self._custom_arguments:

@@ -66,7 +66,7 @@ class ChatReading:
             tuple(body.offered_tools),
             frozenset(token_id for token_id in shown if token_id in special and token_id is not None),
             tuple(token_id for token_id in ends if token_id in special and token_id is not None),
-            hides_reasoning=body.include_reasoning is False,
+            hides_reasoning=body.hides_reasoning,
             one_call=body.parallel_tool_calls is False,
             custom_tools=body.custom_tools,
             forces_a_call=body.forces_a_call,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator
 
 from twofold.server.openai.custom_tools import custom_function
+from twofold.text.schemas.normal_form import SchemaError, normal_parameters
 
 _TOOL_NAME: Final = re.compile(r"[\w.:/@-]{1,256}")
 _KINDS: Final = ("function", "custom")
@@ -24,11 +25,17 @@ def _is_tool(tool: dict[str, Any]) -> dict[str, Any]:
     name = held.get("name")
     if not isinstance(name, str) or _TOOL_NAME.fullmatch(name) is None:
         raise ValueError(f"needs a {kind}.name of 1 to 256 letters, digits and _ . : / @ -")
-    if not isinstance(held.get("parameters", {}), dict | None):
-        raise ValueError("function.parameters must be a JSON schema, an object")
     if not isinstance(held.get("description"), str | None):
         raise ValueError(f"{kind}.description must be text")
-    return tool
+    if not isinstance(held.get("strict"), bool | None):
+        raise ValueError(f"{kind}.strict must be true or false")
+    given = {key: value for key, value in held.items() if value is not None}
+    if kind == "function" and "parameters" in given:
+        try:
+            given["parameters"] = normal_parameters(given["parameters"])
+        except SchemaError as error:
+            raise ValueError(f"the tool {name!r}: {error}") from None
+    return tool | {kind: given}
 
 
 Tool = Annotated[dict[str, Any], AfterValidator(_is_tool)]
@@ -43,6 +50,13 @@ def as_function(tool: dict[str, Any]) -> dict[str, Any]:
     if tool["type"] == "function":
         return tool
     return {"type": "function", "function": custom_function(tool["custom"], tool_name(tool))}
+
+
+def with_parameters(tool: dict[str, Any]) -> dict[str, Any]:
+    """The function with the keywords of its parameters that some chat templates read without looking for them."""
+    function = tool["function"]
+    whole = {"type": "object", "properties": {}} | function.get("parameters", {})
+    return tool | {"function": function | {"parameters": whole}}
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def _kind_of_prompt(value: object) -> str:
     return "some-token-ids" if value and isinstance(value[0], list) else "token-ids"
 
 
-def _not_empty(value: str) -> str:
-    if not value:
+def _not_empty(value: str, info: ValidationInfo) -> str:
+    if not value and not info.data.get("suffix"):
         raise ValueError("the prompt is empty; give at least one character")
     return value
 
@@ -67,6 +67,9 @@ PromptTokenIds = Annotated[list[TokenIds], Field(max_length=MAX_CHOICES, fail_fa
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions: a text, its token ids, or a list of either."""
 
+    # Before the prompt, which may be empty beside it.
+    suffix: Text | None = None
+    """Text after the answer, which fills the gap between both."""
     prompt: Annotated[
         Annotated[PromptText, Tag("a-text")]
         | Annotated[TokenIds, Tag("token-ids")]
@@ -74,7 +77,7 @@ class CompletionRequest(SamplingFields):
         | Annotated[PromptTokenIds, Tag("some-token-ids")],
         Discriminator(_kind_of_prompt),
     ]
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=MAX_INT64)] | None = None
     echo: bool | None = None
     best_of: Annotated[Count, Field(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
@@ -86,6 +89,10 @@ class CompletionRequest(SamplingFields):
                 "best_of",
                 self.best_of,
                 f"fewer than the {self.num_choices} choices of n; raise it, or leave it out",
+            )
+        if self.suffix and self.echo:
+            raise disagreement(
+                "echo", True, "the prompt of an answer between two texts has marks; leave echo out"
             )
         if self.stream and self.num_candidates > self.num_choices:
             raise disagreement(
@@ -115,7 +122,9 @@ class CompletionRequest(SamplingFields):
 
     @property
     def answer_limit(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is None:
+            return DEFAULT_COMPLETION_TOKENS
+        return None if self.max_tokens < 0 else self.max_tokens
 
     @property
     def num_candidates(self) -> int:

@@ -41,6 +41,8 @@ class Asked:
     body: SamplingFields
     prompts: Sequence[Prompt]
     tokenizer: ServingTokenizer
+    reasoning_field: str = "reasoning"
+    """Chat field that holds the thinking, or "both" (`ServerConfig.reasoning_field`)."""
 
 
 class AnswerFormat(ABC):
@@ -215,12 +217,8 @@ class AnswerFormat(ABC):
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
-        accepted, rejected = usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
-        if accepted or rejected:
-            body["completion_tokens_details"] = {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": rejected,
-            }
+        if details := self._completion_details(usage):
+            body["completion_tokens_details"] = details
         if self._asked.return_speed:
             computed = usage.prompt_tokens - usage.cached_tokens
             body |= {
@@ -229,6 +227,12 @@ class AnswerFormat(ABC):
                 "decode_time": usage.decode_s,
             }
         return body
+
+    def _completion_details(self, usage: Usage) -> dict[str, int]:
+        accepted, rejected = usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
+        if not (accepted or rejected):
+            return {}
+        return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
 
     def _usage_so_far(self, index: int) -> dict[str, float] | None:
         """Usage of one choice of a stream so far, for vLLM's continuous_usage_stats."""

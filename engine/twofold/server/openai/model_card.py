@@ -27,6 +27,8 @@ def openai_card(model: ServedModel, name: str) -> dict[str, Any]:
         "owned_by": "twofold",
         "max_model_len": None if description is None else description.max_context,
         "root": model_name(model.path),
+        "max_input_tokens": None if description is None else description.max_context,
+        "max_tokens": None if description is None else description.max_context,
         "parent": None,
         "status": _status(model),
         "type": "model",

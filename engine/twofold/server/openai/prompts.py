@@ -11,7 +11,9 @@ from twofold.api.errors import RequestError
 from twofold.server.bridge.protocol import Prompt, ServingTokenizer
 from twofold.server.bridge.token_cache import TokenCache
 from twofold.server.bridge.turn_ends import turn_ends
+from twofold.server.openai.chat_tools import with_parameters
 from twofold.server.openai.completion_schema import CompletionRequest
+from twofold.server.openai.fill_in import fill_prompt
 from twofold.server.openai.messages import KNOWN_ROLES, Message, turns_of
 from twofold.server.openai.schemas import ChatRequest, SamplingFields
 from twofold.server.openai.template_variables import template_variables, thinking_is_off
@@ -44,9 +46,18 @@ def chat_prompts(
             messages, begins, tools=tools, continue_final_message=continues, **variables
         )
 
-    messages, text = rendered(
-        turns_of(body.messages, tokenizer), tokenizer, lambda turns: render(turns, begins, continues)
-    )
+    def render_all() -> tuple[list[dict[str, Any]], str]:
+        turns = turns_of(body.messages, tokenizer)
+        return rendered(turns, tokenizer, lambda turns: render(turns, begins, continues))
+
+    try:
+        messages, text = render_all()
+    except RequestError:
+        whole = [with_parameters(tool) for tool in tools or ()]
+        if whole == (tools or []):
+            raise
+        tools = whole
+        messages, text = render_all()
     _check_roles(body.messages, text)
     on_rendered()
     if cache is None or body.add_special_tokens:
@@ -107,10 +118,14 @@ def _completion_prompt(
     prompt: str | list[int], body: CompletionRequest, tokenizer: ServingTokenizer
 ) -> Prompt:
     if isinstance(prompt, str):
-        all_ids = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+        begins = body.add_special_tokens is not False and not body.suffix
+        all_ids = tokenizer.encode(prompt, add_special_tokens=begins)
     else:
         all_ids = prompt
     token_ids = _truncated(all_ids, body)
+    if body.suffix:
+        begins = body.add_special_tokens is not False
+        return Prompt(tuple(fill_prompt(token_ids, body.suffix, tokenizer, begins=begins)))
     if not body.echo:
         return Prompt(token_ids)
     if isinstance(prompt, str) and len(token_ids) == len(all_ids):

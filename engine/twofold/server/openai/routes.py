@@ -27,6 +27,7 @@ from twofold.server.openai.answers import StreamedAnswer, WholeAnswer
 from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.completion_schema import CompletionRequest
+from twofold.server.openai.fill_in import fill_end_tokens
 from twofold.server.openai.formats import AnswerFormat, Asked, CompletionFormat
 from twofold.server.openai.prompts import (
     bad_word_sequences,
@@ -105,7 +106,7 @@ async def answer_chat(
         constraint_of=partial(reading.constraint, body, marks, tokenizer),
         bounded=partial(
             bounded_thinking,
-            budget=body.thinking_token_budget,
+            budget=body.thinking_budget,
             marks=marks,
             tokenizer=tokenizer,
             calls=bool(reading.tools),
@@ -121,6 +122,8 @@ async def answer_completion(
     """Complete a prompt, in any API's format."""
     tokenise = partial(completion_prompts, body, model.tokenizer)
     plan = _plan(model, body, tokenise, times_of(request.scope), endpoint="completions")
+    if body.suffix:
+        plan = replace(plan, end_tokens=fill_end_tokens(model.engine.tokenizer))
     return await _answer(model, body, plan, make_format, scope=request.scope)
 
 
@@ -189,6 +192,13 @@ async def _answer(
     except BaseException:
         model.answer_closed(answer)
         raise
-    asked = Asked(request_id, model.name, body, prompts=prompts, tokenizer=engine.tokenizer)
+    asked = Asked(
+        request_id,
+        model.name,
+        body,
+        prompts=prompts,
+        tokenizer=engine.tokenizer,
+        reasoning_field=model.server.config.reasoning_field,
+    )
     respond = StreamedAnswer if body.stream else WholeAnswer
     return respond(answer, make_format(asked), timers)

@@ -28,13 +28,14 @@ from twofold.server.openai.template_fields import TemplateFields
 
 N = TypeVar("N", int, float)
 
-MAX_STOPS: Final = 4
-MAX_STOP_CHARS: Final = 256
+MAX_STOPS: Final = 1024
+"""Most stop texts. Chat front ends send one per speaker and marker; OpenAI's own limit is four."""
+MAX_STOP_CHARS: Final = 1024
 MAX_TOKEN_ID: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
 MAX_BIASED: Final = 1024
 MAX_BAD_WORDS: Final = 128
-MAX_STOP_TOKENS: Final = 128
+MAX_STOP_TOKENS: Final = 1024
 MAX_CHOICES: Final = 128
 """Most answers of one request, over all its prompts."""
 MAX_TOOLS: Final = 512
@@ -47,8 +48,15 @@ def disagreement(field: str, value: object, message: str) -> ValidationError:
     return ValidationError.from_exception_data("request", [detail])
 
 
-def _one_stop_or_many(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+def _texts_without_empty(value: object) -> object:
+    """One text or many as a list. An empty text, which clients send for none, would end every answer at once."""
+    texts = [value] if isinstance(value, str) else value
+    return [text for text in texts if text != ""] if isinstance(texts, list) else texts
+
+
+def _no_limit(value: object) -> object:
+    """llama.cpp's clients send -1 for an answer without a limit."""
+    return None if value == -1 and not isinstance(value, bool) else value
 
 
 def _whole_numbers_only(value: object) -> object:
@@ -74,8 +82,14 @@ def _few_biases(value: object) -> object:
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[
-    Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_one_stop_or_many)
+    Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
+    BeforeValidator(_texts_without_empty),
 ]
+BadWords = Annotated[
+    Annotated[list[StopText], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None,
+    BeforeValidator(_texts_without_empty),
+]
+AnswerLimit = Annotated[Annotated[int, Field(ge=1, le=MAX_INT64)] | None, BeforeValidator(_no_limit)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Count = Annotated[int, BeforeValidator(_whole_numbers_only)]
 NumLogprobs = Annotated[Count, _within(LOGPROBS_RANGE)]
@@ -131,14 +145,14 @@ class SamplingFields(Body, StructuredFields):
     presence_penalty: Annotated[float, _within(SAMPLING_RANGES["presence_penalty"])] | None = None
     frequency_penalty: Annotated[float, _within(SAMPLING_RANGES["frequency_penalty"])] | None = None
     repetition_penalty: Annotated[float, _within(SAMPLING_RANGES["repetition_penalty"])] | None = None
-    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=2 * MAX_INT64 + 1)] | None = None
+    max_tokens: AnswerLimit = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     stop: Stops = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_few_biases)] = None
-    bad_words: Annotated[list[StopText], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    bad_words: BadWords = None
     n: Annotated[Count, Field(ge=1, le=MAX_CHOICES)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
@@ -242,7 +256,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    max_completion_tokens: AnswerLimit = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -291,6 +305,18 @@ class ChatRequest(SamplingFields, TemplateFields):
         """Whether the answer continues the last message."""
         last = self.messages[-1]
         return bool(self.continue_final_message or last.prefix or last.partial)
+
+    @property
+    def hides_reasoning(self) -> bool:
+        """Whether the thinking is left out of the answer."""
+        return self.include_reasoning is False or bool(self.reasoning and self.reasoning.exclude)
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Tokens after which the thinking is ended; None: no budget of the request's."""
+        if self.thinking_token_budget is not None or self.reasoning is None:
+            return self.thinking_token_budget
+        return self.reasoning.max_tokens
 
     @property
     def choice(self) -> Choice:

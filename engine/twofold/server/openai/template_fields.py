@@ -24,12 +24,31 @@ TEMPLATE_OWN_NAMES: Final = frozenset(
 ShortText = Annotated[str, Field(max_length=64)]
 
 
+class Reasoning(BaseModel):
+    """OpenAI's and OpenRouter's `reasoning`."""
+
+    effort: ShortText | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    """Leave the thinking out of the answer."""
+    max_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    """Thinking budget."""
+    summary: ShortText | None = None
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model shall think. A budget asks for it."""
+        if self.enabled is None and self.max_tokens is not None:
+            return self.max_tokens > 0
+        return self.enabled
+
+
 class TemplateFields(BaseModel):
     """Names of OpenAI, vLLM, Ollama, OpenRouter and Anthropic; `template_variables` converts them."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ShortText | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     thinking: dict[str, Any] | bool | None = None
     think: bool | ShortText | None = None
     enable_thinking: bool | None = None
@@ -51,7 +70,7 @@ class TemplateFields(BaseModel):
     def effort(self) -> str | None:
         """The effort, by any of its names."""
         named = self.think if isinstance(self.think, str) else None
-        return self.reasoning_effort or _text(self.reasoning, "effort") or named
+        return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None) or named
 
     @property
     def thinks(self) -> bool | None:
@@ -62,10 +81,7 @@ class TemplateFields(BaseModel):
             return self.think
         if isinstance(self.thinking, bool):
             return self.thinking
-        kind = _text(self.thinking, "type")
-        return None if kind is None else kind != "disabled"
-
-
-def _text(value: Any, name: str) -> str | None:
-    held = value.get(name) if isinstance(value, dict) else None
-    return held if isinstance(held, str) else None
+        kind = self.thinking.get("type") if self.thinking else None
+        if isinstance(kind, str):
+            return kind != "disabled"
+        return self.reasoning.thinks if self.reasoning else None

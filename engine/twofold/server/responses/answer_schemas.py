@@ -92,11 +92,11 @@ class ResponseAnswer(TypedDict):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ResponseReasoning
     service_tier: Literal["default"]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: ResponseText
     tool_choice: str | dict[str, Any]
@@ -106,6 +106,27 @@ class ResponseAnswer(TypedDict):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     user: None
+
+
+class ResponseDeleted(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItems(TypedDict):
+    """Input items of a response."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False]
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class _Numbered(TypedDict):

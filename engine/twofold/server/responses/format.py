@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +33,8 @@ class AskedResponse:
     defaults: SamplingParams
     effort: str | None
     """None: the template reads none."""
+    keep: Callable[[dict[str, Any]], None] | None = None
+    """Receives the finished response; None: it is not stored."""
 
     def body(self, response_id: str, created_at: int, status: str, **more: Any) -> dict[str, Any]:
         """The response object; `more` overrides its fields."""
@@ -54,14 +56,14 @@ class AskedResponse:
             "model": self.model,
             "output": [],
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": asked.previous_response_id,
             "prompt_cache_key": asked.prompt_cache_key,
             "reasoning": {
                 "effort": self.effort,
                 "summary": asked.reasoning.summary if asked.reasoning is not None else None,
             },
             "service_tier": "default",
-            "store": False,
+            "store": self.keep is not None,
             "temperature": self.defaults.temperature if asked.temperature is None else asked.temperature,
             "text": {
                 "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"},
@@ -114,10 +116,6 @@ class ResponsesFormat(ChatFormat):
         )
         self._numbers = EventNumbers()
         self._reason: FinishReason | None = None
-        self._num_thought = 0
-        self._thinks, self._num_unsure = False, 0
-        """Whether the last text was thinking, and the number of tokens since then, whose text the parser still
-        holds."""
         self._kept_logprobs: list[TokenLogprob] = []
         """Log probabilities of the tokens that the parser still holds."""
 
@@ -125,7 +123,7 @@ class ResponsesFormat(ChatFormat):
         """The response object."""
         (answer,) = answers
         usage = self.total({0: answer.usage} if answer.usage is not None else {})
-        return self._ended(usage) | {"output": self._items.whole}
+        return self._kept(self._ended(usage) | {"output": self._items.whole})
 
     def first_events(self) -> bytes:
         """The events response.created and in_progress, with the request's fields."""
@@ -142,7 +140,6 @@ class ResponsesFormat(ChatFormat):
 
     def _take(self, chunk: Chunk) -> Iterator[StreamEvent]:
         said = self._parsed_events(0, chunk)
-        self._count(said, len(chunk.token_ids))
         yield from self._items.take(said, self._text_logprobs(said, chunk.logprobs))
         if chunk.finish_reason is not None:
             self._reason = chunk.finish_reason
@@ -159,18 +156,9 @@ class ResponsesFormat(ChatFormat):
         logprobs: list[dict[str, Any]] = chat_logprobs(self._names, entries)["content"]
         return logprobs
 
-    def _count(self, said: Sequence[Event], num_tokens: int) -> None:
-        """Count tokens of thinking. Held-back tokens belong to the text that follows them; marks belong to neither."""
-        if any(event.kind == "reasoning" for event in said):
-            self._num_thought += self._num_unsure + num_tokens
-        if said:
-            self._thinks, self._num_unsure = said[-1].kind == "reasoning", 0
-        elif self._thinks:
-            self._num_unsure += num_tokens
-
     def stream_end(self, usage: Usage) -> bytes:
         """The whole response as the final event: clients recognise the last event by its type."""
-        body = self._ended(usage)
+        body = self._kept(self._ended(usage))
         return self._numbers.written([(f"response.{body['status']}", {"response": body})])
 
     def stream_error(self, error: ApiError) -> bytes:
@@ -192,11 +180,16 @@ class ResponsesFormat(ChatFormat):
             body["incomplete_details"] = {"reason": "max_output_tokens"}
         return body
 
+    def _kept(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self._response.keep is not None:
+            self._response.keep(body | {"output": self._items.whole})
+        return body
+
     def _body_now(self, status: str) -> dict[str, Any]:
         return self._response.body(self._id, self._created_at, status, output=self._items.items)
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        return usage_body(usage, min(self._num_thought, usage.completion_tokens))
+        return usage_body(usage, self._num_thought(usage))
 
 
 def usage_body(usage: Usage, num_reasoning: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """POST /v1/responses, translated to /v1/chat/completions with the same refusals and behaviour.
 
-Responses are not stored, so each request carries its whole conversation; the prefix cache makes that cheap.
+Recent responses are kept in memory (`ResponseStore`), so that a request can continue one.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -21,10 +22,12 @@ from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
 from twofold.server.http.openapi import answers, body_of, events_of
+from twofold.server.openai.chat_reading import ChatReading
+from twofold.server.openai.prompts import chat_prompts
 from twofold.server.openai.routes import answer_chat
 from twofold.server.openai.schemas import ChatRequest
 from twofold.server.openai.template_variables import reads_effort
-from twofold.server.responses.answer_schemas import ResponseAnswer, ResponseEvent
+from twofold.server.responses.answer_schemas import InputTokens, ResponseAnswer, ResponseEvent
 from twofold.server.responses.format import (
     AskedResponse,
     EventNumbers,
@@ -34,8 +37,10 @@ from twofold.server.responses.format import (
     response_id,
     usage_body,
 )
-from twofold.server.responses.input import messages_of, offer_of, tool_choice_of
-from twofold.server.responses.schemas import ResponsesRequest
+from twofold.server.responses.input import Offer, messages_of, offer_of, tool_choice_of
+from twofold.server.responses.schemas import InputTokensRequest, ResponsesRequest
+from twofold.server.responses.store import ResponseStore
+from twofold.server.responses.stored import add_stored_routes, with_stored_items
 
 _SAME: Final = (
     *(
@@ -57,6 +62,8 @@ _NOTHING: Final = Usage(0, 0, 0.0, 0.0)
 def router(state: ServerState) -> APIRouter:
     routes = APIRouter(prefix="/v1/responses")
     state.computing_paths.add("/v1/responses")
+    config = state.config
+    store = ResponseStore(config.max_stored_responses, config.max_stored_response_bytes)
 
     @routes.post(
         "",
@@ -65,28 +72,70 @@ def router(state: ServerState) -> APIRouter:
     )
     async def responses(request: Request) -> Response:
         body = await parse_body(request, ResponsesRequest, state)
+        whole = with_stored_items(body, store)
         async with state.using(body.model) as model:
-            return await _answer(request, model, body)
+            return await _answer(request, model, whole, _keeping(store, body, whole))
 
-    @routes.get("/{response_id}")
-    @routes.delete("/{response_id}")
-    async def stored(response_id: str) -> Response:
-        raise _not_stored(response_id)
+    @routes.post("/input_tokens", openapi_extra=body_of(InputTokensRequest), responses=answers(InputTokens))
+    async def input_tokens(request: Request) -> Response:
+        body = with_stored_items(await parse_body(request, InputTokensRequest, state), store)
+        async with state.using(body.model) as model:
+            if not _has_input(body):
+                return JSONResponse({"object": "response.input_tokens", "input_tokens": 0})
+            chat = _chat(model, body, offer_of(body.all_tools), _effort(model, body))
+            count = functools.partial(_num_tokens, model, chat)
+            number = await state.threads.tokenise(count, param="input")
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
 
-    @routes.get("/{response_id}/input_items")
-    @routes.post("/{response_id}/cancel")
-    async def of_stored(response_id: str) -> Response:
-        raise _not_stored(response_id)
-
+    add_stored_routes(routes, store)
     return routes
 
 
-async def _answer(request: Request, model: ServedModel, body: ResponsesRequest) -> Response:
+def _keeping(
+    store: ResponseStore, body: ResponsesRequest, whole: ResponsesRequest
+) -> Callable[[dict[str, Any]], None] | None:
+    """Keeps the response to `body`; None if the request or the server wants none kept.
+
+    whole: the request with its whole conversation, which ends with its own items.
+    """
+    if body.store is False or not store.is_on:
+        return None
+    own = whole.items[len(whole.items) - len(body.items) :]
+    items = [item.model_dump(exclude_none=True) for item in own]
+    return lambda response: store.put(response, items, body.previous_response_id)
+
+
+async def _answer(
+    request: Request,
+    model: ServedModel,
+    body: ResponsesRequest,
+    keep: Callable[[dict[str, Any]], None] | None,
+) -> Response:
     offer = offer_of(body.all_tools)
     effort = _effort(model, body)
-    asked = AskedResponse(body, offer, model=model.name, defaults=model.sampling_defaults, effort=effort)
-    if not any(item.kind != "additional_tools" for item in body.items):
+    asked = AskedResponse(
+        body, offer, model=model.name, defaults=model.sampling_defaults, effort=effort, keep=keep
+    )
+    if not _has_input(body):
         return _empty(asked)
+    chat = _chat(model, body, offer, effort)
+    try:
+        make_format = functools.partial(ResponsesFormat, response=asked)
+        return await answer_chat(request, model, chat, make_format)
+    except RequestError as error:
+        raise _renamed(api_errors.from_twofold(error)) from None
+    except ApiError as error:
+        if body.stream and error.code == CONTEXT_LENGTH:
+            return _failed_stream(asked, _renamed(error))
+        raise _renamed(error) from None
+
+
+def _has_input(body: ResponsesRequest) -> bool:
+    return any(item.kind != "additional_tools" for item in body.items)
+
+
+def _chat(model: ServedModel, body: ResponsesRequest, offer: Offer, effort: str | None) -> ChatRequest:
+    """The chat request with the same meaning. ApiError 400 naming this API's field."""
     functions, tool_choice = tool_choice_of(body, offer)
     fields: dict[str, Any] = body.passed_on() | {name: getattr(body, name) for name in _SAME}
     fields |= {
@@ -99,28 +148,15 @@ async def _answer(request: Request, model: ServedModel, body: ResponsesRequest) 
         "reasoning_effort": effort,
     }
     try:
-        chat = translated(ChatRequest, fields, model)
+        return translated(ChatRequest, fields, model)
     except ApiError as error:
-        raise _renamed(error) from None
-    try:
-        make_format = functools.partial(ResponsesFormat, response=asked)
-        return await answer_chat(request, model, chat, make_format)
-    except RequestError as error:
-        raise _renamed(api_errors.from_twofold(error)) from None
-    except ApiError as error:
-        if body.stream and error.code == CONTEXT_LENGTH:
-            return _failed_stream(asked, _renamed(error))
         raise _renamed(error) from None
 
 
-def _not_stored(response_id: str) -> ApiError:
-    return ApiError(
-        404,
-        f"the response {response_id[:200]!r} does not exist: responses are not stored (store is always false); "
-        "send the previous output in the next request's input",
-        param="response_id",
-        code="response_not_found",
-    )
+def _num_tokens(model: ServedModel, chat: ChatRequest) -> int:
+    tokenizer, marks = model.tokenizer, model.chat_marks
+    ChatReading.of(chat, marks, tokenizer)  # refuses tools whose calls cannot be parsed
+    return len(chat_prompts(chat, tokenizer, marks, cache=model.token_cache)[0].token_ids)
 
 
 def _effort(model: ServedModel, body: ResponsesRequest) -> str | None:

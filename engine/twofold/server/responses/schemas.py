@@ -34,11 +34,15 @@ IGNORED_TOOLS: Final = (
     "local_shell",
 )
 """Tools that agents offer by default and that are ignored: the others work without them."""
-_NEEDED: Final = {"function_call": ("name",), "custom_tool_call": ("name",), "additional_tools": ("tools",)}
+_NEEDED: Final = {
+    "function_call": ("name",),
+    "custom_tool_call": ("name",),
+    "additional_tools": ("tools",),
+    "item_reference": ("id",),
+}
 """Members that an item of this type needs."""
 
 
-_Stored = refused("nothing is stored here; send the whole conversation in input")
 _Budget = refused("use max_output_tokens")
 
 
@@ -78,6 +82,8 @@ class InputItem(BaseModel):
     servers' tools are read if they are calls or outputs with a `call_id`, else ignored."""
 
     type: ShortText | None = None
+    id: Text | None = None
+    """Id of an item in an answer. An id alone refers to that item."""
     role: Role | None = None
     content: Any = None
     """Text or parts; read as a chat message's."""
@@ -96,7 +102,8 @@ class InputItem(BaseModel):
 
     @property
     def kind(self) -> str:
-        return self.type or "message"
+        is_reference = self.type is None and self.id is not None and self.role is None
+        return "item_reference" if is_reference else self.type or "message"
 
     @model_validator(mode="before")
     @classmethod
@@ -109,8 +116,6 @@ class InputItem(BaseModel):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.kind == "item_reference":
-            raise ValueError("nothing is stored here; send the item itself")
         needed = ("role",) if self.kind == "message" else _NEEDED.get(self.kind, ())
         for name in needed:
             if getattr(self, name) is None:
@@ -150,14 +155,17 @@ def _kind_of_input(value: object) -> str:
     return "some-items" if isinstance(value, list) else "a-text"
 
 
+_Input = Annotated[
+    Annotated[Text, Tag("a-text")]
+    | Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("some-items")],
+    Discriminator(_kind_of_input),
+]
+
+
 class ResponsesRequest(PassedSampling):
     """Body of POST /v1/responses."""
 
-    input: Annotated[
-        Annotated[Text, Tag("a-text")]
-        | Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("some-items")],
-        Discriminator(_kind_of_input),
-    ]
+    input: _Input
     """Input items; empty for a probe, answered at once."""
     model: ModelName | None = None
     instructions: Text | None = None
@@ -179,9 +187,12 @@ class ResponsesRequest(PassedSampling):
     cache_salt: ShortText | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
+    store: bool | None = None
+    """Whether the response can be continued or read by its id later; the default is true."""
+    previous_response_id: ShortText | None = None
+    """The response whose input and output come before this input."""
     # Refused, because ignoring them would change the answer.
-    previous_response_id: _Stored = None  # type: ignore[valid-type]
-    conversation: _Stored = None  # type: ignore[valid-type]
+    conversation: refused("use previous_response_id, or send the whole conversation in input") = None  # type: ignore[valid-type]
     prompt: refused("prompts are not stored; put the text into instructions and input") = None  # type: ignore[valid-type]
     background: refused("answers are sent while the connection is open; leave it out") = None  # type: ignore[valid-type]
     messages: refused("use input") = None  # type: ignore[valid-type]
@@ -209,3 +220,9 @@ class ResponsesRequest(PassedSampling):
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+
+
+class InputTokensRequest(ResponsesRequest):
+    """Body of POST /v1/responses/input_tokens."""
+
+    input: _Input = ""

@@ -6,8 +6,10 @@ parsed as a call.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from twofold.api.constraints import Constraint
@@ -73,10 +75,12 @@ def answer_constraint(
     start = made.harmony() if is_harmony else made.start()
     if end_tokens:
         start = f"({start}) ({' | '.join(f'<[{token}]>' for token in end_tokens)})?"
-    text = made.lark.grammar(start)
+    text, parts = made.lark.grammar(start), made.parts
     if answer_form is not None and not calls.forced:
-        return replace(answer_form, frame=text)
-    return Constraint("grammar", text, field="tool_choice" if calls.forced else "tools")
+        own = (answer_form.field, "", answer_form.text)
+        parts = (*parts, own) if answer_form.kind == "json_schema" else parts
+        return replace(answer_form, frame=text, parts=parts)
+    return Constraint("grammar", text, field="tool_choice" if calls.forced else "tools", parts=parts)
 
 
 class _AnswerGrammar:
@@ -128,7 +132,7 @@ class _AnswerGrammar:
     def _harmony_call(self) -> str:
         lark = self.lark
         expressions = []
-        for tool in self._tools():
+        for tool in self._tools:
             to = f" to=functions.{tool.name}"
             head = f"{lark.text('<|channel|>commentary' + to)} | {lark.text(to + '<|channel|>commentary')}"
             kind = f'({lark.text(" ")} {lark.text("<|constrain|>")}? "json")?'
@@ -193,7 +197,7 @@ class _AnswerGrammar:
 
     def _calls_after(self, form: CallForm) -> str:
         """Calls after `form.begin`."""
-        call = self.lark.any_of(self._call(form, tool) for tool in self._tools())
+        call = self.lark.any_of(self._call(form, tool) for tool in self._tools)
         more = f" ({self.lark.text(form.between)} {call})*" if self._calls.several else ""
         return f"{call}{more} {self.lark.text(form.end) if form.end else ''}"
 
@@ -206,6 +210,14 @@ class _AnswerGrammar:
         ]
         return self.lark.rule(" ".join(expressions))
 
+    @property
+    def parts(self) -> tuple[tuple[str, str, str], ...]:
+        """The constrained tools' schemas (`Constraint.parts`)."""
+        return tuple(
+            ("tools", tool.name, json.dumps(tool.document)) for tool in self._tools if tool.constrained
+        )
+
+    @cached_property
     def _tools(self) -> list[ToolArguments]:
         return [
             ToolArguments(tool, constrained=self._calls.forced or bool(tool["function"].get("strict")))

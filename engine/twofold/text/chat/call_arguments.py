@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, NoReturn
@@ -11,19 +13,17 @@ from twofold.api.errors import RequestError
 from twofold.text.chat.call_forms import CallForm, pieces
 from twofold.text.chat.dialects.gemma_values import GemmaValues
 from twofold.text.chat.lark import Lark
-from twofold.text.chat.schema_values import ToolSchemas, resolved
+from twofold.text.chat.schema_values import ToolSchemas
+from twofold.text.chat.tagged_values import TaggedValues
+from twofold.text.schemas.enforceable import enforceable_schema
+from twofold.text.schemas.normal_form import SchemaError, normal_parameters
+from twofold.text.schemas.references import moved
+
+_log = logging.getLogger(__name__)
 
 Schema = Mapping[str, Any]
-_NOTES: Final = frozenset(
-    ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly")
-)
 _IDENTITY: Final = frozenset(("$defs", "definitions", "$schema", "$id"))
-_PLAIN_OBJECT: Final = _NOTES | _IDENTITY | {"type", "properties", "required", "additionalProperties"}
-_PLAIN_TYPES: Final = frozenset(("string", "integer", "number", "boolean", "null"))
-_DATA: Final = frozenset(("const", "enum", "default", "examples"))
-_SCHEMAS_BY_NAME: Final = frozenset(
-    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-)
+_PLAIN_OBJECT: Final = _IDENTITY | {"type", "properties", "required", "additionalProperties"}
 _ESCAPES: Final = '"\\nrtbf'
 """JSON escapes that Python strings have too."""
 
@@ -46,24 +46,40 @@ class ToolArguments:
         function = tool["function"]
         self.name: str = function["name"]
         self.strict = bool(function.get("strict"))
-        self._constrained = constrained
-        self._kinds = ToolSchemas([tool])
-        # As in OpenAI's API, a function without a schema takes no arguments.
-        given = function.get("parameters")
-        self._root: Schema = {"properties": {}, "additionalProperties": False} if given is None else given
-        kind = self._root.get("type", "object")
-        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-            raise self.refusal(f"parameters have type {json.dumps(kind)[:40]}, but arguments are an object")
+        self.constrained = constrained
+        try:
+            given = function.get("parameters")
+            # As in OpenAI's API, a function without a schema takes no arguments.
+            self._root: Schema = (
+                {"additionalProperties": False} if given is None else normal_parameters(given)
+            )
+            kind = self._root.get("type", "object")
+            if kind != "object" and "object" not in kind:
+                raise self.refusal(
+                    f"parameters have type {json.dumps(kind)[:40]}, but arguments are an object"
+                )
+            if constrained:
+                relaxed = None if self.strict else lambda error: self._relaxed(error.place)
+                self._root = enforceable_schema(self._root, relaxed=relaxed)
+        except SchemaError as error:
+            raise self.refusal(str(error)) from None
+        self._kinds = ToolSchemas([{"function": {"name": self.name, "parameters": self._root}}])
+
+    @property
+    def document(self) -> Schema:
+        """The arguments' schema, for JSON."""
+        return {**self._root, "type": "object"} if self.constrained else {"type": "object"}
 
     def expression(self, lark: Lark, form: CallForm) -> str:
         """Expression of all arguments. RequestError if this form cannot express the schema."""
         if re.fullmatch(form.names, self.name) is None:
             raise self.refusal("this name cannot be written in the model's form of tool calls")
         if form.arguments == "json":
-            return lark.json({**self._root, "type": "object"} if self._constrained else {"type": "object"})
+            return lark.json(self.document)
         parameters = self._parameters()
         if form.arguments == "gemma":
-            values = GemmaValues(lark, self._root, form.keys, self._unsupported)
+            refuse, relaxed = self._unsupported, None if self.strict else self._relaxed
+            values = GemmaValues(lark, self._root, form.keys, refuse, relaxed=relaxed)
             return values.any_pairs() if parameters is None else values.pairs(parameters)
         separator = ", " if form.arguments == "python" else ""
         if parameters is None:
@@ -87,7 +103,7 @@ class ToolArguments:
         """Parameters in the schema's order; None: any are allowed."""
         root = self._root
         properties = root.get("properties", {})
-        if self._constrained and self.strict and not root.keys() <= _PLAIN_OBJECT:
+        if self.constrained and self.strict and not root.keys() <= _PLAIN_OBJECT:
             odd = sorted(root.keys() - _PLAIN_OBJECT)[0]
             raise self.refusal(
                 f"{odd!r} of its parameters cannot be expressed in the model's form of tool calls; leave it or strict "
@@ -95,7 +111,7 @@ class ToolArguments:
             )
         is_open = not properties and root.get("additionalProperties") is not False
         if (
-            not self._constrained
+            not self.constrained
             or not root.keys() <= _PLAIN_OBJECT
             or not isinstance(properties, Mapping)
             or is_open
@@ -119,13 +135,11 @@ class ToolArguments:
 
     def _keyword(self, lark: Lark, form: CallForm, parameter: Parameter) -> str:
         schema = parameter.schema
-        kind = (
-            schema.get("type") if isinstance(schema, Mapping) and schema.keys() <= _NOTES | {"type"} else None
-        )
+        kind = schema.get("type") if isinstance(schema, Mapping) and schema.keys() <= {"type"} else None
         words = {"boolean": '("True" | "False")', "null": '"None"'}
         value = words.get(kind) if isinstance(kind, str) else None
         if value is None:
-            value = self._json_in_python(lark, self._document(parameter))
+            value = self._json_in_python(lark, self._document(parameter.schema))
         return f'{lark.text(parameter.key)} "=" {value}'
 
     def _json_in_python(self, lark: Lark, schema: Schema) -> str:
@@ -135,77 +149,36 @@ class ToolArguments:
         before, end, between = form.parameter
         kinds = self._kinds.kinds(self.name, parameter.key)
         head, _, tail = pieces(before.replace("$text", "true" if "string" in kinds or not kinds else "false"))
-        return (
-            f"({lark.text(head + parameter.key + tail)} {self._tagged(lark, form, parameter, end)} "
-            f"{lark.text(between)})"
+        values = TaggedValues(
+            lark,
+            self._root,
+            self._document,
+            lambda word: self._relaxed(f"properties.{parameter.key}: {word}"),
+            line=form.line,
+            end=end,
         )
+        value = values.value(parameter.schema, kinds)
+        if not value:
+            raise self.refusal(f"no value of {parameter.key!r} can be written in the model's form")
+        return f"({lark.text(head + parameter.key + tail)} {value} {lark.text(between)})"
 
-    def _tagged(self, lark: Lark, form: CallForm, parameter: Parameter, end: str) -> str:
-        """A value and its end tag."""
-        kinds = self._kinds.kinds(self.name, parameter.key)
-        schema = self._resolved(parameter.schema)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(values, list):
-            texts = [each if isinstance(each, str) else json.dumps(each) for each in values]
-            texts = [each for each in texts if end not in each]
-            if not texts:
-                raise self.refusal(f"no value of {parameter.key!r} can be written in the model's form")
-            return f"{lark.any_of(map(lark.text, texts))} {lark.text(form.line + end)}"
-        if kinds and "string" not in kinds:
-            return f"{lark.json(self._document(parameter))} {lark.text(form.line + end)}"
-        if self.strict and not _is_plain(schema):
-            raise self.refusal(
-                f"the text of {parameter.key!r} can only be constrained to its type or an enum in the model's form of "
-                "tool calls; leave strict or the other keywords out"
-            )
-        return lark.up_to(end)
-
-    def _resolved(self, schema: Any) -> Schema:
-        for _ in range(8):
-            reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-            if not isinstance(reference, str) or not reference.startswith("#/"):
-                break
-            schema = resolved(self._root, reference)
-        return schema if isinstance(schema, Mapping) else {}
-
-    def _document(self, parameter: Parameter) -> Schema:
-        """A parameter's schema as a document of its own, with the definitions it refers to."""
-        schema = parameter.schema
+    def _document(self, schema: Any) -> Schema:
+        """A part of the schema as a document of its own, with the definitions it refers to."""
         if not isinstance(schema, Mapping):
             return {} if schema is not False else {"type": "string", "enum": []}
         if '"$ref"' not in json.dumps(schema):
             return schema
-        place = parameter.key.replace("~", "~0").replace("/", "~1")
         root = {key: value for key, value in self._root.items() if key not in ("$id", "$schema")}
-        return {"$ref": f"#/$defs/tool/properties/{place}", "$defs": {"tool": _moved(root)}}
+        place = "#/$defs/tool"
+        return {**moved(schema, place), "$defs": {"tool": moved(root, place)}}
+
+    def _relaxed(self, place: str) -> None:
+        _report_relaxed(self.name, place)
 
 
-def _moved(schema: Any) -> Any:
-    """A schema with its references to the root redirected to #/$defs/tool."""
-    if isinstance(schema, list):
-        return [_moved(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    moved: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _DATA:
-            moved[key] = value
-        elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            moved[key] = {name: _moved(each) for name, each in value.items()}
-        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[key] = f"#/$defs/tool{value[1:]}"
-        else:
-            moved[key] = _moved(value)
-    return moved
-
-
-def _is_plain(schema: Schema) -> bool:
-    """Whether the schema only lists plain types."""
-    members = [each for key in ("anyOf", "oneOf") for each in schema.get(key, ())]
-    types = schema.get("type", [])
-    types = {types} if isinstance(types, str) else set(types)
-    return (
-        schema.keys() <= _NOTES | {"type", "anyOf", "oneOf"}
-        and types <= _PLAIN_TYPES
-        and all(isinstance(each, Mapping) and _is_plain(each) for each in members)
+@functools.lru_cache(maxsize=256)
+def _report_relaxed(tool: str, place: str) -> None:
+    """Log once per tool and keyword: agents send their tools with every request."""
+    _log.warning(
+        "tool %s: %s is not enforced: the grammar of the model's calls cannot express it", tool, place
     )

@@ -104,3 +104,8 @@ def without(begin_or_hold: Iterable[str]) -> str:
 def escaped(text: str) -> str:
     """`text` escaped for a regular expression between slashes."""
     return re.sub(r"([\\^$.|?*+()\[\]{}/&~#-])", r"\\\1", text)
+
+
+def in_slashes(pattern: str) -> str:
+    """A regular expression as it is written between slashes."""
+    return re.sub(r"\\.|/", lambda part: r"\/" if part[0] == "/" else part[0], pattern, flags=re.DOTALL)

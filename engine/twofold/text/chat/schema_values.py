@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from twofold.text.chat.reader import KEY, Follow, Marks, TextReader, Wait
+from twofold.text.schemas.references import resolved
 
 Kinds = frozenset[str]
 """Type names of JSON schema; empty: unspecified."""
@@ -59,15 +60,6 @@ def _kinds_of(schema: Any, root: Mapping[str, Any], level: list[Any]) -> set[str
         return {kind for kind in types if isinstance(kind, str)}
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return {kind_of(value) for value in values} if isinstance(values, list) else set()
-
-
-def resolved(root: Mapping[str, Any], reference: str) -> Any:
-    """The target of a `$ref` within the document, "#/…"; None if it does not exist."""
-    target: Any = root
-    for part in filter(None, reference[1:].split("/")):
-        key = part.replace("~1", "/").replace("~0", "~")
-        target = target.get(key) if isinstance(target, Mapping) else None
-    return target
 
 
 def json_of(text: str, kinds: Kinds) -> str:

@@ -7,15 +7,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from twofold.text.chat.lark import Lark
-from twofold.text.chat.schema_values import kind_of, resolved
+from twofold.text.chat.lark import Lark, in_slashes
+from twofold.text.chat.schema_values import kind_of
+from twofold.text.schemas.references import resolved
+from twofold.text.schemas.text_patterns import TEXT_KEYWORDS, text_patterns
 
 QUOTE: Final = '<|"|>'
-_NOTES: Final = frozenset(
-    ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "$schema", "$id")
-)
+_NOTES: Final = frozenset(("$schema", "$id"))
 _KEYWORDS: Final = {
-    "string": ("minLength", "maxLength"),
+    "string": TEXT_KEYWORDS,
     "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "boolean": (),
@@ -26,25 +26,32 @@ _KEYWORDS: Final = {
 _ALL_KEYWORDS: Final = frozenset(word for words in _KEYWORDS.values() for word in words)
 _ELSEWHERE: Final = frozenset(("$defs", "definitions"))
 _MAX_ITEMS: Final = 1024
-_MAX_LETTERS: Final = 4096
 
 
 class GemmaValues:
     """Expressions of the values that one tool's schema allows."""
 
     def __init__(
-        self, lark: Lark, root: Mapping[str, Any], keys: str, refuse: Callable[[str], NoReturn]
+        self,
+        lark: Lark,
+        root: Mapping[str, Any],
+        keys: str,
+        refuse: Callable[[str], NoReturn],
+        *,
+        relaxed: Callable[[str], None] | None = None,
     ) -> None:
         """
         Args:
-            root: the document that `$ref` refers to.
+            root: the document that `$ref` refers to, as `enforceable_schema` makes it.
             keys: regular expression of keys written without marks.
             refuse: raises the error with the given reason.
+            relaxed: receives each keyword that is left out; None: they are refused.
         """
         self._lark = lark
         self._root = root
         self._keys = keys
         self._refuse = refuse
+        self._relaxed = relaxed
         self._rules: dict[str, str] = {}
         """Name of the rule of each `$ref`."""
 
@@ -66,7 +73,7 @@ class GemmaValues:
         if not isinstance(schema, Mapping):
             self._refuse("a schema that nothing matches")
         keywords = schema.keys() - _NOTES - _ELSEWHERE
-        for word, write in (("$ref", self._reference), ("anyOf", self._any_of)):
+        for word, write in (("$ref", self._reference), ("anyOf", self._any_of), ("allOf", self._all_of)):
             if word in keywords:
                 self._check(keywords - {word})
                 return write(schema[word])
@@ -83,8 +90,10 @@ class GemmaValues:
         return self._lark.any_of(self._of_kind(kind, schema) for kind in kinds)
 
     def _check(self, unsupported: Any) -> None:
-        if unsupported:
-            self._refuse(repr(sorted(unsupported)[0]))
+        for word in sorted(unsupported):
+            if self._relaxed is None:
+                self._refuse(repr(word))
+            self._relaxed(word)
 
     def _kinds_of(self, keywords: Any) -> list[str]:
         """Types of the schema; without `type`, those that its keywords constrain. Others would be unconstrained."""
@@ -115,6 +124,11 @@ class GemmaValues:
             self._refuse("'anyOf'")
         return self._lark.any_of(self.value(each) for each in schemas)
 
+    def _all_of(self, schemas: Any) -> str:
+        if len(schemas) != 1:
+            self._check({"allOf"})
+        return self.value(schemas[0])
+
     def _values(self, values: Any, kinds: Any) -> str:
         """Those of the values that have these types; types may be unspecified."""
         values = values if isinstance(values, list) else []
@@ -138,14 +152,14 @@ class GemmaValues:
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         lark = self._lark
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        if not least and most is None:
+        patterns, left = text_patterns(schema)
+        # Where the marks are text, the text before one cannot be bounded.
+        left = left if lark.is_token(QUOTE) else [word for word in TEXT_KEYWORDS if word in schema]
+        self._check(left)
+        if not patterns or not lark.is_token(QUOTE):
             return f"{lark.text(QUOTE)} {lark.up_to(QUOTE)}"
-        # Where the marks are text, the length of text before one cannot be bounded.
-        if not lark.is_token(QUOTE) or not _are_counts(_MAX_LETTERS, least, least if most is None else most):
-            self._refuse("the length of a text")
-        letters = lark.terminal(f"/(?s:.{{{least},{'' if most is None else most}}})/")
-        return f"{lark.text(QUOTE)} {letters} {lark.text(QUOTE)}"
+        text = lark.terminal(" & ".join(f"/{in_slashes(each)}/" for each in patterns))
+        return f"{lark.text(QUOTE)} {text} {lark.text(QUOTE)}"
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
@@ -166,7 +180,7 @@ class GemmaValues:
         if most == 0:
             return '""'
         item = self.value(schema.get("items", True))
-        more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+        more = "" if most == 1 else f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
         return self._lark.rule(f"{item} {more}" if least else f'({item} {more}) | ""')
 
     def _key(self, key: str) -> str:
