@@ -91,20 +91,6 @@ class BlockWeights:
         spec = self.specs[part]
         return self.source.stack(spec.name, spec.shape)
 
-    def halves(self, part: str, both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
-        """The upper and the lower half of the rows of a matrix of `part`: gate and up.
-
-        Raises ModelLoadError if the halves share scales.
-        """
-        middle = both.rows // 2
-        try:
-            return both.row_range(0, middle), both.row_range(middle, both.rows)
-        except ValueError as error:
-            raise ModelLoadError(
-                f"{self.source.where}: tensor {self.specs[part].name} cannot be cut into gate and up: {error}; use a "
-                "checkpoint that has them apart"
-            ) from None
-
     def vector(self, part: str) -> F32:
         spec = self.specs[part]
         values = self.source.vector(spec.name, spec.shape)

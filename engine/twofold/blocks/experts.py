@@ -7,15 +7,14 @@ GGUF files keep them and `twofold quantize` writes them).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import Cost, ExpertBlock, RoutedShape
 from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.common_format import UnitedExperts, common_format
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import Activation, ExpertsOnDemand, ExpertWeights, WeightMatrix
@@ -95,37 +94,30 @@ class RoutedExperts(ExpertBlock):
         gate, up, down = self._stacked(module).values()
         return gate, up, down
 
-    def check(self, weights: BlockWeights) -> None:
-        """Also checks that each matrix has one format in all experts, because offsets inside an expert are per
-        layer."""
-        super().check(weights)
-        first = {part: weights.source.entry(spec.name) for part, spec in weights.specs.items()}
-        for part, entry in first.items():
-            expected = first[part.partition(".")[0] + ".0"] if "." in part else entry
-            if entry.format != expected.format:
-                raise ModelLoadError(
-                    f"{entry.file}: tensor {entry.name} is {entry.dtype}, expected {expected.dtype} as {expected.name} "
-                    "is, because the experts of a layer share one format; convert the checkpoint to one"
-                )
-
     def expert_formats(self, weights: BlockWeights) -> tuple[str, str, str]:
         if "gate_up" in weights:
             both = weights.format("gate_up")
             return both, both, weights.format("down")
-        gate, up, down = (weights.format(part if part in weights else f"{part}.0") for part in PARTS)
+        gate, up, down = (common_format(self.stored_formats(weights, part)) for part in PARTS)
         return gate, up, down
+
+    def stored_formats(self, weights: BlockWeights, part: str) -> set[str]:
+        """Formats in which the experts' matrices `part` are stored; several are converted to one."""
+        if f"{part}.0" not in weights or weights.recoding is not None:
+            return {weights.format(part if part in weights else f"{part}.0")}
+        entries = (weights.source.entry(weights.specs[f"{part}.{n}"].name) for n in range(self.num_experts))
+        return {entry.format or "" for entry in entries}
 
     def experts(self, weights: BlockWeights) -> Sequence[ExpertWeights]:
         if "gate_up" in weights:
             both, down = weights.stack("gate_up"), weights.stack("down")
-            cut = functools.partial(weights.halves, "gate_up")
             if self.transposed:
-                return TurnedExperts(both, down, cut)
-            return [(*cut(one), below) for one, below in zip(both, down, strict=True)]
+                return TurnedExperts(both, down, halves)
+            return [(*halves(one), below) for one, below in zip(both, down, strict=True)]
         if "gate" in weights:
             gates, ups, downs = (weights.stack(part) for part in PARTS)
             return list(zip(gates, ups, downs, strict=True))
-        return [
+        experts = [
             (
                 weights.matrix(f"gate.{expert}"),
                 weights.matrix(f"up.{expert}"),
@@ -133,6 +125,10 @@ class RoutedExperts(ExpertBlock):
             )
             for expert in range(self.num_experts)
         ]
+        formats = self.expert_formats(weights)
+        if all(tuple(matrix.format for matrix in expert) == formats for expert in experts):
+            return experts
+        return UnitedExperts(experts, formats)
 
     def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
         """Cost for the largest number of distinct experts that `tokens` tokens can choose, on any processor."""
@@ -219,6 +215,12 @@ class TurnedExperts(ExpertsOnDemand):
 
     def expert(self, index: int) -> ExpertWeights:
         return (*self._cut(self._both[index].transposed()), self._down[index].transposed())
+
+
+def halves(both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
+    """The upper and the lower half of the rows: gate and up."""
+    middle = both.rows // 2
+    return both.row_range(0, middle), both.row_range(middle, both.rows)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
+from twofold.blocks.experts import halves
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import packed_bytes
 
@@ -66,7 +67,7 @@ class SharedExperts(Block):
                 pool,
                 where,
                 f"{where}: {part}",
-                lambda: [weights.halves("gate_up", weights.matrix("gate_up"))[half]],
+                lambda: [halves(weights.matrix("gate_up"))[half]],
             )
 
         gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")

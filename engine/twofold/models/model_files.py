@@ -18,6 +18,7 @@ from typing import Final, Literal
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
+from twofold.blocks.experts import PARTS, RoutedExperts
 from twofold.blocks.head import CLASSIFIER
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.blocks.recoding import RecodedExperts, Recoding
@@ -290,6 +291,7 @@ def check_model_files(
         part.check(weights)
     known = {name for weights in opened for name in weights.names}
     _report_left_out(config, tensors)
+    _report_common_formats(config, opened, tensors)
     ignored = (*config.ignored, *config.head.ignored, *(pattern for _, pattern in _left_out(config)))
     unknown = [
         name
@@ -306,6 +308,25 @@ def check_model_files(
     layers = tuple(tuple((block, next(remaining)) for block in layer) for layer in config.layers)
     dtype = _PLAIN.get(embedding.format("table"), config.dtype)
     return ModelFiles(replace(config, dtype=dtype), tensors, embedding, layers, head)
+
+
+def _report_common_formats(
+    config: ModelConfig, opened: Sequence[BlockWeights], tensors: TensorSource
+) -> None:
+    """Log, in one line, the layers whose experts are stored in several formats and computed in one."""
+    mixed: dict[tuple[str, ...], int] = {}
+    for part, weights in zip(model_parts(config), opened, strict=True):
+        if isinstance(part, RoutedExperts):
+            stored = set().union(*(part.stored_formats(weights, each) for each in PARTS if "gate_up" not in weights))
+            computed = set(part.expert_formats(weights))
+            if not stored <= computed:
+                key = (", ".join(sorted(stored)), ", ".join(sorted(computed)))
+                mixed[key] = mixed.get(key, 0) + 1
+    for (stored_as, computed_as), count in mixed.items():
+        _log.info(
+            "%s: experts of %d layers are stored as %s; each matrix of a layer has one format, so they are computed as "
+            "%s", tensors.where, count, stored_as, computed_as,
+        )  # fmt: skip
 
 
 def _left_out(config: ModelConfig) -> list[tuple[str, str]]:

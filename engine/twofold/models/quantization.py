@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.block_formats import QUANT_METHOD, parse_block_formats
@@ -12,9 +11,6 @@ from twofold.weights.json_file import Fields
 from twofold.weights.mxfp4_tensors import QUANT_METHOD as MXFP4
 from twofold.weights.schemes import METHODS, parse_scheme
 from twofold.weights.schemes.scheme import Scheme
-
-FP8_BLOCK: Final = 128
-"""Rows and columns per scale in FP8 checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +25,7 @@ class Quantization:
 
 
 def read_quantization(fields: Fields) -> Quantization:
-    """Quantisation from config.json or its text part. FP8 with one scale for 128 x 128 weights needs no key; for others
-    see `schemes`.
-
-    Raises ModelLoadError for other quantisation.
-    """
+    """Quantisation from config.json or its text part. Raises ModelLoadError for an unsupported one."""
     name, _ = fields.get(("quantization_config", "compression_config"))
     quantization = fields.section(name)
     if quantization is None:
@@ -45,13 +37,8 @@ def read_quantization(fields: Fields) -> Quantization:
         return Quantization({}, mxfp4=True)
     if (scheme := parse_scheme(quantization)) is not None:
         return Quantization({}, scheme)
-    if method != "fp8":
-        known = ", ".join(map(repr, ("fp8", MXFP4, *METHODS, QUANT_METHOD)))
-        raise ModelLoadError(
-            f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected one of {known}; "
-            "use a float32, bfloat16, float16 or FP8 checkpoint, or a GGUF file"
-        )
-    block = quantization.integers("weight_block_size")
-    if block != (FP8_BLOCK, FP8_BLOCK):
-        raise quantization.error("weight_block_size", list(block), f"[{FP8_BLOCK}, {FP8_BLOCK}]")
-    return Quantization({})
+    known = ", ".join(map(repr, (MXFP4, *METHODS, QUANT_METHOD)))
+    raise ModelLoadError(
+        f"{fields.where}: {name} (quant_method {method!r}) is not supported, expected one of {known}; "
+        "use a float32, bfloat16, float16 or FP8 checkpoint, or a GGUF file"
+    )

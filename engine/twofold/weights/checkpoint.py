@@ -8,6 +8,7 @@ and offset is checked before it is used.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import struct
 from collections.abc import Iterable, Mapping
@@ -24,7 +25,9 @@ from twofold.weights.block_formats import with_block_formats
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.mxfp4_tensors import with_mxfp4
 from twofold.weights.schemes.scheme import Scheme, SchemeMatrix
-from twofold.weights.tensor_source import TensorEntry, TensorSource
+from twofold.weights.tensor_source import TensorEntry, TensorSource, widened
+
+_log = logging.getLogger(__name__)
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -66,22 +69,27 @@ class Checkpoint(TensorSource):
         *,
         mxfp4: bool = False,
     ) -> Checkpoint:
-        """Read the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
+        """Read the headers of the shards that `model.safetensors.index.json` lists, or of `model.safetensors` alone.
+
+        Where there is an index it decides: other files, and tensors of a shard that it places elsewhere or nowhere,
+        are not read.
 
         `block_formats`, `scheme` and `mxfp4` come from config.json's quantization_config (`block_formats.py`,
         `schemes/`, `mxfp4_tensors.py`). `renamed` has name prefixes (the files', ours); the first match counts. Raises
         ModelLoadError for a missing, truncated or inconsistent file.
         """
         directory = Path(directory)
-        if (directory / SINGLE_FILE).exists():
-            entries = read_header(directory / SINGLE_FILE)
-        elif (directory / INDEX_FILE).exists():
+        if (directory / INDEX_FILE).exists():
             entries = _read_shards(directory)
+        elif (directory / SINGLE_FILE).exists():
+            entries = read_header(directory / SINGLE_FILE)
         else:
             raise ModelLoadError(_nothing_found(directory))
         pairs = tuple(renamed)
         made = {}
-        for matrix in [] if scheme is None else scheme.matrices(entries):
+        matrices = [] if scheme is None else scheme.matrices(entries)
+        _report_remarks(directory, matrices)
+        for matrix in matrices:
             first, *others = (part.name for part in matrix.parts.values())
             del entries[first]
             entries[matrix.entry.name] = matrix.entry
@@ -122,7 +130,7 @@ class Checkpoint(TensorSource):
     def _stored(self, entry: TensorEntry) -> npt.NDArray[Any]:
         """Elements of a stored tensor in the file's own type; bfloat16 as float32."""
         if entry.format in ("f16", "bf16", "f32"):
-            floats = self._floats(entry)
+            floats = widened(super()._elements(entry, entry.format), entry.format).reshape(entry.shape)
             return floats.astype(np.float16) if entry.format == "f16" else floats
         elements = super()._elements(replace(entry, format=None), "bytes")
         return elements.view(_INTEGERS.get(entry.dtype, np.uint8)).reshape(entry.shape)
@@ -146,8 +154,19 @@ def _rename(
             raise ModelLoadError(
                 f"{entry.file}: tensor {name} is also there as {new_name}, expected one of them; download it again"
             )
-        found[new_name] = replace(entry, name=new_name)
+        scales = None if entry.scales is None else _renamed(entry.scales, renamed)
+        found[new_name] = replace(entry, name=new_name, scales=scales)
     return found
+
+
+def _report_remarks(directory: Path, matrices: Iterable[SchemeMatrix]) -> None:
+    """Log each kind of matrix that is not loaded with the checkpoint's own values or size, in one line."""
+    by_remark: dict[str, list[str]] = {}
+    for matrix in matrices:
+        if matrix.remark:
+            by_remark.setdefault(matrix.remark, []).append(matrix.entry.name)
+    for remark, names in by_remark.items():
+        _log.info("%s: of %s (%d such tensors) %s", directory, names[0], len(names), remark)
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
@@ -264,13 +283,6 @@ def _read_shards(directory: Path) -> dict[str, TensorEntry]:
                 "belong to different models, download both again"
             )
         entries[name] = entry
-    for shard, tensors in shards.items():
-        for name in tensors:
-            if name not in entries:
-                raise ModelLoadError(
-                    f"{index}: does not list tensor {name} of {shard}; shard and index belong to different models, "
-                    "download both again"
-                )
     return entries
 
 

@@ -15,7 +15,9 @@ from twofold.api.errors import ModelLoadError
 
 MAX_JSON_BYTES: Final = 256 * 1024 * 1024
 """Size limit, bytes: far above any config, index or tokenizer of a real model."""
-
+_MOST_ITEMS: Final = 8
+_MOST_CHARACTERS: Final = 160
+"""Limits of a wrong value in a message."""
 
 Key = str | tuple[str, ...]
 T = TypeVar("T")
@@ -68,6 +70,15 @@ def _read_json(path: Path, purpose: str) -> Any:
         raise ModelLoadError(f"{path}: not valid JSON, {where} ({purpose}); download it again") from None
 
 
+def _cut(found: object) -> str:
+    """A value for a message; of a long list, object or text its beginning."""
+    if isinstance(found, list | tuple) and len(found) > _MOST_ITEMS:
+        first = ", ".join(map(_cut, found[:_MOST_ITEMS]))
+        return f"[{first}, … {len(found) - _MOST_ITEMS} more]"
+    text = repr(found)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
 class Fields:
     """Typed access to one JSON object. A key may be a tuple: the first name present (and not null) counts.
 
@@ -87,7 +98,7 @@ class Fields:
     def error(self, key: str, found: object, expected: str) -> ModelLoadError:
         """The error for a key with an invalid value."""
         return ModelLoadError(
-            f"{self.where}: {key} is {found!r}, expected {expected}; fix or replace this file"
+            f"{self.where}: {key} is {_cut(found)}, expected {expected}; fix or replace this file"
         )
 
     def get(self, key: Key) -> tuple[str, Any]:

@@ -84,6 +84,14 @@ class TensorEntry:
         return self.format
 
 
+def widened(elements: npt.NDArray[Any], format: str | None) -> F32:
+    """Elements of a tensor of plain floats in float32, a copy."""
+    if format == "bf16":
+        of_bf16: F32 = (elements.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return of_bf16
+    return (elements.view(np.float16) if format == "f16" else elements).astype(np.float32)
+
+
 class TensorSource:
     """All tensors of a model by name. Views keep their file mapped as long as they live."""
 
@@ -135,7 +143,7 @@ class TensorSource:
     @staticmethod
     def _check_exponents(entry: TensorEntry, exponents: TensorEntry) -> None:
         expected = (*entry.shape[:-1], entry.shape[-1] // FORMATS[entry.format or ""].block_columns)
-        if exponents.dtype != "U8" or exponents.shape != expected:
+        if exponents.dtype not in ("U8", "F8_E8M0") or exponents.shape != expected:
             raise ModelLoadError(
                 f"{exponents.file}: scales {exponents.name} are {exponents.dtype} {list(exponents.shape)}, expected U8 "
                 f"{list(expected)} for {entry.name}; download it again"
@@ -234,12 +242,7 @@ class TensorSource:
 
     def _floats(self, entry: TensorEntry) -> F32:
         """A float32 copy of a tensor of plain floats."""
-        elements = self._elements(entry, entry.format or "")
-        if entry.format == "bf16":
-            widened: F32 = (elements.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        else:
-            widened = (elements.view(np.float16) if entry.format == "f16" else elements).astype(np.float32)
-        return widened.reshape(entry.shape)
+        return widened(self._elements(entry, entry.format or ""), entry.format).reshape(entry.shape)
 
     def _mapped(self, file: Path) -> mmap.mmap:
         mapped = self._maps.get(file)

@@ -182,21 +182,24 @@ class WeightMatrix:
         return WeightMatrix(np.ascontiguousarray(self.data.T), self.format, self.rows, scales)
 
     def row_range(self, begin: int, end: int) -> WeightMatrix:
-        """Rows begin … end-1 as a view. Raises ValueError if that would split a scale of fp8."""
+        """Rows begin … end-1 as a view. Where that would split a scale of fp8, each row gets its own scales."""
         if self.scales is None or self.has_scales_by_row:
             return self._some(slice(begin, end))
         if begin % SCALE_GRID:
-            raise ValueError(
-                f"rows from {begin} share scales with the rows before; expected a multiple of {SCALE_GRID}"
-            )
+            return self.with_scales_by_row()._some(slice(begin, end))
         scales = self.scales[begin // SCALE_GRID : -(-end // SCALE_GRID)]
         return WeightMatrix(self.data[begin:end], self.format, self.columns, scales)
 
     def every_other(self, first: int) -> WeightMatrix:
-        """Rows first, first + 2, … as a view. Raises ValueError for fp8, whose rows share scales."""
-        if not self.has_scales_by_row:
-            raise ValueError(f"rows of format {self.format} share scales; expected each row by itself")
-        return self._some(slice(first, None, 2))
+        """Rows first, first + 2, … as a view; rows of fp8 that share scales get their own."""
+        return self.with_scales_by_row()._some(slice(first, None, 2))
+
+    def with_scales_by_row(self) -> WeightMatrix:
+        """The same values; a grid's scales are repeated for each row."""
+        if self.scales is None or self.has_scales_by_row:
+            return self
+        scales = np.repeat(self.scales, SCALE_GRID, axis=0)[: self.rows]
+        return WeightMatrix(self.data, self.format, self.columns, scales)
 
     def _some(self, rows: slice) -> WeightMatrix:
         scales = None if self.scales is None else self.scales[rows]

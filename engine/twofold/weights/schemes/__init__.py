@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twofold.weights.json_file import Fields
+from twofold.weights.schemes import transformers_fp8
 from twofold.weights.schemes.scheme import Scheme
 
 
@@ -21,7 +22,9 @@ def parse_scheme(section: Fields) -> Scheme | None:
         from twofold.weights.schemes import modelopt
 
         return modelopt.parse(section)
+    if method in transformers_fp8.METHODS:
+        return transformers_fp8.parse(section)
     return None
 
 
-METHODS = ("compressed-tensors", "gptq", "awq", "modelopt")
+METHODS = (*transformers_fp8.METHODS, "compressed-tensors", "gptq", "awq", "modelopt")

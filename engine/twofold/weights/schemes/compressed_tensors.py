@@ -1,9 +1,9 @@
 """compressed-tensors: groups of modules, each with its own weight type, selected by the configuration's patterns.
 
-Supported are integers packed into 32-bit words ("pack-quantized"), plain 8-bit integers ("int-quantized"), 8-bit floats
-with one scale a tensor or a row ("float-quantized") and NVFP4 ("nvfp4-pack-quantized"). Activations are rounded by our
-kernels' own rules, regardless of the configuration. Reference: the `compressed-tensors` package (`compressors/`,
-`quantization/lifecycle`).
+Supported are integers of 2 to 8 bits, packed into 32-bit words ("pack-quantized") or each in a byte ("int-quantized"),
+floats of 8 bits ("float-quantized", "mxfp8-quantized"), and 6 and 4 bits ("mxfp6-", "mxfp4-" and "nvfp4-pack-quantized"),
+with scales for tensors, rows, groups or blocks. Activations are rounded by our kernels' own rules, regardless of the
+configuration. Reference: the `compressed-tensors` package (`compressors/`, `quantization/lifecycle`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
-from twofold.weights.schemes import blocks
-from twofold.weights.schemes.floats import float8_matrix, nvfp4_matrix
+from twofold.weights.schemes.floats import float8_matrix, mx_matrix, nvfp4_matrix
+from twofold.weights.schemes.granularity import ROW, TENSOR, Grid, grid_of
+from twofold.weights.schemes.integers import Integers, made_entry
 from twofold.weights.schemes.scheme import (
     LEFT_OUT,
     SchemeMatrix,
     Stored,
     expect,
+    fields_of,
     matches,
     missing,
     no_group,
@@ -34,19 +36,11 @@ from twofold.weights.schemes.scheme import (
 )
 from twofold.weights.tensor_source import TensorEntry
 
-_SCALES: Final = ("BF16", "F16")
-_PARTS_OF_PACKED: Final = (
-    "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale", "input_global_scale",
-)  # fmt: skip
+_PARTS: Final = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale")
+_OF_ACTIVATIONS: Final = ("input_global_scale", "input_scale", "input_zero_point")
 _MODULE_CLASSES: Final = ("Linear",)
-_STRATEGIES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
-    ("int", 4): ("group", "channel", "tensor"),
-    ("int", 8): ("group", "channel", "tensor"),
-    ("float", 8): ("tensor", "channel"),
-    ("float", 4): ("tensor_group",),
-}
-_GROUPS_OF_NEIGHBOURS: Final = (None, False, "weight", "static")
-"""Values of `actorder` for which a group has adjacent columns."""
+_BITS: Final[Mapping[str, tuple[int, ...]]] = {"int": tuple(range(2, 9)), "float": (4, 6, 8)}
+_STRATEGIES: Final = ("tensor", "channel", "group", "tensor_group", "block")
 
 
 @dataclass(frozen=True)
@@ -55,9 +49,12 @@ class _Weights:
 
     bits: int
     kind: Literal["int", "float"]
-    strategy: str
-    group_size: int
+    grid: Grid
     symmetric: bool
+    in_order: bool
+    """Whether a group has adjacent columns: "actorder" is not "group"."""
+    of_tensor: bool
+    """Whether scales are multiplied by one of the tensor (NVFP4)."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +67,12 @@ class CompressedTensors:
     left_out: tuple[tuple[str, str], ...] = LEFT_OUT
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
-        packed = of_modules(entries, "weight_packed", _PARTS_OF_PACKED)
-        plain = of_modules(entries, "weight", ("weight_scale", "weight_zero_point", "input_scale"))
+        others = (*_PARTS, *_OF_ACTIVATIONS)
+        plain = of_modules(entries, "weight", others)
         quantised = {module: parts for module, parts in plain.items() if "weight_scale" in parts}
         return [
             matrix
-            for module, parts in (packed | quantised).items()
+            for module, parts in (of_modules(entries, "weight_packed", others) | quantised).items()
             for matrix in self._matrix(module, parts, self._weights_of(module, next(iter(parts.values()))))
         ]
 
@@ -87,64 +84,77 @@ class CompressedTensors:
         raise no_group(entry, module, self.where)
 
     def _matrix(self, module: str, parts: dict[str, TensorEntry], weights: _Weights) -> list[SchemeMatrix]:
-        first = next(iter(parts.values()))
-        scales = parts.get("weight_scale")
-        if scales is None:
+        first, name = next(iter(parts.values())), f"{module}.weight"
+        if "weight_scale" not in parts:
             raise missing(first, f"{module}.weight_scale")
-        if weights.kind == "float" and weights.bits == 4:
+        if weights.kind == "int":
+            return [_integers(module, parts, weights)]
+        if weights.of_tensor:
             return nvfp4_matrix(module, parts, "weight_global_scale", divides=True)
-        if weights.kind == "float":
-            return float8_matrix(module, parts)
-        fields = 32 // weights.bits
-        is_packed = "weight_packed" in parts
-        if len(first.shape) != 2 or 0 in first.shape or (not is_packed and weights.bits != 8):
-            raise ModelLoadError(
-                f"{first.file}: tensor {first.name} is {first.dtype} {list(first.shape)}, expected a matrix of "
-                f"{weights.bits}-bit integers; weights and configuration belong to different models"
-            )
-        rows, columns = first.shape[0], first.shape[1] * (fields if is_packed else 1)
-        group = weights.group_size if weights.strategy == "group" else columns
-        expect(first, ("I32",) if is_packed else ("I8",), first.shape)
-        if "weight_shape" in parts:
-            expect(parts["weight_shape"], ("I64", "I32"), (2,))
-        num_groups = 1 if weights.strategy == "tensor" else -(-columns // group)
-        shape = scales.shape if weights.strategy == "tensor" else (rows, num_groups)
-        expect(scales, _SCALES, shape)
-        if not weights.symmetric:
-            if "weight_zero_point" not in parts:
-                raise missing(first, f"{module}.weight_zero_point")
-            zeros = parts["weight_zero_point"]
-            expect(
-                zeros,
-                ("I32",) if is_packed else ("I8",),
-                (-(-rows // fields) if is_packed else rows, num_groups),
-            )
-        nibbles = weights.bits == 4 and weights.symmetric
-        format = blocks.format_for(first, columns, group, nibbles=nibbles)
-        made = blocks.made_entry(first, f"{module}.weight", (rows, columns), format)
-        return [SchemeMatrix(made, parts, partial(_read, made, weights, is_packed))]
+        if weights.bits == 8:
+            return float8_matrix(name, parts, "weight_scale", weights.grid)
+        return mx_matrix(name, parts, "weight_scale", weights.bits, weights.grid)
 
 
-def _read(entry: TensorEntry, weights: _Weights, is_packed: bool, stored: Stored) -> npt.NDArray[np.uint8]:
-    rows, columns = entry.shape
+def _integers(module: str, parts: dict[str, TensorEntry], weights: _Weights) -> SchemeMatrix:
+    first, is_packed = next(iter(parts.values())), "weight_packed" in parts
+    expect(first, ("I32",) if is_packed else ("I8",), first.shape)
+    if len(first.shape) != 2 or 0 in first.shape:
+        raise ModelLoadError(
+            f"{first.file}: tensor {first.name} has shape {list(first.shape)}, expected a matrix; weights and "
+            "configuration belong to different models"
+        )
+    rows, columns = first.shape
+    if is_packed:
+        columns = fields_of(columns, weights.bits)
+    if "weight_shape" in parts:
+        expect(parts["weight_shape"], ("I64", "I32"), (2,))
+    scales = parts["weight_scale"]
+    grid = grid_of(scales, (rows, columns), weights.grid)
+    half, lowest, highest = 1 << (weights.bits - 1), 0, 0
+    if not weights.symmetric:
+        if "weight_zero_point" not in parts:
+            raise missing(first, f"{module}.weight_zero_point")
+        zero_rows, zero_columns = grid.counts((rows, columns))
+        stored_rows = -(-zero_rows * weights.bits // 32) if is_packed else zero_rows
+        expect(parts["weight_zero_point"], ("I32",) if is_packed else ("I8",), (stored_rows, zero_columns))
+        lowest, highest = 1 - half, half
+    in_order = weights.in_order or "weight_g_idx" not in parts
+    if not in_order:
+        expect(parts["weight_g_idx"], ("I32",), (columns,))
+    integers = Integers(
+        lowest - half, highest + half - 1, grid, in_order=in_order, wide_scales=scales.dtype == "F32"
+    )
+    made = made_entry(first, f"{module}.weight", (rows, columns), integers.format(columns))
+    read = partial(_read, made, integers, weights, is_packed)
+    return SchemeMatrix(made, parts, read, remark=integers.remark(columns))
+
+
+def _read(
+    entry: TensorEntry, integers: Integers, weights: _Weights, is_packed: bool, stored: Stored
+) -> npt.NDArray[Any]:
     half = 1 << (weights.bits - 1)
     if is_packed:
         if "weight_shape" in stored and tuple(stored["weight_shape"]) != entry.shape:
             raise ValueError(f"weight_shape is {list(stored['weight_shape'])}, expected {list(entry.shape)}")
-        centred = unpack(stored["weight_packed"], weights.bits).astype(np.int16) - half
+        codes = unpack(stored["weight_packed"], weights.bits).astype(np.int16) - half
     else:
-        centred = stored["weight"].astype(np.int16)
-    scales = blocks.as_float16(stored["weight_scale"])
-    if weights.strategy == "tensor":
-        scales = np.broadcast_to(scales.reshape(1, 1), (rows, 1))
+        codes = stored["weight"].astype(np.int16)
+    scales, group_of = stored["weight_scale"], None
+    if not integers.in_order:
+        group_of = stored["weight_g_idx"]
+        if group_of.min(initial=0) < 0 or group_of.max(initial=0) >= scales.shape[1]:
+            raise ValueError(f"weight_g_idx names a group beyond the {scales.shape[1]} there are")
     if not weights.symmetric:
         zeros = stored["weight_zero_point"]
         if is_packed:  # packed along rows
-            zeros = unpack(np.ascontiguousarray(zeros.T), weights.bits).T[:rows].astype(np.int16) - half
-        centred -= np.repeat(zeros.astype(np.int16), columns // zeros.shape[1], axis=1)
-    if np.abs(centred).max(initial=0) > 128 or centred.max(initial=0) > 127:
-        raise ValueError("an integer that lies more than 8 bits from its zero point")
-    return blocks.encode(centred.astype(np.int8), scales, entry.format or "")
+            count = integers.grid.counts(entry.shape)[0]
+            zeros = unpack(np.ascontiguousarray(zeros.T), weights.bits).T[:count].astype(np.int16) - half
+        if group_of is None:
+            codes -= integers.grid.spread(zeros.astype(np.int16), entry.shape, Grid(1, 1))
+        else:
+            codes -= zeros.astype(np.int16)[:, group_of]
+    return integers.encode(codes, scales, group_of)
 
 
 def parse(section: Fields) -> CompressedTensors:
@@ -174,22 +184,27 @@ def parse(section: Fields) -> CompressedTensors:
 
 def _parse_weights(weights: Fields) -> _Weights:
     kind, bits = weights.text("type", "int"), weights.integer("num_bits", 8)
-    strategy = weights.text("strategy", "tensor")
+    known = _BITS.get(kind, ())
+    if bits not in known:
+        raise weights.error("num_bits", f"{bits} ({kind})", "int of 2 to 8 bits, or float of 4, 6 or 8")
     symmetric = weights.boolean("symmetric", True)
-    if (kind, bits) not in _STRATEGIES or (kind == "float" and not symmetric):
-        raise weights.error(
-            "num_bits", f"{bits} ({kind})", "int of 4 or 8 bits, or symmetric float of 4 or 8"
-        )
-    weights.only("strategy", *_STRATEGIES[kind, bits])
-    if strategy == "tensor_group":
-        weights.only("group_size", 16)
-    if weights.data.get("actorder") not in _GROUPS_OF_NEIGHBOURS:
-        raise weights.error(
-            "actorder", weights.data["actorder"], "null or 'weight': groups of neighbouring columns"
-        )
-    if bits == 8 and not symmetric:
-        raise weights.error("symmetric", False, "true for 8 bits")
-    size = weights.integer("group_size", 0, minimum=0) if strategy == "group" else 0
-    if strategy == "group" and size == 0:
-        raise weights.error("group_size", weights.data.get("group_size"), "columns of a group")
-    return _Weights(bits, "int" if kind == "int" else "float", strategy, size, symmetric)
+    if kind == "float" and not symmetric:
+        raise weights.error("symmetric", symmetric, "true for floats, which have no zero points here")
+    strategy = weights.text("strategy", "tensor")
+    weights.only("strategy", "tensor", *_STRATEGIES[1:])
+    grid = {"tensor": TENSOR, "channel": ROW}.get(strategy) or _blocks(weights, strategy)
+    of_tensor = strategy == "tensor_group"
+    if of_tensor and (kind, bits, grid) != ("float", 4, Grid(1, 16)):
+        raise weights.error("strategy", strategy, "it with floats of 4 bits in groups of 16 (NVFP4) alone")
+    weights.only("actorder", None, False, True, "weight", "static", "dynamic", "group")
+    in_order = weights.data.get("actorder") not in (True, "group", "dynamic")
+    return _Weights(bits, "int" if kind == "int" else "float", grid, symmetric, in_order, of_tensor)
+
+
+def _blocks(weights: Fields, strategy: str) -> Grid:
+    if strategy != "block":
+        return Grid(1, weights.integer("group_size"))
+    sizes = weights.integers("block_structure", minimum=1)
+    if len(sizes) != 2:
+        raise weights.error("block_structure", list(sizes), "rows and columns of a block")
+    return Grid(*sizes)

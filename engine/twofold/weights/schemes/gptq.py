@@ -19,8 +19,17 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import Fields
-from twofold.weights.schemes import blocks
-from twofold.weights.schemes.scheme import SchemeMatrix, Stored, expect, missing, of_modules, unpack
+from twofold.weights.schemes.granularity import ROW, Grid
+from twofold.weights.schemes.integers import Integers, made_entry
+from twofold.weights.schemes.scheme import (
+    SchemeMatrix,
+    Stored,
+    expect,
+    fields_of,
+    missing,
+    of_modules,
+    unpack,
+)
 from twofold.weights.tensor_source import TensorEntry
 
 _AWQ_ORDER: Final = np.array([0, 4, 1, 5, 2, 6, 3, 7])
@@ -61,7 +70,7 @@ class Gptq:
         return self
 
     def _matrix(self, module: str, parts: dict[str, TensorEntry]) -> SchemeMatrix:
-        first, fields = parts["qweight"], 32 // self.bits
+        first = parts["qweight"]
         for part in ("qzeros", "scales"):
             if part not in parts:
                 raise missing(first, f"{module}.{part}")
@@ -70,25 +79,30 @@ class Gptq:
                 f"{first.file}: tensor {first.name} is {first.dtype} {list(first.shape)}, expected a matrix of I32; "
                 "weights and configuration belong to different models"
             )
-        packs_inputs = self.method == "gptq"
-        inputs = first.shape[0] * (fields if packs_inputs else 1)
-        outputs = first.shape[1] * (1 if packs_inputs else fields)
-        group = inputs if self.group_size < 0 else min(self.group_size, inputs)  # it may be any number
-        num_groups = -(-inputs // group)
+        inputs, outputs = first.shape
+        if self.method == "gptq":
+            inputs = fields_of(inputs, self.bits)
+        else:
+            outputs = fields_of(outputs, self.bits)
+        grid = ROW if self.group_size < 0 else Grid(1, min(self.group_size, inputs))  # it may be any number
+        num_groups = grid.counts((outputs, inputs))[1]
         expect(first, ("I32",), first.shape)
-        expect(parts["scales"], ("F16", "BF16"), (num_groups, outputs))
-        expect(parts["qzeros"], ("I32",), (num_groups, -(-outputs // fields)))
+        expect(parts["scales"], ("F16", "BF16", "F32"), (num_groups, outputs))
+        expect(parts["qzeros"], ("I32",), (num_groups, -(-outputs * self.bits // 32)))
         if "g_idx" in parts:
             expect(parts["g_idx"], ("I32",), (inputs,))
-        if self.act_order or (self.bits == 8 and not self.symmetric):
-            format = "f16"
-        else:
-            nibbles = self.bits == 4 and self.symmetric
-            format = blocks.format_for(first, inputs, group, nibbles=nibbles)
-        made = blocks.made_entry(first, f"{module}.weight", (outputs, inputs), format)
-        return SchemeMatrix(made, parts, partial(self._read, made, group))
+        half = 1 << (self.bits - 1)
+        integers = Integers(
+            -half if self.symmetric else 1 - 2 * half,
+            half - 1 if self.symmetric else 2 * half - 1,
+            grid,
+            in_order=not self.act_order,
+            wide_scales=parts["scales"].dtype == "F32",
+        )
+        made = made_entry(first, f"{module}.weight", (outputs, inputs), integers.format(inputs))
+        return SchemeMatrix(made, parts, partial(self._read, made, integers), remark=integers.remark(inputs))
 
-    def _read(self, entry: TensorEntry, group: int, stored: Stored) -> npt.NDArray[Any]:
+    def _read(self, entry: TensorEntry, integers: Integers, stored: Stored) -> npt.NDArray[Any]:
         outputs, inputs = entry.shape
         if self.method == "gptq":
             codes = unpack(np.ascontiguousarray(stored["qweight"].T), self.bits)
@@ -98,8 +112,8 @@ class Gptq:
             zeros = _awq(stored["qzeros"])[:, :outputs].T.astype(np.int16)
         # 0 less one is stored as the largest number of the field.
         zeros &= (1 << self.bits) - 1
-        scales = blocks.as_float16(stored["scales"].T)
-        group_of = np.arange(inputs) // group
+        scales = stored["scales"].T
+        group_of = np.arange(inputs) // (integers.grid.columns or inputs)
         if "g_idx" in stored and self.act_order:
             group_of = stored["g_idx"]
             if group_of.min(initial=0) < 0 or group_of.max(initial=0) >= scales.shape[1]:
@@ -108,13 +122,8 @@ class Gptq:
             raise ValueError("g_idx sorts inputs into groups, which desc_act denies")
         if self.symmetric and (zeros != 1 << (self.bits - 1)).any():
             raise ValueError(f"a zero point other than {1 << (self.bits - 1)}, which sym denies")
-        if entry.format == "f16":
-            half: npt.NDArray[np.float16] = (codes - zeros[:, group_of]).astype(np.float16) * scales[
-                :, group_of
-            ]
-            return half.reshape(-1).view(np.uint16)
-        centred = codes.astype(np.int16) - np.repeat(zeros, group, axis=1)[:, :inputs]
-        return blocks.encode(centred.astype(np.int8), scales, entry.format or "")
+        centred = codes.astype(np.int16) - zeros[:, group_of]
+        return integers.encode(centred, scales, None if integers.in_order else group_of)
 
 
 def _awq(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
@@ -124,7 +133,7 @@ def _awq(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
 
 def parse_gptq(section: Fields) -> Gptq:
     """Parse GPTQ's configuration. Raises ModelLoadError for unsupported settings."""
-    bits = _bits(section, 4, 8)
+    bits = _bits(section, 2, 3, 4, 8)
     section.only("checkpoint_format", "gptq", "gptq_v2")
     declared = section.data.get("dynamic") or {}
     if not isinstance(declared, dict):
@@ -142,7 +151,7 @@ def parse_gptq(section: Fields) -> Gptq:
             f"{section.where}: dynamic: {pattern}", changes if isinstance(changes, dict) else {}
         )
         if "bits" in of_pattern.data:
-            _bits(of_pattern, 4, 8)
+            _bits(of_pattern, 2, 3, 4, 8)
         _group_size(of_pattern)
         for flag in ("sym", "desc_act"):
             of_pattern.boolean(flag, False)

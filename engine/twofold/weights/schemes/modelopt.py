@@ -45,7 +45,7 @@ class ModelOpt:
             if self._algorithm_of(module, parts["weight"]) == "NVFP4":
                 found += nvfp4_matrix(module, parts, "weight_scale_2", divides=False)
             else:
-                found += float8_matrix(module, parts)
+                found += float8_matrix(f"{module}.weight", parts, "weight_scale")
         return found
 
     def _algorithm_of(self, module: str, entry: TensorEntry) -> str:

@@ -1,8 +1,9 @@
 """The interface of a quantisation scheme, and what schemes share.
 
 A scheme's matrix is several stored tensors (packed integers, scales, zero points). `Scheme.matrices` locates them in
-the files' headers. Each matrix becomes one tensor in a kernel format, with the same values: groups of a symmetric 4-bit
-scheme are blocks of q4_0, integers of up to 8 bits blocks of int8 or q8_0.
+the files' headers. Each matrix becomes one tensor in a kernel format, with the same values where a format has them:
+groups of a symmetric 4-bit scheme are blocks of q4_0, integers of up to 8 bits blocks of int8 or q8_0. Other matrices
+become 16-bit floats, which the log reports (`SchemeMatrix.remark`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class SchemeMatrix:
     """Converts them to rows in the format's bytes. Raises ValueError for numbers that the scheme does not allow."""
     companions: tuple[str, ...] = ()
     """Names of the other parts, as used by the checkpoint's readers."""
+    remark: str = ""
+    """What differs from the checkpoint's values or size, for the log; "": nothing."""
 
 
 LEFT_OUT: Final = tuple(
@@ -103,10 +106,23 @@ def no_group(entry: TensorEntry, module: str, where: str) -> ModelLoadError:
 
 
 def unpack(words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
-    """The fields of 32-bit words along the last dimension, lowest bits first."""
-    each = np.ascontiguousarray(words).view(np.uint8)
+    """The fields of 32-bit words along the last dimension, lowest bits first; a field may continue in the next word."""
+    words = np.ascontiguousarray(words)
     if bits == 8:
-        return each
-    nibbles = np.empty((*each.shape, 2), np.uint8)
-    nibbles[..., 0], nibbles[..., 1] = each & 0x0F, each >> 4
-    return nibbles.reshape(*each.shape[:-1], -1)
+        return words.view(np.uint8)
+    if bits == 4:
+        each = words.view(np.uint8)
+        nibbles = np.empty((*each.shape, 2), np.uint8)
+        nibbles[..., 0], nibbles[..., 1] = each & 0x0F, each >> 4
+        return nibbles.reshape(*each.shape[:-1], -1)
+    first = np.arange(fields_of(words.shape[-1], bits)) * bits
+    low = words.view(np.uint32).astype(np.uint64)
+    high = np.zeros_like(low)
+    high[..., :-1] = low[..., 1:] << np.uint64(32)
+    shifts = (first % 32).astype(np.uint64)
+    return ((low | high)[..., first // 32] >> shifts & np.uint64((1 << bits) - 1)).astype(np.uint8)
+
+
+def fields_of(num_words: int, bits: int) -> int:
+    """Fields in so many 32-bit words."""
+    return num_words * 32 // bits
