@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.format import infer_module_format
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization import QuantizationArgs, preset_name_to_scheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors.torch import save_file
+from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.models.model_files import open_model_files
@@ -99,6 +102,69 @@ def float8_by_row(rng: np.random.Generator, rows: int, columns: int) -> tuple[Pa
     return {"weight": codes, "weight_scale": scale}, (codes.float() * scale.float()).numpy()
 
 
+def preset(name: str, scales: Any = torch.bfloat16, **changes: Any) -> Any:
+    """A scheme of the library's own names, stored by its own compressor; `changes` of its weights' arguments."""
+    scheme = preset_name_to_scheme(name, ["Linear"])
+    arguments = scheme.weights.model_copy(update=changes)
+    scheme = scheme.model_copy(update={"weights": arguments})
+    compressor = BaseCompressor.get_value_from_registry(infer_module_format(torch.nn.Linear, scheme).value)
+    is_float, is_power = arguments.type == "float", arguments.scale_dtype == torch.uint8
+
+    def store(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+        weight = torch.tensor(rng.normal(0, 0.1, (rows, columns)), dtype=torch.float32)
+        block = arguments.block_structure or (1, arguments.group_size or columns)
+        shape = tuple(-(-size // each) for size, each in zip((rows, columns), block, strict=True))
+        scale = torch.tensor(rng.uniform(0.002, 0.02, shape)).to(scales)
+        if is_power:
+            scale = 2.0 ** torch.tensor(rng.integers(-7, -3, shape), dtype=torch.float32)
+        state: Parts = {"weight": weight, "weight_scale": scale.float()}
+        if not arguments.symmetric:
+            half = 1 << (arguments.num_bits - 1)
+            state["weight_zero_point"] = torch.tensor(rng.integers(-half, half, shape), dtype=torch.int8)
+        stored = compressor.compress(state, scheme)
+        values = compressor.decompress(dict(stored), scheme)["weight"].float()
+        return stored | ({} if is_power else {"weight_scale": scale}), values.numpy()
+
+    weights = arguments.model_dump(mode="json", exclude_none=True)
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    assert is_float or not is_power
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}, store
+
+
+def in_groups_out_of_order(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+    """`actorder: group` of earlier versions: a column's group is in weight_g_idx."""
+    codes = torch.tensor(rng.integers(-8, 8, (rows, columns)), dtype=torch.int8)
+    scale = torch.tensor(rng.uniform(0.002, 0.02, (rows, columns // 32)), dtype=torch.bfloat16)
+    order = torch.tensor(rng.permutation(columns) // 32, dtype=torch.int32)
+    values = codes * scale.float()[:, order]
+    return {
+        "weight_packed": pack_to_int32(codes, 4), "weight_shape": torch.tensor([rows, columns]),
+        "weight_scale": scale, "weight_g_idx": order,
+    }, values.numpy()  # fmt: skip
+
+
+def float8_blocks(rows_of_block: int, columns_of_block: int, scales: Any = torch.float32) -> Any:
+    """transformers' FP8, dequantised as it does."""
+
+    def store(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
+        codes = torch.tensor(rng.normal(size=(rows, columns))).to(torch.float8_e4m3fn)
+        shape = (-(-rows // rows_of_block), -(-columns // columns_of_block)) if rows_of_block else ()
+        if scales == torch.float8_e8m0fnu:
+            scale = (2.0 ** torch.tensor(rng.integers(-8, -3, shape), dtype=torch.float32)).to(scales)
+        else:
+            scale = torch.tensor(rng.uniform(0.01, 0.1, shape)).to(scales)
+        block = [rows_of_block, columns_of_block] if rows_of_block else None
+        values = _dequantize_fp8_weight(codes, scale, block, torch.float32)
+        stored = {"weight": codes, "weight_scale_inv": scale}
+        return stored | ({} if block else {"activation_scale": torch.tensor(0.02)}), values.numpy()
+
+    config = {
+        "quant_method": "fp8", "activation_scheme": "dynamic" if rows_of_block else "static",
+        "weight_block_size": [rows_of_block, columns_of_block] if rows_of_block else None,
+    }  # fmt: skip
+    return config, store
+
+
 FLOAT8 = {
     "quant_method": "compressed-tensors",
     "config_groups": {
@@ -175,20 +241,15 @@ def gptq(bits: int, size: int, *, sym: bool = True, act_order: bool = False, v2:
 
     def store(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
         group = columns if size < 0 else size
-        groups, fields, top = columns // group, 32 // bits, 1 << bits
+        groups, top = -(-columns // group), 1 << bits
         codes = rng.integers(0, top, (columns, rows))
         zeros = np.full((groups, rows), top // 2) if sym else rng.integers(1, top, (groups, rows))
         scales = rng.uniform(0.002, 0.02, (groups, rows)).astype(np.float16)
         order = np.arange(columns) // group
         if act_order:
             order = rng.permutation(order)
-        qweight = np.zeros((columns // fields, rows), np.uint32)
-        qzeros = np.zeros((groups, rows // fields), np.uint32)
-        for at in range(columns):
-            qweight[at // fields] |= (codes[at].astype(np.uint32)) << np.uint32(bits * (at % fields))
-        for at in range(rows):
-            kept = (zeros[:, at] - (0 if v2 else 1)) % top
-            qzeros[:, at // fields] |= kept.astype(np.uint32) << np.uint32(bits * (at % fields))
+        qweight = _words(codes, bits)
+        qzeros = np.ascontiguousarray(_words(((zeros - (0 if v2 else 1)) % top).T, bits).T)
         whole = (codes - zeros[order]).T
         if act_order:
             values = (whole.astype(np.float16) * scales[order].T).astype(np.float32)
@@ -208,6 +269,18 @@ def gptq(bits: int, size: int, *, sym: bool = True, act_order: bool = False, v2:
     return config, store
 
 
+def _words(fields: Any, bits: int) -> Any:
+    """Rows of `fields` as bits of the words of their column, lowest first."""
+    words = np.zeros((len(fields) * bits // 32 + 1, fields.shape[1]), np.uint64)
+    for at, row in enumerate(fields.astype(np.uint64)):
+        word, shift = divmod(at * bits, 32)
+        moved = row << np.uint64(shift)
+        words[word] |= moved & np.uint64(0xFFFFFFFF)
+        if shift + bits > 32:
+            words[word + 1] |= moved >> np.uint64(32)
+    return words[: len(fields) * bits // 32].astype(np.uint32)
+
+
 def awq(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
     places = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs in the order of their fields in a word
     codes, zeros = rng.integers(0, 16, (columns, rows)), rng.integers(0, 16, (columns // 128, rows))
@@ -225,6 +298,8 @@ def awq(rng: np.random.Generator, rows: int, columns: int) -> tuple[Parts, Any]:
     )
 
 
+SORTED: dict[str, Any] = compressed_tensors(4, "group", 32)[0]
+SORTED["config_groups"]["group_0"]["weights"]["actorder"] = "group"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 CASES = {
     "int4 in groups of 32 (Kimi-K2.5's)": Case(*compressed_tensors(4, "group", 32), "q4_0", of_experts=True),
@@ -247,7 +322,36 @@ CASES = {
     "gptq v2 with zero points": Case(*gptq(4, 32, sym=False, v2=True), "q8_0"),
     "gptq in 8 bits": Case(*gptq(8, 128), "int8"),
     "gptq with act-order": Case(*gptq(4, 32, sym=False, act_order=True), "f16"),
+    "gptq in 3 bits": Case(*gptq(3, 128), "q4_0"),
+    "gptq in 2 bits": Case(*gptq(2, 64, sym=False), "q4_0"),
+    "gptq with a ragged last group": Case(*gptq(4, 96), "q4_0"),
+    "gptq with groups of no block": Case(*gptq(4, 48), "f16"),
     "awq": Case(AWQ, awq, "int8"),
+    "2 bits": Case(*preset("W2A16"), "q4_0"),
+    "3 bits": Case(*preset("W3A16"), "q4_0"),
+    "5 bits": Case(*preset("W5A16"), "int8"),
+    "6 bits, groups of 32": Case(*preset("W6A16", group_size=32), "q8_0"),
+    "7 bits": Case(*preset("W7A16"), "int8"),
+    "3 bits with zero points": Case(*preset("W3A16", symmetric=False, group_size=32), "q4_0"),
+    "7 bits with zero points": Case(*preset("W7A16", symmetric=False), "int8"),
+    "8 bits with zero points": Case(*preset("W8A16", symmetric=False), "f16"),
+    "W4A8": Case(*preset("W4A8"), "q4_0"),
+    "W4AFP8": Case(*preset("W4AFP8"), "q4_0"),
+    "int4 with float32 scales that are float16's": Case(*preset("W4A16", scales=torch.float16), "q4_0"),
+    "int4 in sorted groups": Case(
+        SORTED, in_groups_out_of_order, "f16"
+    ),
+    "float8 in blocks": Case(*preset("FP8_BLOCK", scales=torch.float32), "fp8"),
+    "float8 in small blocks": Case(*preset("FP8_BLOCK", scales=torch.float32, block_structure=[64, 64]), "f16"),
+    "mxfp4": Case(*preset("MXFP4"), "mxfp4"),
+    "mxfp6": Case(*preset("MXFP6A16"), "bf16"),
+    "mxfp8": Case(*preset("MXFP8A16"), "bf16"),
+    "transformers' float8": Case(*float8_blocks(128, 128), "fp8"),
+    "transformers' float8 in tall blocks": Case(*float8_blocks(64, 128), "fp8"),
+    "transformers' float8 in small blocks": Case(*float8_blocks(32, 32), "f16"),
+    "transformers' float8 by tensor (Mistral's)": Case(*float8_blocks(0, 0, torch.bfloat16), "fp8"),
+    "transformers' float8 with exponents": Case(*float8_blocks(128, 128, torch.float8_e8m0fnu), "fp8"),
+    "transformers' mxfp8": Case(*float8_blocks(1, 32, torch.float8_e8m0fnu), "bf16"),
 }  # fmt: skip
 
 
@@ -285,6 +389,8 @@ def test_every_value_is_the_tools_own(tmp_path: Path, name: str, capsys: pytest.
     for tensor, values in expected.items():
         matrix = files.tensors.matrix(tensor, values.shape)
         assert matrix.format == case.format
+        if case.format == "f16":
+            values = values.astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(ops.dequantise(pool, matrix), values)
     assert set(files.expert_formats()) == {(case.format,) * 3}
     # Every stored tensor is known, sized and released.
