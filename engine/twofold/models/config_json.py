@@ -27,6 +27,7 @@ from twofold.models.config import (
     ModelConfig,
     WeightDType,
 )
+from twofold.models.keys import ALSO
 from twofold.models.quantization import Quantization, read_quantization
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.schemes import modelopt
@@ -46,7 +47,7 @@ def read_config_json(directory: Path) -> Fields:
         raise ModelLoadError(
             f"{directory}: holds {gguf[0]} and no config.json; give the path of that file as the model"
         )
-    fields = Fields(str(path), read_json_object(path, "the model's configuration"))
+    fields = Fields(str(path), read_json_object(path, "the model's configuration"), also=ALSO)
     read_quantization(fields)
     return fields
 
@@ -163,12 +164,13 @@ def read_attention(fields: Fields) -> Gqa:
     """Grouped-query attention from the keys that most families have; the others are the family's to `replace`."""
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     bias = fields.boolean("attention_bias", False)
+    head_dim = fields.optional_integer("head_dim", minimum=1)
     return Gqa(
         layer=0,
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads"),
-        head_dim=fields.integer("head_dim", max(1, hidden_size // num_heads)),
+        num_kv_heads=fields.optional_integer("num_key_value_heads", minimum=1) or num_heads,
+        head_dim=head_dim or max(1, hidden_size // num_heads),
         eps=fields.number("rms_norm_eps", above=True),
         bias=bias,
         o_bias=bias,
@@ -179,16 +181,14 @@ def read_mixture(
     fields: Fields,
     attention: Gqa,
     *,
-    num_experts: tuple[str, ...] = ("num_experts", "num_local_experts"),
-    top_k: str | tuple[str, ...] = "num_experts_per_tok",
     intermediate: str = "moe_intermediate_size",
 ) -> tuple[Router, RoutedExperts]:
     """Softmax router and routed experts, their sizes under these keys; the rest is the family's to `replace`."""
     router = Router(
         layer=0,
         hidden_size=attention.hidden_size,
-        num_experts=fields.integer(num_experts, maximum=MAX_EXPERTS),
-        top_k=fields.integer(top_k),
+        num_experts=fields.integer("num_experts", maximum=MAX_EXPERTS),
+        top_k=fields.integer("num_experts_per_tok"),
         eps=attention.eps,
         renormalise=fields.boolean("norm_topk_prob", False),
     )
@@ -204,11 +204,6 @@ def experts_of(router: Router, intermediate_size: int) -> RoutedExperts:
         top_k=router.top_k,
         intermediate_size=intermediate_size,
     )
-
-
-def with_all_heads(fields: Fields) -> Fields:
-    """`fields` with as many key heads as queries have, if they have no number."""
-    return fields.defaulting({"num_key_value_heads": fields.integer("num_attention_heads")})
 
 
 def read_dense_layers(fields: Fields, attention: Gqa) -> tuple[set[int], DenseFfn]:
@@ -264,7 +259,7 @@ def rope_fields_of(fields: Fields, kind: str) -> Fields:
     section = None if sections is None or kind not in sections.data else sections.section(kind)
     if section is None:
         return fields
-    return Fields(section.where, fields.data | {"rope_parameters": section.data}, fields.defaults)
+    return fields.with_data(fields.data | {"rope_parameters": section.data}, section.where)
 
 
 def read_rope(fields: Fields, *, partial: bool = False, ntk_dim: int | None = None) -> RopeConfig:

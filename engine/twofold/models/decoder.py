@@ -20,13 +20,13 @@ from twofold.blocks.router import Router
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata, Score
-from twofold.models.keys import Settings, of_gguf
+from twofold.models.keys import KEYS, Settings, of_gguf
 from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-_DEFAULTS: Final = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class Decoder:
     summary: str
     """What the family is, for `twofold models`."""
     model_type: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of missing keys in config.json that differ from `KEYS` and from the defaults that all families have."""
+    """transformers' name; `defaults.DEFAULTS` has the family's keys by it."""
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Supported values of keys; the first one also if the key is missing."""
     attention: Mapping[str, Any] = field(default_factory=dict)
@@ -93,13 +92,13 @@ class Decoder:
         if self.text is not None and fields.get("hidden_size")[1] is None:  # GGUF files have the text alone
             outer = fields if self.text.section is None else fields.section(self.text.section) or fields
             fields = text_fields(outer, config_json.architecture_name(fields))
-        settings = Settings(config_json.with_all_heads(fields.defaulting(_DEFAULTS | dict(self.defaults))))
+        row, of_gguf_file = defaults_of(self.model_type), fields.boolean("values_of_gguf", False)
+        settings = Settings(fields.defaulting(row), None if of_gguf_file else row)
         fields = settings.fields
         if "activation" not in self.dense:
             config_json.read_activation(fields)
         for key, values in self.only.items():
             fields.only(key, *values)
-        of_gguf_file = fields.boolean("values_of_gguf", False)
         layer_of, rotations = self._attention(settings)
         feed_forward = self._feed_forward(settings, layer_of(0))
 
@@ -132,7 +131,7 @@ class Decoder:
             config = without_images(
                 config, (*self.text.prefixes, *self.renamed), *self.text.images, *of_images
             )
-        further_layers = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
+        further_layers = fields.optional_integer("num_nextn_predict_layers") or 0
         return config.predicting(fields.where, further_layers)
 
     def _normed(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
@@ -193,7 +192,7 @@ class Decoder:
             layer=0,
             hidden_size=hidden,
             num_experts=settings.integer("num_experts"),
-            top_k=settings.integer("num_experts_per_tok"),
+            top_k=settings.same("num_experts_per_tok"),
             eps=attention.eps,
             renormalise=settings.boolean("norm_topk_prob"),
             scale=settings.number("routed_scaling_factor") or 1.0,
@@ -252,6 +251,8 @@ def dense_layers(settings: Settings) -> set[int]:
                 "mlp_layer_types", kinds, f"'dense' or 'sparse' for each of {num_layers} layers"
             )
         return {n for n in range(num_layers) if kinds[n] == "dense"}
-    listed, first = fields.integers("mlp_only_layers"), settings.integer("first_k_dense_replace")
+    has_list = "mlp_only_layers" in settings.known or settings.known is KEYS
+    listed = fields.integers("mlp_only_layers") if has_list else ()
+    first = settings.integer("first_k_dense_replace")
     step, every = settings.integer("decoder_sparse_step"), settings.integer("moe_layer_freq")
     return {n for n in range(num_layers) if n in listed or n < first or (n + 1) % step or n % every}

@@ -14,6 +14,7 @@ import numpy as np
 from twofold.api.errors import ModelLoadError
 from twofold.models.config import MAX_EXPERTS, MAX_LAYERS, GenerationDefaults, ModelConfig
 from twofold.models.config_json import generation_defaults, rotary_share
+from twofold.models.keys import ALSO
 from twofold.weights.gguf_file import GgufFile
 from twofold.weights.json_file import Fields
 
@@ -58,7 +59,7 @@ class GgufMetadata:
             "dtype": "bfloat16",
         }
         rope = {} if "rope_parameters" in settings else {"rope_parameters": self.rope_parameters()}
-        return Fields(str(self.file.path), shared | rope | settings)
+        return Fields(str(self.file.path), shared | rope | settings, also=ALSO)
 
     def attention(self, *, windows: bool = False, partly_rotated: bool = False) -> dict[str, Any]:
         """Settings of grouped-query attention that is the same in every layer.

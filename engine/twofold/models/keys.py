@@ -1,10 +1,11 @@
 """Keys of config.json that many families share, each declared once: names, range, default, and name in GGUF files.
 
-`KEYS` is the table; `Settings` reads a family's values with it. A family gives only the defaults that differ.
+`KEYS` is the table; `Settings` reads a family's values with it. `defaults.py` has each family's keys and defaults.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ KEYS: Final = {
         gguf="expert_count",
         maximum=MAX_EXPERTS,
     ),
-    "num_experts_per_tok": Key(also=("moe_topk", "moe_k"), gguf="expert_used_count"),
+    "num_experts_per_tok": Key(also=("moe_topk", "moe_k", "top_k_experts"), gguf="expert_used_count"),
     "num_shared_experts": Key(
         0, ("n_shared_experts", "moe_num_shared_experts"), "expert_shared_count", 0, minimum=0
     ),
@@ -55,42 +56,63 @@ KEYS: Final = {
     "topk_group": Key(1, (), "expert_group_used_count", 1),
     "sliding_window": Key(gguf="attention.sliding_window"),
     "max_window_layers": Key(minimum=0),
+    "num_key_value_heads": Key(also=("num_attention_groups",)),
+    "num_nextn_predict_layers": Key(0, ("num_mtp_layers",), minimum=0),
     "index_topk": Key(2048, (), "attention.indexer.top_k"),
 }
+ALSO: Final = {name: key.also for name, key in KEYS.items() if key.also}
+"""Further names of keys in config.json."""
 
 
 class Settings:
     """Values of `KEYS` in one file; errors are ModelLoadErrors that name the file and the key."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: Fields, known: Collection[str] | None = None) -> None:
+        """known: the keys that the family has, others have their default whatever the file says; None: all."""
         self.fields = fields
+        self.known: Collection[str] = KEYS if known is None else known
 
     def integer(self, name: str) -> int:
         key = KEYS[name]
-        return self.fields.integer(
-            (name, *key.also), _whole(key.default), minimum=key.minimum, maximum=key.maximum
-        )
+        default = _whole(key.default)
+        if name not in self.known and default is not None:
+            return default
+        return self.fields.integer(name, default, minimum=key.minimum, maximum=key.maximum)
+
+    def same(self, name: str) -> int:
+        """An integer, or one for each layer that is the same in all."""
+        found, value = self.fields.get(name)
+        if not isinstance(value, list) or not value:
+            return self.integer(name)
+        if any(each != value[0] for each in value):
+            raise self.fields.error(found, value, "one number, because all layers have the same here")
+        return self._instead(found, value[0]).integer(name)
 
     def first(self, name: str) -> int:
         """An integer, or the first of a list of them: of text, where others are of images."""
-        value = self.fields.data.get(name)
+        found, value = self.fields.get(name)
         if not isinstance(value, list) or not value:
             return self.integer(name)
-        return Settings(Fields(self.fields.where, {**self.fields.data, name: value[0]})).integer(name)
+        return self._instead(found, value[0]).integer(name)
 
     def optional(self, name: str) -> int | None:
         """An integer; None if it is null, or missing without a default."""
-        if name in self.fields.data and self.fields.data[name] is None:
+        if name not in self.known or self.fields.is_null(name) or self.fields.get(name)[1] is None:
             return None
-        return None if self.fields.get((name, *KEYS[name].also))[1] is None else self.integer(name)
+        return self.integer(name)
 
     def number(self, name: str) -> float:
         key = KEYS[name]
-        return self.fields.number((name, *key.also), key.default)
+        if name not in self.known and key.default is not None:
+            return key.default
+        return self.fields.number(name, key.default)
 
     def boolean(self, name: str) -> bool:
-        default = KEYS[name].default
-        return self.fields.boolean((name, *KEYS[name].also), default if isinstance(default, bool) else None)
+        default = bool(KEYS[name].default)
+        return default if name not in self.known else self.fields.boolean(name, default)
+
+    def _instead(self, name: str, value: object) -> Settings:
+        return Settings(self.fields.with_data({**self.fields.data, name: value}), self.known)
 
 
 def of_gguf(fields: Fields, *names: str) -> dict[str, Any]:

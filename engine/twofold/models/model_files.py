@@ -317,7 +317,9 @@ def _report_common_formats(
     mixed: dict[tuple[str, ...], int] = {}
     for part, weights in zip(model_parts(config), opened, strict=True):
         if isinstance(part, RoutedExperts):
-            stored = set().union(*(part.stored_formats(weights, each) for each in PARTS if "gate_up" not in weights))
+            stored = set().union(
+                *(part.stored_formats(weights, each) for each in PARTS if "gate_up" not in weights)
+            )
             computed = set(part.expert_formats(weights))
             if not stored <= computed:
                 key = (", ".join(sorted(stored)), ", ".join(sorted(computed)))

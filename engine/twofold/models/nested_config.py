@@ -27,7 +27,7 @@ def text_fields(fields: Fields, architecture: str) -> Fields:
         raise fields.error("text_config", None, "the settings of the text part")
     read_quantization(text)
     outer = {key: fields.data[key] for key in _OUTER if key in fields.data}
-    return Fields(text.where, outer | text.data | {"architectures": [architecture]})
+    return fields.with_data(outer | text.data | {"architectures": [architecture]}, text.where)
 
 
 def without_images(config: ModelConfig, renamed: tuple[tuple[str, str], ...], *patterns: str) -> ModelConfig:

@@ -80,20 +80,41 @@ def _cut(found: object) -> str:
 
 
 class Fields:
-    """Typed access to one JSON object. A key may be a tuple: the first name present (and not null) counts.
+    """Typed access to one JSON object. A key may be a tuple: the first name present (and not null) counts; `also` has
+    further names of keys.
 
-    null is treated as absent, as in Hugging Face configs. `where` begins every error message. An absent key has its
-    value in `defaults`, else the reader's default; without either it is an error.
+    `where` begins every error message. An absent key has its value in `defaults`, else the reader's default; without
+    either it is an error. null is what transformers makes of it: false of a boolean, None of what is optional, and
+    where it would fail with None, the same as an absent key.
     """
 
-    def __init__(self, where: str, data: dict[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        where: str,
+        data: dict[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        also: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self.where = where
         self.data = data
         self.defaults = defaults or {}
+        self.also = also or {}
 
     def defaulting(self, defaults: Mapping[str, Any]) -> Fields:
         """The same object with further defaults; those it has already take precedence."""
-        return Fields(self.where, self.data, {**defaults, **self.defaults})
+        return Fields(self.where, self.data, {**defaults, **self.defaults}, self.also)
+
+    def with_data(self, data: dict[str, Any], where: str = "") -> Fields:
+        """Another object, read with the same defaults and names. where: its place; "": the same."""
+        return Fields(where or self.where, data, self.defaults, self.also)
+
+    def is_null(self, key: Key) -> bool:
+        """Whether a key is there with null, and none of its names with a value."""
+        names = self._names(key)
+        return any(name in self.data for name in names) and all(self.data.get(name) is None for name in names)
+
+    def _names(self, key: Key) -> tuple[str, ...]:
+        return key if isinstance(key, tuple) else (key, *self.also.get(key, ()))
 
     def error(self, key: str, found: object, expected: str) -> ModelLoadError:
         """The error for a key with an invalid value."""
@@ -103,7 +124,7 @@ class Fields:
 
     def get(self, key: Key) -> tuple[str, Any]:
         """(name, value) of the first alternative that is present; value None if none is."""
-        names = (key,) if isinstance(key, str) else key
+        names = self._names(key)
         for values in (self.data, self.defaults):
             for name in names:
                 if values.get(name) is not None:
@@ -129,7 +150,10 @@ class Fields:
         return value
 
     def optional_integer(self, key: Key, *, minimum: int = 0) -> int | None:
-        return None if self.get(key)[1] is None else self.integer(key, minimum=minimum)
+        """An integer; None if it is null, or absent without a default."""
+        if self.is_null(key) or self.get(key)[1] is None:
+            return None
+        return self.integer(key, minimum=minimum)
 
     def number(
         self,
@@ -157,12 +181,15 @@ class Fields:
     def optional_number(
         self, key: Key, *, minimum: float = 0.0, maximum: float = math.inf, above: bool = False
     ) -> float | None:
-        if self.get(key)[1] is None:
+        """A number; None if it is null, or absent without a default."""
+        if self.is_null(key) or self.get(key)[1] is None:
             return None
         return self.number(key, minimum=minimum, maximum=maximum, above=above)
 
     def boolean(self, key: Key, default: bool | None = None) -> bool:
         name, value = self.get(key)
+        if self.is_null(key):
+            return False
         if value is None:
             return self._default(name, default, "true or false")
         if not isinstance(value, bool):
@@ -180,7 +207,7 @@ class Fields:
     def only(self, key: str, *known: object) -> None:
         """Raises ModelLoadError for any value but `known`; a key without value and default means the first of them."""
         value = self.data.get(key, self.defaults.get(key, known[0]))
-        if value not in known:
+        if value not in known and value is not None:
             raise self.error(key, value, f"{' or '.join(map(repr, known))}, which is what is supported")
 
     def integers(self, key: Key, *, minimum: int = 0) -> tuple[int, ...]:

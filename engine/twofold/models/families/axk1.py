@@ -1,6 +1,6 @@
 """A.X-K1: DeepSeek-V3 with a norm of the experts' output.
 
-Reference: transformers `models/axk1`. Defaults below are those of `AXK1Config`.
+Reference: transformers `models/axk1`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from typing import Final
 from twofold.blocks.block import Block, ExpertBlock
 from twofold.blocks.post_norm import PostNorm
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.families import deepseek, glm4_moe_lite
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "first_k_dense_replace": 1, "max_position_embeddings": 32_768, "n_group": 8, "topk_group": 4,
-    "n_shared_experts": 1, "routed_scaling_factor": 2.5, "q_lora_rank": 1536,
-}  # fmt: skip
 _NORM: Final = "post_mlp_layernorm"
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("axk1"))
     has_kinds = fields.data.get("mlp_layer_types") is not None
     parse = glm4_moe_lite.parse_config if has_kinds else deepseek.parse_config
     config = parse(fields, generation)

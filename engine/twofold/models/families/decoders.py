@@ -39,11 +39,6 @@ def _gemma3_gguf(metadata: GgufMetadata) -> dict[str, Any]:
 _GEMMA3: Final = Decoder(
     "Gemma 3, text only (270M, 1B): windows in five of six layers, norms after blocks too, no experts.",
     "gemma3_text",
-    defaults={
-        "max_position_embeddings": 131_072, "rope_theta": 1e6, "sliding_window": 4096, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216, "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256, "hidden_size": 2304, "num_hidden_layers": 26, "vocab_size": 262_208,
-    },
     only={
         "hidden_activation": ("gelu_pytorch_tanh",), "attn_logit_softcapping": (None,),
         "use_bidirectional_attention": (False, None),
@@ -63,7 +58,6 @@ _GEMMA3: Final = Decoder(
 _HUNYUAN: Final = Decoder(
     "Hunyuan V1 dense (0.5B to 7B): per-head norms of queries and keys after the rotation, no experts.",
     "hunyuan_v1_dense",
-    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
     attention={"qk_norm": True, "late_norms": True},
     router=None,
     renamed=(
@@ -104,7 +98,6 @@ DECODERS: Final = {
     "dots1": Decoder(
         "dots.llm1: Qwen3's attention with windows in the last layers, DeepSeek-V3's router, shared experts.",
         "dots1",
-        defaults={"max_position_embeddings": 2048, "sliding_window": 4096, "max_window_layers": 62},
         only={"scoring_func": ("noaux_tc", "sigmoid")},  # two names of one score
         attention={"qk_norm": True},
         slides=lambda settings, layer: (
@@ -115,21 +108,12 @@ DECODERS: Final = {
     "solar_open": Decoder(
         "Solar Open: GLM-4.5's router and shared experts in every layer, heads rotated whole.",
         "solar_open",
-        defaults={
-            "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_shared_experts": 1,
-            "head_dim": 128, "num_key_value_heads": 8, "norm_topk_prob": True,
-        },
         attention={"o_bias": False},
         router=_SIGMOID,
     ),
     "hy_v3": Decoder(
         "Hunyuan 3 (Hy3): per-head norms of queries and keys, sigmoid router with a scale, shared experts.",
         "hy_v3",
-        defaults={
-            "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0,
-            "first_k_dense_replace": 1, "num_shared_experts": 1, "routed_scaling_factor": 2.826, "head_dim": 128,
-            "num_key_value_heads": 8,
-        },
         only={"mlp_bias": (False, None)},
         attention={"qk_norm": True},
         router=_SIGMOID | {"bias_name": "e_score_correction_bias", "renormalise": True},
@@ -142,22 +126,12 @@ DECODERS: Final = {
     "mellum": Decoder(
         "Mellum 2: Qwen3-MoE with windows, and a rotation for each kind of layer.",
         "mellum",
-        defaults={
-            "max_position_embeddings": 131_072, "sliding_window": 1024, "norm_topk_prob": True, "num_experts": 64,
-            "num_experts_per_tok": 8, "moe_intermediate_size": 896, "intermediate_size": 7168, "head_dim": 128,
-            "num_key_value_heads": 4,
-            "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}},
-        },
         attention={"qk_norm": True},
         left_out=(("multi-token prediction", "mtp.*"),),
     ),
     "qwen3_vl_moe": Decoder(
         "Qwen3-VL with experts (30B-A3B, 235B-A22B), its text: Qwen3-MoE; the vision tower is ignored.",
         "qwen3_vl_moe_text",
-        defaults={
-            "max_position_embeddings": 128_000, "rope_theta": 5e5, "norm_topk_prob": True, "intermediate_size": 5632,
-            "moe_intermediate_size": 1408, "num_experts": 60, "num_experts_per_tok": 4,
-        },
         attention={"qk_norm": True},
         router={"renormalise": True},
         experts={"transposed": True},
@@ -166,10 +140,6 @@ DECODERS: Final = {
     "glm4v_moe": Decoder(
         "GLM-4.5V and 4.6V, their text: GLM-4.5 without norms of queries and keys; the vision tower is ignored.",
         "glm4v_moe_text",
-        defaults={
-            "max_position_embeddings": 65_536, "rms_norm_eps": 1e-5, "attention_bias": True, "num_shared_experts": 1,
-            "first_k_dense_replace": 1, "norm_topk_prob": True, "num_key_value_heads": 8,
-        },
         attention={"o_bias": False},
         router=_SIGMOID,
         rotated_share=0.5,
@@ -178,11 +148,6 @@ DECODERS: Final = {
     "exaone_moe": Decoder(
         "K-EXAONE: windows in three of four layers, rotation in those alone, DeepSeek-V3's router, shared experts.",
         "exaone_moe",
-        defaults={
-            "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 4096, "num_experts": 64,
-            "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "intermediate_size": 16_384,
-            "num_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
-        },
         attention={"qk_norm": True, "bias": False, "o_bias": False, "rotated": False},
         windowed={"rotated": True},
         slides=lambda settings, layer: (
@@ -196,12 +161,6 @@ DECODERS: Final = {
     "flint": Decoder(
         "Flint: windows with rotation and full layers without, sinks, sigmoid router, a shared expert.",
         "flint",
-        defaults={
-            "max_position_embeddings": 262_144, "sliding_window": 513, "mlp_only_layers": [0, 1],
-            "intermediate_size": 6144, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 1024,
-            "num_experts": 256, "num_experts_per_tok": 6, "norm_topk_prob": True, "head_dim": 128,
-            "num_key_value_heads": 4,
-        },
         attention={"qk_norm": True, "sinks": True, "rotated": False},
         windowed={"rotated": True},
         slides=lambda settings, layer: not (
@@ -215,7 +174,6 @@ DECODERS: Final = {
         _HUNYUAN,
         summary="Hunyuan-A13B: softmax router, one shared expert, norms of queries and keys after the rotation.",
         model_type="hunyuan_v1_moe",
-        defaults={**_HUNYUAN.defaults, "num_experts": 1, "num_experts_per_tok": 1, "num_shared_experts": 1},
         router={"renormalise": True, "gates": ("gate.wg",)},
         inner="intermediate_size",
         shared="mlp.shared_mlp",
@@ -224,13 +182,6 @@ DECODERS: Final = {
     "mimo_v2_flash": Decoder(
         "MiMo-V2-Flash: windows with sinks and twice the key heads, values shorter than keys and scaled.",
         "mimo_v2_flash",
-        defaults={
-            "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "num_key_value_heads": 4, "head_dim": 192,
-            "v_head_dim": 128, "sliding_window": 129, "num_experts": 256, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 2048, "intermediate_size": 16_384, "norm_topk_prob": True,
-            "first_k_dense_replace": 1, "attention_value_scale": 0.707,
-            "rope_parameters": {"full_attention": {"rope_theta": 5e6}, "sliding_attention": {"rope_theta": 1e4}},
-        },
         attention={"o_bias": False},
         windowed={"sinks": True},
         slides=lambda settings, layer: layer > 0 and bool((layer + 1) % 6),
@@ -243,11 +194,6 @@ DECODERS: Final = {
     "afmoe": Decoder(
         "AFMoE (Trinity): gated attention, windows with rotation and full layers without, norms after blocks too.",
         "afmoe",
-        defaults={
-            "max_position_embeddings": 16_384, "rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 1024,
-            "intermediate_size": 6144, "moe_intermediate_size": 1408, "num_dense_layers": 1, "num_experts": 64,
-            "num_experts_per_tok": 6, "num_shared_experts": 2,
-        },
         attention={"qk_norm": True, "gate": "gate_proj", "rotated": False},
         windowed={"rotated": True},
         slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("global_attn_every_n_layers", 4)),
@@ -267,15 +213,6 @@ DECODERS: Final = {
     "laguna": Decoder(
         "Laguna: gates by head or element, query heads by layer, windows, sigmoid router with capped logits.",
         "laguna",
-        defaults={
-            "max_position_embeddings": 131_072, "num_key_value_heads": 8, "num_attention_heads": 48, "head_dim": 128,
-            "sliding_window": 512, "intermediate_size": 8192, "moe_intermediate_size": 512, "num_experts": 256,
-            "num_experts_per_tok": 8, "shared_expert_intermediate_size": 512, "first_k_dense_replace": 1,
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
-                "sliding_attention": {"rope_theta": 1e4},
-            },
-        },
         only={"moe_apply_router_weight_on_input": (False, None)},
         attention={"qk_norm": True, "gate": "g_proj", "softplus": True},
         of_layer=_heads_by_layer,
@@ -288,10 +225,6 @@ DECODERS: Final = {
     "flex_olmo": Decoder(
         "FlexOlmo: OLMoE's heads and router; norms after blocks instead of before them.",
         "flex_olmo",
-        defaults={
-            "max_position_embeddings": 4096, "rope_theta": 5e5, "num_experts": 7, "num_experts_per_tok": 5,
-            "intermediate_size": 11_008,
-        },
         attention={"qk_norm": True, "flat_norms": True, "normed": False},
         router={"norm": None},
         post_norms=(("post_attention_layernorm", ""), ("post_feedforward_layernorm", "")),
@@ -300,12 +233,6 @@ DECODERS: Final = {
     "ernie4_5_vl_moe": Decoder(
         "ERNIE-4.5-VL (28B-A3B), its text: ERNIE-4.5 with a gate of text tokens; the experts of images are ignored.",
         "ernie4_5_vl_moe_text",
-        defaults={
-            "num_hidden_layers": 28, "num_attention_heads": 20, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131_072, "rope_theta": 5e5, "tie_word_embeddings": True,
-            "intermediate_size": 12_288, "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2,
-            "moe_intermediate_size": 1536, "first_k_dense_replace": 1,
-        },
         only={"use_bias": (False, None)},
         attention={"neighbours": True},
         router={
@@ -324,11 +251,6 @@ DECODERS: Final = {
     "qwen3_omni_moe": Decoder(
         "Qwen3-Omni, the text part of its thinker: Qwen3-MoE; audio, vision, talker and codec are ignored.",
         "qwen3_omni_moe_text",
-        defaults={
-            "max_position_embeddings": 32_768, "rope_theta": 1e6, "norm_topk_prob": True, "num_experts": 128,
-            "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 768,
-            "num_key_value_heads": 4,
-        },
         attention={"qk_norm": True},
         router={"renormalise": True},
         text=TextPart(
@@ -346,7 +268,6 @@ DECODERS: Final = {
     "llama": Decoder(
         "Llama 2 and 3, and dense models published as such: no experts.",
         "llama",
-        defaults={"max_position_embeddings": 2048},
         only={"mlp_bias": (False, None)},
         attention={"gguf_pairs_neighbours": True},
         router=None,
@@ -354,7 +275,6 @@ DECODERS: Final = {
     "mistral": Decoder(
         "Mistral 7B, Nemo, Small: no experts.",
         "mistral",
-        defaults={"max_position_embeddings": 131_072, "num_key_value_heads": 8},
         attention={"gguf_pairs_neighbours": True, "bias": False, "o_bias": False},
         slides=lambda settings, layer: settings.optional("sliding_window") is not None,
         router=None,
@@ -362,7 +282,6 @@ DECODERS: Final = {
     "qwen2": Decoder(
         "Qwen2 and Qwen2.5: biases of q, k and v, windows in the last layers, no experts.",
         "qwen2",
-        defaults={"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28},
         attention={"bias": True, "o_bias": False},
         slides=_last_layers,
         router=None,
@@ -370,9 +289,6 @@ DECODERS: Final = {
     "qwen3": Decoder(
         "Qwen3: per-head norms of queries and keys, no experts.",
         "qwen3",
-        defaults={
-            "max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128,
-        },
         attention={"qk_norm": True},
         slides=_last_layers,
         router=None,
@@ -380,9 +296,6 @@ DECODERS: Final = {
     "seed_oss": Decoder(
         "Seed-OSS (36B): biases of q, k and v, no experts.",
         "seed_oss",
-        defaults={
-            "max_position_embeddings": 524_288, "attention_bias": True, "head_dim": 128, "num_key_value_heads": 8,
-        },
         only={"attention_out_bias": (False, None), "mlp_bias": (False, None)},
         attention={"o_bias": False},
         dense={"gguf_norm": "post_attention_norm"},

@@ -21,23 +21,19 @@ from twofold.blocks.router import Router
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import MAX_EXPERTS, GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
 _V2: Final = "DeepseekV2ForCausalLM"
 _V3: Final = "DeepseekV3ForCausalLM"
 _SIGMOID: Final = 2
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
-    "n_shared_experts": 0, "first_k_dense_replace": 0, "moe_layer_freq": 1,
-}  # fmt: skip
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
     is_v3 = config_json.architecture_name(fields) != _V2
-    more = {"max_position_embeddings": 4096 if is_v3 else 2048, "norm_topk_prob": is_v3}
-    fields = fields.defaulting(_DEFAULTS | more)
+    fields = fields.defaulting(defaults_of("deepseek_v3" if is_v3 else "deepseek_v2"))
     config_json.read_activation(fields)
     fields.only("topk_method", *(("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")))
     fields.only("scoring_func", "sigmoid" if is_v3 else "softmax")
@@ -98,24 +94,24 @@ def read_layers(
     router = Router(
         layer=0,
         hidden_size=hidden,
-        num_experts=fields.integer("n_routed_experts", maximum=MAX_EXPERTS),
+        num_experts=fields.integer("num_experts", maximum=MAX_EXPERTS),
         top_k=fields.integer("num_experts_per_tok"),
         eps=eps,
         renormalise=fields.boolean("norm_topk_prob"),
         scale=fields.number("routed_scaling_factor") or 1.0,
         score="sigmoid" if has_bias else "softmax",
         bias=has_bias,
-        num_groups=fields.integer("n_group") if groups else 1,
-        top_groups=fields.integer("topk_group") if groups else 1,
+        num_groups=fields.integer("n_group", 1) if groups else 1,
+        top_groups=fields.integer("topk_group", 1) if groups else 1,
         group_score=group_score or ("top_two_sum" if has_bias else "max"),
         gguf_norm=gguf_norm,
     )
     inner = fields.integer("moe_intermediate_size")
-    num_shared = fields.integer("n_shared_experts", minimum=0)
+    num_shared = fields.optional_integer("num_shared_experts") or 0
     shared = (SharedExperts(0, hidden, num_shared * inner),) if num_shared else ()
     mixture = (router, *shared, config_json.experts_of(router, inner))
     dense = DenseFfn(0, hidden, fields.integer("intermediate_size"), eps, gguf_norm=gguf_norm)
-    first, every = fields.integer("first_k_dense_replace", minimum=0), fields.integer("moe_layer_freq")
+    first, every = fields.integer("first_k_dense_replace", minimum=0), fields.integer("moe_layer_freq", 1)
     return lambda n: (attention, *mixture) if n >= first and n % every == 0 else (attention, dense)
 
 

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.families import deepseek, glm4_moe_lite
 from twofold.models.keys import Settings
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "first_k_dense_replace": 3, "max_position_embeddings": 163_840, "n_group": 8, "topk_group": 4,
-    "n_shared_experts": 1, "routed_scaling_factor": 2.5, "q_lora_rank": 1536,
-}  # fmt: skip
-
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    return without_indexer(fields, generation, _DEFAULTS)
+    return without_indexer(fields, generation, defaults_of("deepseek_v32"))
 
 
 def without_indexer(

@@ -1,6 +1,6 @@
 """ERNIE-4.5 with experts: rotation of neighbouring pairs, softmax scores with a bias for choosing, shared experts.
 
-Reference: transformers `models/ernie4_5_moe`. Defaults below are those of `Ernie4_5_MoeConfig`. GGUF files call it
+Reference: transformers `models/ernie4_5_moe`. GGUF files call it
 "ernie4_5-moe" and have the rows of q and k as checkpoints have them.
 """
 
@@ -15,15 +15,10 @@ from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "num_hidden_layers": 28, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "rope_theta": 500_000.0,
-    "tie_word_embeddings": True, "intermediate_size": 12_288, "moe_num_experts": 64, "moe_k": 6,
-    "moe_intermediate_size": 1536, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1,
-    "moe_layer_interval": 1,
-}  # fmt: skip
 _PREDICTION: Final = {
     "model.mtp_linear_proj.0.": "eh_proj.", "model.mtp_emb_norm.0.": "enorm.", "model.mtp_hidden_norm.0.": "hnorm.",
     "model.mtp_block.0.": "",
@@ -33,20 +28,15 @@ _PREDICTION: Final = {
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = config_json.with_all_heads(fields.defaulting(_DEFAULTS))
+    fields = fields.defaulting(defaults_of("ernie4_5_moe"))
     config_json.read_activation(fields)
     fields.only("use_bias", False)
     fields.number("moe_norm_min", 1e-12, maximum=1e-6)  # far below any sum of probabilities it bounds
     attention = replace(config_json.read_attention(fields), neighbours=True)
     hidden = attention.hidden_size
-    router, experts = config_json.read_mixture(
-        fields,
-        attention,
-        num_experts=("moe_num_experts", "num_experts"),
-        top_k=("moe_k", "num_experts_per_tok"),
-    )
+    router, experts = config_json.read_mixture(fields, attention)
     router = replace(router, renormalise=True, bias=True, bias_name="moe_statics.e_score_correction_bias")
-    num_shared = fields.integer("moe_num_shared_experts", minimum=0)
+    num_shared = fields.optional_integer("num_shared_experts") or 0
     shared = (SharedExperts(0, hidden, num_shared * experts.intermediate_size),) if num_shared else ()
     dense = DenseFfn(0, hidden, fields.integer("intermediate_size"), attention.eps)
     first, last = (fields.integer(f"moe_layer_{end}_index", minimum=-1) for end in ("start", "end"))

@@ -22,16 +22,11 @@ from twofold.blocks.post_norm import PostNorm
 from twofold.blocks.rope import RopeConfig
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata, frequency_factors
 from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-    "global_head_dim": 512, "rms_norm_eps": 1e-6, "max_position_embeddings": 131_072, "sliding_window": 512,
-    "rope_theta": 10_000.0, "tie_word_embeddings": True, "hidden_size_per_layer_input": 256,
-    "vocab_size_per_layer_input": 262_144, "enable_moe_block": False,
-}  # fmt: skip
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _PROPORTIONAL: Final = "proportional"
 _ROPES: Final = {_SLIDING: RopeConfig(), _FULL: RopeConfig(_PROPORTIONAL, 1e6, share=0.25)}
@@ -51,7 +46,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         config = parse_config(text_fields(fields, "Gemma4ForCausalLM"), generation)
         patterns = (f"model.{part}.*" for part in _VISION)
         return without_images(config, (("model.language_model.", "model."),), *patterns)
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("gemma4_text"))
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     fields.only("use_bidirectional_attention", None, "vision")
     num_layers = config_json.num_layers_of(fields)
@@ -148,7 +143,7 @@ def _read_rope(fields: Fields, kind: str, usual: RopeConfig) -> RopeConfig:
 def _read_mixture(fields: Fields, attention: Gqa) -> tuple[Block, ...]:
     """Blocks after the dense part: norm of its output, and experts in parallel with it, with norms of their own."""
     norm = partial(PostNorm, 0, attention.hidden_size, attention.eps)
-    router, experts = config_json.read_mixture(fields, attention, top_k="top_k_experts")
+    router, experts = config_json.read_mixture(fields, attention)
     router = replace(
         router,
         renormalise=True,

@@ -1,36 +1,31 @@
 """GLM-4.5, 4.6, 4.7 and Air: grouped-query attention of which a share of each head is rotated, DeepSeek-V3's router.
 
-Reference: transformers `models/glm4_moe`. Defaults below are those of `Glm4MoeConfig`. GGUF files call it "glm4moe".
+Reference: transformers `models/glm4_moe`. GGUF files call it "glm4moe".
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.families import deepseek
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "rope_theta": 10_000.0, "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-}  # fmt: skip
-
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("glm4_moe"))
     config_json.read_activation(fields)
     attention = replace(
         config_json.read_attention(fields), o_bias=False, qk_norm=fields.boolean("use_qk_norm", False)
     )
     layer_of = deepseek.read_layers(fields, attention, "post_attention_norm", has_bias=True)
     config = config_json.read_model(fields, generation, attention, layer_of, rotated_share=0.5)
-    count = fields.optional_integer(("num_nextn_predict_layers", "num_mtp_layers")) or 0
+    count = fields.optional_integer("num_nextn_predict_layers") or 0
     return config.predicting(fields.where, count, layer_of(config.num_layers))
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.config_json import num_layers_of
+from twofold.models.defaults import defaults_of
 from twofold.models.families import deepseek
 from twofold.weights.json_file import Fields
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
+    fields = fields.defaulting(defaults_of("glm4_moe_lite"))
     num_layers, kinds = num_layers_of(fields), fields.data.get("mlp_layer_types")
     types = kinds or ["dense"] + ["sparse"] * (num_layers - 1)
     dense = types.index("sparse") if isinstance(types, list) and "sparse" in types else 0
@@ -20,6 +22,5 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         raise fields.error(
             "mlp_layer_types", kinds, f"'dense' of the first, 'sparse' of the others of {num_layers} layers"
         )
-    fields = Fields(fields.where, fields.data | {"first_k_dense_replace": dense}, fields.defaults)
-    defaults = {"rms_norm_eps": 1e-5, "max_position_embeddings": 202_752}
-    return deepseek.parse_config(fields.defaulting(defaults), generation)
+    changed = {"first_k_dense_replace": dense}
+    return deepseek.parse_config(fields.with_data(fields.data | changed), generation)

@@ -5,23 +5,19 @@ Reference: transformers `models/glm_moe_dsa`. See `deepseek_v32.py`. GGUF files 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.families import deepseek, deepseek_v32
 from twofold.models.gguf_config import GgufMetadata
 from twofold.models.keys import of_gguf
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-5, "first_k_dense_replace": 3, "max_position_embeddings": 202_752, "n_shared_experts": 1,
-    "routed_scaling_factor": 2.5, "q_lora_rank": 2048,
-}  # fmt: skip
-
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    return deepseek_v32.without_indexer(fields, generation, _DEFAULTS)
+    return deepseek_v32.without_indexer(fields, generation, defaults_of("glm_moe_dsa"))
 
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """gpt-oss: attention with sinks and biases, a window in every other layer; experts with biases and a clamped SwiGLU.
 
-Reference: transformers `models/gpt_oss`. Defaults below are those of `GptOssConfig`. GGUF files call it "gpt-oss".
+Reference: transformers `models/gpt_oss`. GGUF files call it "gpt-oss".
 YaRN's range of dimensions is not rounded to whole ones (`truncate`); GGUF files have no key for that. llama.cpp rounds
 it.
 """
@@ -8,26 +8,22 @@ it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from twofold.blocks.biased_experts import BiasedExperts
 from twofold.blocks.rope import RopeConfig
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
-    "attention_bias": True, "sliding_window": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072,
-    "rope_theta": 150_000.0, "num_local_experts": 128, "num_experts_per_tok": 4, "intermediate_size": 2880,
-}  # fmt: skip
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("gpt_oss"))
     config_json.read_activation(fields)
     fields.only("swiglu_alpha", 1.702, None)
     full = replace(config_json.read_attention(fields), sinks=True)

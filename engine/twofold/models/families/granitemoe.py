@@ -15,14 +15,10 @@ from typing import Any, Final
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10_000.0, "attention_multiplier": 1.0,
-    "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "num_local_experts": 8,
-    "num_experts_per_tok": 2, "shared_intermediate_size": 0,
-}  # fmt: skip
 _MODULES: Final = ("block_sparse_moe",)
 _FUSED: Final = (
     ("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"),
@@ -31,7 +27,7 @@ _FUSED: Final = (
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = config_json.with_all_heads(fields.defaulting(_DEFAULTS))
+    fields = fields.defaulting(defaults_of("granitemoe"))
     config_json.read_activation(fields)
     residual = fields.number("residual_multiplier", minimum=1e-6)
     attention = config_json.read_attention(fields)

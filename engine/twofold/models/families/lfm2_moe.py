@@ -1,6 +1,6 @@
 """LFM2 with experts (8B-A1B): short convolutions in most layers, attention in some, sigmoid scores with a bias.
 
-Reference: transformers `models/lfm2_moe`. Defaults below are those of `Lfm2MoeConfig`. GGUF files call it "lfm2moe" and
+Reference: transformers `models/lfm2_moe`. GGUF files call it "lfm2moe" and
 mark attention layers by their number of key heads.
 """
 
@@ -14,14 +14,10 @@ from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.short_convolution import ShortConvolution
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "norm_eps": 1e-5, "max_position_embeddings": 128_000,
-    "rope_theta": 1e6, "conv_L_cache": 3, "intermediate_size": 7168, "num_dense_layers": 2, "num_experts": 32,
-    "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-}  # fmt: skip
 _CONV, _FULL = "conv", "full_attention"
 _RENAMED: Final = (
     ("model.embedding_norm.", "model.norm."), ("*.operator_norm.", "*.input_layernorm."),
@@ -33,10 +29,10 @@ _RENAMED: Final = (
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("lfm2_moe"))
     tied = fields.boolean(("tie_embedding", "tie_word_embeddings"), True)
     changed = {"tie_word_embeddings": tied, "rms_norm_eps": fields.number("norm_eps", above=True)}
-    fields = Fields(fields.where, fields.data | changed, fields.defaults)
+    fields = fields.with_data(fields.data | changed)
     attention = replace(config_json.read_attention(fields), qk_norm=True)
     hidden, eps = attention.hidden_size, attention.eps
     conv = ShortConvolution(
@@ -52,7 +48,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     )
     dense = DenseFfn(0, hidden, fields.integer("intermediate_size"), eps)
     convolved = config_json.read_layer_types(fields, _CONV)
-    first = fields.integer("num_dense_layers", minimum=0)
+    first = fields.integer("first_k_dense_replace", minimum=0)
 
     def layer(n: int) -> tuple[Block, ...]:
         mixer = conv if n in convolved else attention

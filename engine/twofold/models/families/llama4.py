@@ -18,16 +18,11 @@ from twofold.blocks.shared_experts import SharedExperts
 from twofold.blocks.temperature import Temperature
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072,
-    "rope_theta": 500_000.0, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
-    "no_rope_layer_interval": 4, "interleave_moe_layer_step": 1, "num_local_experts": 16, "num_experts_per_tok": 1,
-    "intermediate_size": 8192, "intermediate_size_mlp": 16_384,
-}  # fmt: skip
 _MODULE: Final = "feed_forward"
 
 
@@ -36,7 +31,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     if config_json.architecture_name(fields) == "Llama4ForConditionalGeneration":
         config = parse_config(text_fields(fields, "Llama4ForCausalLM"), generation)
         return without_images(config, (("language_model.", ""),), "vision_model.*", "multi_modal_projector.*")
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("llama4_text"))
     config_json.read_activation(fields)
     attention = replace(config_json.read_attention(fields), neighbours=True)
     turns = _read_rotated(fields)
@@ -93,7 +88,7 @@ def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
     """A GGUF file of architecture "llama4" in config.json's format. Raises ModelLoadError naming file and key."""
     fields, layers = metadata.fields, range(metadata.num_layers)
     metadata.expect_score("sigmoid")
-    fields.only("attention.sliding_window", _DEFAULTS["attention_chunk_size"])
+    fields.only("attention.sliding_window", defaults_of("llama4_text")["attention_chunk_size"])
     fields.only("rope.scaling.type", "none")
     interval = fields.integer("attention.sliding_window_pattern", 4)
     experts = metadata.experts("num_local_experts", intermediate="intermediate_size")

@@ -1,6 +1,6 @@
 """MiniMax-M2: norms of queries and keys over all heads together, partial rotation, sigmoid scores with a bias.
 
-Reference: transformers `models/minimax_m2`. Defaults below are those of `MiniMaxM2Config`. GGUF files call it
+Reference: transformers `models/minimax_m2`. GGUF files call it
 "minimax-m2". Checkpoints call the experts' matrices w1 (gate), w3 (up) and w2 (down) under `block_sparse_moe`.
 """
 
@@ -11,15 +11,11 @@ from typing import Any, Final
 
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.families.mixtral import MODULES, PROJECTIONS
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "num_hidden_layers": 62, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 196_608, "rope_theta": 5e6, "num_local_experts": 256, "num_experts_per_tok": 8,
-    "intermediate_size": 1536,
-}  # fmt: skip
 _ONLY: Final = {
     "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True, "shared_intermediate_size": 0,
 }  # fmt: skip
@@ -27,7 +23,7 @@ _ONLY: Final = {
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("minimax_m2"))
     config_json.read_activation(fields)
     for key, value in _ONLY.items():
         fields.only(key, value)

@@ -6,25 +6,14 @@ Reference: transformers `models/mistral4`, defaults those of `Mistral4Config`. G
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from twofold.blocks.temperature import Temperature
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.families import deepseek
 from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
-
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
-    "n_shared_experts": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1, "max_position_embeddings": 1_048_576,
-    "norm_topk_prob": True, "intermediate_size": 12_288, "moe_intermediate_size": 2048, "n_routed_experts": 128,
-    "num_experts_per_tok": 4, "kv_lora_rank": 256, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 64,
-    "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192,
-        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
-    },
-}  # fmt: skip
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
@@ -40,7 +29,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         )
         parts = ("vision_tower", "multi_modal_projector")
         return without_images(config, prefixes, *(f"{at}{part}.*" for at in ("", "model.") for part in parts))
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("mistral4"))
     config_json.read_activation(fields)
     rope = config_json.read_rope(fields, partial=True)
     attention = deepseek.read_attention(fields, rope, neighbours=fields.boolean("rope_interleave", True))

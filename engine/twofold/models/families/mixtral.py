@@ -1,6 +1,6 @@
 """Mixtral: grouped-query attention, every layer a mixture, the k routing weights always divided by their sum.
 
-Reference: transformers `models/mixtral`. Defaults below are those of `MixtralConfig`. Checkpoints call the experts'
+Reference: transformers `models/mixtral`. Checkpoints call the experts'
 matrices w1 (gate), w3 (up) and w2 (down) under `block_sparse_moe`; transformers 5 may write them fused under `mlp`.
 GGUF files of architecture "llama" with experts are Mixtral and similar models.
 """
@@ -12,21 +12,18 @@ from typing import Any, Final
 
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.families.decoders import DECODERS
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "rope_theta": 1e6, "num_local_experts": 8,
-    "num_experts_per_tok": 2, "norm_topk_prob": True,
-}  # fmt: skip
 MODULES: Final = ("mlp", "block_sparse_moe")
 PROJECTIONS: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("mixtral"))
     config_json.read_activation(fields)
     attention = replace(
         config_json.read_attention(fields),

@@ -1,27 +1,23 @@
 """OLMoE: norms of queries and keys over all heads together, every layer a mixture, softmax-then-top-k routing.
 
-Reference: transformers `models/olmoe`. Defaults below are those of `OlmoeConfig`.
+Reference: transformers `models/olmoe`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
-
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10_000.0, "num_experts": 64,
-    "num_experts_per_tok": 8, "intermediate_size": 2048,
-}  # fmt: skip
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = config_json.with_all_heads(fields.defaulting(_DEFAULTS))
+    fields = fields.defaulting(defaults_of("olmoe"))
     config_json.read_activation(fields)
     fields.only("clip_qkv", None)
     attention = replace(config_json.read_attention(fields), qk_norm=True, flat_norms=True)

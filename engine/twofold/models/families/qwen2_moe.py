@@ -1,6 +1,6 @@
 """Qwen2-MoE and Qwen1.5-MoE: biases of q, k and v, softmax-then-top-k routing, gated shared experts.
 
-Reference: transformers `models/qwen2_moe`. Defaults below are those of `Qwen2MoeConfig`.
+Reference: transformers `models/qwen2_moe`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from twofold.blocks.block import Block
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "rope_theta": 10_000.0, "sliding_window": 4096,
-    "max_window_layers": 28, "intermediate_size": 5632, "shared_expert_intermediate_size": 5632, "num_experts": 60,
-    "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
-}  # fmt: skip
 _SLIDING: Final = "sliding_attention"
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = config_json.with_all_heads(fields.defaulting(_DEFAULTS))
+    fields = fields.defaulting(defaults_of("qwen2_moe"))
     config_json.read_activation(fields)
     plain = replace(config_json.read_attention(fields), bias=fields.boolean("qkv_bias", True), o_bias=False)
     windowed = replace(plain, sliding_window=fields.integer("sliding_window", minimum=0) or None)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.families import qwen3_next
 from twofold.models.gguf_config import GgufMetadata
 from twofold.models.nested_config import text_fields, without_images
@@ -27,7 +28,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         raise of_text.error("attn_output_gate", False, "true, the only supported value")
     # Every layer has experts: keys of other layers do not count.
     every_layer = {"mlp_only_layers": None, "decoder_sparse_step": None}
-    config = qwen3_next.parse_config(Fields(of_text.where, of_text.data | every_layer), generation)
+    of_text = of_text.defaulting(defaults_of("qwen3_5_moe_text"))
+    config = qwen3_next.parse_config(of_text.with_data(of_text.data | every_layer), generation)
     return without_images(config, _RENAMED, "model.visual.*")
 
 

@@ -1,27 +1,23 @@
 """Qwen3-MoE: grouped-query attention with per-head q/k norms, softmax-then-top-k routing, optional dense layers.
 
-Reference: transformers `models/qwen3_moe`. Defaults below are those of `Qwen3MoeConfig`.
+Reference: transformers `models/qwen3_moe`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
-
-_DEFAULTS: Final = {
-    "rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "rope_theta": 10_000.0, "sliding_window": 4096,
-    "intermediate_size": 6144, "num_experts_per_tok": 8,
-}  # fmt: skip
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("qwen3_moe"))
     config_json.read_activation(fields)
     attention = replace(config_json.read_attention(fields), qk_norm=True)
     if fields.boolean("use_sliding_window", False):

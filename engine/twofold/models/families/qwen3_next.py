@@ -1,6 +1,6 @@
 """Qwen3-Next: three gated delta nets to one layer of gated attention, of which a share of each head is rotated.
 
-Reference: transformers `models/qwen3_next`. Defaults below are those of `Qwen3NextConfig`. GGUF files call it
+Reference: transformers `models/qwen3_next`. GGUF files call it
 "qwen3next".
 """
 
@@ -15,16 +15,10 @@ from twofold.blocks.gqa import Gqa
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata
 from twofold.weights.json_file import Fields
 
-_DEFAULTS: Final = {
-    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32_768, "rope_theta": 10_000.0, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "intermediate_size": 5632,
-    "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
-}  # fmt: skip
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _GGUF_NORM: Final = "post_attention_norm"
 PREDICTION: Final = {
@@ -36,7 +30,7 @@ PREDICTION: Final = {
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(_DEFAULTS)
+    fields = fields.defaulting(defaults_of("qwen3_next"))
     config_json.read_activation(fields)
     # Twofold's own keys, written for GGUF files, which store values that transformers derives from a checkpoint's.
     zero_centred = not fields.boolean("values_of_gguf", False)

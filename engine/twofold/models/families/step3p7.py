@@ -20,6 +20,7 @@ from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.decoder import FULL, SLIDING, Decoder, TextPart
+from twofold.models.defaults import defaults_of
 from twofold.models.gguf_config import GgufMetadata, frequency_factors
 from twofold.models.keys import Settings, of_gguf
 from twofold.weights.json_file import Fields
@@ -35,12 +36,6 @@ def _heads(settings: Settings, layer: int, attention: Gqa) -> Gqa:
 _DECODER: Final = Decoder(
     "Step-3.5 and 3.7 Flash",
     "step3p5",
-    defaults={
-        "num_hidden_layers": 45, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 128_000, "intermediate_size": 11_264,
-        "moe_intermediate_size": 1280, "num_experts": 288, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
-        "shared_expert_intermediate_size": 1280,
-    },
     only={"mlp_bias": (False, None), "use_bidirectional_attention": (False, None)},
     attention={"qk_norm": True, "zero_centred": True, "gate": "g_proj", "gate_of": "head"},
     of_layer=_heads,
@@ -72,7 +67,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     text = fields.section("text_config")
     data = fields.data
     found = by_kind(text) if text is not None else by_kind(fields)
-    settings = Fields(fields.where, data | {"text_config": found} if text is not None else found)
+    settings = fields.with_data(data | {"text_config": found} if text is not None else found)
     config = _DECODER.parse_config(settings, generation)
     if fields.data.get(_FACTORS):
         factors = _numbers(fields, _FACTORS, config.rope_dim // 2, "rotated pairs")
@@ -106,7 +101,7 @@ def _numbers(fields: Fields, key: str, count: int, of: str) -> list[float]:
 
 def by_kind(fields: Fields) -> dict[str, Any]:
     """Settings by kind of layer, where the file lists them by layer."""
-    layers = config_json.num_layers_of(fields.defaulting(_DECODER.defaults))
+    layers = config_json.num_layers_of(fields.defaulting(defaults_of(_DECODER.model_type)))
     data = {_ALIASES.get(key, key): value for key, value in fields.data.items()}
     for key in ("layer_types", "mlp_layer_types"):
         if isinstance(data.get(key), list):

@@ -1,7 +1,7 @@
 """compressed-tensors: groups of modules, each with its own weight type, selected by the configuration's patterns.
 
 Supported are integers of 2 to 8 bits, packed into 32-bit words ("pack-quantized") or each in a byte ("int-quantized"),
-floats of 8 bits ("float-quantized", "mxfp8-quantized"), and 6 and 4 bits ("mxfp6-", "mxfp4-" and "nvfp4-pack-quantized"),
+and floats of 8 ("float-quantized", "mxfp8-quantized"), 6 and 4 bits ("mxfp6-", "mxfp4-" and "nvfp4-pack-quantized"),
 with scales for tensors, rows, groups or blocks. Activations are rounded by our kernels' own rules, regardless of the
 configuration. Reference: the `compressed-tensors` package (`compressors/`, `quantization/lifecycle`).
 """

@@ -28,7 +28,11 @@ class Grid:
     def __str__(self) -> str:
         if self.columns == 0:
             return "each row" if self.rows == 1 else "the whole tensor"
-        return f"{self.columns} columns of each row" if self.rows == 1 else f"{self.rows} x {self.columns} weights"
+        return (
+            f"{self.columns} columns of each row"
+            if self.rows == 1
+            else f"{self.rows} x {self.columns} weights"
+        )
 
     def counts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Scales of a matrix or a stack of them of this shape."""
@@ -38,11 +42,11 @@ class Grid:
     def within(self, other: Grid, shape: tuple[int, ...]) -> bool:
         """Whether every cell of this grid lies in one cell of `other`, in a matrix of this shape."""
         sides = zip((self.rows, self.columns), (other.rows, other.columns), shape[-2:], strict=True)
-        return all(theirs == 0 or theirs >= size or (ours and theirs % ours == 0) for ours, theirs, size in sides)
+        return all(
+            theirs == 0 or theirs >= size or (ours and theirs % ours == 0) for ours, theirs, size in sides
+        )
 
-    def spread(
-        self, scales: npt.NDArray[Any], shape: tuple[int, ...], cells: Grid
-    ) -> npt.NDArray[Any]:
+    def spread(self, scales: npt.NDArray[Any], shape: tuple[int, ...], cells: Grid) -> npt.NDArray[Any]:
         """The scale of each of `cells`, which lie within this grid."""
         scales = scales.reshape(self.counts(shape))
         for axis, size, ours, theirs in (

@@ -59,7 +59,9 @@ class Integers:
         Raises ValueError for an integer out of range, or a scale that float16 cannot hold.
         """
         if codes.min(initial=0) < self.lowest or codes.max(initial=0) > self.highest:
-            raise ValueError(f"an integer that is not from {self.lowest} to {self.highest} from its zero point")
+            raise ValueError(
+                f"an integer that is not from {self.lowest} to {self.highest} from its zero point"
+            )
         format = self.format(codes.shape[1])
         if format == "f16":
             return self._values(codes, scales, group_of)

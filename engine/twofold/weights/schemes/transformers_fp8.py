@@ -25,7 +25,11 @@ _SCALES: Final = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
 _OF_ACTIVATIONS: Final = ("activation_scale", "input_scale", "qscale_act", "input_scale_ub")
 _LEFT_OUT: Final = (
     *LEFT_OUT,
-    *(("the checkpoint's fixed scale of activations", f"*{of}{part}") for of in "._" for part in _OF_ACTIVATIONS),
+    *(
+        ("the checkpoint's fixed scale of activations", f"*{of}{part}")
+        for of in "._"
+        for part in _OF_ACTIVATIONS
+    ),
 )
 
 
