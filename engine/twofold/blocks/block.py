@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +40,8 @@ class Record:
 
 
 State = Pages | Record
+ShapeOf = Callable[[str], tuple[int, ...] | None]
+"""Shape of a checkpoint's tensor; None: it has no such tensor."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,10 @@ class Block(ModelPart):
     """One block of one layer; adds to the residual stream."""
 
     layer: int
+
+    def as_stored(self, shape_of: ShapeOf) -> Block:
+        """This block, or the variant of it that a checkpoint with tensors of these shapes stores."""
+        return self
 
     @property
     def state(self) -> tuple[State, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from twofold.blocks import ops
-from twofold.blocks.block import Cost, ExpertBlock, RoutedShape
+from twofold.blocks.block import Cost, ExpertBlock, RoutedShape, ShapeOf
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.common_format import UnitedExperts, common_format
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
@@ -68,6 +68,14 @@ class RoutedExperts(ExpertBlock):
     def host_bytes(self, weights: BlockWeights) -> int:
         """Bytes of all experts in the store."""
         return self.num_experts * self.routed.expert_bytes(self.expert_formats(weights))
+
+    def as_stored(self, shape_of: ShapeOf) -> RoutedExperts:
+        """These experts, or those whose fused matrices are not transposed, if the stored shapes say so."""
+        plain = replace(self, transposed=False)
+        for specs in (plain._fused(module, *names) for module in self.modules for names in self.fused):
+            if all(shape_of(spec.name) == spec.shape for spec in specs.values()):
+                return plain
+        return self
 
     def problems(self) -> Iterator[str]:
         if self.weighs_rows and self.top_k != 1:

@@ -16,6 +16,8 @@ from twofold.blocks.layer_input import LayerInputs
 from twofold.weights.tensor_spec import Found, TensorSpec
 from twofold.weights.weight_format import WeightMatrix, source_row_bytes
 
+HEAD: Final = ("lm_head.weight", "output.weight")
+"""Names of the head's matrix, in checkpoints and in GGUF files."""
 CLASSIFIER: Final = ("score.weight", "cls.output.weight")
 """Names of a classifier's matrix, in checkpoints and in GGUF files."""
 
@@ -41,6 +43,9 @@ class Embedding(ModelPart):
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
         table = TensorSpec("model.embed_tokens.weight", shape, "embedding", "token_embd.weight")
+        head = TensorSpec(HEAD[0], shape, "embedding", HEAD[1])
+        if self.tied and found(head) and not found(table):  # a tied pair may be stored under either name
+            table = head
         further = {} if self.layer_inputs is None else self.layer_inputs.tensors()
         return {"table": table, **further}
 
@@ -91,7 +96,7 @@ class Head(ModelPart):
 
     def tensors(self, found: Found) -> dict[str, TensorSpec]:
         shape = (self.num_rows, self.hidden_size)
-        name, of_gguf = CLASSIFIER if self.labels else ("lm_head.weight", "output.weight")
+        name, of_gguf = CLASSIFIER if self.labels else HEAD
         norms = [
             TensorSpec(
                 "model.norm.weight", (self.hidden_size,), "exact", theirs, zero_centred=self.zero_centred
@@ -107,8 +112,8 @@ class Head(ModelPart):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Tensors that are ignored: checkpoints may contain a tied head, or one beside a classifier, anyway."""
-        return ("lm_head.weight", "output.weight") if self.tied or self.labels else ()
+        """Tensors that are ignored: a copy of the embedding, or a head beside a classifier."""
+        return HEAD if self.tied or self.labels else ()
 
     def device_bytes(self, weights: BlockWeights) -> int:
         shared = 2 * math.prod(weights.specs["vocabulary"].shape) if self.tied else 0

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, Cost
+from twofold.blocks.block import Block, Cost, ShapeOf
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, Routed, normed
 from twofold.weights.tensor_spec import Found, TensorSpec
@@ -66,6 +66,12 @@ class Router(Block):
     """Above 0, the gate's logits become softcap * tanh(logit / softcap)."""
     expert_scaled: bool = False
     """Whether weights are multiplied by their experts' `per_expert_scale`."""
+
+    def as_stored(self, shape_of: ShapeOf) -> Router:
+        """This router; without the experts of images if its bias has one row."""
+        names = (f"model.layers.{self.layer}.{module}.{self.bias_name}" for module in self.modules)
+        is_alone = self.of_images and any(shape_of(name) == (1, self.num_experts) for name in names)
+        return replace(self, of_images=False) if is_alone else self
 
     def problems(self) -> Iterator[str]:
         if self.top_k > self.num_experts:

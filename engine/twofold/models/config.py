@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape
+from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape, ShapeOf
 from twofold.blocks.head import Embedding, Head
 from twofold.blocks.prediction import PredictionInput
 from twofold.blocks.rope import RopeConfig
@@ -262,6 +262,16 @@ class ModelConfig:
             ignored=(*self.ignored, *prediction.unread),
             prediction=replace(prediction, left_out=()),
         )
+
+    def as_stored(self, shape_of: ShapeOf) -> ModelConfig:
+        """The configuration of blocks as a checkpoint with tensors of these shapes stores them."""
+        layers = tuple(tuple(block.as_stored(shape_of) for block in layer) for layer in self.layers)
+        return replace(self, layers=layers)
+
+    def with_head_apart(self) -> ModelConfig:
+        """The configuration of a model whose head has a matrix of its own."""
+        embedding, head = replace(self.embedding, tied=False), replace(self.head, tied=False)
+        return replace(self, embedding=embedding, head=head)
 
     def with_classifier(self, labels: int) -> ModelConfig:
         """The configuration with a classifier of so many labels instead of a head."""

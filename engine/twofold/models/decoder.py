@@ -53,6 +53,8 @@ class Decoder:
     """transformers' name; `defaults.DEFAULTS` has the family's keys by it."""
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Supported values of keys; the first one also if the key is missing."""
+    restated: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+    """Settings that files state under keys with another meaning."""
     attention: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Gqa` that config.json does not set."""
     windowed: Mapping[str, Any] = field(default_factory=dict)
@@ -93,8 +95,8 @@ class Decoder:
             outer = fields if self.text.section is None else fields.section(self.text.section) or fields
             fields = text_fields(outer, config_json.architecture_name(fields))
         row, of_gguf_file = defaults_of(self.model_type), fields.boolean("values_of_gguf", False)
-        settings = Settings(fields.defaulting(row), None if of_gguf_file else row)
-        fields = settings.fields
+        fields = fields.with_data(fields.data | self.restated(fields)).defaulting(row)
+        settings = Settings(fields, None if of_gguf_file else row)
         if "activation" not in self.dense:
             config_json.read_activation(fields)
         for key, values in self.only.items():
@@ -151,13 +153,14 @@ class Decoder:
         full = replace(config_json.read_attention(fields), **self.attention)
         if (scalar := fields.optional_number("query_pre_attn_scalar", above=True)) is not None:
             full = replace(full, multiplier=scalar**-0.5)
-        rotations = [self._rotation(fields, FULL, full)]
+        windows = config_json.read_layer_types(fields, SLIDING, lambda n: self.slides(settings, n))
+        has_full = len(windows) < config_json.num_layers_of(fields)
+        rotations = [self._rotation(fields, FULL if has_full else SLIDING, full)]
         if full.late_norms:
             rope, scaling = preserving_length(rotations[0][0])
             rotations = [(rope, rotations[0][1])]
             full = replace(full, head_eps=full.eps / scaling**2)
         sliding = replace(full, sliding_window=window, **self.windowed)
-        windows = config_json.read_layer_types(fields, SLIDING, lambda n: self.slides(settings, n))
         if windows and window is None:
             raise fields.error("sliding_window", None, "an integer, because some layers have such a window")
         if windows and (own := self._rotation(fields, SLIDING, sliding)) != rotations[0]:
@@ -191,7 +194,7 @@ class Decoder:
         router = Router(
             layer=0,
             hidden_size=hidden,
-            num_experts=settings.integer("num_experts"),
+            num_experts=settings.same("num_experts"),
             top_k=settings.same("num_experts_per_tok"),
             eps=attention.eps,
             renormalise=settings.boolean("norm_topk_prob"),

@@ -72,7 +72,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "vocab_size": 103_424, "hidden_size": 2560, "num_hidden_layers": 28, "num_attention_heads": 20,
         "num_key_value_heads": 4, "intermediate_size": 12_288, "rms_norm_eps": 1e-05,
         "max_position_embeddings": 131_072, "rope_theta": 500_000.0, "tie_word_embeddings": True,
-        "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2, "moe_intermediate_size": None,
+        "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2, "moe_intermediate_size": [1536, 512],
         "first_k_dense_replace": 1,
     },
     "exaone_moe": {
@@ -105,7 +105,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216, "global_head_dim": 512,
         "max_position_embeddings": 131_072, "sliding_window": 512, "tie_word_embeddings": True,
         "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144, "enable_moe_block": False,
-        "num_experts": None, "moe_intermediate_size": None,
+        "num_experts": None, "moe_intermediate_size": [1536, 512],
     },
     "glm4_moe": {
         "vocab_size": 151_552, "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96,

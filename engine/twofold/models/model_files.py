@@ -19,7 +19,7 @@ from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.experts import PARTS, RoutedExperts
-from twofold.blocks.head import CLASSIFIER
+from twofold.blocks.head import CLASSIFIER, HEAD
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.blocks.recoding import RecodedExperts, Recoding
 from twofold.models.config import ModelConfig, WeightDType
@@ -208,6 +208,8 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
         if (classifier := file.tensors.get(CLASSIFIER[1])) is not None:
             config = config.with_classifier(classifier.shape[0])
         config = _predicting(config, predictions, path, lambda spec: spec.gguf in file.tensors)
+        if HEAD[1] in file.tensors:
+            config = config.with_head_apart()
         specs = part_specs(config, lambda spec: spec.gguf in file.tensors)
         return check_model_files(
             config, specs, GgufSource(file, chain.from_iterable(map(dict.values, specs)))
@@ -216,7 +218,8 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
     if (panel_file := Path(path) / PANEL_FILE).exists():
         panels = MappedPanels(panel_file)
         packed = PanelSource(panel_file, panels.contents)
-        config = _with_head_if_found(config, Path(path), packed)
+        config = _with_head_if_found(config, Path(path), packed, compares=False)
+        config = config.as_stored(packed.shape_of)
         config = _predicting(config, predictions, path, lambda spec: spec.name in packed)
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
@@ -228,14 +231,20 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
         renamed = (*config.prediction.renamed, *renamed)
     renamed = (*renamed, *_WITHOUT_PREFIX)
     tensors = Checkpoint.open(path, quantised.block_formats, renamed, quantised.scheme, mxfp4=quantised.mxfp4)
-    config = _with_head_if_found(config, Path(path), tensors)
+    config = _with_head_if_found(config, Path(path), tensors).as_stored(tensors.shape_of)
     config = _predicting(config, predictions, path, lambda spec: spec.name in tensors)
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 
 
-def _with_head_if_found(config: ModelConfig, directory: Path, tensors: TensorSource) -> ModelConfig:
-    """The configuration itself; of an embedding model without a head, one whose head is the embedding's matrix; of a
-    classifier, one with its labels."""
+def _with_head_if_found(
+    config: ModelConfig, directory: Path, tensors: TensorSource, *, compares: bool = True
+) -> ModelConfig:
+    """The configuration with the head that the files have.
+
+    A head in the files that differs from the embedding is read, even if the configuration ties them, as in
+    transformers. A model with neither a head nor a tie gives embeddings, and a classifier has its labels. compares:
+    off where the files hold a head only if it differs.
+    """
     if CLASSIFIER[0] in tensors:
         return config.with_classifier(tensors.entry(CLASSIFIER[0]).shape[0])
     if config.architecture.endswith("ForSequenceClassification"):
@@ -244,7 +253,12 @@ def _with_head_if_found(config: ModelConfig, directory: Path, tensors: TensorSou
             "checkpoint again"
         )
     gives_embeddings = config.architecture.endswith("Model") or (directory / MODULES).exists()
-    if config.head.tied or "lm_head.weight" in tensors or not gives_embeddings:
+    if config.head.tied and HEAD[0] in tensors:
+        table = "model.embed_tokens.weight"
+        if compares and (table not in tensors or tensors.is_same(HEAD[0], table)):
+            return config
+        return config.with_head_apart()
+    if config.head.tied or HEAD[0] in tensors or not gives_embeddings:
         return config
     return replace(
         config,

@@ -25,6 +25,8 @@ from twofold.weights.weight_format import FORMATS, WeightMatrix, element_type, s
 F32 = npt.NDArray[np.float32]
 
 _FLOATS: Final = ("f32", "f16", "bf16")
+_COMPARED_BYTES: Final = 1024 * 1024
+"""Bytes of two tensors compared at a time."""
 _SMALL_SHARE: Final = 0.25
 """Share of the machine's memory; files of smaller models stay in the page cache after reading."""
 
@@ -124,6 +126,11 @@ class TensorSource:
             )
         return entry
 
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Shape of tensor `name`; None if the model does not have it."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.shape
+
     def check(self, name: str, shape: tuple[int, ...]) -> str:
         """The format of tensor `name`; reads no data. Raises ModelLoadError unless it (and its scales) can be used."""
         entry = self.entry(name)
@@ -155,6 +162,22 @@ class TensorSource:
         if scales is not None:
             return (scales,)
         return (scales_name(name),) if self.entry(name).format == "fp8" else ()
+
+    def is_same(self, name: str, other: str) -> bool:
+        """Whether two tensors have the same type, shape and bytes. Reads both, up to the first difference."""
+        entries = self.entry(name), self.entry(other)
+        one, two = ((entry.dtype, entry.shape, entry.num_bytes) for entry in entries)
+        if one != two:
+            return False
+        first, second = (
+            np.frombuffer(self._mapped(entry.file), np.uint8)[entry.offset : entry.offset + entry.num_bytes]
+            for entry in entries
+        )
+        steps = range(0, len(first), _COMPARED_BYTES)
+        return all(
+            np.array_equal(first[at : at + _COMPARED_BYTES], second[at : at + _COMPARED_BYTES])
+            for at in steps
+        )
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightMatrix:
         """Tensor `name` as a read-only view of the mapped file. Raises ModelLoadError as `check`."""

@@ -13,6 +13,7 @@ from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import Decoder, TextPart
 from twofold.models.gguf_config import GgufMetadata
 from twofold.models.keys import Settings
+from twofold.weights.json_file import Fields
 
 # The router of DeepSeek-V3 and of models after it.
 _SIGMOID: Final = {"score": "sigmoid", "bias": True}
@@ -90,8 +91,14 @@ def _mimo_attention(settings: Settings, layer: int, attention: Gqa) -> Gqa:
         attention,
         num_kv_heads=doubled * attention.num_kv_heads,
         v_head_dim=settings.fields.integer("v_head_dim"),
-        value_scale=settings.fields.number("attention_value_scale", 1.0, above=True),
+        value_scale=settings.fields.optional_number("attention_value_scale", above=True) or 1.0,
     )
+
+
+def _mimo_window(fields: Fields) -> dict[str, Any]:
+    """MiMo's published window, which does not count the query itself."""
+    size = fields.optional_integer("sliding_window_size")
+    return {} if size is None else {"sliding_window": size + 1}
 
 
 DECODERS: Final = {
@@ -182,6 +189,7 @@ DECODERS: Final = {
     "mimo_v2_flash": Decoder(
         "MiMo-V2-Flash: windows with sinks and twice the key heads, values shorter than keys and scaled.",
         "mimo_v2_flash",
+        restated=_mimo_window,
         attention={"o_bias": False},
         windowed={"sinks": True},
         slides=lambda settings, layer: layer > 0 and bool((layer + 1) % 6),
@@ -235,13 +243,14 @@ DECODERS: Final = {
         "ernie4_5_vl_moe_text",
         only={"use_bias": (False, None)},
         attention={"neighbours": True},
+        renamed=(("*.mlp.text_moe.", "*.mlp."), ("*.mlp.gate.moe_statics.", "*.mlp.moe_statics.")),
         router={
             "renormalise": True, "bias": True, "bias_name": "moe_statics.e_score_correction_bias", "of_images": True,
         },
         text=TextPart(
             (("model.language_model.", "model."),),
             (
-                "*.mlp.gate.weight_1",
+                "*.mlp.gate.weight_1", "*.mlp.vision_moe.*",
                 *(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_model", "vision_tower")),
                 *(f"{at}resampler_model.*" for at in ("", "model.")),
             ),

@@ -50,6 +50,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         return (attention, router, *shared, experts) if has_experts else (attention, dense)
 
     config = config_json.read_model(fields, generation, attention, layer)
+    config = replace(config, renamed=(("*.mlp.gate.moe_statics.", "*.mlp.moe_statics."),))
     # config.json does not always say whether the checkpoint has the layer.
     count = max(1, fields.optional_integer("num_nextn_predict_layers") or 0)
     return config.predicting(

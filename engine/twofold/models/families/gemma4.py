@@ -114,7 +114,10 @@ def _read_full(fields: Fields, attention: Gqa, layers: set[int]) -> Gqa:
             raise fields.error(
                 "per_layer_config", own.data, "one for all layers with full attention and no others"
             )
-        head_dim = first.integer("head_dim")
+        other = next((key for key in first.data if key not in ("head_dim", "num_key_value_heads")), None)
+        if other is not None:
+            raise first.error(other, first.data[other], "no key but head_dim and num_key_value_heads")
+        head_dim = first.integer("head_dim", attention.head_dim)
         kv_heads = first.optional_integer("num_key_value_heads", minimum=1)
     kv_heads = kv_heads or attention.num_kv_heads
     return replace(attention, head_dim=head_dim, num_kv_heads=kv_heads, rotation=1, keys_are_values=shared)

@@ -17,7 +17,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     fields = fields.defaulting(defaults_of("glm4_moe_lite"))
     num_layers, kinds = num_layers_of(fields), fields.data.get("mlp_layer_types")
     types = kinds or ["dense"] + ["sparse"] * (num_layers - 1)
-    dense = types.index("sparse") if isinstance(types, list) and "sparse" in types else 0
+    dense = types.index("sparse") if isinstance(types, list) and "sparse" in types else num_layers
     if types != ["dense"] * dense + ["sparse"] * (num_layers - dense):
         raise fields.error(
             "mlp_layer_types", kinds, f"'dense' of the first, 'sparse' of the others of {num_layers} layers"

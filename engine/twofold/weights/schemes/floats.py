@@ -4,11 +4,11 @@ FP8 (E4M3): scales for the tensor, for rows, or for blocks. Those that our grid 
 the codes stay in the file.
 
 NVFP4: E2M1, adjacent pairs in one byte, an E4M3 scale for 16 columns and a float32 for the tensor. ModelOpt multiplies
-the scales by that float32, compressed-tensors divides them. It is stored at the head of each of our rows, negative if it
-divides, so that every value is rounded as in either package.
+the scales by that float32, compressed-tensors divides them. It is stored at the head of each of our rows, negative if
+it divides, so that every value is rounded as in either package.
 
-MXFP4: E2M1 with an exponent for 32 columns, read as it is. All others become bfloat16 if their scales are powers of two,
-which is exact, else float16.
+MXFP4: E2M1 with an exponent for 32 columns, read as it is. All others become bfloat16 if their scales are powers of
+two, which is exact, else float16.
 
 The checkpoint's activation scales (`input_scale`, `input_global_scale`) are not used: our kernels round each 32
 activations with their own scale, which is closer than a scale fixed at calibration.
