@@ -14,7 +14,7 @@ from twofold.weights.json_file import Fields
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
-    fields = fields.defaulting(defaults_of("glm4_moe_lite"))
+    fields = fields.defaulting(defaults_of("glm4_moe_lite")).naming({"qk_rope_head_dim": ("head_dim",)})
     num_layers, kinds = num_layers_of(fields), fields.data.get("mlp_layer_types")
     types = kinds or ["dense"] + ["sparse"] * (num_layers - 1)
     dense = types.index("sparse") if isinstance(types, list) and "sparse" in types else num_layers
