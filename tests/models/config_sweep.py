@@ -22,7 +22,7 @@ from twofold.models.registry import family_of
 from twofold.weights.json_file import Fields
 
 from tests.models.drawn_families import EXAMPLES
-from tests.tiny_models.writing import TinyModel, tiny_config
+from tests.tiny_models.writing import TinyModel
 
 MODELS: Final[dict[str, TinyModel]] = {
     "qwen3_moe": TinyModel(),

@@ -144,8 +144,9 @@ def test_a_tied_head_is_the_embedding_even_if_written_out(tmp_path: Path) -> Non
     assert files.head.specs["vocabulary"] == files.embedding.specs["table"]
 
 
-def test_formats_may_differ_but_not_within_one_matrix_of_a_layers_experts(tmp_path: Path) -> None:
-    """q, k and v of several formats, and experts whose down is another: run as they are."""
+def test_formats_may_differ(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """q, k and v of several formats, and experts whose down is another: run as they are. One expert of another format
+    than the rest of its layer: all get the wider one, and the log says so."""
     model = replace(SMALL, num_shards=2)
     write_tiny_model(tmp_path, model)
     shard = tmp_path / "model-00002-of-00002.safetensors"
@@ -172,10 +173,13 @@ def test_formats_may_differ_but_not_within_one_matrix_of_a_layers_experts(tmp_pa
     )
     write_safetensors(tmp_path / "odd.safetensors", {odd: rest[odd]}, "bfloat16")
     edit_index(tmp_path, lambda names: names.update({odd: "odd.safetensors"}))
-    with pytest.raises(
-        ModelLoadError, match=r"experts\.2\.up_proj.* is BF16, expected F32 .*share one format"
-    ):
-        open_model_files(tmp_path)
+    with caplog.at_level("INFO", logger="twofold"):
+        files = open_model_files(tmp_path)
+    assert "experts of 1 layers are stored as bf16, f16, f32" in caplog.text
+    assert files.expert_formats() == (("f32", "f32", "f16"),) * 2
+    np.testing.assert_array_equal(
+        files.expert_weights(1)[2][1].data.view(np.uint32) & 0xFFFF, np.zeros(rest[odd].shape, np.uint32)
+    )
 
 
 def mapped_bytes_in_memory(file: Path) -> int:

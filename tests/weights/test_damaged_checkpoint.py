@@ -142,7 +142,7 @@ SHARDS: list[tuple[Callable[[Path], None], list[str]]] = [
     (index(lambda names: names.update({NORM: "/etc/passwd"})), [INDEX, "'/etc/passwd'"]),
     (index(lambda names: names.update({NORM: 3})), [INDEX, NORM]),
     (index(lambda names: names.update({"ghost": SHARD})), [SHARD, "does not hold tensor ghost"]),
-    (index(lambda names: names.pop(NORM)), [INDEX, f"does not list tensor {NORM}"]),
+    (index(lambda names: names.pop(NORM)), [f"tensor {NORM} is missing"]),
 ]
 
 

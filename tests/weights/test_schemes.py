@@ -439,6 +439,50 @@ def test_a_nested_text_part_has_its_own_configuration(tmp_path: Path) -> None:
     assert len(load(directory).greedy(random_prompt(5), 3)[0]) == 3
 
 
+def stored_by_expert(name: str, of_expert_3: str | None) -> Any:
+    """How a tensor is stored: expert 3 by another case than the other experts, or plainly; the rest plainly."""
+    if ".experts." not in name or not name.endswith("_proj.weight"):
+        return None
+    return CASES["gptq"].store if ".experts.3." not in name else of_expert_3 and CASES[of_expert_3].store
+
+
+@pytest.mark.parametrize(
+    ("of_expert_3", "dynamic", "format"),
+    [
+        (None, {"-:.*experts\\.3\\..*": {}}, "f32"),  # the tiny model's plain weights are float32
+        ("gptq in 8 bits", {"+:.*experts\\.3\\..*": {"bits": 8, "group_size": 128}}, "q8_0"),
+        ("gptq with groups of no block", {"+:.*experts\\.3\\..*": {"group_size": 48}}, "f16"),
+    ],
+)
+def test_an_expert_may_be_stored_by_itself(
+    tmp_path: Path, of_expert_3: str | None, dynamic: dict[str, Any], format: str
+) -> None:
+    """The layer's experts get one format, which holds their values: exactly, or rounded to float16."""
+    rng = np.random.default_rng(1)
+    stored: Parts = {}
+    values: dict[str, Any] = {}
+    for name, weight in tiny_weights(MODEL).items():
+        store = stored_by_expert(name, of_expert_3)
+        parts, values[name] = (
+            store(rng, *weight.shape) if store else ({"weight": torch.tensor(weight)}, weight)
+        )
+        stored |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+    write_tiny_model(tmp_path, MODEL)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in stored.items()}, str(tmp_path / "model.safetensors")
+    )
+    write_config(tmp_path, CASES["gptq"].config | {"dynamic": dynamic})
+    files, pool = open_model_files(tmp_path), ops.ThreadPool(1)
+    assert set(files.expert_formats()) == {(format,) * 3}
+    for expert, three in enumerate(files.expert_weights(1)):
+        for part, matrix in zip(("gate", "up", "down"), three, strict=True):
+            expected = values[f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"]
+            got = ops.dequantise(pool, matrix)
+            assert matrix.format == format
+            np.testing.assert_array_equal(got, expected if format != "f16" else expected.astype(np.float16))
+    assert len(load(tmp_path).greedy(random_prompt(5), 3)[0]) == 3
+
+
 INT4, OPT = CASES["int4 in groups of 32 (Kimi-K2.5's)"], CASES["modelopt nvfp4"]
 
 
@@ -455,17 +499,19 @@ def _group(**changes: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    (INT4, {"quant_method": "bitsandbytes"}, "of 'fp8', 'mxfp4', 'compressed-tensors', 'gptq', 'awq', 'modelopt'"),
+    (INT4, {"quant_method": "bitsandbytes"}, "of 'mxfp4', 'fp8', 'fbgemm_fp8', 'compressed-tensors', 'gptq', 'awq', 'modelopt'"),
     (INT4, {"quant_method": "compressed-tensors"}, "config_groups is None"),
-    (INT4, _changed(INT4, num_bits=3), "int of 4 or 8 bits"),
-    (INT4, _changed(INT4, actorder="group"), "actorder is 'group'"),
-    (INT4, _changed(INT4, group_size=64), "weight_scale is BF16 .*, expected BF16 or F16"),
+    (INT4, _changed(INT4, num_bits=9), "int of 2 to 8 bits, or float of 4, 6 or 8"),
+    (INT4, _changed(INT4, num_bits=8), "weight_scale has shape .*, expected a scale for 32 columns of each row"),
+    (INT4, _changed(INT4, group_size=64), "weight_scale has shape .*, expected a scale for 64 columns of each row"),
+    (INT4, _changed(INT4, strategy="block"), "block_structure is .*, expected rows and columns of a block"),
+    (INT4, _changed(INT4, type="float", symmetric=False), "true for floats, which have no zero points"),
     (INT4, _changed(INT4, symmetric=False), "weight_zero_point is missing"),
     (INT4, _group(targets=["re:("]), "expected a regular expression"),
     (INT4, _group(targets=["re:.*self_attn.*"]), "is quantised, but .* has no group for model.layers.0.mlp.experts.0"),
     (INT4, INT4.config | {"ignore": ["re:.*experts.1.up_proj"]}, "no group for model.layers.0.mlp.experts.1.up_proj"),
     (INT4, INT4.config | {"ignore": "lm_head"}, "ignore is 'lm_head', expected a list"),
-    (CASES["nvfp4"], _changed(CASES["nvfp4"], group_size=32), "group_size is 32, expected 16"),
+    (CASES["nvfp4"], _changed(CASES["nvfp4"], group_size=32), "groups of 16"),
     (CASES["nvfp4"], INT4.config, "weight_packed is U8 .*, expected I32"),
     (INT4, NVFP4, "weight_packed is I32 .*, expected U8"),
     (OPT, OPT.config | {"quant_algo": "NVFP4_AWQ"}, "quant_algo is 'NVFP4_AWQ', expected one of NVFP4, FP8, MIXED"),
@@ -474,7 +520,7 @@ REFUSED = [
     (OPT, OPT.config | {"ignore": "lm_head"}, "ignore is 'lm_head', expected a list"),
     (OPT, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers is None"),
     (OPT, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "has no group for"),
-    (CASES["gptq"], _changed(CASES["gptq"], bits=3), "bits is 3, expected 4 or 8"),
+    (CASES["gptq"], _changed(CASES["gptq"], bits=5), "bits is 5, expected 2 or 3 or 4 or 8"),
     (CASES["gptq"], _changed(CASES["gptq"], group_size=0), "group_size is 0"),
     (CASES["gptq"], _changed(CASES["gptq"], group_size=32), "scales is F16 .*, expected F16 or BF16"),
     (CASES["gptq"], _changed(CASES["gptq"], dynamic={"+:(": {}}), "expected a regular expression"),
