@@ -84,9 +84,8 @@ def source_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
         return np.hstack([heads, blocks])
     if quantised:
         return np.asarray(ops.quantise_rows(ops.ThreadPool(1), w, format_name))
-    blocks = rng.integers(0, 256, (rows, columns // block_columns, block_bytes), np.uint8)
-    for at in kernels.scale_offsets(format_name):
-        blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
+    blocks = rng.integers(0, 256, (rows * columns // block_columns, block_bytes), np.uint8)
+    kernels.put_scales(blocks, format_name, np.full((len(blocks), 2), 1e-3, np.float16).view(np.uint16))
     return blocks.reshape(rows, -1)
 
 

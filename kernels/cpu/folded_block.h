@@ -1,5 +1,5 @@
 // A block of a panel of 2 or 3 bits whose weights times the integers of their scales lie in the first-level cache, for many
-// tokens: these products fit a byte (3 * 15, 4 * 32), so that a run has one sum of integers and not one for each half,
+// tokens: these products fit a byte (fits_byte), so that a run has one sum of integers and not one for each half,
 // and two conversions, a product and an addition per token become one conversion. Sums of integers are exact:
 // the same bits as integer_products.h. Anonymous namespace: each file that includes this is compiled with flags of its
 // own and must not share code with another.
@@ -11,9 +11,6 @@
 
 namespace twofold::kernels {
 namespace {
-
-template <class Format>
-inline constexpr bool fits_byte = Format::kUnitRuns == 4 && Format::Kind::kSums == 2;
 
 // kSigned: bytes are signed, else unsigned with kZero added.
 template <class V, class Format, bool kSigned = false>

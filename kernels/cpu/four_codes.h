@@ -1,4 +1,4 @@
-// One activation row against the formats whose steps hold four codes in a byte, those of four runs (2 and 3 bits): all four
+// One activation row against formats whose steps hold four codes in a byte and whose halves have scales (fits_byte): all four
 // runs at once, so that a step is loaded and shifted once and its codes are multiplied where they lie in the byte. What
 // a place adds, a power of two, is taken off the scale: the same bits as integer_products.h. Anonymous namespace: each
 // file that includes this is compiled with flags of its own and must not share code with another.
@@ -18,7 +18,7 @@ namespace {
 template <class V, class Format>
 inline constexpr bool takes_four = false;
 template <class V, class Format>
-  requires(Format::kUnitRuns == 4) && requires { V::template Four<Format>::kVectors; }
+  requires fits_byte<Format> && requires { V::template Four<Format>::kVectors; }
 inline constexpr bool takes_four<V, Format> = true;
 
 template <class V, class Format>

@@ -16,6 +16,12 @@ template <WeightFormat F, int kTokens>
 struct UnitProduct {
   using Format = FormatOf<F>;
   using Sums = float[kTokens][kRowsOfLane];
+  // Whether integer sums are of 16 columns: those have scales of their own, or a lane has only one half of its runs.
+  static constexpr bool kHalves = [] {
+    if constexpr (kernels::is_integer<Format>)
+      return Format::Kind::kSums > 1 || unit_parts<Format>() == 2;
+    return false;
+  }();
 
   TWOFOLD_HD static void add(const uint8_t* panel, int unit, int quad, int K, const uint8_t* x,
                              int64_t row_bytes, int count, Sums& acc) {
@@ -106,9 +112,7 @@ struct UnitProduct {
   // then of the others.
   TWOFOLD_HD static void add_integers(const uint8_t* block, int unit, int part, int column, int quad, int K,
                                       const uint8_t* x, int64_t row_bytes, int count, Sums& acc) {
-    constexpr bool kHalves = Format::Kind::kSums > 1;
     constexpr bool kOneHalf = unit_parts<Format>() == 2;
-    static_assert(kHalves || !kOneHalf);
     constexpr int kRuns = Format::kUnitRuns < 2 ? 1 : 2;  // whose sums are registers
     constexpr int kSteps = Format::kUnitSteps / (kHalves ? 2 : 1);
 #pragma unroll
@@ -140,7 +144,6 @@ struct UnitProduct {
   TWOFOLD_HD static void add_run(const uint8_t* block, int run, int half, int first, int quad, int K,
                                  const uint8_t* x, int64_t row_bytes, int count,
                                  const int32_t (&dot)[kTokens][kRowsOfLane], Sums& acc) {
-    constexpr bool kHalves = Format::Kind::kSums > 1;
     const Lane::F scale = Format::template scale<Lane>(block, run, half, quad);
     const Lane::F min = Format::template min<Lane>(block, run, half, quad);
 #pragma unroll
@@ -171,13 +174,17 @@ struct UnitProduct {
                                        int count, Dots& dot) {
     constexpr int kSecond = Format::kUnitRuns < 2 ? 0 : 1;  // place of the second run
     Words low, high;
-    if constexpr (kernels::has_table<Format>) {
+    if constexpr (kernels::has_table<Format> && Format::kNibbles) {
       Lane::look_up_signed<Format>(words, low, high);
     } else if constexpr (Format::kCodes == 4) {
       low = Format::template with_planes<Lane>(Lane::two_bits(words, 2 * first_run), planes, first_run, step,
                                                quad);
       high = Format::template with_planes<Lane>(Lane::two_bits(words, 2 * first_run + 2), planes,
                                                 first_run + 1, step, quad);
+      if constexpr (kernels::has_table<Format>) {
+        low = Lane::look_up<Format, Format::kZero>(low);
+        high = Lane::look_up<Format, Format::kZero>(high);
+      }
     } else if constexpr (Format::kNibbles) {
       low = Format::template with_planes<Lane>(Lane::low_nibbles(words), planes, 0, step, quad);
       high = Format::template with_planes<Lane>(Lane::high_nibbles(words), planes, kSecond,

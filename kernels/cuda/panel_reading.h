@@ -149,13 +149,13 @@ struct Lane {
       v.w[r] |= ((plane.w[r] >> shift) & 0x01010101u * ((1u << kBits) - 1)) << kAt;
     return v;
   }
-  template <class Codes>
+  template <class Codes, int kLess = 0>
   TWOFOLD_HD static I look_up(const I& codes) {
     I found;
 #pragma unroll
     for (int r = 0; r < kRowsOfLane; ++r) {
       const uint32_t pairs = codes.w[r] | codes.w[r] >> 4;  // nibbles 0 | 1 and 2 | 3 in bytes 0 and 2
-      found.w[r] = look_up_nibbles<Codes, 0>(permute_bytes(pairs, 0, 0x4420));
+      found.w[r] = look_up_nibbles<Codes, kLess>(permute_bytes(pairs, 0, 0x4420));
     }
     return found;
   }

@@ -118,15 +118,19 @@ const uint8_t* steps_of(const SourceBlock& source, uint8_t* scratch) {
   if constexpr (requires { Format::steps(source, source.count, scratch); }) {
     return Format::steps(source, source.count, scratch);
   } else {
-    static_assert(Format::kNibbles, "says which steps");
-    constexpr int kBlockRuns = Format::kBlockColumns / kRunColumns, kHalf = Format::kUnitColumns / 2;
+    constexpr int kBlockRuns = Format::kBlockColumns / kRunColumns, kBits = Format::kCodeBits;
+    constexpr int kBytes = Format::kUnitColumns / Format::kCodes;  // of a unit
     uint8_t u[Format::kPanelColumns] = {};
     for (int run = 0; run < source.count * kBlockRuns; ++run)
       Format::values(block_at<Format>(source, run / kBlockRuns), run % kBlockRuns, u + kRunColumns * run);
     for (int unit = 0; unit < Format::kUnits; ++unit) {
-      const uint8_t* low = u + 2 * kHalf * unit;
-      for (int i = 0; i < kHalf; ++i)
-        scratch[kHalf * unit + i] = static_cast<uint8_t>((low[i] & 0xfu) | low[kHalf + i] << 4);
+      const uint8_t* first = u + Format::kUnitColumns * unit;
+      for (int i = 0; i < kBytes; ++i) {
+        unsigned byte = 0;
+        for (int code = 0; code < Format::kCodes; ++code)
+          byte |= (first[kBytes * code + i] & ((1u << kBits) - 1)) << kBits * code;
+        scratch[kBytes * unit + i] = static_cast<uint8_t>(byte);
+      }
     }
     return scratch;
   }

@@ -50,6 +50,14 @@ BLOCKS = {
     "q3_k": Block(1 / 45),
     "iq4_xs": Block(1 / 1100, signed=True),
     "iq3_xxs": Block(1 / 140, signed=True),
+    "iq2_xxs": Block(1 / 110, signed=True),
+    "iq2_xs": Block(1 / 110, signed=True),
+    "iq2_s": Block(1 / 110, signed=True),
+    "iq3_s": Block(1 / 140, signed=True),
+    "iq1_s": Block(1 / 8, signed=True),
+    "iq1_m": Block(1 / 8, signed=True),
+    "tq1_0": Block(1, signed=True),
+    "tq2_0": Block(1, signed=True),
     "nvfp4": Block(1 / 500, e4m3=4),
 }
 
@@ -87,8 +95,9 @@ def scale_bytes(rows: Rows) -> list[int]:
         return list(blocks)
     if count := BLOCKS[rows.format].e4m3:
         return [*range(head), *(block + at for block in blocks for at in range(count))]
-    at = [*range(0, head, 2), *(block + at for block in blocks for at in kernels.scale_offsets(rows.format))]
-    return [byte for first in at for byte in (first, first + 1)]
+    ones = np.zeros((1, block_bytes), np.uint8)
+    kernels.put_scales(ones, rows.format, np.full((1, 2), 0xFFFF, np.uint16))
+    return [*range(head), *(block + at for block in blocks for at in np.flatnonzero(ones).tolist())]
 
 
 def filled(rows: Rows, fills: Sequence[int]) -> Rows:
@@ -128,8 +137,8 @@ def random_rows(rng: np.random.Generator, format_name: str, rows: int, columns: 
 
     if block.exponent:
         data[..., 0] = 127 + int(np.log2(block.size)) + rng.integers(-1, 2, data.shape[:2])
-    for at in kernels.scale_offsets(format_name):
-        data[..., at : at + 2] = scales(data.shape[:2])
+    flat = data.reshape(-1, block_bytes)
+    kernels.put_scales(flat, format_name, scales((len(flat), 2)).view(np.uint16)[..., 0])
     if block.e4m3:  # positive numbers; every other tensor's scale divides
         data[..., : block.e4m3] %= 0x7F
         heads = np.float32(block.size) * rng.uniform(0.3, 1, rows).astype(np.float32)

@@ -121,10 +121,9 @@ def test_values_are_those_of_the_gguf_package(tmp_path: Path, format: str) -> No
             return gguf.quantize(values, gguf.GGMLQuantizationType[asked])
         rows = int(np.prod(values.shape[:-1]))
         per_row = values.shape[-1] // layout.block_columns
-        blocks = rng.integers(0, 256, (rows, per_row, layout.block_bytes), dtype=np.uint8)
-        for at in kernels.scale_offsets(format):
-            scales = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)[..., None]
-            blocks[..., at : at + 2] = scales.view(np.uint8)
+        blocks = rng.integers(0, 256, (rows * per_row, layout.block_bytes), dtype=np.uint8)
+        scales = rng.normal(0, 0.01, (len(blocks), 2)).astype(np.float16)
+        kernels.put_scales(blocks, format, scales.view(np.uint16))
         return blocks.reshape(*values.shape[:-1], -1)
 
     model = replace(QWEN, hidden_size=256, moe_intermediate_size=256)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "number_formats.h"
+#include "source_scales.h"
 #include "twofold/packed_kernels.h"
 #include "twofold/weight_format.h"
 
@@ -63,10 +64,7 @@ struct PackedMatrix {
   void fill_row(uint8_t* row, size_t row_bytes, std::mt19937& random) const {
     std::normal_distribution<float> normal;
     for (size_t i = 0; i < row_bytes; ++i) row[i] = uint8_t(random());
-    const auto half = [&](size_t at) {
-      const uint16_t bits = uint16_t(0x2000 + random() % 0x0800);
-      std::memcpy(row + at, &bits, 2);
-    };
+    const auto small = [&] { return uint16_t(0x2000 + random() % 0x0800); };
     twofold::kernels::with_format(format, [&]<class Format>(Format) {
       for (size_t at = 0; at < row_bytes; at += size_t(Format::kBlockBytes)) {
         const float value = normal(random) * 0.1f + 0.02f;
@@ -76,8 +74,8 @@ struct PackedMatrix {
         } else if constexpr (Format::kApartBytes > 0) {
           row[at] = uint8_t(120 + random() % 3);
         } else if constexpr (twofold::kernels::is_integer<Format>) {
-          half(at + Format::kScaleAt);
-          if constexpr (Format::kMin) half(at + Format::kMinAt);
+          const uint16_t scale = small(), min = Format::kMin ? small() : scale;
+          put_scales<Format>(row + at, scale, min);
         } else if constexpr (Format::kScaleGrid > 0) {
           if ((row[at] & 0x7f) == 0x7f) row[at] ^= 1;  // no NaN
         } else {

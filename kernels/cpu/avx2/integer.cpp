@@ -10,6 +10,7 @@
 //   8 bits   as two nibbles; what a table of signed bytes stands for, as its magnitude
 #include "avx2/integer_vector.h"
 #include "integer_terms.h"
+#include "sums_of_32.h"
 
 namespace twofold::kernels {
 namespace {
@@ -160,40 +161,25 @@ struct Avx2::Dot<8> {
 
 // Sums for table codes: magnitudes times activations that have the codes' signs. Two products, at most 2 * 127 * 127,
 // fit 16 bits; they are widened immediately.
-struct Avx2::LookedUp {
-  using Sum = I;
-  using Weights = I;
-  using Total = I;
-  static constexpr bool kIntegerScales = false;
-  static constexpr int kPieces = 1;
-  static constexpr int kStoredVectors = 1;
+struct Avx2::LookedUp : SumsOf32<Avx2> {
   static constexpr int tokens(int /*pieces*/) { return 6; }
   static constexpr int vectors(int tokens, int /*pieces*/) { return tokens <= 2 ? 4 : 2; }
   static constexpr int held(int /*pieces*/) { return 1; }
   static constexpr int unpack_tiles(int /*codes*/) { return 2; }
 
   template <int kZero, bool kHalves>
-  static void zeros(const int8_t*, const int32_t*, int32_t* zero) {
-    static_assert(kZero == 128 && !kHalves, "what codes stand for fits a signed byte");
-    __builtin_memset(zero, 0, 32);
+  static void zeros(const int8_t*, const int32_t*, int32_t*) {
+    static_assert(kZero == 128, "what codes stand for fits a signed byte");
   }
   static Sum begin(const int32_t*) { return none(); }
-  static Sum none() { return _mm256_setzero_si256(); }
   template <class Codes>
   static Weights look_up(I codes) {
     return Avx2Integer::look_up<Signed<Codes>>(codes);
   }
-  static Weights load(const uint8_t* stored) { return Avx2Integer::load(stored); }
-  static void store(uint8_t* stored, Weights w) { Avx2Integer::store(stored, w); }
   static void add(Sum& sum, Weights w, I values) {
     const I pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(values, w));
     sum = in_order(_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
   }
-  struct One {};
-  static One one() { return {}; }
-  static Total first(Sum sum, One) { return sum; }
-  static Total next(Total total, Sum, One) { return total; }
-  static F value(Total total) { return to_float(total); }
 };
 
 // For channel_products.h: as Dot, the sums of each run widened at its end.

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "source_scales.h"
 #include "tensor_arguments.h"
 #include "tested.h"
 #include "twofold/rounding.h"
@@ -23,6 +24,7 @@ namespace {
 
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 using Floats = py::array_t<float, py::array::c_style>;
+using Halves = py::array_t<uint16_t, py::array::c_style>;
 
 constexpr const char* kKindNames[kernels::kNumActivationKinds] = {"f32", "bf16", "q8", "q8_token"};
 
@@ -207,23 +209,23 @@ void gated(const py::array& gate, const py::array& up, const py::array& h, const
       expect_writable_f32(view_of(h), "kernels.gated: h", {n}), static_cast<int>(n), limit);
 }
 
-// Where a source block has its f16 scale and minimum.
-std::vector<int> scale_offsets(const std::string& name) {
-  std::vector<int> at;
-  kernels::with_format(format_named(name), [&]<class Format>(Format) {
-    if constexpr (requires { Format::kScaleAt; } && !kernels::is_per_channel<Format>) {
-      at.push_back(Format::kScaleAt);
-      if constexpr (Format::kMin) at.push_back(Format::kMinAt);
-    }
+// Writes scales and minima [blocks, 2], the bits of f16 numbers, into source blocks [blocks, bytes].
+void put_scales(Bytes blocks, const std::string& name, const Halves& numbers) {
+  const kernels::WeightFormat format = format_named(name);
+  if (blocks.ndim() != 2 || blocks.shape(1) != kernels::layout_of(format).block_bytes ||
+      numbers.ndim() != 2 || numbers.shape(0) != blocks.shape(0) || numbers.shape(1) != 2)
+    throw KernelFailure("blocks of " + name + " and their scales do not have these shapes");
+  kernels::with_format(format, [&]<class Format>(Format) {
+    for (py::ssize_t b = 0; b < blocks.shape(0); ++b)
+      test::put_scales<Format>(blocks.mutable_data(b, 0), numbers.at(b, 0), numbers.at(b, 1));
   });
-  return at;
 }
 
 }  // namespace
 
 void bind_packed_kernels(py::module_& m) {
-  m.def("scale_offsets", &scale_offsets, py::arg("format"),
-        "Bytes of a source block at which its f16 scale and minimum are; all other bytes may be anything.");
+  m.def("put_scales", &put_scales, py::arg("blocks").noconvert(), py::arg("format"), py::arg("numbers"),
+        "Writes the f16 scale and minimum of source blocks; all other bytes may be anything.");
   m.def(
       "format_kernel",
       [](const std::string& level, const std::string& format) {

@@ -53,11 +53,10 @@ struct IQ3_XXS : Panel<256, ScaledNumbers<IQ3_XXSNumbers, UnsignedBytes, PerRun>
   static constexpr int kBlockBytes = 98, kZero = 32;
 
   static void values(const uint8_t* block, int run, uint8_t* u) {
-    for (int i = 0; i < kRunColumns; ++i) {
-      const uint32_t signs = rest(block, run) >> i / 8 * 7 & 0x7fu;
-      const uint32_t even = signs | static_cast<uint32_t>(__builtin_parity(signs)) << 7;
-      const uint32_t magnitude = kGrid[block[2 + 8 * run + i / 4]] >> i % 4 * 4 & 7u;
-      u[i] = static_cast<uint8_t>(magnitude | (even >> i % 8 & 1u) << 3);
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t signs = even_signs(rest(block, run) >> i / 2 * 7 & 0x7fu);
+      const uint64_t sign = spread_bits(signs >> i % 2 * 4 & 15u);
+      store_as(u + 4 * i, spread_nibbles(kGrid[block[2 + 8 * run + i]]) | static_cast<uint32_t>(sign) << 3);
     }
   }
 };

@@ -194,6 +194,26 @@ inline void read_halves(const uint8_t* from, int count, uint8_t* u) {
   read_nibbles(from, 4, count, u + count);
 }
 
+// The bits of a byte, each in a byte of its own, the lowest first; pairs of bits of 16; nibbles of 16 in 4 bytes.
+inline uint64_t spread_bits(uint32_t bits) {
+  const uint64_t ones = 0x0101010101010101u, each = bits * ones & 0x8040201008040201u;
+  return (each + 0x7f * ones) >> 7 & ones;
+}
+inline uint64_t spread_pairs(uint32_t bits) {
+  uint64_t v = (bits | static_cast<uint64_t>(bits) << 24) & 0x000000ff000000ffu;
+  v = (v | v << 12) & 0x000f000f000f000fu;
+  return (v | v << 6) & 0x0303030303030303u;
+}
+inline uint32_t spread_nibbles(uint32_t bits) {
+  const uint32_t v = (bits | bits << 8) & 0x00ff00ffu;
+  return (v | v << 4) & 0x0f0f0f0fu;
+}
+
+// Seven signs and an eighth that makes their number even.
+inline uint32_t even_signs(uint32_t seven) {
+  return seven | static_cast<uint32_t>(__builtin_parity(seven)) << 7;
+}
+
 // Nibbles of two runs as steps: the first's low and high ones become low nibbles, the second's high ones.
 inline void pair_nibbles(const uint8_t* __restrict first, const uint8_t* __restrict second, int count,
                          uint8_t* __restrict to) {

@@ -6,6 +6,12 @@
 #include "int4_channel.h"
 #include "int8.h"
 #include "int8_channel.h"
+#include "iq1_m.h"
+#include "iq1_s.h"
+#include "iq2_s.h"
+#include "iq2_xs.h"
+#include "iq2_xxs.h"
+#include "iq3_s.h"
 #include "iq3_xxs.h"
 #include "iq4_nl.h"
 #include "iq4_xs.h"
@@ -22,6 +28,8 @@
 #include "q5_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
+#include "tq1_0.h"
+#include "tq2_0.h"
 
 #define TWOFOLD_WEIGHT_FORMATS(X) \
   X(F32)                          \
@@ -46,7 +54,15 @@
   X(Q3_K)                         \
   X(IQ4_XS)                       \
   X(NVFP4)                        \
-  X(IQ3_XXS)
+  X(IQ3_XXS)                   \
+  X(IQ2_XXS)                   \
+  X(IQ2_XS)                    \
+  X(IQ2_S)                     \
+  X(IQ3_S)                     \
+  X(IQ1_S)                     \
+  X(IQ1_M)                     \
+  X(TQ1_0)                     \
+  X(TQ2_0)
 
 namespace twofold::kernels {
 

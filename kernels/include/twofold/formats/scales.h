@@ -144,6 +144,10 @@ inline constexpr bool takes_run_sums = Format::kMin && Format::Kind::kSums == 1;
 template <class Format>
 inline constexpr bool takes_half_sums = Format::kMin && Format::Kind::kSums == 2;
 
+// Weights of 2 or 3 bits whose products with the numbers of their halves fit a byte (3 * 15, 4 * 32).
+template <class Format>
+inline constexpr bool fits_byte = Format::kUnitRuns == 4 && Format::Kind::kSums == 2 && !has_table<Format>;
+
 // What a sum of a run is multiplied by; where numbers have multiplied it already, only their block's scale.
 template <class V, class Format>
 TWOFOLD_ALWAYS typename V::F run_scale(const uint8_t* block, int run, int g) {
@@ -203,23 +207,33 @@ struct ScaleAndMin : OneScale<KindOfScale> {
 
 // An f16 for each row's block of 256 columns, which multiplies a number of each run or half.
 //   panel   f16 d[32]; up to kFirst other things; one byte of each row for each run or half
-// Numbers: kScaleAt, where a source block has the f16; kFactor, optional: a power of two that multiplies it;
-// source_number(block, i) of run or half i.
+// Numbers: kScaleAt, where a source block has the f16, or get_scale(block, f16), which puts it together; kFactor, optional: a
+// power of two that multiplies it; source_number(block, i) of run or half i.
 template <class Numbers, class SubOfScale, class KindOfScale, int kFirst = 64>
 struct ScaledNumbers : Numbers, NoMinima {
   using Kind = KindOfScale;
   using Sub = SubOfScale;
   static constexpr int kNumbers = 8 * Kind::kSums, kHeaderBytes = kFirst + kPanelRows * kNumbers, kHalves = 1;
 
+  static bool get_f16(const uint8_t* block, uint8_t* to) {
+    if constexpr (requires { Numbers::kScaleAt; }) {
+      std::memcpy(to, block + Numbers::kScaleAt, 2);
+    } else {
+      Numbers::get_scale(block, to);
+    }
+    return true;
+  }
   static float source_scale(const uint8_t* block, int run, int half) {
-    float d = f16_at(block + Numbers::kScaleAt);
+    uint8_t f16[2];
+    get_f16(block, f16);
+    float d = f16_at(f16);
     if constexpr (requires { Numbers::kFactor; }) d *= Numbers::kFactor;
     return d * static_cast<float>(Numbers::source_number(block, Kind::place(run, half)));
   }
   static bool put_scales(const uint8_t* block, uint8_t* panel, int, int row) {
     for (int i = 0; i < kNumbers; ++i)
       panel[kFirst + kPanelRows * i + row] = static_cast<uint8_t>(Numbers::source_number(block, i));
-    return put_f16(block + Numbers::kScaleAt, panel, row);
+    return get_f16(block, panel + 2 * row);
   }
   TWOFOLD_HD static constexpr int sub_at(int run, int half) {
     return kFirst + kPanelRows * Kind::place(run, half);
