@@ -112,6 +112,71 @@ def test_word_rules_are_their_publishers(ranks: dict[bytes, int], pre: str, num_
         assert ours.decode(ids, skip_special_tokens=False) == text
 
 
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+# The splits of tokenizer.json, one after the other, as the models' publishers and llama.cpp's sources give them.
+PUBLISHED_SPLITS: dict[str, tuple[str, ...]] = {
+    "seed-coder": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+",
+    ),
+    "exaone-moe": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
+    "bailingmoe2": (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+        r"|\s+(?!\S)|\s+",
+    ),
+    "afmoe": (
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+        "[一-鿿㐀-䶿豈-\ufaff\u3040-ゟ゠-ヿ･-ﾟ⼀-\u2fdfเ-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+",
+        _DEEPSEEK_V3[2],
+    ),
+    "laguna": (r"[^\n]+|[\n]+", _QWEN2),
+    **dict.fromkeys(("hunyuan-dense", "joyai-llm"), _DEEPSEEK_V3),
+    **dict.fromkeys(("solar-open", "grok-2"), (_QWEN2,)),
+    "glm5": (_QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|"),),
+    "mellum2": (
+        r"\p{N}", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    ),
+    "viking": (r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"),
+}  # fmt: skip
+
+
+@MANY
+@pytest.mark.parametrize("pre", sorted(PUBLISHED_SPLITS))
+def test_word_rules_are_those_of_tokenizer_json(ranks: dict[bytes, int], pre: str, num_texts: int) -> None:
+    from twofold.text.tokenizer.tiktoken_file import _merges
+
+    vocabulary = {spelled(token): rank for token, rank in ranks.items()}
+    theirs = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=list(_merges(ranks))))
+    splits = [pre_tokenizers.Split(tokenizers.Regex(each), "isolated") for each in PUBLISHED_SPLITS[pre]]
+    theirs.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    theirs.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in CONTROL])
+    ours = as_gguf(ranks, pre)
+    for text in texts(num_texts):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text).ids, repr(text)
+        assert ours.decode(ids, skip_special_tokens=False) == text
+
+
+def test_long_digits_are_cut_in_linear_time(ranks: dict[bytes, int]) -> None:
+    digits = "1" + "234" * 20_000
+    words = as_gguf(ranks, "afmoe")._backend.pre_tokenizer.pre_tokenize_str(digits)
+    assert [word for word, _ in words] == ["1", *["234"] * 20_000]
+
+
 KIMI = "|".join(
     (
         r"[\p{Han}]+",

@@ -51,12 +51,15 @@ class Tokenizer:
         eos_token_ids: frozenset[int],
         chat_template: ChatTemplate | None,
         where: str,
+        repeated: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
+        """`repeated`: ids that the backend does not know → the id with the same text."""
         self._backend = backend
+        self._repeated = repeated
         self.eos_token_ids = eos_token_ids
         """Token ids that end an answer, of all the model's files. A chat's turn may also end with `turn_end`."""
         self._chat_template = chat_template
-        self._pieces = TokenPieces(backend)
+        self._pieces = TokenPieces(backend, repeated)
         self._controls = ControlTokens(backend)
         self._text_only: dict[bool, tokenizers.Tokenizer] = {}
         self._text_only_lock = Lock()
@@ -114,7 +117,7 @@ class Tokenizer:
 
         where = str(file.path)
         vocabulary = read_vocabulary(file.fields, where)
-        num_tokens = int(vocabulary.backend.get_vocab_size(with_added_tokens=True))
+        num_tokens = _num_tokens(vocabulary.backend) + len(vocabulary.repeated)
         if vocab_size is not None and num_tokens > vocab_size:
             raise ModelLoadError(
                 f"{where}: has {num_tokens} tokens, expected at most the {vocab_size} rows of its embedding; the file "
@@ -126,6 +129,7 @@ class Tokenizer:
             eos_token_ids=vocabulary.eos_token_ids,
             chat_template=ChatTemplate.of_gguf(file.fields, where, vocabulary.special_tokens),
             where=where,
+            repeated=vocabulary.repeated,
         )
 
     def save(self, directory: Path) -> None:
@@ -140,7 +144,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of tokens, including added ones. The model's embedding may have more rows (padding)."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
+        return _num_tokens(self._backend) + len(self._repeated)
 
     @property
     def special_token_ids(self) -> frozenset[int]:
@@ -180,9 +184,11 @@ class Tokenizer:
     def texts(self) -> list[str | None]:
         """Text of every token in the tokenizer's own notation, by id; None for an unused id."""
         ids = self._backend.get_vocab(with_added_tokens=True)
-        found: list[str | None] = [None] * (1 + max(ids.values(), default=-1))
+        found: list[str | None] = [None] * (1 + max([*ids.values(), *self._repeated], default=-1))
         for text, token in ids.items():
             found[token] = text
+        for token, first in self._repeated.items():
+            found[token] = found[first]
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -253,7 +259,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; invalid UTF-8 becomes U+FFFD."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        known = [self._repeated.get(id, id) for id in token_ids] if self._repeated else list(token_ids)
+        text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
         return text
 
     def apply_chat_template(
@@ -295,6 +302,10 @@ class Tokenizer:
         return MarkedDetokenizer(plain, {token: self.token_bytes(token).decode() for token in shown})
 
 
+def _num_tokens(backend: tokenizers.Tokenizer) -> int:
+    return int(backend.get_vocab_size(with_added_tokens=True))
+
+
 def _encode_all(
     backend: tokenizers.Tokenizer, texts: Sequence[str], add_special_tokens: bool = False
 ) -> list[list[int]]:
@@ -330,7 +341,7 @@ def _read_backend(directory: Path, settings: Fields) -> tuple[Path, tokenizers.T
 def _highest_id(backend: tokenizers.Tokenizer, expected: int) -> int:
     """Highest token id; `expected` - 1 if every token is below `expected`."""
     # The dictionary of 152k tokens takes 0.2 s, which is a tenth of a start; asking for its ids 0.07 s.
-    num_tokens = int(backend.get_vocab_size(with_added_tokens=True))
+    num_tokens = _num_tokens(backend)
     if expected <= 4 * num_tokens:
         below = expected - list(map(backend.id_to_token, range(expected))).count(None)
         if below == num_tokens:

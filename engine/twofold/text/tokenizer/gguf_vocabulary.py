@@ -4,10 +4,16 @@ Three kinds are supported: "gpt2" (byte-level BPE with a list of merges; `tokeni
 pre-tokenisation rule), "llama" (SentencePiece BPE: scores instead of merges, byte fallback) and "gemma4" (the same with
 a list of merges). No normaliser runs, as in llama.cpp; Hugging Face's Qwen tokenizers compose characters first (NFC),
 which typed text already is.
+
+Harmless faults of converters are told in one line of the log and repaired, most of them as in llama.cpp: a token's text
+twice, merges of tokens that the vocabulary lacks, ids beyond it, missing scores or types, the end of a turn without
+its type.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +24,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from twofold.api.errors import ModelLoadError
 from twofold.text.tokenizer.word_rules import WORD_RULES
+
+_log = logging.getLogger(__name__)
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Values of tokenizer.ggml.token_type."""
@@ -39,6 +47,14 @@ _END_ROLES: Final = (
 _TURN_ENDS: Final = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"))
 _END_TOKENS: Final = _TURN_ENDS | {"<|endoftext|>", "<|end_of_text|>", "</s>", "<|user|>", "<|observation|>"}
 """Control tokens, by their text, that end an answer even if the file names only one of them."""
+_ALWAYS_CONTROL: Final = _TURN_ENDS | {
+    "<|im_start|>",
+    "<|start_header_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+}
+"""Control tokens whatever type the file gives them: no text contains them otherwise."""
+_BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-F]{2}>")
 _HARMONY_ENDS: Final = frozenset(("<|return|>", "<|call|>"))
 """End tokens of gpt-oss's harmony format, in which <|end|> ends one message of an answer that continues."""
 
@@ -54,6 +70,8 @@ class GgufVocabulary:
     special_tokens: Mapping[str, str]
     """Role → token, e.g. "eos_token" → "<|im_end|>"."""
     eos_token_ids: frozenset[int]
+    repeated: Mapping[int, int]
+    """Ids whose text an earlier id has → that id. The backend does not know them."""
 
 
 def read_vocabulary(fields: Mapping[str, Any], where: str) -> GgufVocabulary:
@@ -67,6 +85,7 @@ class _Reader:
         self._where = where
         self._tokens: list[str] = []
         self._types: list[int] = []
+        self._told: set[str] = set()
 
     def read(self) -> GgufVocabulary:
         kind = self._text("tokenizer.ggml.model", "")
@@ -80,30 +99,65 @@ class _Reader:
         if not tokens:
             raise self._error("tokenizer.ggml.tokens is empty, expected the vocabulary; download it again")
         self._tokens = tokens
-        types = self._numbers("tokenizer.ggml.token_type", len(tokens))
-        self._types = [_NORMAL] * len(tokens) if types is None else [int(value) for value in types]
-        vocabulary = {token: index for index, token in enumerate(tokens)}
-        if len(vocabulary) != len(tokens):
-            twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
-            raise self._error(f"token {twice!r} occurs twice; convert the model again")
+        vocabulary: dict[str, int] = {}
+        for index, token in enumerate(tokens):
+            vocabulary.setdefault(token, index)
+        repeated = {
+            index: vocabulary[token] for index, token in enumerate(tokens) if vocabulary[token] != index
+        }
+        if repeated:
+            index, first = next(iter(repeated.items()))
+            self._tell(f"{len(repeated)} tokens repeat another's text, such as {index} that of {first}")
         special_tokens = self._special_tokens()
+        self._types = self._read_types(kind, frozenset(special_tokens.values()))
         try:
             if kind == "gpt2":
                 backend = self._byte_level(vocabulary, special_tokens)
             else:
-                backend = self._sentencepiece(vocabulary, special_tokens, listed=kind == "gemma4")
+                backend = self._sentencepiece(vocabulary, special_tokens, gemma=kind == "gemma4")
             self._add_special(backend)
         except ModelLoadError:
             raise
         except Exception as error:  # the package raises plain Exception for unusable input
             reason = " ".join(str(error).split())[:200]
             raise self._error(f"not a valid tokenizer: {reason}; convert the model again") from None
-        return GgufVocabulary(backend, special_tokens, self._eos_token_ids())
+        return GgufVocabulary(backend, special_tokens, self._eos_token_ids(), repeated)
+
+    def _read_types(self, kind: str, special: frozenset[str]) -> list[int]:
+        """Types of all tokens; without such a list, those that the tokens' texts and roles imply."""
+        listed = self._numbers("tokenizer.ggml.token_type", len(self._tokens))
+        if listed is None:
+            self._tell("tokenizer.ggml.token_type is missing: types follow from the tokens' texts and roles")
+            of_bytes = _BYTE_TOKEN.fullmatch if kind != "gpt2" else lambda token: None
+            return [
+                _CONTROL
+                if token in special or token in _ALWAYS_CONTROL
+                else _BYTE
+                if of_bytes(token)
+                else _NORMAL
+                for token in self._tokens
+            ]
+        types = [int(value) for value in listed]
+        others = [
+            index
+            for index, token in enumerate(self._tokens)
+            if token in _ALWAYS_CONTROL and types[index] not in (_CONTROL, _UNKNOWN)
+        ]
+        if others:
+            self._tell(f"token {self._tokens[others[0]]!r} is not of type control: taken as such")
+        for index in others:
+            types[index] = _CONTROL
+        return types
 
     def _byte_level(
         self, vocabulary: dict[str, int], special_tokens: Mapping[str, str]
     ) -> tokenizers.Tokenizer:
-        name = self._text("tokenizer.ggml.pre", "default")
+        name = self._text("tokenizer.ggml.pre", "")
+        if not name:
+            self._tell(
+                "tokenizer.ggml.pre is missing: words are cut by the oldest files' rule, prompts may differ"
+            )
+            name = "default"
         rule = WORD_RULES.get(name)
         if rule is None:
             raise self._error(
@@ -111,7 +165,7 @@ class _Reader:
                 "of the original model with --tokenizer DIR"
             )
         backend = tokenizers.Tokenizer(
-            models.BPE(vocab=vocabulary, merges=self._merges(), ignore_merges=rule.whole_words)
+            models.BPE(vocab=vocabulary, merges=self._merges(vocabulary), ignore_merges=rule.whole_words)
         )
         backend.pre_tokenizer = rule.pre_tokenizer()
         backend.decoder = decoders.ByteLevel()
@@ -119,7 +173,7 @@ class _Reader:
             self._begin_with_bos(backend, special_tokens)
         return backend
 
-    def _merges(self) -> list[tuple[str, str]]:
+    def _merges(self, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
         listed = self._strings("tokenizer.ggml.merges")
         if not listed:
             raise self._error(
@@ -128,36 +182,45 @@ class _Reader:
                 "--tokenizer DIR"
             )
         merges: list[tuple[str, str]] = []
+        left_out: list[str] = []
         for merge in listed:
             # A token may begin with a space, so the separator is searched after its first character.
             left, right = merge[:1] + merge[1:].partition(" ")[0], merge[1:].partition(" ")[2]
-            if not left or not right:
-                raise self._error(f"merge {merge!r} is not two tokens with a space between; convert it again")
-            merges.append((left, right))
-        return merges
+            if left in vocabulary and right in vocabulary and left + right in vocabulary:
+                merges.append((left, right))
+            else:
+                left_out.append(merge)
+        if 2 * len(left_out) > len(listed):
+            raise self._error(
+                f"merge {left_out[0]!r} and {len(left_out) - 1} of {len(listed)} more are not two of its tokens with a "
+                "space between that make a third; convert it again"
+            )
+        if left_out:
+            self._tell(f"{len(left_out)} merges are left out, whose tokens it lacks, such as {left_out[0]!r}")
+        return list(dict.fromkeys(merges))  # the first of equal ones counts
 
     def _sentencepiece(
-        self, vocabulary: dict[str, int], special_tokens: Mapping[str, str], *, listed: bool = False
+        self, vocabulary: dict[str, int], special_tokens: Mapping[str, str], *, gemma: bool
     ) -> tokenizers.Tokenizer:
-        """listed: whether merges are in the file, instead of following from scores."""
-        scores = None if listed else self._numbers("tokenizer.ggml.scores", len(vocabulary))
-        if scores is None and not listed:
-            raise self._error(
-                "tokenizer.ggml.scores is missing, expected a score per token; convert it again"
-            )
+        scores = None if gemma else self._numbers("tokenizer.ggml.scores", len(self._tokens))
+        if scores is None and not gemma and not self._strings("tokenizer.ggml.merges"):
+            # Trained vocabularies list tokens from the best on.
+            self._tell("tokenizer.ggml.scores is missing: the order of the tokens is taken for them")
+            scores = range(0, -len(self._tokens), -1)
+        merges = self._merges(vocabulary) if scores is None else self._merges_of_scores(vocabulary, scores)
         unknown = special_tokens.get("unk_token")
         if unknown is None and _UNKNOWN in self._types:
             unknown = self._tokens[self._types.index(_UNKNOWN)]
         backend = tokenizers.Tokenizer(
             models.BPE(
                 vocab=vocabulary,
-                merges=self._merges() if scores is None else self._merges_of_scores(vocabulary, scores),
+                merges=merges,
                 unk_token=unknown,
                 fuse_unk=True,
                 byte_fallback=_BYTE in self._types,
             )
         )
-        adds_space = self._flag("tokenizer.ggml.add_space_prefix", not listed)
+        adds_space = self._flag("tokenizer.ggml.add_space_prefix", not gemma)
         prefix = [normalizers.Prepend("▁")] if adds_space else []
         backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
         strip = [decoders.Strip(" ", 1, 0)] if adds_space else []
@@ -165,7 +228,7 @@ class _Reader:
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )
         # Gemma's template writes the token itself; the flag in its files would add a second one before it.
-        if not listed and self._flag("tokenizer.ggml.add_bos_token", True):
+        if not gemma and self._flag("tokenizer.ggml.add_bos_token", True):
             self._begin_with_bos(backend, special_tokens)
         return backend
 
@@ -240,10 +303,15 @@ class _Reader:
         if value == 2**32 - 1:  # -1, written unsigned: no such token
             return None
         if not 0 <= value < len(self._tokens):
-            raise self._error(
-                f"{key} is {value}, expected an id below {len(self._tokens)}; convert the model again"
-            )
+            self._tell(f"{key} is {value}, expected an id below {len(self._tokens)}: left out")
+            return None
         return value
+
+    def _tell(self, what: str) -> None:
+        """Log a fault that does not keep the vocabulary from being read."""
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning("%s: %s", self._where, what)
 
     def _text(self, key: str, default: str) -> str:
         value = self._fields.get(key, default)
@@ -270,8 +338,9 @@ class _Reader:
         value = self._fields.get(key)
         if value is None:
             return None
-        if not isinstance(value, np.ndarray) or len(value) != count:
+        if not isinstance(value, np.ndarray) or len(value) < count:
             raise self._error(f"{key} is not a list of {count} numbers; convert the model again")
+        value = value[:count]
         if not np.all(np.isfinite(value)):
             raise self._error(f"{key} holds a number that is not finite; convert the model again")
         numbers: list[float] = value.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -15,13 +16,16 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenPieces:
     """Token → bytes, for one tokenizer."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, repeated: Mapping[int, int]) -> None:
+        """`repeated`: ids that the backend does not know → the id with the same text."""
         self._backend = backend
+        self._repeated = repeated
         added: dict[int, Any] = backend.get_added_tokens_decoder()
         self._added: dict[int, bytes] = {
             token_id: token.content.encode() for token_id, token in added.items()
         }
-        self.special = frozenset(token_id for token_id, token in added.items() if token.special)
+        special = {token_id for token_id, token in added.items() if token.special}
+        self.special = frozenset(special | {token for token, first in repeated.items() if first in special})
         """Ids that `decode` skips."""
         kinds = _decoder_kinds(backend)
         self._byte_level = "ByteLevel" in kinds
@@ -31,6 +35,7 @@ class TokenPieces:
 
     def bytes_of(self, token_id: int) -> bytes:
         """UTF-8 bytes, maybe half a character; an added token's name; empty for an id without a token."""
+        token_id = self._repeated.get(token_id, token_id)
         if token_id in self._added:
             return self._added[token_id]
         piece: str | None = self._backend.id_to_token(token_id)
@@ -54,7 +59,7 @@ class TokenPieces:
         return text
 
     def _whole_characters(self, token_id: int) -> str:
-        if not self._only_byte_level or token_id in self._added:
+        if not self._only_byte_level or self._repeated.get(token_id, token_id) in self._added:
             return ""
         try:
             text = self.bytes_of(token_id).decode()

@@ -85,20 +85,68 @@ _DEEPSEEK_V3: Final = WordRule(
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     )
 )
+_TRIPLES: Final = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)", r"\p{N}{3}")
+"""Digits in groups of three, counted from the right; each step is linear in the number of digits."""
+_ASIAN: Final = (
+    r"[\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{f900}-\x{faff}\x{3040}-\x{30ff}\x{ff65}-\x{ff9f}\x{2f00}-\x{2fdf}"
+    r"\x{e40}-\x{e7f}\x{e80}-\x{eff}\x{1780}-\x{17ff}\x{1000}-\x{109f}\x{aa60}-\x{aa7f}\x{a9e0}-\x{a9ff}"
+    r"\x{ac00}-\x{d7af}\x{1100}-\x{11ff}]+"
+)
+_AFMOE: Final = WordRule((*_TRIPLES, _ASIAN, _DEEPSEEK_V3.patterns[-1]))
+# Words with single spaces between them stay together.
+_EXAONE_MOE: Final = WordRule(
+    (
+        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+_SEED_CODER: Final = WordRule(
+    (
+        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
+_BAILING: Final = WordRule(
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+_LINES: Final = r"[^\n]+|\n+"
+_NO_PUNCTUATION: Final = r" ?[^(\s|.,!?…。，、।۔،)]+"
 WORD_RULES: Final[Mapping[str, WordRule]] = {
     "default": WordRule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN2),
+    **dict.fromkeys((
+        "qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2", "kormo", "f2llmv2",
+    ), _QWEN2),
     "qwen35": _QWEN35,
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), WordRule(_LLAMA3_PATTERNS)),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), _GPT2_RULE),
-    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _DIGIT_BY_DIGIT),
-    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
+    **dict.fromkeys((
+        "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0", "jina-v5-nano",
+    ), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "glm5", "chatglm-bpe"), WordRule(_LLAMA3_PATTERNS)),
+    **dict.fromkeys((
+        "gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "gigachat", "a.x-4.0", "mellum", "trillion",
+        "granite-docling",
+    ), _GPT2_RULE),
+    **dict.fromkeys((
+        "starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2",
+    ), _DIGIT_BY_DIGIT),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"), _GPT4O),
+    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), WordRule((_NO_PUNCTUATION,))),
+    "viking": WordRule((_NO_PUNCTUATION, r"\p{N}")),
+    "afmoe": _AFMOE,
+    "exaone-moe": _EXAONE_MOE,
+    "seed-coder": _SEED_CODER,
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
+    "laguna": WordRule((_LINES, *_QWEN2.patterns)),
+    "minicpm5": WordRule(
+        (r"\p{N}{1,3}", _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+" + _TAIL), whole_words=True
+    ),
     "deepseek-llm": _DEEPSEEK_V2,
     "deepseek-coder": WordRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
-    "deepseek-v3": _DEEPSEEK_V3,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK_V3),
     "kimi-k2": KIMI_K2,
     "tekken": WordRule(
         (_CASED.replace("{end}", "") + r"\p{N}" + _CASED_TAIL,), whole_words=True, adds_bos=True
     ),
-}
+}  # fmt: skip
