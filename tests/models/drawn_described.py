@@ -66,12 +66,12 @@ EXAMPLES: dict[str, TinyDescribed] = {
         settings=_GROUPS | {"n_shared_experts": 1, "first_k_dense_replace": 0},
     ),
     "hy_v3": _of(
-        "HYV3ForCausalLM", "hy_v3",
+        "HYV3ForCausalLM", "hy_v3", gguf="hy_v3", scores="SIGMOID",
         settings={"num_shared_experts": 2, "router_scaling_factor": 2.8,
                   "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
     "mellum": _of(
-        "MellumForCausalLM", "mellum",
+        "MellumForCausalLM", "mellum", gguf="mellum",
         settings={
             "sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING],
             "mlp_layer_types": ["sparse", "dense", "sparse"],
@@ -113,7 +113,8 @@ EXAMPLES: dict[str, TinyDescribed] = {
     ),
     "qwen2": _of("Qwen2ForCausalLM", "qwen2", experts_key="", gguf="qwen2", has_biases=False),
     "deepseek_v32": _of(
-        "DeepseekV32ForCausalLM", "deepseek_v32", settings=_MLA | _GROUPS | {"first_k_dense_replace": 1, **_INDEXER},
+        "DeepseekV32ForCausalLM", "deepseek_v32", gguf="deepseek32", scores="SIGMOID",
+        settings=_MLA | _GROUPS | {"first_k_dense_replace": 1, **_INDEXER},
         experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
     ),
     "glm_moe_dsa": _of(
@@ -127,7 +128,8 @@ EXAMPLES: dict[str, TinyDescribed] = {
         experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4, has_biases=False,
     ),
     "granitemoe_swa": _of(
-        "GraniteMoeSWAForCausalLM", "granitemoe_swa", experts_key="num_local_experts", num_layers=4,
+        "GraniteMoeSWAForCausalLM", "granitemoe_swa", gguf="granite_swa", neighbours_in_gguf=True,
+        experts_key="num_local_experts", num_layers=4,
         left_out=("moe_intermediate_size", "head_dim"), head_dim=12, expert_layout="fused",
         settings={
             "intermediate_size": 24, "shared_intermediate_size": 40, "sliding_window": 9, "residual_multiplier": 0.5,
@@ -155,7 +157,8 @@ EXAMPLES: dict[str, TinyDescribed] = {
     ),
     "hunyuan_v1_dense": _of("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", experts_key="", gguf="hunyuan-dense"),
     "mimo_v2_flash": _of(
-        "MiMoV2FlashForCausalLM", "mimo_v2_flash", experts_key="n_routed_experts", head_dim=12, num_heads=4,
+        "MiMoV2FlashForCausalLM", "mimo_v2_flash", gguf="mimo2", scores="SIGMOID",
+        experts_key="n_routed_experts", head_dim=12, num_heads=4,
         num_kv_heads=2,
         settings=_GROUPS | {
             "v_head_dim": 8, "sliding_window": 9, "layer_types": [FULL, SLIDING, SLIDING],
@@ -171,7 +174,7 @@ EXAMPLES: dict[str, TinyDescribed] = {
         },
     ),
     "laguna": _of(
-        "LagunaForCausalLM", "laguna", num_heads=4, num_kv_heads=2,
+        "LagunaForCausalLM", "laguna", gguf="laguna", scores="SIGMOID", num_heads=4, num_kv_heads=2,
         settings={
             "num_attention_heads_per_layer": [4, 2, 6], "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 9,
             "mlp_layer_types": ["dense", "sparse", "sparse"], "shared_expert_intermediate_size": 40,
@@ -215,7 +218,7 @@ EXAMPLES: dict[str, TinyDescribed] = {
         },
     ),
     "mistral4": _of(
-        "Mistral4ForCausalLM", "mistral4", experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4,
+        "Mistral4ForCausalLM", "mistral4", gguf="mistral4", experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4,
         has_biases=False, expert_layout="fused",
         settings=_MLA | _GROUPS | {"first_k_dense_replace": 1, "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8,

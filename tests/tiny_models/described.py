@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tests.tiny_models.described_gguf import FURTHER_NAMES, NAMED_LIKE, add_metadata, file_says_all
 from tests.tiny_models.writing import F32, RandomWeights, TinyModel, without_qwens
 
 _BY_LAYER: Final = (
@@ -21,14 +22,6 @@ _BY_LAYER: Final = (
     "swiglu_limits_shared",
 )  # fmt: skip
 _RATHER_WIDE: Final = (".gate.weight", "experts", "lm_head", "router")
-# Keys of config.json by the name of the GGUF key in `gguf.Keys`.
-_GGUF_KEYS: Final = {
-    "n_group": "EXPERT_GROUP_COUNT", "topk_group": "EXPERT_GROUP_USED_COUNT",
-    "n_shared_experts": "EXPERT_SHARED_COUNT", "num_shared_experts": "EXPERT_SHARED_COUNT",
-    "routed_scaling_factor": "EXPERT_WEIGHTS_SCALE", "route_scale": "EXPERT_WEIGHTS_SCALE",
-    "router_scaling_factor": "EXPERT_WEIGHTS_SCALE", "moe_router_scaling_factor": "EXPERT_WEIGHTS_SCALE",
-    "first_k_dense_replace": "LEADING_DENSE_BLOCK_COUNT",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,15 +147,7 @@ class TinyDescribed(TinyModel):
     @property
     def fits_gguf(self) -> bool:
         """See `TinyModel.fits_gguf`."""
-        if self.gguf == "step35":
-            sections = self.settings["rope_parameters"]
-            shares = [sections[f"{kind}_attention"]["partial_rotary_factor"] for kind in ("full", "sliding")]
-            return super().fits_gguf and shares == [0.5, 1.0]
-        lists = {"layer_types", "mlp_layer_types"} & set(self.settings)
-        windows = (
-            self.settings.get("sliding_window") is not None and "sliding_window_pattern" not in self.settings
-        )
-        return bool(self.gguf) and super().fits_gguf and not lists and not windows
+        return super().fits_gguf and file_says_all(self)
 
     @property
     def gguf_architecture(self) -> str:
@@ -185,7 +170,8 @@ class TinyDescribed(TinyModel):
         """The package's own names of this architecture's tensors."""
         import gguf
 
-        known = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == self.gguf)
+        name = NAMED_LIKE.get(self.gguf, self.gguf)
+        known = next(arch for arch, of_package in gguf.MODEL_ARCH_NAMES.items() if of_package == name)
         table = gguf.get_tensor_name_map(known, self.num_layers)
         names = {}
         for name in self.gguf_source():
@@ -195,13 +181,13 @@ class TinyDescribed(TinyModel):
                 continue
             of_layer = re.match(r"model\.layers\.\d+\.(.*)", stem)
             names[of_layer[1] if of_layer else stem] = re.sub(r"^blk\.\d+\.", "", theirs)
-        return names
+        return names | FURTHER_NAMES
 
     def gguf_source(self) -> dict[str, F32]:
         """See `TinyModel.gguf_source`."""
         found = replace(self, outer="").weights()
         if self.gguf not in ("gemma3", "step35"):
-            return {name.replace("expert_bias", "expert_bias.bias"): values for name, values in found.items()}
+            return {_suffixed(name): values for name, values in found.items()}
         return {
             name: values + np.float32(1.0) if name.endswith("norm.weight") else values
             for name, values in found.items()
@@ -209,67 +195,13 @@ class TinyDescribed(TinyModel):
 
     def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
         """See `TinyModel.add_gguf_metadata`."""
-        config = self.text_config()
-        if pattern := config.get("sliding_window_pattern"):
-            writer.add_sliding_window(config["sliding_window"])
-            writer.add_sliding_window_pattern([bool((n + 1) % pattern) for n in range(self.num_layers)])
-        if every := config.get("global_attn_every_n_layers"):
-            writer.add_sliding_window(config["sliding_window"])
-            writer.add_sliding_window_pattern([bool((n + 1) % every) for n in range(self.num_layers)])
-        if self.gguf == "glm-dsa":
-            _add_mla(writer, config)
-        if self.gguf == "step35":
-            _add_step(writer, config)
-        if self.gguf == "hunyuan-moe":
-            writer.add_expert_shared_count(1)
-        if self.gguf == "afmoe":
-            writer.add_expert_weights_norm(True)
-        if "layer_types" in config and self.gguf == "gemma3":
-            writer.add_sliding_window(config["sliding_window"])
-            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-            writer.add_rope_scaling_type(package.RopeScalingType.LINEAR)
-            writer.add_rope_scaling_factor(config["rope_parameters"]["full_attention"]["factor"])
-        if softcap := config.get("final_logit_softcapping"):
-            writer.add_final_logit_softcapping(softcap)
-        rotated = config.get("partial_rotary_factor", 1.0)
-        if not self.gguf_pairs_neighbours and self.gguf != "glm-dsa":
-            writer.add_rope_dimension_count(int(self.head_dim * rotated))
-        if not self.experts_key:
-            return
-        writer.add_expert_gating_func(package.ExpertGatingFuncType[self.scores])
-        for key, name in _GGUF_KEYS.items():
-            if key in config:
-                add = writer.add_float32 if isinstance(config[key], float) else writer.add_uint32
-                add(getattr(package.Keys.LLM, name).format(arch=self.gguf), config[key])
+        add_metadata(self, writer, package)
 
 
-def _add_mla(writer: Any, config: Mapping[str, Any]) -> None:
-    """Keys of latent attention and its indexer."""
-    writer.add_rope_dimension_count(config["qk_rope_head_dim"])
-    writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_kv_lora_rank(config["kv_lora_rank"])
-    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    writer.add_value_length_mla(config["v_head_dim"])
-    writer.add_indexer_top_k(config["index_topk"])
-    writer.add_leading_dense_block_count(config["mlp_layer_types"].index("sparse"))
-
-
-def _add_step(writer: Any, config: Mapping[str, Any]) -> None:
-    """Keys that Step has by layer."""
-    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
-    counts = (config["num_attention_heads"], config["num_sliding_attention_heads"])
-    writer.add_head_count([counts[slide] for slide in slides])
-    writer.add_head_count_kv([config["num_key_value_heads"]] * len(slides))
-    writer.add_sliding_window(config["sliding_window"])
-    writer.add_sliding_window_pattern(slides)
-    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
-    writer.add_expert_shared_feed_forward_length(config["share_expert_dim"])
-    for add, limits in (
-        (writer.add_swiglu_clamp_exp, config["swiglu_limits"]),
-        (writer.add_swiglu_clamp_shexp, config["swiglu_limits_shared"]),
-    ):
-        if limits is not None:
-            add([float(limit or 0.0) for limit in limits])
+def _suffixed(name: str) -> str:
+    """The name with the suffix that converters give vectors without one."""
+    name = name.replace("expert_bias", "expert_bias.bias")
+    return f"{name}.weight" if name.endswith(("sinks", "attention_sink_bias")) else name
 
 
 def _with_experts_of_images(found: Mapping[str, F32]) -> dict[str, F32]:

@@ -113,7 +113,9 @@ class Router(Block):
         if self.bias:
             name = f"{hf}.{gates[gate]}.{self.bias_name}"
             rows = (2, self.num_experts) if self.of_images else (self.num_experts,)
-            specs["bias"] = TensorSpec(name, rows, "exact", f"{gguf}.exp_probs_b.bias")
+            bias = TensorSpec(name, rows, "exact", f"{gguf}.exp_probs_b.bias")
+            bare = replace(bias, gguf=f"{gguf}.exp_probs_b")  # as some converters name it
+            specs["bias"] = bare if found(bare) and not found(bias) else bias
         if self.gate_bias:
             name = f"{gate.name.removesuffix('weight')}bias"
             specs["gate_bias"] = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.ffn_gate_inp.bias")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
@@ -44,6 +44,13 @@ class SharedExperts(Block):
             part: TensorSpec(f"{hf}.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}_shexp.weight")
             for part, shape in (("gate", wide), ("up", wide), ("down", narrow))
         }
+        if (
+            self.fused is not None and not found(specs["gate"]) and found(specs["up"])
+        ):  # one tensor in GGUF files
+            both = specs["up"].gguf
+            for first, part in enumerate(("gate", "up")):
+                rows = (first * self.intermediate_size, 2 * self.intermediate_size)
+                specs[part] = replace(specs[part], gguf=both, gguf_rows=rows)
         if self.gated:
             name, shape = f"{hf}_gate.weight", (1, self.hidden_size)
             specs["shared_gate"] = TensorSpec(name, shape, "exact", f"{gguf}.ffn_gate_inp_shexp.weight")

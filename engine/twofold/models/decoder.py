@@ -29,6 +29,10 @@ from twofold.weights.json_file import Fields
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
+def _same(settings: Settings, layer: int, attention: Gqa) -> Gqa:
+    return attention
+
+
 @dataclass(frozen=True)
 class TextPart:
     """Where a multimodal model's text is."""
@@ -71,7 +75,7 @@ class Decoder:
     """Fields of `DenseFfn` that config.json does not set."""
     post_norms: tuple[tuple[str, str] | None, tuple[str, str] | None] = (None, None)
     """(name, GGUF name) of the norm of attention's output, and of the feed-forward part's."""
-    of_layer: Callable[[Settings, int, Gqa], Gqa] = lambda settings, layer, attention: attention
+    of_layer: Callable[[Settings, int, Gqa], Gqa] = _same
     """A layer's attention, from that of its kind."""
     inner: str = "moe_intermediate_size"
     """Key of the experts' intermediate size."""
@@ -87,6 +91,10 @@ class Decoder:
     """See `ModelConfig.left_out`."""
     gguf: Callable[[GgufMetadata], dict[str, Any]] = lambda metadata: {}
     """Settings of a GGUF file beyond those that all families have."""
+    gguf_period: int | None = None
+    """Layers of which one has no window, in a GGUF file that does not say so; None: as `slides`."""
+    gguf_full_first: bool = False
+    """Whether that layer is the first of them, not the last."""
     text: TextPart | None = None
 
     def parse_config(self, fields: Fields, generation: GenerationDefaults) -> ModelConfig:
@@ -212,22 +220,40 @@ class Decoder:
 
     def gguf_settings(self, metadata: GgufMetadata) -> dict[str, Any]:
         """A GGUF file's header in config.json's format. Raises ModelLoadError naming file and key."""
-        attention = metadata.attention(windows=True, partly_rotated=True)
-        window = attention["sliding_window"]
-        settings = {"model_type": self.model_type, "values_of_gguf": True, **attention, **self.gguf(metadata)}
-        if window is not None and "attention.sliding_window_pattern" in metadata.fields.data:
-            slides = metadata.of_layers("attention.sliding_window_pattern")
-            settings["layer_types"] = [SLIDING if slide else FULL for slide in slides[: metadata.num_layers]]
+        uneven = self.of_layer is not _same
+        attention = metadata.attention(windows=True, partly_rotated=True, uneven=uneven)
+        settings = {"model_type": self.model_type, "values_of_gguf": True, **attention}
+        if attention["sliding_window"] is not None and (
+            self.gguf_period is not None or "attention.sliding_window_pattern" in metadata.fields.data
+        ):
+            slides = metadata.slides(self.gguf_period or 0, full_first=self.gguf_full_first)
+            settings["layer_types"] = [SLIDING if slide else FULL for slide in slides]
+        if "rope_parameters" in self.defaults:  # by kind of layer
+            settings["rope_parameters"] = _rotations(metadata, attention)
         layers = range(metadata.num_layers)
         if self.router is None or not any(map(metadata.has_gate, layers)):
-            return settings | of_gguf(metadata.fields, "intermediate_size")
+            return settings | of_gguf(metadata.fields, "intermediate_size") | self.gguf(metadata)
         score: Score = self.router.get("score", "softmax")
         metadata.expect_score(score)
         mixture = of_gguf(metadata.fields, *_MIXTURE)
         if mixture["shared_expert_intermediate_size"] == mixture["moe_intermediate_size"]:
             mixture["shared_expert_intermediate_size"] = 0  # the width of one of several
         mixture[self.inner] = mixture["moe_intermediate_size"]
-        return settings | mixture | {"first_k_dense_replace": 0, **metadata.dense_layers()}
+        layers_of = {"first_k_dense_replace": 0, **metadata.dense_layers()}
+        return settings | mixture | layers_of | self.gguf(metadata)
+
+
+def _rotations(metadata: GgufMetadata, attention: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotations by kind of layer. As in llama.cpp, those of layers with a window are not scaled."""
+    fields, head_dim = metadata.fields, attention["head_dim"]
+    full = metadata.rope_parameters()
+    theta = fields.number("rope.freq_base_swa", full["rope_theta"] or 10_000.0, above=True)
+    rotated = fields.integer("rope.dimension_count", head_dim, maximum=head_dim)
+    sliding = fields.integer("rope.dimension_count_swa", rotated, maximum=head_dim)
+    return {
+        FULL: full | {"partial_rotary_factor": config_json.rotary_share(rotated, head_dim)},
+        SLIDING: {"rope_theta": theta, "partial_rotary_factor": config_json.rotary_share(sliding, head_dim)},
+    }
 
 
 def _with_whole_norms(block: Block) -> Block:

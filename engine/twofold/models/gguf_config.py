@@ -6,6 +6,7 @@ without a key (which layers have experts, attention biases, a tied head) are der
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -19,6 +20,7 @@ from twofold.weights.gguf_file import GgufFile
 from twofold.weights.json_file import Fields
 
 Score = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+_HEADS: Final = ("head_count", "head_count_kv")
 _GATING: Final[dict[Score, int]] = {"softmax": 1, "sigmoid": 2, "softmax_of_chosen": 3}
 
 
@@ -33,6 +35,8 @@ class GgufMetadata:
         self.num_predicting = self.fields.integer("nextn_predict_layers", 0, minimum=0)
         """Layers after the model's last one that predict further tokens."""
         self.num_layers = self.num_blocks - self.num_predicting
+        for key, size in self._sizes_of_tensors():
+            self.fields.data.setdefault(key, size)
         self.hidden_size = self.fields.integer("embedding_length")
 
     def config_json(self, settings: dict[str, Any]) -> Fields:
@@ -61,16 +65,36 @@ class GgufMetadata:
         rope = {} if "rope_parameters" in settings else {"rope_parameters": self.rope_parameters()}
         return Fields(str(self.file.path), shared | rope | settings, also=ALSO)
 
-    def attention(self, *, windows: bool = False, partly_rotated: bool = False) -> dict[str, Any]:
+    def _sizes_of_tensors(self) -> Iterator[tuple[str, int]]:
+        """Sizes that tensors imply where a converter left their keys out."""
+        keys = {
+            "ffn_gate_inp": ("expert_count", 0), "ffn_down_exps": ("expert_feed_forward_length", -1),
+            "ffn_down_shexp": ("expert_shared_feed_forward_length", -1), "ffn_down": ("feed_forward_length", -1),
+        }  # fmt: skip
+        if "expert_shared_count" in self.fields.data:  # whose widths follow
+            del keys["ffn_down_shexp"]
+        for name, tensor in self.file.tensors.items():
+            part = name.split(".")
+            if len(part) == 4 and part[0] == "blk" and part[3] == "weight" and part[2] in keys:
+                key, axis = keys[part[2]]
+                yield key, tensor.shape[axis]
+
+    def attention(
+        self, *, windows: bool = False, partly_rotated: bool = False, uneven: bool = False
+    ) -> dict[str, Any]:
         """Settings of grouped-query attention that is the same in every layer.
 
-        windows: it may have a sliding window. partly_rotated: rope.dimension_count may be less than a head.
+        windows: it may have a sliding window. partly_rotated: rope.dimension_count may be less than a head. uneven: the
+        family reads by itself which numbers of heads layers have, and the length of values; those here are the first
+        layer's.
         """
         fields = self.fields
+        first = {f"attention.{key}": self.of_layers(f"attention.{key}")[0] for key in _HEADS if uneven}
+        fields = Fields(fields.where, fields.data | first)
         num_heads = fields.integer("attention.head_count")
         head_dim = fields.integer("attention.key_length", max(1, self.hidden_size // num_heads))
-        whole = ("attention.value_length", *(() if partly_rotated else ("rope.dimension_count",)))
-        for key in whole:
+        whole = () if uneven else ("attention.value_length",)
+        for key in (*whole, *(() if partly_rotated else ("rope.dimension_count",))):
             if fields.integer(key, head_dim) != head_dim:
                 raise fields.error(
                     key, fields.data[key], f"{head_dim} as attention.key_length, the only supported value"
@@ -139,6 +163,18 @@ class GgufMetadata:
         if not fits or int(numbers.min()) < minimum or int(numbers.max()) >= 2**31:
             raise self.fields.error(key, numbers.tolist()[:8], f"{minimum} or more for each layer")
         return [int(number) for number in np.broadcast_to(numbers, self.num_blocks)]
+
+    def slides(self, period: int, *, full_first: bool = False) -> list[bool]:
+        """Whether each layer has a sliding window, from attention.sliding_window_pattern: a value for each layer, or a
+        period of layers with one layer without, the last of them or the first. `period`: that of a file without the
+        key; 0: every layer has one."""
+        value = self.file.fields.get(
+            f"{self.file.fields['general.architecture']}.attention.sliding_window_pattern", period
+        )
+        if isinstance(value, int) and not isinstance(value, bool):
+            whole = 0 if full_first else value - 1
+            return [value == 0 or n % value != whole for n in range(self.num_layers)]
+        return [bool(each) for each in self.of_layers("attention.sliding_window_pattern")[: self.num_layers]]
 
     def has_gate(self, layer: int) -> bool:
         """Whether a layer has a router."""

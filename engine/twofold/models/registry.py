@@ -85,8 +85,8 @@ FAMILIES: Final = (
         "",
         FamilyChat(("solar_open",), ("solar_open", "deepseek_r1"), ("<|flush|>", "<|calls|>")),
     ),
-    Family("hy_v3", ("HYV3ForCausalLM",), "", _HY),
-    Family("mellum", ("MellumForCausalLM",), "", _QWEN3),
+    Family("hy_v3", ("HYV3ForCausalLM",), "hy_v3", _HY),
+    Family("mellum", ("MellumForCausalLM",), "mellum", _QWEN3),
     Family("qwen3_vl_moe", ("Qwen3VLMoeForConditionalGeneration",), "qwen3vlmoe", _QWEN3),
     Family("glm4v_moe", ("Glm4vMoeForConditionalGeneration",), "", _GLM),
     Family(
@@ -97,9 +97,11 @@ FAMILIES: Final = (
     ),
     Family("hunyuan_v1_moe", ("HunYuanMoEV1ForCausalLM",), "hunyuan-moe", _HUNYUAN),
     Family("hunyuan_v1_dense", ("HunYuanDenseV1ForCausalLM",), "hunyuan-dense", _HUNYUAN),
-    Family("mimo_v2_flash", ("MiMoV2FlashForCausalLM",), "", _QWEN3),
+    Family("mimo_v2_flash", ("MiMoV2FlashForCausalLM",), "mimo2", _QWEN3),
     Family("afmoe", ("AfmoeForCausalLM",), "afmoe", _XML),
-    Family("laguna", ("LagunaForCausalLM",), "", FamilyChat(("glm47", "glm45", "hermes"), ("deepseek_r1",))),
+    Family(
+        "laguna", ("LagunaForCausalLM",), "laguna", FamilyChat(("glm47", "glm45", "hermes"), ("deepseek_r1",))
+    ),
     Family(
         "ernie4_5_vl_moe",
         ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration"),
@@ -122,7 +124,10 @@ FAMILIES: Final = (
         FamilyChat(("granite", "hermes"), ("granite",)),
     ),
     Family(
-        "granitemoe_swa", ("GraniteMoeSWAForCausalLM",), "", FamilyChat(("granite", "hermes"), ("granite",))
+        "granitemoe_swa",
+        ("GraniteMoeSWAForCausalLM",),
+        "granite_swa",
+        FamilyChat(("granite", "hermes"), ("granite",)),
     ),
     Family(
         "gpt_oss",
@@ -138,13 +143,13 @@ FAMILIES: Final = (
         FamilyChat(("llama4_pythonic", "llama4_json"), (), ("<|eot|>", "<|eom|>")),
     ),
     Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2", _DEEPSEEK),
-    Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "", _DEEPSEEK),
+    Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "deepseek32", _DEEPSEEK),
     Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family(
         "mistral4",
         ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"),
-        "",
+        "mistral4",
         FamilyChat(("mistral",), ("mistral",)),
     ),
     Family("step3p7", ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"), "step35", _XML),

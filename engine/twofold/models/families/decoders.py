@@ -101,6 +101,35 @@ def _mimo_window(fields: Fields) -> dict[str, Any]:
     return {} if size is None else {"sliding_window": size + 1}
 
 
+def _mimo_gguf(metadata: GgufMetadata) -> dict[str, Any]:
+    """MiMo's heads and scale of values. Raises ModelLoadError for other numbers of heads than the family's."""
+    fields = metadata.fields
+    slides = metadata.slides(0)
+    heads = metadata.of_layers("attention.head_count_kv", minimum=1)[: metadata.num_layers]
+    single = {heads[n] // (1 + slide) for n, slide in enumerate(slides)}
+    if len(single) != 1 or any(heads[n] % 2 for n, slide in enumerate(slides) if slide):
+        raise fields.error("attention.head_count_kv", heads[:8], "twice as many in layers with a window")
+    return {
+        "num_key_value_heads": single.pop(),
+        "v_head_dim": fields.integer("attention.value_length"),
+        "attention_value_scale": fields.number("attention.value_scale", 1.0, above=True),
+        **_renormalised(metadata),
+    }
+
+
+def _laguna_gguf(metadata: GgufMetadata) -> dict[str, Any]:
+    """Laguna's query heads by layer, and whether its gate is by head or by element."""
+    heads = metadata.of_layers("attention.head_count", minimum=1)[: metadata.num_layers]
+    gate = metadata.file.tensors.get("blk.0.attn_gate.weight")
+    by_head = gate is None or gate.shape[0] == heads[0]
+    return {"num_attention_heads_per_layer": heads, "gating": "per-head" if by_head else "per-element"}
+
+
+def _renormalised(metadata: GgufMetadata) -> dict[str, Any]:
+    """As in llama.cpp, routing weights are normalised whatever the file says."""
+    return {"norm_topk_prob": True}
+
+
 DECODERS: Final = {
     "dots1": Decoder(
         "dots.llm1: Qwen3's attention with windows in the last layers, DeepSeek-V3's router, shared experts.",
@@ -135,6 +164,8 @@ DECODERS: Final = {
         "mellum",
         attention={"qk_norm": True},
         left_out=(("multi-token prediction", "mtp.*"),),
+        gguf=_renormalised,
+        gguf_period=4,
     ),
     "qwen3_vl_moe": Decoder(
         "Qwen3-VL with experts (30B-A3B, 235B-A22B), its text: Qwen3-MoE; the vision tower is ignored.",
@@ -194,6 +225,7 @@ DECODERS: Final = {
         windowed={"sinks": True},
         slides=lambda settings, layer: layer > 0 and bool((layer + 1) % 6),
         of_layer=_mimo_attention,
+        gguf=_mimo_gguf,
         router=_SIGMOID,
         rotated_share=0.334,
         renamed=(("*.self_attn.attention_sink_bias", "*.self_attn.sinks"),),
@@ -224,6 +256,9 @@ DECODERS: Final = {
         only={"moe_apply_router_weight_on_input": (False, None)},
         attention={"qk_norm": True, "gate": "g_proj", "softplus": True},
         of_layer=_heads_by_layer,
+        gguf=_laguna_gguf,
+        gguf_period=4,
+        gguf_full_first=True,
         router=_SIGMOID | {"renormalise": True},
         renamed=(
             ("*.mlp.experts.e_score_correction_bias", "*.mlp.gate.e_score_correction_bias"),

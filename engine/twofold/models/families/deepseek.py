@@ -118,7 +118,9 @@ def read_layers(
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
     """A GGUF file of architecture "deepseek2" in config.json's format. Raises ModelLoadError naming file and key."""
     fields, rope_dim = metadata.fields, metadata.fields.integer("rope.dimension_count")
-    is_v3 = fields.integer("expert_gating_func", 0, minimum=0) == _SIGMOID
+    # Early files lack the key; only a router of sigmoids has a bias of its choice.
+    has_bias = any(".exp_probs_b" in name for name in metadata.file.tensors)
+    is_v3 = (fields.integer("expert_gating_func", 0, minimum=0) or _SIGMOID * has_bias) == _SIGMOID
     rope = metadata.rope_parameters()
     if weight := fields.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1:  # of mscale_all_dim
         rope |= {"mscale": weight, "mscale_all_dim": weight}

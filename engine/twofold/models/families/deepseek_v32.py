@@ -1,7 +1,7 @@
 """DeepSeek-V3.2: DeepSeek-V3 while the context is no longer than what its sparse attention chooses (`index_topk`).
 
-Reference: transformers `models/deepseek_v32`. Up to that length the indexer chooses every position, so it is left out;
-the context ends there.
+Reference: transformers `models/deepseek_v32`. GGUF files call it "deepseek32". Up to that length the indexer chooses
+every position, so it is left out; the context ends there.
 """
 
 from __future__ import annotations
@@ -13,13 +13,25 @@ from typing import Any
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.defaults import defaults_of
 from twofold.models.families import deepseek, glm4_moe_lite
-from twofold.models.keys import Settings
+from twofold.models.gguf_config import GgufMetadata
+from twofold.models.keys import Settings, of_gguf
 from twofold.weights.json_file import Fields
 
 
 def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     """config.json as a ModelConfig. Raises ModelLoadError naming the file and the key."""
     return without_indexer(fields, generation, defaults_of("deepseek_v32"))
+
+
+def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
+    """A GGUF file of architecture "deepseek32" in config.json's format. Raises ModelLoadError naming file and key."""
+    return gguf_of_sparse(metadata, "DeepseekV32ForCausalLM", "deepseek_v32")
+
+
+def gguf_of_sparse(metadata: GgufMetadata, architecture: str, model_type: str) -> dict[str, Any]:
+    """The same of any family with this indexer."""
+    known = {"architectures": [architecture], "model_type": model_type}
+    return deepseek.gguf_settings(metadata) | known | of_gguf(metadata.fields, "index_topk")
 
 
 def without_indexer(

@@ -9,9 +9,8 @@ from typing import Any
 
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.defaults import defaults_of
-from twofold.models.families import deepseek, deepseek_v32
+from twofold.models.families import deepseek_v32
 from twofold.models.gguf_config import GgufMetadata
-from twofold.models.keys import of_gguf
 from twofold.weights.json_file import Fields
 
 
@@ -22,5 +21,4 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
 
 def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
     """A GGUF file of architecture "glm-dsa" in config.json's format. Raises ModelLoadError naming file and key."""
-    known = {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"}
-    return deepseek.gguf_settings(metadata) | known | of_gguf(metadata.fields, "index_topk")
+    return deepseek_v32.gguf_of_sparse(metadata, "GlmMoeDsaForCausalLM", "glm_moe_dsa")

@@ -58,11 +58,14 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     )
 
 
-def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
-    """A GGUF file of architecture "granitemoe" in config.json's format. Raises ModelLoadError naming file and key."""
+def gguf_settings(metadata: GgufMetadata, *, windows: bool = False) -> dict[str, Any]:
+    """A GGUF file of architecture "granitemoe" in config.json's format. Raises ModelLoadError naming file and key.
+
+    windows: it may have a sliding window.
+    """
     fields = metadata.fields
     fields.only("rope.scaling.finetuned", True)
-    attention = metadata.attention()
+    attention = metadata.attention(windows=windows)
     shared = fields.integer("expert_shared_feed_forward_length", 0, minimum=0)
     multiplier = fields.number("attention.scale", 0.0) or attention["head_dim"] ** -0.5
     return {

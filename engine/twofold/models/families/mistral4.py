@@ -6,12 +6,14 @@ Reference: transformers `models/mistral4`, defaults those of `Mistral4Config`. G
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from twofold.blocks.temperature import Temperature
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.defaults import defaults_of
 from twofold.models.families import deepseek
+from twofold.models.gguf_config import GgufMetadata
 from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
@@ -42,6 +44,18 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         rope=rope,
         rope_dim=attention.qk_rope_head_dim,
     )
+
+
+def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
+    """A GGUF file of architecture "mistral4" in config.json's format. Raises ModelLoadError naming file and key."""
+    fields, settings = metadata.fields, deepseek.gguf_settings(metadata)
+    rope = settings["rope_parameters"]
+    if slope := fields.number("attention.temperature_scale", 0.0):
+        usual = rope.get("original_max_position_embeddings", fields.integer("context_length"))
+        length = fields.integer("attention.temperature_length", usual)
+        rope |= {"llama_4_scaling_beta": slope, "original_max_position_embeddings": length}
+    known = {"architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4"}
+    return settings | known
 
 
 def _read_temperature(fields: Fields) -> Temperature | None:
