@@ -60,6 +60,12 @@ FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("q2_k", "Q2_K", 256, 84, 13.9, scale_at=80, min_at=82),
         BlockFormat("q3_k", "Q3_K", 256, 110, 43.4, scale_at=108),
         BlockFormat("iq3_xxs", "IQ3_XXS", 256, 98, 142.0, scale_at=0),
+        BlockFormat("iq3_s", "IQ3_S", 256, 110, 140.0, scale_at=0),
+        BlockFormat("iq2_xxs", "IQ2_XXS", 256, 66, 53.2, scale_at=0),
+        BlockFormat("iq2_xs", "IQ2_XS", 256, 74, 55.9, scale_at=0),
+        BlockFormat("iq2_s", "IQ2_S", 256, 82, 56.4, scale_at=0),
+        BlockFormat("iq1_s", "IQ1_S", 256, 50, 7.21, scale_at=0),
+        BlockFormat("tq1_0", "TQ1_0", 256, 54, 0.817, scale_at=52),
         BlockFormat("iq4_xs", "IQ4_XS", 256, 136, 1250.0, scale_at=0),
         BlockFormat("mxfp4", "MXFP4", 32, 17, 2.93, exponent=True),
         # Ours; GGUF has no type for them.

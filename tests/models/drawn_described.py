@@ -218,7 +218,8 @@ EXAMPLES: dict[str, TinyDescribed] = {
         },
     ),
     "mistral4": _of(
-        "Mistral4ForCausalLM", "mistral4", gguf="mistral4", experts_key="n_routed_experts", left_out=("head_dim",), num_kv_heads=4,
+        "Mistral4ForCausalLM", "mistral4", gguf="mistral4", experts_key="n_routed_experts", left_out=("head_dim",),
+        num_kv_heads=4,
         has_biases=False, expert_layout="fused",
         settings=_MLA | _GROUPS | {"first_k_dense_replace": 1, "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gguf
 import numpy as np
+from twofold._testing import kernels
 
 
 def nearest(values: Any, table: Any) -> Any:
@@ -45,4 +47,24 @@ def nvfp4(rows: Any) -> Any:
     return np.concatenate([scales, q.reshape(*scales.shape[:2], 32)], -1).reshape(len(rows), -1)
 
 
-ENCODERS = {"IQ4_XS": iq4_xs, "NVFP4": nvfp4}
+SPREADS = {
+    "IQ2_XXS": 53.2, "IQ2_XS": 55.9, "IQ2_S": 56.4, "IQ3_S": 140.0, "IQ1_S": 7.2, "IQ1_M": 7.2, "TQ1_0": 0.82,
+    "TQ2_0": 1.22,
+}  # fmt: skip
+"""Size of the weights of a block of random bytes whose scale is 1, of types that nothing here quantises to."""
+
+
+def random_rows(rows: Any, kind: str) -> Any:
+    """Random weights of size 1 / sqrt(columns) instead of `rows`, scales of either sign."""
+    block_columns, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(rows.size)
+    blocks = rng.integers(0, 256, (rows.size // block_columns, block_bytes), np.uint8)
+    scales = rng.uniform(0.5, 1.45, (len(blocks), 2)) * rng.choice([-1, 1], (len(blocks), 2))
+    scales /= SPREADS[kind] * rows.shape[-1] ** 0.5
+    kernels.put_scales(blocks, kind.lower(), scales.astype(np.float16).view(np.uint16))
+    return blocks.reshape(len(rows), -1)
+
+
+ENCODERS = {"IQ4_XS": iq4_xs, "NVFP4": nvfp4} | {
+    kind: functools.partial(random_rows, kind=kind) for kind in SPREADS
+}

@@ -16,7 +16,7 @@ from twofold.models.model_files import open_model_files
 from benchmarks.peers.random_blocks import FORMATS as BLOCKS
 from benchmarks.peers.random_blocks import random_rows
 from tests.engine.model_runs import load, random_prompt, rounds_activations
-from tests.models.gguf_encoders import ENCODERS
+from tests.models.gguf_encoders import ENCODERS, SPREADS
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import TinyModel, tiny_config, write_safetensors, write_tiny_model
 
@@ -84,6 +84,7 @@ def mixed(name: str) -> str:
         "mixed",
         "IQ4_XS",
         "NVFP4",
+        *SPREADS,
     ],
 )
 def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, kind: str) -> None:

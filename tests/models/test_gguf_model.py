@@ -214,8 +214,8 @@ def test_a_type_that_is_not_run(tmp_path: Path) -> None:
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf",
         replace(QWEN, hidden_size=256),
-        type_of=lambda name: "IQ2_XS" if name == "blk.0.attn_q.weight" else "F32",
-        encode=lambda values, kind: np.zeros((values.shape[0], 74), np.uint8),
+        type_of=lambda name: "Q1_0" if name == "blk.0.attn_q.weight" else "F32",
+        encode=lambda values, kind: np.zeros((values.shape[0], 36), np.uint8),
     )
-    with pytest.raises(ModelLoadError, match=r"q_proj\.weight has dtype IQ2_XS, expected one of the formats"):
+    with pytest.raises(ModelLoadError, match=r"q_proj\.weight has dtype Q1_0, expected one of the formats"):
         open_model_files(path)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 _GGUF_KEYS: Final = {
     "n_group": "EXPERT_GROUP_COUNT", "topk_group": "EXPERT_GROUP_USED_COUNT",
     "n_shared_experts": "EXPERT_SHARED_COUNT", "num_shared_experts": "EXPERT_SHARED_COUNT",
-    "routed_scaling_factor": "EXPERT_WEIGHTS_SCALE", "moe_routed_scaling_factor": "EXPERT_WEIGHTS_SCALE", "route_scale": "EXPERT_WEIGHTS_SCALE",
-    "router_scaling_factor": "EXPERT_WEIGHTS_SCALE", "moe_router_scaling_factor": "EXPERT_WEIGHTS_SCALE",
+    "routed_scaling_factor": "EXPERT_WEIGHTS_SCALE", "moe_routed_scaling_factor": "EXPERT_WEIGHTS_SCALE",
+    "route_scale": "EXPERT_WEIGHTS_SCALE", "router_scaling_factor": "EXPERT_WEIGHTS_SCALE",
+    "moe_router_scaling_factor": "EXPERT_WEIGHTS_SCALE",
     "first_k_dense_replace": "LEADING_DENSE_BLOCK_COUNT",
 }  # fmt: skip
 NAMED_LIKE: Final = {
