@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "source_scales.h"
+#include "../source_scales.h"
 #include "tensor_arguments.h"
 #include "tested.h"
 #include "twofold/rounding.h"
