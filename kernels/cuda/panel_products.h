@@ -18,8 +18,7 @@ struct UnitProduct {
   using Sums = float[kTokens][kRowsOfLane];
   // Whether integer sums are of 16 columns: those have scales of their own, or a lane has only one half of its runs.
   static constexpr bool kHalves = [] {
-    if constexpr (kernels::is_integer<Format>)
-      return Format::Kind::kSums > 1 || unit_parts<Format>() == 2;
+    if constexpr (kernels::is_integer<Format>) return Format::Kind::kSums > 1 || unit_parts<Format>() == 2;
     return false;
   }();
 

@@ -119,7 +119,7 @@ const uint8_t* steps_of(const SourceBlock& source, uint8_t* scratch) {
     return Format::steps(source, source.count, scratch);
   } else {
     constexpr int kBlockRuns = Format::kBlockColumns / kRunColumns, kBits = Format::kCodeBits;
-    constexpr int kBytes = Format::kUnitColumns / Format::kCodes;  // of a unit
+    constexpr int kBytes = Format::kUnitColumns / Format::kCodes;  // bytes of a unit
     uint8_t u[Format::kPanelColumns] = {};
     for (int run = 0; run < source.count * kBlockRuns; ++run)
       Format::values(block_at<Format>(source, run / kBlockRuns), run % kBlockRuns, u + kRunColumns * run);

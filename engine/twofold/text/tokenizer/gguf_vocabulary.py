@@ -5,9 +5,8 @@ pre-tokenisation rule), "llama" (SentencePiece BPE: scores instead of merges, by
 a list of merges). No normaliser runs, as in llama.cpp; Hugging Face's Qwen tokenizers compose characters first (NFC),
 which typed text already is.
 
-Harmless faults of converters are told in one line of the log and repaired, most of them as in llama.cpp: a token's text
-twice, merges of tokens that the vocabulary lacks, ids beyond it, missing scores or types, the end of a turn without
-its type.
+Harmless faults of converters are repaired and logged in one line, most of them as in llama.cpp: a token's text twice,
+merges of tokens that the vocabulary lacks, ids beyond it, missing scores or types, the end of a turn without its type.
 """
 
 from __future__ import annotations

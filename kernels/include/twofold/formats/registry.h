@@ -54,14 +54,14 @@
   X(Q3_K)                         \
   X(IQ4_XS)                       \
   X(NVFP4)                        \
-  X(IQ3_XXS)                   \
-  X(IQ2_XXS)                   \
-  X(IQ2_XS)                    \
-  X(IQ2_S)                     \
-  X(IQ3_S)                     \
-  X(IQ1_S)                     \
-  X(IQ1_M)                     \
-  X(TQ1_0)                     \
+  X(IQ3_XXS)                      \
+  X(IQ2_XXS)                      \
+  X(IQ2_XS)                       \
+  X(IQ2_S)                        \
+  X(IQ3_S)                        \
+  X(IQ1_S)                        \
+  X(IQ1_M)                        \
+  X(TQ1_0)                        \
   X(TQ2_0)
 
 namespace twofold::kernels {
