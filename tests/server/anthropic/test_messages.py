@@ -237,7 +237,7 @@ CALLS = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name"
         ({"max_tokens": -1}, 400, "max_tokens"),
         ({"messages": []}, 400, "messages"),
         ({"temperature": -1}, 400, "temperature"),
-        ({"stop_sequences": ["a"] * 65}, 400, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 1025}, 400, "stop_sequences"),
         ({"mcp_servers": [{"url": "x"}]}, 400, "mcp_servers: not supported"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
