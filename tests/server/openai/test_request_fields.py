@@ -165,7 +165,7 @@ def test_a_turn_that_cannot_be_read_is_refused_by_name(fields_url: str, turn: di
         ("chat", {"logit_bias": {"-5": 1}}, "logit_bias"),
         ("chat", {"logit_bias": {"five": 1}}, "logit_bias"),
         ("chat", {"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias"),
-        ("chat", {"bad_words": [""]}, "bad_words[0]"),
+        ("chat", {"bad_words": [5]}, "bad_words[0]"),
         ("chat", {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ("chat", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ("completions", {"min_tokens": 17}, "min_tokens"),
