@@ -43,6 +43,7 @@ GEMMA4 = replace(
     MODELS["gemma4"], head_dim=16, global_head_dim=16, global_kv_heads=1, attention_k_eq_v=False, nested=False,
     published=False,
 )  # type: ignore[call-arg]  # fmt: skip
+ONE_HEAD = {str(layer): {"num_key_value_heads": 1} for layer in GEMMA4.full}  # type: ignore[attr-defined]
 
 
 def same_logits(model: TinyModel, directory: Path, **changed: Any) -> float:

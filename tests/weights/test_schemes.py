@@ -499,7 +499,7 @@ def _group(**changes: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    (INT4, {"quant_method": "bitsandbytes"}, "of 'mxfp4', 'fp8', 'fbgemm_fp8', 'compressed-tensors', 'gptq', 'awq', 'modelopt'"),
+    (INT4, {"quant_method": "bitsandbytes"}, "'fbgemm_fp8', 'compressed-tensors', 'gptq', 'awq', 'modelopt'"),
     (INT4, {"quant_method": "compressed-tensors"}, "config_groups is None"),
     (INT4, _changed(INT4, num_bits=9), "int of 2 to 8 bits, or float of 4, 6 or 8"),
     (INT4, _changed(INT4, num_bits=8), "weight_scale has shape .*, expected a scale for 32 columns of each row"),

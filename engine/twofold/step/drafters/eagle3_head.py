@@ -60,7 +60,6 @@ class Eagle3Config:
     def read(cls, directory: Path) -> Eagle3Config:
         """Raises ModelLoadError naming the file and the key."""
         fields = config_json.read_config_json(directory).defaulting(_DEFAULTS)
-        fields = config_json.with_all_heads(fields)
         if (layers := config_json.num_layers_of(fields)) != 1:
             raise fields.error("num_hidden_layers", layers, "1, an EAGLE-3 head of one layer")
         config_json.read_activation(fields)

@@ -122,7 +122,8 @@ def _fours(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     bytes_ = codes.reshape(*codes.shape[:-1], -1, 3).astype(np.uint32)
     words = bytes_[..., 0] | bytes_[..., 1] << np.uint32(8) | bytes_[..., 2] << np.uint32(16)
     each = [words >> np.uint32(shift) & np.uint32(0x3F) for shift in (0, 6, 12, 18)]
-    return _E2M3[np.stack(each, axis=-1)].reshape(*codes.shape[:-1], -1)
+    values: npt.NDArray[np.float32] = _E2M3[np.stack(each, axis=-1)]
+    return values.reshape(*codes.shape[:-1], -1)
 
 
 def _values(
