@@ -40,7 +40,7 @@ WINDOWS_ALONE = STEP.with_settings(  # type: ignore[attr-defined]
     rope_parameters={SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
 )
 GEMMA4 = replace(
-    MODELS["gemma4"], head_dim=16, global_head_dim=16, global_kv_heads=1, attention_k_eq_v=False, nested=False,
+    MODELS["gemma4"], head_dim=16, global_head_dim=16, global_kv_heads=1, attention_k_eq_v=True, nested=False,
     published=False,
 )  # type: ignore[call-arg]  # fmt: skip
 ONE_HEAD = {str(layer): {"num_key_value_heads": 1} for layer in GEMMA4.full}  # type: ignore[attr-defined]
@@ -70,6 +70,14 @@ def test_published_keys_mean_what_transformers_reads(
     tmp_path: Path, model: TinyModel, changed: dict[str, Any]
 ) -> None:
     assert same_logits(model, write_tiny_model(tmp_path, model), **changed) < 1e-4
+
+
+def test_layers_of_gemma4_may_state_their_heads_alone(tmp_path: Path) -> None:
+    """The size of a head is then that of all layers."""
+    path = write_tiny_model(tmp_path, GEMMA4) / "config.json"
+    whole = open_model_files(tmp_path).config
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"per_layer_config": ONE_HEAD}))
+    assert open_model_files(tmp_path).config == whole
 
 
 @pytest.mark.parametrize("original", [False, True], ids=["its names", "published names"])
