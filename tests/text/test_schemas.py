@@ -198,6 +198,8 @@ UNENFORCED: tuple[tuple[Any, str], ...] = (
     ({"$ref": "#/$defs/none"}, "$ref"),
     ({"pattern": "(?=a)b"}, "pattern"),
     ({"pattern": r"\bword\b"}, "pattern"),
+    ({"properties": {"a": {"pattern": "["}}}, "properties.a.pattern"),
+    ({"pattern": "(a"}, "pattern"),
     ({**CLOSED, "patternProperties": {"^(?!a)": {}}}, "patternProperties"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
     ({"minimum": 1e30}, "minimum"),

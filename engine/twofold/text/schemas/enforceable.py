@@ -216,7 +216,20 @@ _UNREAD_PATTERN: Final = "look-around, \\b and references to groups cannot be en
 
 
 def _pattern_problem(value: str) -> str | None:
-    return _UNREAD_PATTERN if _LOOKS_AROUND.search(value) else None
+    if _LOOKS_AROUND.search(value):
+        return _UNREAD_PATTERN
+    try:
+        re.compile(value)
+    except re.error as error:
+        # Other errors are of words that Python's expressions lack and the library's have.
+        if error.msg.startswith(_BROKEN):
+            return f"is no regular expression: {error.msg}"
+    except (RecursionError, OverflowError):
+        pass  # which the library's own limits decide
+    return None
+
+
+_BROKEN: Final = ("unterminated character set", "missing )", "unbalanced parenthesis", "nothing to repeat")
 
 
 def _lower_problem(value: Any) -> str | None:
