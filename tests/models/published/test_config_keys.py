@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.engine.model_runs import load
-from tests.models.config_sweep import MODELS, as_json, changes, ours, stays_null, whole_config
+from tests.models.published.config_sweep import MODELS, as_json, changes, ours, stays_null, whole_config
 from tests.models.transformers_runs import PROMPT, one_torch_thread, reference_logits, reference_of
 from tests.tiny_models.writing import tiny_config, write_tiny_model
 

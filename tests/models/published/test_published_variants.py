@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from twofold.models.model_files import open_model_files
 
 from tests.engine.model_runs import load
-from tests.models.config_sweep import MODELS
 from tests.models.drawn_described import SLIDING
+from tests.models.published.config_sweep import MODELS
 from tests.models.transformers_runs import (
     PROMPT,
     one_torch_thread,
@@ -61,9 +61,6 @@ def same_logits(model: TinyModel, directory: Path, **changed: Any) -> float:
         pytest.param(MODELS["hunyuan_v1_moe"], HUNYUAN, id="hunyuan"),
         pytest.param(MODELS["mimo_v2_flash"], MIMO, id="mimo"),
         pytest.param(WINDOWS_ALONE, {}, id="step, windows alone"),
-        pytest.param(
-            GEMMA4, {"per_layer_config": {"2": {"num_key_value_heads": 1}}}, id="gemma4, heads alone"
-        ),
     ],
 )
 def test_published_keys_mean_what_transformers_reads(
