@@ -126,8 +126,8 @@ def _laguna_gguf(metadata: GgufMetadata) -> dict[str, Any]:
 
 
 def _renormalised(metadata: GgufMetadata) -> dict[str, Any]:
-    """As in llama.cpp, routing weights are normalised whatever the file says."""
-    return {"norm_topk_prob": True}
+    """Routing weights are normalised unless the file says otherwise; most files do not say it."""
+    return {"norm_topk_prob": metadata.fields.boolean("expert_weights_norm", True)}
 
 
 DECODERS: Final = {
