@@ -67,6 +67,8 @@ class TinyDescribed(TinyModel):
             half = model.hidden_size // model.num_heads // 2
             section = [3 * half // 8, 3 * half // 8, half // 4]
             lists["rope_parameters"] = self.settings["rope_parameters"] | {"mrope_section": section}
+        if "intermediate_size" in self.settings:  # the experts' in granitemoe_swa
+            lists["intermediate_size"] = model.moe_intermediate_size
         return model.with_settings(**lists, **self._one_group())
 
     def _one_group(self) -> dict[str, int]:

@@ -1,18 +1,20 @@
 // All formats: the order is that of WeightFormat's numbers. A new one is a header of its own and its two
 // lines here.
 #pragma once
+#include "below_4_bits/iq1_m.h"
+#include "below_4_bits/iq1_s.h"
+#include "below_4_bits/iq2_s.h"
+#include "below_4_bits/iq2_xs.h"
+#include "below_4_bits/iq2_xxs.h"
+#include "below_4_bits/iq3_s.h"
+#include "below_4_bits/iq3_xxs.h"
+#include "below_4_bits/tq1_0.h"
+#include "below_4_bits/tq2_0.h"
 #include "fp8.h"
 #include "int4.h"
 #include "int4_channel.h"
 #include "int8.h"
 #include "int8_channel.h"
-#include "iq1_m.h"
-#include "iq1_s.h"
-#include "iq2_s.h"
-#include "iq2_xs.h"
-#include "iq2_xxs.h"
-#include "iq3_s.h"
-#include "iq3_xxs.h"
 #include "iq4_nl.h"
 #include "iq4_xs.h"
 #include "mxfp4.h"
@@ -28,8 +30,6 @@
 #include "q5_k.h"
 #include "q6_k.h"
 #include "q8_0.h"
-#include "tq1_0.h"
-#include "tq2_0.h"
 
 #define TWOFOLD_WEIGHT_FORMATS(X) \
   X(F32)                          \

@@ -6,7 +6,7 @@
 //   panel   f16 d[32]; u8 (2 * scale + 1)[8][32]; for each pair p of runs: 8 steps of nibbles (run 2p | run 2p + 1)
 //   weight = d * (2 * scale + 1) * magnitude; a code is a magnitude's index and, as bit 3, the sign
 #pragma once
-#include "scales.h"
+#include "../scales.h"
 
 namespace twofold::kernels::formats {
 

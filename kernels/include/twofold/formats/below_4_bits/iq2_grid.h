@@ -3,7 +3,7 @@
 //
 //   weight = d / 8 * (2 * scale + 1) * magnitude; a code is a magnitude's index and, as bit 2, the sign
 #pragma once
-#include "scales.h"
+#include "../scales.h"
 
 namespace twofold::kernels::formats {
 

@@ -6,7 +6,7 @@
 //   weight = d * (2 * scale + 1) * (q + shift), q being -1, 0 or 1 and shift 1/8 or -1/8. Where the shift is negative the panel
 //            has the number -(2 * scale + 1) and codes of -q: weight = d / 8 * number * (8 * q + 1)
 #pragma once
-#include "scales.h"
+#include "../scales.h"
 
 namespace twofold::kernels::formats {
 

@@ -4,7 +4,7 @@
 //   panel   f16 d[32]; for each four runs of 32 columns: 8 steps of four codes
 //   weight = d * (q - 1)
 #pragma once
-#include "scales.h"
+#include "../scales.h"
 
 namespace twofold::kernels::formats {
 

@@ -1,6 +1,6 @@
 """GGUF files that say less than others do, or say it in another way, against the same weights in Hugging Face's layout.
 
-Families whose random configurations all fit a GGUF file are compared in test_families.py.
+Families whose random configurations all fit a GGUF file are compared in tests/models/test_families.py.
 """
 
 from __future__ import annotations
