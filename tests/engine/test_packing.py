@@ -362,8 +362,8 @@ def test_several_memory_nodes_copy(
     tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = answer(packed)
-    sysfs, made = two_nodes(tmp_path), ops.ThreadPool
-    monkeypatch.setattr(ops, "ThreadPool", lambda threads, numa: made(threads, "auto", sysfs))
+    root, made = two_nodes(tmp_path), ops.ThreadPool
+    monkeypatch.setattr(ops, "ThreadPool", lambda threads, numa: made(threads, "auto", root))
     assert answer(packed) == expected
     assert "panels are copied" in caplog.text
 

@@ -11,6 +11,7 @@ from twofold import _core
 from twofold._testing import kernels
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
+from twofold.weights.host_memory import available_memory_bytes
 
 from tests.tiny_models.writing import weight_matrix
 
@@ -19,17 +20,18 @@ needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="this process may use one C
 
 
 def system(root: Path, nodes: dict[int, str], siblings: dict[int, str] | None = None) -> str:
-    """A directory like /sys with these nodes' CPU lists; every CPU is a core of its own unless `siblings` says so."""
+    """A root with /sys of these nodes' CPU lists; every CPU is a core of its own unless `siblings` says so."""
+    sys = root / "sys"
     for cpu in CPUS:
-        folder = root / f"devices/system/cpu/cpu{cpu}/topology"
+        folder = sys / f"devices/system/cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text((siblings or {}).get(cpu, str(cpu)) + "\n")
     for node, cpus in nodes.items():
-        folder = root / f"devices/system/node/node{node}"
+        folder = sys / f"devices/system/node/node{node}"
         folder.mkdir(parents=True)
         (folder / "cpulist").write_text(cpus + "\n")
     if nodes:
-        (root / "devices/system/node/online").write_text(",".join(map(str, nodes)) + "\n")
+        (sys / "devices/system/node/online").write_text(",".join(map(str, nodes)) + "\n")
     return str(root)
 
 
@@ -40,6 +42,16 @@ def listed(cpus: list[int]) -> str:
 def two_nodes(root: Path) -> str:
     half = len(CPUS) // 2
     return system(root, {0: listed(CPUS[:half]), 3: listed(CPUS[half:])})
+
+
+def write_cgroups(root: Path, groups: str, files: dict[str, str]) -> None:
+    """What the kernel shows of this process's cgroups, and the files of their folders."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups + "\n")
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
 
 
 @needs_two
@@ -54,14 +66,14 @@ def test_a_full_pool_has_a_core_for_every_thread_and_knows_its_nodes(tmp_path: P
 
 @needs_two
 def test_chosen_nodes_only(tmp_path: Path) -> None:
-    sysfs = two_nodes(tmp_path)
+    root = two_nodes(tmp_path)
     half = len(CPUS) // 2
-    pool = ops.ThreadPool(0, "3", sysfs)
+    pool = ops.ThreadPool(0, "3", root)
     assert pool.num_nodes == 1
     assert pool.placement == [(0, CPUS[half:])] * (len(CPUS) - half)
-    assert ops.ThreadPool(0, "0,3", sysfs).num_nodes == 2
+    assert ops.ThreadPool(0, "0,3", root).num_nodes == 2
     with pytest.raises(ConfigError, match=r"numa names node 1; the nodes .* are 0,3"):
-        ops.ThreadPool(0, "0,1", sysfs)
+        ops.ThreadPool(0, "0,1", root)
 
 
 @needs_two
@@ -80,15 +92,62 @@ def test_more_threads_than_cores_are_bound_to_no_core(tmp_path: Path) -> None:
 @needs_two
 def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
     pair = f"{CPUS[0]},{CPUS[1]}"
-    sysfs = system(tmp_path, {0: listed(CPUS)}, {CPUS[0]: pair, CPUS[1]: pair})
-    assert ops.ThreadPool(0, "auto", sysfs).num_threads == len(CPUS) - 1
+    root = system(tmp_path, {0: listed(CPUS)}, {CPUS[0]: pair, CPUS[1]: pair})
+    assert ops.ThreadPool(0, "auto", root).num_threads == len(CPUS) - 1
 
 
-def test_a_quota_cuts_the_pool(tmp_path: Path) -> None:
-    sysfs = system(tmp_path, {0: listed(CPUS)})
-    (tmp_path / "fs/cgroup").mkdir(parents=True)
-    (tmp_path / "fs/cgroup/cpu.max").write_text("50000 100000\n")
-    assert ops.ThreadPool(0, "auto", sysfs).num_threads == 1
+@needs_two
+@pytest.mark.parametrize(
+    ("groups", "files", "threads"),
+    [
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "199999 100000"}, 1),
+        ("0::/", {"cpu.max": "max 100000"}, len(CPUS)),
+        (
+            "0::/a/b",
+            {"cpu.max": "max 100000", "a/cpu.max": "100000 100000", "a/b/cpu.max": "900000 100000"},
+            1,
+        ),
+        # Without a cgroup namespace the container's own group is mounted as the top.
+        ("0::/docker/1", {"cpu.max": "100000 100000"}, 1),
+        ("1:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "100000"}, 1),
+        ("1:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, len(CPUS)),
+        ("1:cpu:/b", {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "100000"}, len(CPUS)),
+    ],
+)
+def test_a_quota_rounded_down_limits_the_pool(
+    tmp_path: Path, groups: str, files: dict[str, str], threads: int
+) -> None:
+    root = system(tmp_path, {0: listed(CPUS)})
+    write_cgroups(tmp_path, groups, files)
+    assert ops.ThreadPool(0, "auto", root).num_threads == threads
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "available"),
+    [
+        ("0::/", {"memory.max": "max"}, 8000 * 1024),
+        ("0::/", {"memory.max": "5000", "memory.current": "1000", "memory.stat": "inactive_file 300"}, 4300),
+        ("0::/a", {"memory.max": "9000", "a/memory.max": "2000", "a/memory.current": "500"}, 1500),
+        (
+            "4:memory:/a",
+            {
+                "memory/a/memory.limit_in_bytes": "3000",
+                "memory/a/memory.usage_in_bytes": "900",
+                "memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 200",
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+            },
+            2300,
+        ),
+        ("0::/", {"memory.max": "100", "memory.current": "200"}, 0),
+    ],
+)
+def test_available_memory_is_limited_by_every_cgroup(
+    tmp_path: Path, groups: str, files: dict[str, str], available: int
+) -> None:
+    write_cgroups(tmp_path, groups, files)
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 8000 kB\n")
+    assert available_memory_bytes(str(tmp_path)) == available
 
 
 def test_a_system_that_describes_nothing_is_one_node(tmp_path: Path) -> None:

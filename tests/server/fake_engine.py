@@ -20,7 +20,7 @@ from twofold.api.errors import CapacityError, RequestError
 from twofold.api.pooling import ModelPooling, Pooling
 from twofold.api.types import (
     Chunk,
-    DeviceLoss,
+    EngineFailure,
     EngineStats,
     GenerationRequest,
     MappedWeights,
@@ -164,7 +164,7 @@ class FakeEngine:
         self.max_context = max_context
         self.pooling = ModelPooling(size=3)
         self.mapped_weights: MappedWeights | None = None
-        self.device_loss: DeviceLoss | None = None
+        self.failure: EngineFailure | None = None
         self.control = FakeControl()
         self.recording = FakeControl()
         self.max_running = max_running

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/cgroup.h"
 #include "host/thread_pool.h"
 #include "host/work_clock.h"
 #include "module.h"
@@ -43,9 +44,9 @@ std::map<std::string, bool> features() {
           {"amx_bf16", has.amx_bf16}};
 }
 
-PoolView make_pool(int num_threads, const std::string& numa, const std::string& sysfs) {
+PoolView make_pool(int num_threads, const std::string& numa, const std::string& root) {
   try {
-    return PoolView(std::make_shared<ThreadPool>(plan_pool(num_threads, numa, sysfs)));
+    return PoolView(std::make_shared<ThreadPool>(plan_pool(num_threads, numa, root)));
   } catch (const std::invalid_argument& wrong) {
     throw ConfigFailure(wrong.what());
   }
@@ -218,10 +219,12 @@ void bind_ops(py::module_& m) {
       "Microseconds of (embedding, attention, routers, dense feed-forward, experts, head) since the process "
       "began.");
 
+  m.def("cgroup_folders", &cgroup_folders, py::arg("controller"), py::arg("root") = "",
+        "Folders of this process's cgroup and of those above it, in both versions of cgroups.");
+
   py::class_<PoolView>(m, "ThreadPool",
                        "Threads that share the work of one operation at a time, and kernels.")
-      .def(py::init(&make_pool), py::arg("num_threads") = 0, py::arg("numa") = "off",
-           py::arg("sysfs") = "/sys")
+      .def(py::init(&make_pool), py::arg("num_threads") = 0, py::arg("numa") = "off", py::arg("root") = "")
       .def_property_readonly("num_threads", [](const PoolView& pool) { return pool.threads().num_threads(); })
       .def_property_readonly("num_nodes", [](const PoolView& pool) { return pool.threads().num_nodes(); })
       .def_property_readonly("reason", [](const PoolView& pool) { return pool.threads().plan().reason; })

@@ -42,12 +42,21 @@ void bind_panels(py::module_& m) {
   m.def("panel_layout", &panel_layout,
         "What panels of this build look like; another text, and they cannot read one another's.");
   py::class_<FileMapping, std::shared_ptr<FileMapping>>(
-      m, "FileMapping", "A file in memory, read-only; its pages are shared by all processes that map it.")
+      m, "FileMapping", py::buffer_protocol(),
+      "A file in memory, read-only; its pages are shared by all processes that map it.")
       .def(py::init([](const std::string& path) {
              return with_os_errors([&] { return std::make_shared<FileMapping>(path); });
            }),
            py::arg("path"))
+      .def_buffer([](const FileMapping& mapping) {
+        return py::buffer_info(reinterpret_cast<const uint8_t*>(mapping.data()),
+                               static_cast<py::ssize_t>(mapping.bytes()), /*readonly=*/true);
+      })
       .def_property_readonly("bytes", &FileMapping::bytes)
+      .def("change", &FileMapping::change,
+           "What happened to the file since; empty while it is as it was mapped.")
+      .def("release", &FileMapping::release, py::arg("offset"), py::arg("bytes"),
+           "Removes whole pages from this process's page table.")
       .def(
           "populate",
           [](const FileMapping& mapping, size_t offset, size_t bytes) {

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <stdexcept>
 #include <thread>
+
+#include "host/cgroup.h"
 
 namespace twofold {
 namespace {
@@ -24,25 +24,25 @@ std::string first_line(const std::string& path) {
 }
 
 // The siblings file names the hardware threads of a core ("0,64" or "0-1"): equal text, same core.
-std::string core_of(int cpu, const std::string& sysfs) {
-  const std::string siblings =
-      first_line(sysfs + "/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+std::string core_of(int cpu, const std::string& root) {
+  const std::string siblings = first_line(root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                                          "/topology/thread_siblings_list");
   return siblings.empty() ? "cpu" + std::to_string(cpu) : siblings;
 }
 
-// cgroup v2: "max 100000" or "<quota> <period>"; v1: two files, quota -1 for none. 0 when there is no limit.
-double quota_cores(const std::string& sysfs) {
-  std::ifstream v2(sysfs + "/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (v2 >> quota >> period) {
-    if (quota == "max" || period <= 0) return 0;
-    return std::strtod(quota.c_str(), nullptr) / period;
+// CPUs' worth of time that the process may use, by the tightest of its cgroups; 0 without a limit. Version 2:
+// "max 100000" or "<quota> <period>"; version 1: two files, quota -1 for none.
+double quota_cores(const std::string& root) {
+  double least = 0;
+  for (const std::string& folder : cgroup_folders("cpu", root)) {
+    std::ifstream v2(folder + "/cpu.max"), v1_quota(folder + "/cpu.cfs_quota_us"),
+        v1_period(folder + "/cpu.cfs_period_us");
+    double quota = 0, period = 0;
+    const bool limited = (v2 >> quota >> period) || ((v1_quota >> quota) && (v1_period >> period));
+    if (!limited || quota <= 0 || period <= 0) continue;
+    least = least > 0 ? std::min(least, quota / period) : quota / period;
   }
-  std::ifstream v1_quota(sysfs + "/fs/cgroup/cpu/cpu.cfs_quota_us"),
-      v1_period(sysfs + "/fs/cgroup/cpu/cpu.cfs_period_us");
-  double value = 0;
-  return (v1_quota >> value) && (v1_period >> period) && value > 0 && period > 0 ? value / period : 0;
+  return least;
 }
 
 std::vector<int> allowed_cpus() {
@@ -92,11 +92,11 @@ struct Node {
 };
 
 // The nodes with usable cores; a single node with all cores if the system describes none.
-std::vector<Node> nodes_of(const std::vector<int>& cores, const std::string& sysfs) {
+std::vector<Node> nodes_of(const std::vector<int>& cores, const std::string& root) {
   std::vector<Node> nodes;
-  const std::string root = sysfs + "/devices/system/node/";
-  for (const int id : parse_list(first_line(root + "online"))) {
-    Node node{id, {}, parse_list(first_line(root + "node" + std::to_string(id) + "/cpulist"))};
+  const std::string folder = root + "/sys/devices/system/node/";
+  for (const int id : parse_list(first_line(folder + "online"))) {
+    Node node{id, {}, parse_list(first_line(folder + "node" + std::to_string(id) + "/cpulist"))};
     std::copy_if(cores.begin(), cores.end(), std::back_inserter(node.cores), [&](int core) {
       return std::find(node.cpus.begin(), node.cpus.end(), core) != node.cpus.end();
     });
@@ -107,8 +107,8 @@ std::vector<Node> nodes_of(const std::vector<int>& cores, const std::string& sys
 }
 
 std::vector<Node> chosen_nodes(const std::string& numa, const std::vector<int>& cores,
-                               const std::string& sysfs) {
-  std::vector<Node> nodes = nodes_of(cores, sysfs);
+                               const std::string& root) {
+  std::vector<Node> nodes = nodes_of(cores, root);
   if (numa == "auto") return nodes;
   const std::vector<int> wanted = parse_list(numa);
   std::string there;
@@ -134,21 +134,22 @@ std::string count_of(size_t n, const char* what) {
 
 }  // namespace
 
-std::vector<int> usable_cores(const std::string& sysfs) {
+std::vector<int> usable_cores(const std::string& root) {
   std::set<std::string> seen;
   std::vector<int> cores;
   for (const int cpu : allowed_cpus()) {
-    if (seen.insert(core_of(cpu, sysfs)).second) cores.push_back(cpu);
+    if (seen.insert(core_of(cpu, root)).second) cores.push_back(cpu);
   }
-  if (const double quota = quota_cores(sysfs); quota > 0) {
-    const size_t paid = std::max<size_t>(1, static_cast<size_t>(std::ceil(quota)));
+  if (const double quota = quota_cores(root); quota > 0) {
+    // Rounded down: one thread too many is stopped for the rest of every period, and the others wait for it.
+    const size_t paid = std::max<size_t>(1, static_cast<size_t>(quota));
     cores.resize(std::min(cores.size(), paid));
   }
   if (cores.size() > static_cast<size_t>(kMaxPoolThreads)) cores.resize(kMaxPoolThreads);
   return cores;
 }
 
-PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& sysfs) {
+PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& root) {
   if (num_threads < 0 || num_threads > kMaxPoolThreads) {
     throw std::invalid_argument("ThreadPool: num_threads is " + std::to_string(num_threads) +
                                 "; expected 0 (one per physical core) to " + std::to_string(kMaxPoolThreads));
@@ -159,13 +160,13 @@ PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& 
     plan.reason = count_of(plan.threads.size(), "thread") + ", bound to nothing";
     return plan;
   }
-  const std::vector<int> cores = usable_cores(sysfs);
+  const std::vector<int> cores = usable_cores(root);
   if (numa == "off") {
     plan.threads.assign(cores.size(), {-1, 0, {}});
     plan.reason = count_of(cores.size(), "thread") + ", one per usable core, bound to nothing";
     return plan;
   }
-  const std::vector<Node> nodes = chosen_nodes(numa, cores, sysfs);
+  const std::vector<Node> nodes = chosen_nodes(numa, cores, root);
   size_t total_cores = 0;
   for (const Node& node : nodes) total_cores += node.cores.size();
   const size_t count = num_threads == 0 ? total_cores : static_cast<size_t>(num_threads);

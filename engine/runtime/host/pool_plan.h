@@ -24,12 +24,13 @@ inline constexpr int kMaxPoolThreads = 1024;
 // chosen (affinity, cgroup quota). `numa`: "off" binds nothing and knows one node; "auto" takes every node
 // that has usable cores; "0,2" takes these nodes. With auto or nodes, a pool that fills its cores has a core
 // for every thread; a smaller one is bound to nodes where there are several, else not at all (two small pools
-// would share the first cores). `sysfs` is the system's description of its processors, for tests. Throws
+// would share the first cores). `root` is put before /sys and /proc, for tests. Throws
 // std::invalid_argument for a number of threads outside 0...kMaxPoolThreads and for a node that does not exist
 // or has no usable core.
-PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& sysfs = "/sys");
+PoolPlan plan_pool(int num_threads, const std::string& numa, const std::string& root = "");
 
-// The logical CPUs this process may use, one per physical core, cut to the cgroup's CPU quota (at least one).
-std::vector<int> usable_cores(const std::string& sysfs = "/sys");
+// The logical CPUs this process may use, one per physical core, cut to the CPU quota of its
+// cgroups, rounded down (at least one).
+std::vector<int> usable_cores(const std::string& root = "");
 
 }  // namespace twofold

@@ -6,7 +6,9 @@
     ├── RequestError      a request is malformed or cannot ever be served        (HTTP 400)
     ├── CapacityError     the engine is full or draining; try again later        (HTTP 429 / 503)
     └── KernelError       the native code failed; our bug or the machine's       (HTTP 500)
-        └── DeviceLostError   a GPU failed and cannot be used any more           (HTTP 500, then 503)
+        └── UnusableEngineError   nothing can be computed any more           (HTTP 503)
+            ├── DeviceLostError       a GPU failed and cannot be used any more
+            └── WeightsChangedError   a mapped file of weights was changed
 
 A message says what was given, what was expected and what to do. Only `server/` knows HTTP codes.
 """
@@ -71,5 +73,23 @@ class KernelError(TwofoldError):
     """Native code reported a failure."""
 
 
-class DeviceLostError(KernelError):
+class UnusableEngineError(KernelError):
+    """The engine cannot compute with what it has loaded. code: what failed, as in an API's errors."""
+
+    code: str = "engine_failed"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code or self.code
+
+
+class DeviceLostError(UnusableEngineError):
     """A device failed, stopped answering or computes nonsense; nothing more is computed on it."""
+
+    code = "device_lost"
+
+
+class WeightsChangedError(UnusableEngineError):
+    """A file of weights was written to or made shorter while steps read it."""
+
+    code = "weights_changed"

@@ -374,12 +374,14 @@ class TraceSizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DeviceLoss:
-    """What became of a device that failed while the engine served."""
+class EngineFailure:
+    """What became of an engine whose device failed, or whose files of weights were changed, while it served."""
 
     state: Literal["reloading", "replaced", "failed"]
     """reloading: the model is being loaded on the CPU; replaced: the CPU serves; failed: nothing can be computed."""
     reason: str
+    code: str = "device_lost"
+    """`UnusableEngineError.code` of the error."""
 
 
 @dataclass(frozen=True)

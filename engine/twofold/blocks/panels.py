@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -82,7 +83,7 @@ class MappedPanels:
                 "again with `twofold pack MODEL OUT`"
             )
         try:
-            self.mapping = _core.FileMapping(str(path))
+            self.mapping = _core.FileMapping(os.fsencode(path))
         except OSError as error:
             raise ModelLoadError(
                 f"{path}: cannot be memory-mapped: {error.strerror}; check the file system"

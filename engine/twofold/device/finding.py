@@ -64,6 +64,11 @@ def cuda_indices(config: EngineConfig) -> tuple[int, ...]:
         given = (
             "--main-gpu" if config.main_gpu else "--split-mode none" if config.split_mode == "none" else ""
         )
+        if given and config.accelerator.startswith("emulated:"):
+            raise ConfigError(
+                f"{given} was given with --accelerator {config.accelerator}, whose first card is the main one; give "
+                "the cards in another order"
+            )
         if given:
             raise ConfigError(
                 f"{given} was given without --devices; name the GPUs, such as --devices cuda:0,cuda:1"

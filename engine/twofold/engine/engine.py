@@ -21,7 +21,7 @@ from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.errors import CapacityError, DeviceLostError, TwofoldError
 from twofold.api.types import (
     Chunk,
-    DeviceLoss,
+    EngineFailure,
     EngineStats,
     GenerationRequest,
     MappedWeights,
@@ -34,9 +34,9 @@ from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
 from twofold.engine.expert_recording import ExpertRecording
+from twofold.engine.failures import error_of, raise_if_unusable, replace_device, step_failed
 from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
-from twofold.engine.lost_device import refuse_if_lost, replace_device
 from twofold.engine.prefix.store import PrefixStore
 from twofold.engine.recording import Recorder, engine_stats
 from twofold.engine.requests import RequestState, check_pooling, check_request, max_answer_tokens
@@ -69,8 +69,8 @@ class Engine:
         self.vocab_size = runner.vocab_size
         self.memory_advice: Seq[str] = ()
         """Logged with a step that ran out of memory: the fit's table, and which settings to lower."""
-        self.device_loss: DeviceLoss | None = None
-        """Set once a device has failed."""
+        self.failure: EngineFailure | None = None
+        """Set once a device has failed or a file of weights was changed."""
         self._eos_token_ids = tokenizer.eos_token_ids
         self._grammars = GrammarCompiler(tokenizer, runner.vocab_size)
         self._recorder = Recorder(telemetry, runner.moe, info)
@@ -191,8 +191,8 @@ class Engine:
         self._inbox.put(request.request_id, self.check_room, begin)
 
     def check_room(self) -> None:
-        """Raise CapacityError, or DeviceLostError, if any request would be refused now. Thread-safe."""
-        refuse_if_lost(self.device_loss)
+        """Raise CapacityError, or UnusableEngineError, if any request would be refused now. Thread-safe."""
+        raise_if_unusable(self.failure)
         if self.control.asleep:
             raise CapacityError("the server is asleep and accepts no requests until it is woken", asleep=True)
         num_free = max(self.config.max_num_seqs - len(self._scheduler.running), 0)
@@ -319,8 +319,8 @@ class Engine:
         self._step_clock.begin()
         self._inbox.run_tasks()
         self._requests.update_from_inbox(self.max_context)
-        if (loss := self.device_loss) is not None and loss.state == "failed":
-            self._fail(self._requests.all(), DeviceLostError(loss.reason))
+        if (unusable := error_of(self.failure)) is not None:
+            self._fail(self._requests.all(), unusable)
         scheduled = () if self.control.asleep else self._scheduler.schedule()
         if not scheduled:
             self._delivery.wake()
@@ -337,6 +337,7 @@ class Engine:
         measuring = self._measuring(scheduled, num_decoding, num_drafted)
         try:
             picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
+            self._parts.weights.expect_unchanged()
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             self._step_failed(scheduled, error)
             return True
@@ -413,21 +414,19 @@ class Engine:
         if isinstance(error, DeviceLostError):
             self._lose_device(error)
             return
-        lacks_memory = isinstance(error, MemoryError | CapacityError)
-        advice = "".join(f"\n{line}" for line in self.memory_advice) if lacks_memory else ""
-        _log.exception("step %d failed; its requests end with an error%s", self._num_steps, advice)
+        self.failure = step_failed(self._num_steps, error, self.memory_advice) or self.failure
         if self._speculator is not None:
             self._speculator.drop(scheduled)
         self._fail(self._step_requests, error)
 
     def _lose_device(self, error: DeviceLostError) -> None:
         """End the running requests with the error, and let the others continue on the CPU, if that is allowed."""
+        self.failure = EngineFailure("reloading", str(error))  # before a client can know of it
         waiting = [self._requests.of(sequence) for sequence in self._scheduler.waiting]
         self._fail([state for state in self._requests.all() if state not in waiting], error)
         if self._residency is not None:
             self._residency.close()
-        self.device_loss = DeviceLoss("reloading", str(error))
-        parts, self.device_loss = replace_device(self._parts, error)
+        parts, self.failure = replace_device(self._parts, error)
         if parts is None:
             self._fail(waiting, error)
             return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from twofold import __version__, _core
 from twofold.api.config import EngineConfig
-from twofold.api.errors import KernelError
+from twofold.api.errors import KernelError, ModelLoadError
 from twofold.api.pooling import ModelPooling, parse_pooler_config
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
@@ -58,6 +58,7 @@ from twofold.step.model import LoadedModel
 from twofold.step.runner import LoadedRunner, ModelRunner
 from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_source import GgufSource
+from twofold.weights.mapped_files import MappedFiles
 from twofold.weights.panel_file import check_if_changed
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class EngineParts:
     """Drafter that computes with a model, if one is configured."""
     pooling: ModelPooling
     """How the model pools hidden states."""
+    weights: MappedFiles
+    """Files that steps read weights from."""
     reload_on_cpu: Callable[[str], EngineParts] | None = None
     """Loads the model without its devices, for the given reason, with the packed experts. None: there are no devices,
     or they were asked for."""
@@ -250,6 +253,11 @@ class _Opened:
             model_drafter = MtpDrafter(loaded.predictions, kv_pages)
         elif drafter is not None:
             model_drafter = drafter.load(loaded, choice.profile, self.progress)
+        weights = MappedFiles([*files.tensors.mappings, *([files.mapped.mapping] if files.mapped else [])])
+        if change := weights.change():
+            raise ModelLoadError(
+                f"{change} while the model was loaded; load it again when the file is complete"
+            )
         return EngineParts(
             tokenizer=tokenizer,
             info=run_info(config, path, files=files, choice=choice, moe=moe, pool=pool),
@@ -260,6 +268,7 @@ class _Opened:
             recorded=_recorded_model(path, files.config),
             drafter=model_drafter,
             pooling=self.pooling,
+            weights=weights,
         )
 
 

@@ -24,6 +24,7 @@ from twofold.api.errors import ModelLoadError
 from twofold.weights.block_formats import with_block_formats
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.mxfp4_tensors import with_mxfp4
+from twofold.weights.regular_file import open_regular
 from twofold.weights.schemes.scheme import Scheme, SchemeMatrix
 from twofold.weights.tensor_source import TensorEntry, TensorSource, widened
 
@@ -173,7 +174,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     """The tensors of one safetensors file by name. Raises ModelLoadError for any format violation."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             prefix = stream.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if len(prefix) < 8 or length > size - 8:

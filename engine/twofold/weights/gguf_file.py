@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
+from twofold.weights.regular_file import open_regular
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -136,7 +137,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         size = path.stat().st_size
         if path.is_dir():
             raise ModelLoadError(f"{path}: is a directory, expected a GGUF file")
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             if size == 0:
                 raise ModelLoadError(f"{path}: is empty, expected a GGUF file; download it again")
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

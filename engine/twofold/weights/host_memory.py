@@ -6,26 +6,39 @@ import os
 from pathlib import Path
 from typing import Final
 
-_CGROUP: Final = Path("/sys/fs/cgroup")
+from twofold import _core
+
+_FILES: Final = (
+    ("memory.max", "memory.current", "inactive_file "),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+)
+"""Limit, use, and the row of memory.stat with cached file pages, in cgroups of version 2 and 1."""
 
 
-def available_memory_bytes() -> int:
-    """Available host memory: the kernel's MemAvailable, limited by the container."""
+def available_memory_bytes(root: str = "") -> int:
+    """Available host memory: the kernel's MemAvailable, limited by each of the process's cgroups.
+
+    root: is put before /sys and /proc, for tests.
+    """
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines(Path("/proc/meminfo")):
+    for line in _lines(Path(f"{root}/proc/meminfo")):
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit = "".join(_lines(_CGROUP / "memory.max")).strip()
-    if limit.isdigit():
-        used = int("".join(_lines(_CGROUP / "memory.current")).strip() or 0)
-        # Cached file pages count as used but are freed on demand.
-        cached = sum(
-            int(line.split()[1])
-            for line in _lines(_CGROUP / "memory.stat")
-            if line.startswith("inactive_file ")
-        )
-        available = min(available, int(limit) - used + cached)
+    for folder in _core.cgroup_folders("memory", root):
+        for limit, used, cached in _FILES:
+            most = _number(Path(folder, limit))
+            if most is not None:
+                # Cached file pages count as used but are freed on demand.
+                rows = _lines(Path(folder, "memory.stat"))
+                freed = sum(int(row.split()[1]) for row in rows if row.startswith(cached))
+                available = min(available, most - (_number(Path(folder, used)) or 0) + freed)
     return max(0, available)
+
+
+def _number(path: Path) -> int | None:
+    """The number in a kernel file; None without one ("max")."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdigit() else None
 
 
 def _lines(path: Path) -> list[str]:

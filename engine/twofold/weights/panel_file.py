@@ -26,6 +26,7 @@ from typing import Any, Final, NoReturn
 import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
+from twofold.weights.regular_file import open_regular
 from twofold.weights.tensor_source import TensorEntry, TensorSource
 from twofold.weights.weight_format import (
     CACHE_LINE,
@@ -146,7 +147,7 @@ class Contents:
 def read_contents(path: Path) -> Contents:
     """Read and check the contents of `path`; nothing else is read. Raises ModelLoadError."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             size = stream.seek(0, 2)
             stream.seek(0)
             prefix = stream.read(PREFIX.size)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from twofold import _core
 from twofold.api.errors import ModelLoadError
 from twofold.weights.read_ahead import ReadAhead
 from twofold.weights.weight_format import FORMATS, WeightMatrix, element_type, scale_grid, source_row_bytes
@@ -101,7 +102,7 @@ class TensorSource:
         self.where = where
         """Directory or file named in errors."""
         self._entries = entries
-        self._maps: dict[Path, mmap.mmap] = {}
+        self._maps: dict[Path, _core.FileMapping] = {}
         self._read_ahead = ReadAhead()
         self._wanted: set[str] = set()
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -214,6 +215,11 @@ class TensorSource:
             )
         return values
 
+    @property
+    def mappings(self) -> Iterable[_core.FileMapping]:
+        """Files that are mapped now."""
+        return self._maps.values()
+
     def will_read(self, names: Iterable[str]) -> None:
         """Start reading these tensors from disk, after those requested before; once, until they are released."""
         wanted = [name for name in names if name not in self._wanted]
@@ -230,7 +236,7 @@ class TensorSource:
         names = list(names)
         self._wanted.difference_update(names)
         for file, begin, end in self._page_ranges(names):
-            self._mapped(file).madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            self._mapped(file).release(begin, end - begin)
         if self._is_small:
             return
         for file, begin, end in self._page_ranges(names):
@@ -267,15 +273,15 @@ class TensorSource:
         """A float32 copy of a tensor of plain floats."""
         return widened(self._elements(entry, entry.format or ""), entry.format).reshape(entry.shape)
 
-    def _mapped(self, file: Path) -> mmap.mmap:
+    def _mapped(self, file: Path) -> _core.FileMapping:
         mapped = self._maps.get(file)
         if mapped is None:
             try:
-                with file.open("rb") as stream:
-                    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:
+                mapped = _core.FileMapping(os.fsencode(file))
+            except OSError as error:
                 raise ModelLoadError(
-                    f"{file}: cannot be memory-mapped: {error}; check the file system"
+                    f"{file}: cannot be memory-mapped: {error.strerror}; expected a file of weights on a file system "
+                    "that maps files"
                 ) from None
             self._maps[file] = mapped
         return mapped

@@ -128,8 +128,8 @@ def test_requests_end_by_name_and_the_next_one_is_answered_by_the_cpu(
         health = client.get("/health")
     assert health.status_code == 200
     assert health.json()["accelerator"] == "none"
-    assert health.json()["device_loss"]["state"] == "replaced"
-    assert reason in health.json()["device_loss"]["reason"]
+    assert health.json()["failure"]["state"] == "replaced"
+    assert reason in health.json()["failure"]["reason"]
     assert reason in health.json()["accelerator_reason"]
     assert engine._moe.store is store  # the experts are not packed again
     assert tokens_of(engine) == expected
@@ -166,7 +166,7 @@ def test_with_cuda_asked_for_the_server_fails_and_says_what_to_do(
             client.post("/v1/completions", json=body),
         )
     assert (health.status_code, health.json()["status"]) == (503, "failed")
-    assert "restart the process" in health.json()["device_loss"]["reason"]
+    assert "restart the process" in health.json()["failure"]["reason"]
     assert (ready.status_code, ready.json()["status"]) == (503, "failed")
     assert (again.status_code, again.json()["error"]["code"]) == (503, "device_lost")
     engine.close()
@@ -211,7 +211,7 @@ def test_health_says_that_the_model_is_being_loaded_on_the_cpu(
         assert loading.wait(60)
         health = client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "loading")
-        assert health.json()["device_loss"]["state"] == "reloading"
+        assert health.json()["failure"]["state"] == "reloading"
         go_on.set()
         assert client.post("/v1/completions", json=body).status_code == 200
     engine.close()
@@ -235,7 +235,7 @@ def test_a_device_that_still_copies_goes_on_after_one_failed_step(
     with pytest.raises(KernelError, match="RuntimeError: a launch failed"):
         engine.generate(PROMPT, SamplingParams(max_tokens=4))
     assert len(tokens_of(engine)) == 8
-    assert (engine.info.accelerator, engine.device_loss) == ("cuda", None)
+    assert (engine.info.accelerator, engine.failure) == ("cuda", None)
     engine.close()
 
 

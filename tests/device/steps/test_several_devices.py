@@ -318,6 +318,10 @@ def test_what_cannot_be_met_is_refused_in_one_line(
         ),
         ({"main_gpu": 1}, "--main-gpu was given without --devices"),
         ({"split_mode": "none"}, "--split-mode none was given without --devices"),
+        (
+            {"main_gpu": 1, "accelerator": "emulated:rtx4090-pcie4+rtx3060-pcie4"},
+            "--main-gpu was given with --accelerator emulated:rtx4090-pcie4+rtx3060-pcie4, whose first card",
+        ),
         ({"devices": "cuda:0,cuda:1", "split_mode": "row"}, "--split-mode"),
     ],
 )

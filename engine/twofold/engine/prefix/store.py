@@ -20,6 +20,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Literal
 
+from twofold.weights.regular_file import open_regular
+
 _log = logging.getLogger(__name__)
 
 Kind = Literal["page", "record"]
@@ -76,7 +78,7 @@ class PrefixStore:
         """Read stored data of `num_bytes` bytes; None if it is missing or damaged."""
         path = self._path(kind, digest)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 head = file.read(_HEAD.size)
                 data = file.read(num_bytes + 1)
             stamp = _stamp(end)

@@ -31,8 +31,8 @@ class Health(Readiness):
     max_context: NotRequired[int]
     accelerator: NotRequired[str]
     accelerator_reason: NotRequired[str]
-    device_loss: NotRequired[dict[str, str] | None]
-    """state (reloading, replaced or failed) and reason, once a GPU has failed."""
+    failure: NotRequired[dict[str, str] | None]
+    """state (reloading, replaced, failed), reason and code; set when a GPU failed or a file of weights was changed."""
     emulated: NotRequired[bool]
     clock: NotRequired[str]
     policy: NotRequired[str | None]

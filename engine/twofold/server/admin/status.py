@@ -87,12 +87,12 @@ def _model_health(model: ServedModel) -> dict[str, Any]:
 
 
 def _engine_health(engine: ServingEngine) -> dict[str, Any]:
-    info, stats, mapped, loss = engine.info, engine.stats(), engine.mapped_weights, engine.device_loss
+    info, stats, mapped, failure = engine.info, engine.stats(), engine.mapped_weights, engine.failure
     return {
         "max_context": engine.max_context,
         "accelerator": info.accelerator,
         "accelerator_reason": info.accelerator_reason,
-        "device_loss": None if loss is None else dataclasses.asdict(loss),
+        "failure": None if failure is None else dataclasses.asdict(failure),
         "emulated": info.accelerator.startswith("emulated"),
         "clock": info.clock,
         "policy": info.policy if info.num_slots else None,

@@ -11,7 +11,7 @@ from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.control import ExpertPlacement, LayerPlacement, MemoryUse, Resize
 from twofold.api.pooling import ModelPooling
 from twofold.api.types import (
-    DeviceLoss,
+    EngineFailure,
     EngineStats,
     GenerationRequest,
     MappedWeights,
@@ -185,8 +185,8 @@ class ServingEngine(Protocol):
     def mapped_weights(self) -> MappedWeights | None: ...
 
     @property
-    def device_loss(self) -> DeviceLoss | None:
-        """Set once a GPU has failed."""
+    def failure(self) -> EngineFailure | None:
+        """Set once a GPU has failed or a file of weights was changed."""
         ...
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
@@ -194,7 +194,7 @@ class ServingEngine(Protocol):
         ...
 
     def check_room(self) -> None:
-        """Raise CapacityError or DeviceLostError if any request would be refused now."""
+        """Raise CapacityError or UnusableEngineError if any request would be refused now."""
         ...
 
     def submit(self, request: GenerationRequest) -> None:

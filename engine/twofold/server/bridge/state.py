@@ -71,10 +71,10 @@ class ServerState(ServerResources):
         """The phase; "loading" while the single model, whose device failed, is loaded on the CPU, and "failed" if it
         cannot be served any more."""
         engine = self.default.loaded_engine
-        loss = None if engine is None or self.manager is not None else engine.device_loss
-        if self.phase != "ready" or loss is None or loss.state == "replaced":
+        failure = None if engine is None or self.manager is not None else engine.failure
+        if self.phase != "ready" or failure is None or failure.state == "replaced":
             return self.phase
-        return "loading" if loss.state == "reloading" else "failed"
+        return "loading" if failure.state == "reloading" else "failed"
 
     @property
     def loaded_models(self) -> list[ServedModel]:

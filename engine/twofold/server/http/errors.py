@@ -15,13 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from twofold.api.errors import CapacityError, DeviceLostError, KernelError, RequestError, TwofoldError
+from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError, UnusableEngineError
 
 _MAX_ECHO = 200
 """Most characters of a caller's value that an error message repeats."""
 
 
 CONTEXT_LENGTH: Final = "context_length_exceeded"
+_CLIENT_CLOSED_REQUEST: Final = 499
+"""nginx's status for a client that has gone; HTTP has none."""
 
 
 class ApiError(Exception):
@@ -91,8 +93,8 @@ def from_twofold(error: TwofoldError) -> ApiError:
             return unavailable(str(error), "server_draining" if error.draining else "server_asleep", seconds)
         headers = {"Retry-After": str(seconds)}
         return ApiError(429, str(error), code="rate_limit_exceeded", headers=headers)
-    if isinstance(error, DeviceLostError):
-        return unavailable(str(error), "device_lost", 30)
+    if isinstance(error, UnusableEngineError):
+        return unavailable(str(error), error.code, 30)
     return ApiError(
         500, str(error), code="kernel_error" if isinstance(error, KernelError) else "internal_error"
     )
@@ -146,6 +148,12 @@ async def answer_api_error(request: Request, error: Exception) -> JSONResponse:
 async def answer_twofold_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TwofoldError)
     return from_twofold(error).response(request.url.path)
+
+
+async def answer_disconnect(request: Request, _error: Exception) -> JSONResponse:
+    """For logs and metrics: the client disconnected before its body was complete and will not read this."""
+    message = "the client disconnected before its request was complete"
+    return ApiError(_CLIENT_CLOSED_REQUEST, message, code="client_closed_request").response(request.url.path)
 
 
 async def answer_bug(request: Request, _error: Exception) -> JSONResponse:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import MAX_JSON_BYTES
+from twofold.weights.regular_file import open_regular
 
 
 def read_bounded_bytes(path: Path) -> bytes:
     """The file's bytes. Raises ModelLoadError if it cannot be read or exceeds any vocabulary's size."""
     try:
-        _check_size(path, MAX_JSON_BYTES)
-        return path.read_bytes()
+        return _read(path, MAX_JSON_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from None
 
@@ -20,8 +20,7 @@ def read_bounded_bytes(path: Path) -> bytes:
 def read_bounded_text(path: Path, limit: int = MAX_JSON_BYTES, *, if_missing: str | None = None) -> str:
     """The same for UTF-8 text of at most `limit` bytes; `if_missing` is the message if there is no such file."""
     try:
-        _check_size(path, limit)
-        return path.read_text(encoding="utf-8")
+        return _read(path, limit).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelLoadError(f"{path}: not UTF-8 text at byte {error.start}; download it again") from None
     except OSError as error:
@@ -30,10 +29,12 @@ def read_bounded_text(path: Path, limit: int = MAX_JSON_BYTES, *, if_missing: st
         raise _unreadable(path, error) from None
 
 
-def _check_size(path: Path, limit: int) -> None:
-    size = path.stat().st_size
-    if size > limit:
-        raise ModelLoadError(f"{path}: {size} bytes, expected at most {limit}; download it again")
+def _read(path: Path, limit: int) -> bytes:
+    with open_regular(path) as stream:
+        raw = stream.read(limit + 1)
+    if len(raw) > limit:
+        raise ModelLoadError(f"{path}: over {limit} bytes, expected at most {limit}; download it again")
+    return raw
 
 
 def _unreadable(path: Path, error: OSError) -> ModelLoadError:

@@ -1,0 +1,24 @@
+// Files that this process has mapped: what is done when one of them changes while it is in use.
+//
+// A mapping shows every later change of its file. Where the file has become shorter, or its disk fails, the first
+// access raises SIGBUS, which ends the process. Here the handler of SIGBUS puts zeros in place of the lost bytes,
+// so that the thread goes on, and `change_of_file` reports it: what was computed since is to be thrown away.
+#pragma once
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <string>
+
+namespace twofold {
+
+// Watches a mapping of `bytes` bytes at `data` of the file at `path`, whose state was `status` when it was mapped.
+// Returns a number for `unwatch_file`; -1 where too many are watched. The first call handles SIGBUS from then on.
+int watch_file(const std::byte* data, size_t bytes, const std::string& path, const struct stat& status);
+void unwatch_file(int number);
+
+// What has happened to a watched file that was written to, made shorter or could not be read, in words; empty while
+// it is as it was mapped. A file that was replaced or deleted does not count: its mapping keeps the old one. Asks
+// the system, which takes 1 us.
+std::string change_of_file(int number);
+
+}  // namespace twofold
