@@ -112,8 +112,12 @@ def describe(client: BlockingHttpClient) -> str:
     """The loaded model and accelerator, and whether it is emulated; the times are always the users' wall clock."""
     try:
         health: dict[str, Any] = client.json("GET", "/health")
-        accelerator = str(health.get("accelerator", "unknown accelerator"))
+        served: dict[str, Any] = health.get("models") or {health.get("model", "model"): health}
+        loaded = {name: one["accelerator"] for name, one in served.items() if "accelerator" in one}
     except (HttpStatusError, OSError, ValueError, AttributeError):
         return "the server does not answer /health"
-    note = " (emulated; times are the users' wall clock)" if accelerator.startswith("emulated") else ""
-    return f"{health.get('model', 'model')} on {accelerator}{note}"
+    if not loaded:
+        return f"{', '.join(served)}, not loaded yet"
+    is_emulated = any(str(accelerator).startswith("emulated") for accelerator in loaded.values())
+    note = " (emulated; times are the users' wall clock)" if is_emulated else ""
+    return ", ".join(f"{name} on {accelerator}" for name, accelerator in loaded.items()) + note

@@ -71,14 +71,15 @@ def identity_of(config: EngineConfig, parallel: ParallelConfig, files: ModelFile
         __version__,
         _core.panel_layout(),
         ops.isa_choice()[0],
-        f"{Path(config.model).name} ({model_digest(files)})",
+        f"of digest {model_digest(files)}",
         ", ".join(f"{flag} {value}" for flag, value in shared.items()),
     )
 
 
 def model_digest(files: ModelFiles) -> str:
-    """Digest of a model's tensors and of samples of their contents: the same on machines with copies of the files."""
-    digest = blake2b(digest_size=8)
+    """Digest of a model's configuration, of its tensors and of samples of their contents: the same for copies of the
+    files, whatever their folder is called."""
+    digest = blake2b(repr(files.config).encode(), digest_size=8)
     names = sorted(files.tensors)
     for name in names:
         entry = files.tensors.entry(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
@@ -128,6 +129,9 @@ def test_digests_tell_models_of_one_shape_apart(tmp_path: Path) -> None:
     assert first != second
     copy = shutil.copytree(paths[0], tmp_path / "copy")
     assert model_digest(open_model_files(copy)) == first
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0e5}))
+    assert model_digest(open_model_files(copy)) not in (first, second)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,18 @@ def test_two_ranks_answer_as_one_process(tmp_path: Path) -> None:
     assert not bound[0] & bound[1] or len(own) == 1
 
 
+def test_generate_answers_on_ranks_as_alone(tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, TinyModel())
+    command = [sys.executable, "-m", "twofold.tools.cli", "generate", str(directory), "--accelerator", "none"]
+    command += ["--raw", "--temperature", "0", "--max-tokens", "8", "--prompt", "Once"]
+    alone, ranks = (
+        subprocess.run([*command, *further], capture_output=True, text=True, check=False)
+        for further in ((), ("-tp", "2", *QUICK))
+    )
+    assert (ranks.returncode, ranks.stdout) == (0, alone.stdout), ranks.stderr
+    assert "WARNING" not in ranks.stderr
+
+
 def test_messages_through_device_memory_give_the_same_answer(tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, TinyModel())
     expected = answer_of_one_process(directory)
@@ -134,3 +146,4 @@ def test_a_killed_rank_ends_all_with_its_name(killed: int, tmp_path: Path) -> No
         if killed > 0:  # rank 0 takes its connections with it
             assert f"rank {killed}" in told
             assert "SIGKILL" in told
+            assert "Traceback" not in text

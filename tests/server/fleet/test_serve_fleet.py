@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.main import main
-from twofold.tools.cli.serve.fleet import _as_arguments, serve_arguments
+from twofold.tools.cli.serve.fleet import _as_arguments, build, serve_arguments
 
 
 def test_settings_of_a_file_are_the_flags_of_serve() -> None:
@@ -46,6 +47,13 @@ def test_ray_is_named_where_it_is_missing(
 def test_a_flag_for_one_model_is_refused_with_several(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray", reason="needs twofold[ray]")
     assert "it is for one model" in refusal(capsys, "--ray", "a", "b", "--served-model-name", "c")
+
+
+def test_ranks_are_refused_with_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "--tensor-parallel-size 2 was given with --ray"
+    assert said in refusal(capsys, "--ray", "-tp", "2")
+    with pytest.raises(ConfigError, match=said):
+        build({"model": "m", "ray": True, "tensor_parallel_size": 2})
 
 
 def test_a_store_that_not_all_replicas_can_write_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

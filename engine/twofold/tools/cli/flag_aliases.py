@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ class Alias:
     """As in argparse: 0 takes nothing, None one value, "?" one or none."""
     values: Callable[[Any], Values] = lambda given: {}
     """Maps the given value to settings. ValueError: refused; the text says what to do."""
+    is_short: bool = False
+    """A short name that is documented beside the setting; it prints no note."""
 
 
 def _to(target: str, *names: str, but: str = "") -> Alias:
@@ -352,7 +354,8 @@ OTHER_SERVERS: Final = (
     _refused("a request always loads its model", "--no-models-autoload", nargs=0),
     _refused("all flags apply to all models", "--models-preset"),
     _to("otlp_endpoint", "--otlp-traces-endpoint", but="OTLP over HTTP, not over gRPC"),
-    _to("tensor_parallel_size", "-tp", "--tp", "--tp-size"),
+    replace(_to("tensor_parallel_size", "-tp"), is_short=True),
+    _to("tensor_parallel_size", "--tp", "--tp-size"),
     _to("distributed_timeout_s", "--dist-timeout", "--distributed-timeout-seconds"),
 )
 """Flags of the servers of SGLang, vLLM and llama.cpp."""
@@ -395,8 +398,9 @@ class _AliasAction(argparse.Action):
         except (ValueError, argparse.ArgumentTypeError) as error:
             told = "" if given in (None, []) else f" was given {_told(given)}"
             parser.error(f"{option}{told}: {error}")
-        notes = getattr(namespace, "alias_notes", None) or []
-        namespace.alias_notes = [*notes, f"{option} {alias.note}"]
+        if not alias.is_short:
+            notes = getattr(namespace, "alias_notes", None) or []
+            namespace.alias_notes = [*notes, f"{option} {alias.note}"]
 
     def _set(self, parser: argparse.ArgumentParser, namespace: Any, name: str, value: Any) -> None:
         """Give a setting its value, as its own flag would."""

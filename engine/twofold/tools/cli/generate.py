@@ -6,10 +6,14 @@ import argparse
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twofold.api.errors import ConfigError
+from twofold.api.parallel_config import ParallelConfig
+from twofold.api.settings import add_arguments as add_config_arguments
+from twofold.api.settings import from_namespace
 from twofold.api.types import Usage
 from twofold.text.conversation.arranging import rendered
 from twofold.tools.cli.answer_reader import read_answer
@@ -18,13 +22,16 @@ from twofold.tools.cli.model_options import (
     add_sampling_arguments,
     emulation_notice,
     engine_config,
+    load_started,
     running_engine,
     sampling_from,
 )
+from twofold.tools.cli.ranks import load_on_ranks, run_on_ranks
 from twofold.tools.cli.terminal_text import print_piece
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
+    from twofold.parallel.session import Leader
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print one JSON object with the text, where experts ran, and times",
     )
     add_sampling_arguments(parser)
+    add_config_arguments(parser, ParallelConfig)
     add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if from_namespace(ParallelConfig, args).tensor_parallel_size > 1:
+        return run_on_ranks(args, lambda leader: _answer(args, leader))
+    return _answer(args)
+
+
+def _answer(args: argparse.Namespace, leader: Leader | None = None) -> int:
+    """Answer the prompt. leader: rank 0, if other processes hold parts of the weights."""
     from twofold.server.bridge.sampling_defaults import sampling_defaults
 
     config = engine_config(args)
@@ -53,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_from(args, sampling_defaults(Path(config.model)))
     texts: list[str] = []
     answer_ids: list[int] = []
-    with running_engine(args, config) as engine:
+    load = load_started if leader is None else partial(load_on_ranks, leader=leader)
+    with running_engine(args, config, load) as engine:
         notice = emulation_notice(engine.info.accelerator)
         if not args.json:
             for text in (*([notice] if notice else []), *(f"note: {t}" for t in engine.info.output_changes)):

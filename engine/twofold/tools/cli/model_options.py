@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -171,16 +171,26 @@ def load_engine(
         )
 
 
+def load_started(config: EngineConfig, sink: TelemetrySink | None) -> Engine:
+    """Load the engine and start it."""
+    engine = load_engine(config, sink)
+    engine.start()
+    return engine
+
+
 @contextlib.contextmanager
-def running_engine(args: argparse.Namespace, config: EngineConfig) -> Iterator[Engine]:
-    """A started engine that records as the flags say; closed at the end."""
+def running_engine(
+    args: argparse.Namespace,
+    config: EngineConfig,
+    load: Callable[[EngineConfig, TelemetrySink | None], Engine] = load_started,
+) -> Iterator[Engine]:
+    """A started engine that records as the flags say; closed at the end. load: loads and starts it."""
     with contextlib.ExitStack() as closing:
         sink = open_telemetry(args)
         if sink is not None:
             closing.callback(sink.close)
-        engine = load_engine(config, sink)
+        engine = load(config, sink)
         closing.callback(engine.close)
-        engine.start()
         yield engine
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from twofold.tools.cli.model_options import (
     open_telemetry,
     report_lack_of_memory,
 )
-from twofold.tools.cli.serve.ranks import load_on_ranks
+from twofold.tools.cli.ranks import load_on_ranks, run_on_ranks
 
 if TYPE_CHECKING:
     from twofold.api.types import RunInfo, SamplingParams
@@ -60,28 +61,14 @@ def run(args: argparse.Namespace) -> int:
     server_config = from_namespace(ServerConfig, args)
     limits = from_namespace(ModelsConfig, args)
     check_parsers(server_config.tool_call_parser, server_config.reasoning_parser)
-    parallel = from_namespace(ParallelConfig, args)
-    if parallel.tensor_parallel_size > 1:
+    if from_namespace(ParallelConfig, args).tensor_parallel_size > 1:
         if limits.is_used:
             raise ConfigError(
                 "--tensor-parallel-size above 1 was given with several models; ranks share one model, so "
                 "serve that alone"
             )
-        return _run_on_ranks(args, server_config, parallel)
+        return run_on_ranks(args, lambda leader: _run_single(args, server_config, leader))
     return _run_several(args, server_config) if limits.is_used else _run_single(args, server_config)
-
-
-def _run_on_ranks(args: argparse.Namespace, server_config: ServerConfig, parallel: ParallelConfig) -> int:
-    # Before torch is imported: its native lines repeat with stacks what becomes one error here.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from twofold.parallel.session import run_rank
-
-    return run_rank(
-        engine_config(args),
-        parallel,
-        args.given_arguments,
-        lambda leader: _run_single(args, server_config, leader),
-    )
 
 
 def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: Leader | None = None) -> int:
@@ -106,7 +93,7 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
 
         def load() -> tuple[ServingEngine, SamplingParams]:
             if leader is not None:
-                engine = load_on_ranks(config, sink, leader)
+                engine = load_on_ranks(config, sink, leader, on_lost=_end_server)
                 loaded.append(engine)
                 return engine, defaults
             chosen, plan = fitted(args, config)
@@ -133,6 +120,11 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
         if sink is not None:
             sink.close()
     return _end(process)
+
+
+def _end_server() -> None:
+    """Drain as after a first Ctrl-C: running requests fail at their next step."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run_several(args: argparse.Namespace, server_config: ServerConfig) -> int:

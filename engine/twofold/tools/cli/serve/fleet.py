@@ -20,6 +20,7 @@ from twofold.api.config import ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
 from twofold.api.models_config import ModelsConfig
+from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import flag_name, from_namespace
 from twofold.api.types import SamplingParams
 from twofold.tools.cli.model_options import engine_config, fitted, load_engine, open_telemetry
@@ -117,16 +118,18 @@ def build(settings: Mapping[str, Any]) -> Application:
     Raises:
         ConfigError: a value is out of range.
     """
-    from twofold.server.fleet.deployment import application
-
     arguments = ("serve", *_as_arguments(settings))
     args = serve_arguments(arguments)
+    _refuse_ranks(args)
+    from twofold.server.fleet.deployment import application
+
     server, fleet = from_namespace(ServerConfig, args), from_namespace(FleetConfig, args)
     return application(ReplicaLoader(arguments), server, fleet)
 
 
 def run_fleet(args: argparse.Namespace) -> int:
     """Serve until a signal; then running answers finish. `args.given_arguments` goes to every replica."""
+    _refuse_ranks(args)
     try:
         import ray
         from ray import serve
@@ -168,6 +171,15 @@ def run_fleet(args: argparse.Namespace) -> int:
     finally:
         ray.shutdown()
     return 0
+
+
+def _refuse_ranks(args: argparse.Namespace) -> None:
+    size = from_namespace(ParallelConfig, args).tensor_parallel_size
+    if size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {size} was given with --ray, whose replicas each hold the whole model; leave "
+            "one of the two out"
+        )
 
 
 def check_store(telemetry: TelemetryConfig, fleet: FleetConfig) -> None:
