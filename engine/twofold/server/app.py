@@ -7,6 +7,7 @@ import functools
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from twofold import __version__
@@ -81,6 +82,7 @@ def app_of(state: ServerState) -> ASGIApp:
         app.include_router(expert_recording.router(state))
     app.add_exception_handler(ApiError, api_errors.answer_api_error)
     app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
+    app.add_exception_handler(ClientDisconnect, api_errors.answer_disconnect)
     app.add_exception_handler(Exception, api_errors.answer_bug)
     app.add_exception_handler(HTTPException, api_errors.answer_http_exception)
     frame = RequestFrame(app, state)

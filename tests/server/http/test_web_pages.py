@@ -42,6 +42,8 @@ def bases():
         ("loopback", "evil.example:10002", None, "Host"),
         ("loopback", "localhost.evil.example", None, "Host"),
         ("loopback", "192.168.1.7", None, "Host"),
+        ("loopback", "localhost:1@evil.example", None, "Host"),
+        ("loopback", "localhost", "http://localhost:1@evil.example", "Origin"),
         ("loopback", "localhost", "http://localhost:3000", None),
         ("loopback", "localhost", "http://127.0.0.1:8501", None),
         ("loopback", "localhost", "https://evil.example", "Origin"),

@@ -14,6 +14,7 @@ from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.arrival import times_of
+from twofold.server.http.content_encoding import BodyDecoder
 from twofold.server.http.errors import ApiError
 
 M = TypeVar("M", bound=BaseModel)
@@ -29,21 +30,33 @@ _INLINE_BYTES: Final = 16 * 1024
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. ApiError 413 as soon as it is known to be too large, 408 when it does not arrive in time."""
+    """The whole body, decompressed; max_bytes limits it both before and after.
+
+    Raises:
+        ApiError: 413 as soon as the body is known to be too large, 408 when it does not arrive in time, 415 or 400 when
+            its Content-Encoding is unknown or wrong.
+    """
+    decoder = BodyDecoder(request.headers.get("content-encoding", ""))
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
-    size = 0
+    received = size = 0
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                parts.append(part)
+            async for arrived in request.stream():
+                received += len(arrived)
+                for part in decoder.pieces(arrived):
+                    size += len(part)
+                    if max(received, size) > max_bytes:
+                        raise _too_large(max_bytes)
+                    parts.append(part)
+                    if size > received:
+                        await asyncio.sleep(0)  # a small body can expand to many pieces
     except TimeoutError:
         raise ApiError(408, f"the request body did not arrive within {READ_TIMEOUT_S:.0f} s") from None
+    if received:
+        decoder.end()
     return b"".join(parts)
 
 

@@ -200,9 +200,8 @@ def _socket(address: Any) -> socket.socket:
 
 def _headers(given: list[Header]) -> list[tuple[str, str]]:
     """The client's headers. A request without an id or a trace gets one, under which every process records it."""
-    kept = [
-        (name.decode(), value.decode(errors="replace")) for name, value in given if name not in _OF_CONNECTION
-    ]
+    left_out = {*_OF_CONNECTION, b"content-encoding"}  # the body was decompressed to read its prompt
+    kept = [(name.decode(), value.decode(errors="replace")) for name, value in given if name not in left_out]
     names = dict(kept)
     if "x-request-id" not in names:
         kept.append(("x-request-id", uuid.uuid4().hex))

@@ -26,6 +26,7 @@ _SMALL_READ: Final = 4 * 1024
 _LARGE_READ: Final = 64 * 1024
 _MAX_REFUSED: Final = 32
 _REFUSAL_S: Final = 1.0
+_TWO_FRAMINGS: Final = {b"content-length", b"transfer-encoding"}
 
 
 class _Http11(h11.Connection):
@@ -35,6 +36,13 @@ class _Http11(h11.Connection):
     """
 
     _in_chunks = False
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """See h11. A body framed in two ways is refused: a proxy may see another request in it (RFC 9112, 6.1)."""
+        event = super().next_event()
+        if type(event) is h11.Request and {name for name, _ in event.headers} >= _TWO_FRAMINGS:
+            raise h11.RemoteProtocolError("Content-Length together with Transfer-Encoding")
+        return event
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         if type(event) is not h11.Data or not event.data:

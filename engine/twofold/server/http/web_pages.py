@@ -6,6 +6,8 @@ own that resolves there (DNS rebinding, recognised by `Host`). Programs send nei
 
 from __future__ import annotations
 
+import re
+from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -13,6 +15,8 @@ from starlette.datastructures import Headers
 from twofold.api.addresses import ip_address, is_loopback
 from twofold.api.config import ServerConfig
 from twofold.server.http.errors import ApiError
+
+_AUTHORITY: Final = re.compile(r"(?:\[([^]@]*)]|([^:@/\[\]]*))(?::\d*)?")
 
 
 def foreign_caller(headers: Headers, config: ServerConfig) -> ApiError | None:
@@ -53,8 +57,6 @@ def _is_local_origin(origin: str, host: str | None) -> bool:
 
 
 def _name_of(authority: str) -> str:
-    """The host of "host:port", lower case and without brackets."""
-    name = authority.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0].rstrip(".")
+    """The host of "host:port", lower case and without brackets; empty for anything else, such as "user@host"."""
+    found = _AUTHORITY.fullmatch(authority.strip().lower())
+    return (found[1] or found[2]).rstrip(".") if found else ""

@@ -24,6 +24,7 @@ _HEADERS: Final = {
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",  # for browsers and scanners that do not know frame-ancestors
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
