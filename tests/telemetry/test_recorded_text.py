@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,11 @@ def test_texts_are_not_stored_by_default(tmp_path: Path) -> None:
 
 
 def test_a_recorded_text_has_a_piece_per_token(tmp_path: Path) -> None:
+    old = os.umask(0o022)
     text, stored = recorded(tmp_path, text=True)
+    os.umask(old)
     assert stored is not None
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.glob("t.db*")}["t.db"] == "0o600"
     pieces = json.loads(stored)
     assert len(pieces) == NUM_TOKENS
     assert text.startswith("".join(pieces))

@@ -84,6 +84,11 @@ def explained(model: HubModel) -> Iterator[None]:
         ) from None
     except errors.HFValidationError as error:
         raise ModelLoadError(f"{model.repo} is no repository name ({error}); expected ORG/REPO") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelLoadError(
+            f"{model.repo}: the answer was no description of a repository, as when a proxy or a login page answers in "
+            "place of the hub; check HF_ENDPOINT and the proxy"
+        ) from None
     except (http_error, ConnectionError) as error:
         raise NetworkError(
             f"{model.repo}: the hub did not answer ({_first_line(error)}); check the network, HF_ENDPOINT and the "

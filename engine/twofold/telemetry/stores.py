@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Set
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -41,6 +42,15 @@ def open_for_writing(url: str) -> Store:
 
         return postgres.open_for_writing(parsed)
     return database.open_for_writing(Path(parsed.database or ""))
+
+
+def make_private(url: str) -> None:
+    """Let only this user read the files of a SQLite database, which holds prompts and answers from now on."""
+    parsed = schema.parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{parsed.database}{suffix}").chmod(0o600)
 
 
 def upgrade(url: str) -> int:

@@ -351,6 +351,8 @@ class DatabaseSink(RunSink):
             )
         if self._database is None:
             self._database = stores.open_for_writing(self.url)
+            if self.wants_text:
+                stores.make_private(self.url)
             self._database.prepare(self._budget)
         return self._database
 
@@ -442,5 +444,7 @@ def open_sink(
         max_bytes=max_bytes,
         now=now,
     )
+    if text:
+        stores.make_private(url)
     sink.wants_text = text
     return sink

@@ -158,6 +158,7 @@ def _add_group(subparsers: Any, group: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `twofold` with `argv` (default: the process's arguments) and return the exit code."""
+    _open_missing_streams()
     arguments = _with_joined_command(list(sys.argv[1:] if argv is None else argv))
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     rest: list[str] = []
@@ -190,6 +191,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = f"twofold {command}" if command in COMMANDS else "twofold"
         print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _open_missing_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, as some service managers leave them.
+
+    Otherwise a file or socket opened later gets number 1 or 2, and a library's message goes into it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _module_of(command: str) -> ModuleType:
