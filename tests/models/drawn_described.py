@@ -132,7 +132,7 @@ EXAMPLES: dict[str, TinyDescribed] = {
         experts_key="num_local_experts", num_layers=4,
         left_out=("moe_intermediate_size", "head_dim"), head_dim=12, expert_layout="fused",
         settings={
-            "intermediate_size": 24, "shared_intermediate_size": 40, "sliding_window": 9, "residual_multiplier": 0.5,
+            "intermediate_size": 32, "shared_intermediate_size": 40, "sliding_window": 9, "residual_multiplier": 0.5,
             "embedding_multiplier": 6.0, "attention_multiplier": 0.2, "logits_scaling": 2.0,
             "layer_types": [FULL, SLIDING, SLIDING, FULL], "layer_rope_theta": [0, 1e4, 5e5, 5e5],
         },

@@ -228,7 +228,7 @@ class Decoder:
         ):
             slides = metadata.slides(self.gguf_period or 0, full_first=self.gguf_full_first)
             settings["layer_types"] = [SLIDING if slide else FULL for slide in slides]
-        if "rope_parameters" in self.defaults:  # by kind of layer
+        if FULL in defaults_of(self.model_type).get("rope_parameters", ()):  # by kind of layer
             settings["rope_parameters"] = _rotations(metadata, attention)
         layers = range(metadata.num_layers)
         if self.router is None or not any(map(metadata.has_gate, layers)):

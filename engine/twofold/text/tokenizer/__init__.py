@@ -382,6 +382,6 @@ def _eos_token_ids(
             fields = Fields(str(path), read_json_object(path, "end-of-sequence tokens"))
             for section in (fields, fields.section("text_config")):
                 found |= set(section.integers("eos_token_id")) if section is not None else set()
-    known = {token for token in found if backend.id_to_token(token) is not None}
+    known = {token for token in found if token < 1 << 32 and backend.id_to_token(token) is not None}
     own = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     return frozenset(known if own is None else known | {own})
