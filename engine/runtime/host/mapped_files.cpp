@@ -47,7 +47,8 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
       "twofold: SIGBUS: a mapped file has become shorter or its disk failed; check the disk and start "
       "again\n";
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kLine, sizeof kLine - 1);
-  (void)sigaction(signal, &previous, nullptr);  // the access repeats, and the previous handler gets its signal
+  (void)sigaction(signal, &previous,
+                  nullptr);  // the access repeats, and the previous handler gets its signal
 }
 
 void handle_bus_errors() {

@@ -170,10 +170,7 @@ class TensorSource:
         one, two = ((entry.dtype, entry.shape, entry.num_bytes) for entry in entries)
         if one != two:
             return False
-        first, second = (
-            np.frombuffer(self._mapped(entry.file), np.uint8)[entry.offset : entry.offset + entry.num_bytes]
-            for entry in entries
-        )
+        first, second = (self._bytes(entry) for entry in entries)
         steps = range(0, len(first), _COMPARED_BYTES)
         return all(
             np.array_equal(first[at : at + _COMPARED_BYTES], second[at : at + _COMPARED_BYTES])
@@ -261,9 +258,14 @@ class TensorSource:
             joined.append((file, begin, end))
         return ((Path(file), begin, end) for file, begin, end in joined)
 
+    def _bytes(self, entry: TensorEntry) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes in the mapped file."""
+        whole = np.frombuffer(memoryview(self._mapped(entry.file)), np.uint8)
+        return whole[entry.offset : entry.offset + entry.num_bytes]
+
     def _elements(self, entry: TensorEntry, format: str) -> npt.NDArray[Any]:
         """A tensor as float32, uint16 or bytes: a view of the map (a copy if it is not aligned to its elements)."""
-        raw = np.frombuffer(self._mapped(entry.file), np.uint8)[entry.offset : entry.offset + entry.num_bytes]
+        raw = self._bytes(entry)
         element = element_type(format)
         aligned = raw if raw.ctypes.data % element.itemsize == 0 else raw.copy()
         elements: npt.NDArray[Any] = aligned.view(element)
