@@ -237,7 +237,7 @@ def test_a_full_context_ends_with_length(plain, model_dir):
         (tuple([5] * 100_000), {}, "prompt"),
         ((1,), {"temperature": -0.1}, "temperature"),
         ((1,), {"temperature": float("nan")}, "temperature"),
-        ((1,), {"top_p": 0.0}, "top_p"),
+        ((1,), {"top_p": -0.1}, "top_p"),
         ((1,), {"top_p": 1.1}, "top_p"),
         ((1,), {"max_tokens": -1}, "max_tokens"),
         ((1,), {"seed": -1}, "seed"),

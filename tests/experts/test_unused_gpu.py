@@ -83,7 +83,7 @@ CAUSES: list[tuple[Callable[[pytest.MonkeyPatch, Path], None], str, str]] = [
     (left_out, f"this build has no CUDA module: {NO_NVCC['problem']}", NO_NVCC["remedy"]),
     (left_out_silently, "this build has no CUDA module", "build it on this machine"),
     (broken, "twofold._cuda is there but cannot be imported (undefined symbol: f)", "build it again"),
-    (old_driver, f"no CUDA device was found ({OLD_DRIVER})", "update the NVIDIA driver"),
+    (old_driver, f"no CUDA device was found: {OLD_DRIVER}", "update the NVIDIA driver"),
     (torch_without_cuda, f"torch {torch.__version__} does not use CUDA", "install one that does"),
     (old_driver_for_torch, "for CUDA 13.2 does not work with this driver", "update the NVIDIA driver"),
 ]

@@ -391,7 +391,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("step3p7", {"text_config": STEP | {"layer_types": 3}}, "layer_types is 3, expected a kind for each"),
     ("laguna", {"gating": "per-layer"}, "gating is 'per-layer'"),
     ("laguna", {"num_attention_heads_per_layer": [4]}, "one number for each of 3 layers"),
-    ("hunyuan_v1_moe", {"moe_topk": [4, 4, 3]}, "moe_topk is .*, expected one number"),
+    ("hunyuan_v1_moe", {"num_experts_per_tok": [4, 4, 3]}, "num_experts_per_tok is .*, expected one number"),
     ("minimax_m2", {"num_mtp_modules": 2**30}, "4096 at most"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
     ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),

@@ -73,6 +73,9 @@ struct PackedMatrix {
           if (at == 0) std::memcpy(row, &of_row, 4);
         } else if constexpr (Format::kApartBytes > 0) {
           row[at] = uint8_t(120 + random() % 3);
+        } else if constexpr (twofold::kernels::is_per_channel<Format>) {
+          const uint16_t scale = small();
+          std::memcpy(row + at + Format::kScaleAt, &scale, 2);
         } else if constexpr (twofold::kernels::is_integer<Format>) {
           const uint16_t scale = small(), min = Format::kMin ? small() : scale;
           put_scales<Format>(row + at, scale, min);

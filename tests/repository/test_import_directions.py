@@ -72,7 +72,6 @@ ROOMS_USED: dict[str, set[str]] = {
         "text.chat",
         "text.conversation",
         "text.schemas",
-        "text.tokenizer",
         "weights",
     },
     "server.admin": {

@@ -41,7 +41,7 @@ def stubbed(stub: Path) -> dict[str, set[str]]:
                 for part in node.body
                 if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
             }
-            names[node.name] = members
+            names[node.name] = members - {"__buffer__"}  # which Python 3.11 does not show
     return names
 
 

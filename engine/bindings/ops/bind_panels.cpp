@@ -55,6 +55,7 @@ void bind_panels(py::module_& m) {
       .def_property_readonly("bytes", &FileMapping::bytes)
       .def("change", &FileMapping::change,
            "What happened to the file since; empty while it is as it was mapped.")
+      .def("accept", &FileMapping::accept, "The file's present state is the expected one from now on.")
       .def("release", &FileMapping::release, py::arg("offset"), py::arg("bytes"),
            "Removes whole pages from this process's page table.")
       .def(

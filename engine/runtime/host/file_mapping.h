@@ -29,6 +29,8 @@ class FileMapping {
   void release(size_t offset, size_t bytes) const;
   // What has happened to the file since, in words; empty while it is as it was mapped (mapped_files.h).
   std::string change() const { return change_of_file(watched_); }
+  // The file's present state is the expected one from now on: its time was set, not its contents.
+  void accept() const { accept_file(watched_); }
   // Bytes of that range in the system's page cache, whichever process read them. Throws as range().
   size_t resident_bytes(size_t offset, size_t bytes) const;
 

@@ -105,6 +105,13 @@ void unwatch_file(int number) {
   files[static_cast<size_t>(number)].end.store(0, std::memory_order_release);
 }
 
+void accept_file(int number) {
+  if (number < 0) return;
+  const std::lock_guard lock(mutex);
+  Watched& file = files[static_cast<size_t>(number)];
+  (void)stat(file.path.c_str(), &file.status);
+}
+
 std::string change_of_file(int number) {
   if (number < 0) return "";
   const std::lock_guard lock(mutex);

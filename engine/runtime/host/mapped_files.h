@@ -15,6 +15,8 @@ namespace twofold {
 // Returns a number for `unwatch_file`; -1 where too many are watched. The first call handles SIGBUS from then on.
 int watch_file(const std::byte* data, size_t bytes, const std::string& path, const struct stat& status);
 void unwatch_file(int number);
+// The file's present state is the expected one from now on.
+void accept_file(int number);
 
 // What has happened to a watched file that was written to, made shorter or could not be read, in words; empty while
 // it is as it was mapped. A file that was replaced or deleted does not count: its mapping keeps the old one. Asks

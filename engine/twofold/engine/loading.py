@@ -117,6 +117,7 @@ def load_parts(
     pooling = read_pooling(path, files, parse_pooler_config(config.pooler_config))
     if files.mapped is not None:
         check_if_changed(files.mapped.path, files.mapped.contents)
+        files.mapped.mapping.accept()  # the check may set the file's time
     if files.config.context_limit_reason:
         _log.warning("%s: %s", path, files.config.context_limit_reason)
     pool = ops.ThreadPool(config.cpu_threads, config.numa)

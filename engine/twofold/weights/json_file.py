@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from twofold.api.errors import ModelLoadError
-from twofold.weights.regular_file import open_regular
+from twofold.weights.regular_file import read_regular
 
 MAX_JSON_BYTES: Final = 256 * 1024 * 1024
 """Size limit, bytes: far above any config, index or tokenizer of a real model."""
@@ -45,11 +45,10 @@ def read_json_list(path: Path, purpose: str) -> list[Any]:
 
 def _read_json(path: Path, purpose: str) -> Any:
     try:
-        with open_regular(path) as stream:
-            raw = stream.read(MAX_JSON_BYTES + 1)
-        if len(raw) > MAX_JSON_BYTES:
+        raw, size = read_regular(path, MAX_JSON_BYTES)
+        if size > MAX_JSON_BYTES:
             raise ModelLoadError(
-                f"{path}: over {MAX_JSON_BYTES} bytes, expected less of JSON ({purpose}); download it again"
+                f"{path}: {size} bytes, expected at most {MAX_JSON_BYTES} of JSON ({purpose}); download it again"
             )
         text = raw.decode("utf-8")
     except FileNotFoundError:

@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def read_regular(path: Path, limit: int) -> tuple[bytes, int]:
+    """(the file's bytes, its size); without bytes if it is larger than `limit`. Raises OSError as `open_regular`."""
+    with open_regular(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        return (b"", size) if size > limit else (stream.read(), size)
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises OSError, also for everything that is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -52,7 +52,7 @@ def test_generate_answers_on_ranks_as_alone(tmp_path: Path) -> None:
     command += ["--raw", "--temperature", "0", "--max-tokens", "8", "--prompt", "Once"]
     alone, ranks = (
         subprocess.run([*command, *further], capture_output=True, text=True, check=False)
-        for further in ((), ("-tp", "2", *QUICK))
+        for further in ((), ("--tensor-parallel-size", "2", *QUICK))
     )
     assert (ranks.returncode, ranks.stdout) == (0, alone.stdout), ranks.stderr
     assert "WARNING" not in ranks.stderr

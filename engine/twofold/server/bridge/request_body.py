@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, TypeVar
 
 from fastapi import Request
@@ -40,24 +40,28 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
-    parts: list[bytes] = []
-    received = size = 0
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            async for arrived in request.stream():
-                received += len(arrived)
-                for part in decoder.pieces(arrived):
-                    size += len(part)
-                    if max(received, size) > max_bytes:
-                        raise _too_large(max_bytes)
-                    parts.append(part)
-                    if size > received:
-                        await asyncio.sleep(0)  # a small body can expand to many pieces
+            parts = [part async for part in _decoded(request, decoder, max_bytes)]
     except TimeoutError:
         raise ApiError(408, f"the request body did not arrive within {READ_TIMEOUT_S:.0f} s") from None
+    return b"".join(parts)
+
+
+async def _decoded(request: Request, decoder: BodyDecoder, max_bytes: int) -> AsyncIterator[bytes]:
+    """Pieces of the body. Raises as `read_body`."""
+    received = size = 0
+    async for arrived in request.stream():
+        received += len(arrived)
+        for part in decoder.pieces(arrived):
+            size += len(part)
+            if max(received, size) > max_bytes:
+                raise _too_large(max_bytes)
+            yield part
+            if size > received:
+                await asyncio.sleep(0)  # a small body can expand to many pieces
     if received:
         decoder.end()
-    return b"".join(parts)
 
 
 async def parse_body(request: Request, schema: type[M], state: ServerState) -> M:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twofold.api.errors import ModelLoadError
 from twofold.weights.json_file import MAX_JSON_BYTES
-from twofold.weights.regular_file import open_regular
+from twofold.weights.regular_file import read_regular
 
 
 def read_bounded_bytes(path: Path) -> bytes:
@@ -30,10 +30,9 @@ def read_bounded_text(path: Path, limit: int = MAX_JSON_BYTES, *, if_missing: st
 
 
 def _read(path: Path, limit: int) -> bytes:
-    with open_regular(path) as stream:
-        raw = stream.read(limit + 1)
-    if len(raw) > limit:
-        raise ModelLoadError(f"{path}: over {limit} bytes, expected at most {limit}; download it again")
+    raw, size = read_regular(path, limit)
+    if size > limit:
+        raise ModelLoadError(f"{path}: {size} bytes, expected at most {limit}; download it again")
     return raw
 
 

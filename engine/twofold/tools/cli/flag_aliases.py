@@ -38,8 +38,7 @@ class Alias:
     """As in argparse: 0 takes nothing, None one value, "?" one or none."""
     values: Callable[[Any], Values] = lambda given: {}
     """Maps the given value to settings. ValueError: refused; the text says what to do."""
-    is_short: bool = False
-    """A short name that is documented beside the setting; it prints no note."""
+    is_short: bool = False  # documented beside the setting: no note is printed
 
 
 def _to(target: str, *names: str, but: str = "") -> Alias:
@@ -398,9 +397,8 @@ class _AliasAction(argparse.Action):
         except (ValueError, argparse.ArgumentTypeError) as error:
             told = "" if given in (None, []) else f" was given {_told(given)}"
             parser.error(f"{option}{told}: {error}")
-        if not alias.is_short:
-            notes = getattr(namespace, "alias_notes", None) or []
-            namespace.alias_notes = [*notes, f"{option} {alias.note}"]
+        notes = getattr(namespace, "alias_notes", None) or []
+        namespace.alias_notes = notes if alias.is_short else [*notes, f"{option} {alias.note}"]
 
     def _set(self, parser: argparse.ArgumentParser, namespace: Any, name: str, value: Any) -> None:
         """Give a setting its value, as its own flag would."""

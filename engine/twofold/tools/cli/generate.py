@@ -26,7 +26,7 @@ from twofold.tools.cli.model_options import (
     running_engine,
     sampling_from,
 )
-from twofold.tools.cli.ranks import load_on_ranks, run_on_ranks
+from twofold.tools.cli.serve.ranks import load_on_ranks, run_on_ranks
 from twofold.tools.cli.terminal_text import print_piece
 
 if TYPE_CHECKING:

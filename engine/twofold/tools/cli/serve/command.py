@@ -31,7 +31,7 @@ from twofold.tools.cli.model_options import (
     open_telemetry,
     report_lack_of_memory,
 )
-from twofold.tools.cli.ranks import load_on_ranks, run_on_ranks
+from twofold.tools.cli.serve.ranks import load_on_ranks, run_on_ranks
 
 if TYPE_CHECKING:
     from twofold.api.types import RunInfo, SamplingParams
