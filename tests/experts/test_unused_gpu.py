@@ -59,7 +59,8 @@ def broken(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def with_module(patch: pytest.MonkeyPatch, *devices: int) -> None:
     module = SimpleNamespace(
-        devices=lambda: [{"index": index} for index in devices], why_no_device=lambda: OLD_DRIVER
+        devices=lambda: [{"index": index} for index in devices],
+        why_no_device=lambda: f"{OLD_DRIVER}; update the NVIDIA driver",
     )
     patch.setitem(sys.modules, "twofold._cuda", module)
 

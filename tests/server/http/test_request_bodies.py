@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import zlib
@@ -15,8 +16,9 @@ from twofold.server.http.content_encoding import BodyDecoder
 from twofold.server.http.errors import ApiError
 
 TEXT = "/v1/completions"
+compressed = functools.partial(gzip.compress, mtime=0)  # the same bytes in every process of a run
 BODY = json.dumps({"prompt": "a b c"}).encode()
-TWO_MEMBERS = gzip.compress(BODY[:7]) + gzip.compress(BODY[7:])
+TWO_MEMBERS = compressed(BODY[:7]) + compressed(BODY[7:])
 BARE_DEFLATE = zlib.compress(BODY)[2:-4]
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -37,21 +39,21 @@ def url(engine):
 @pytest.mark.parametrize(
     ("coding", "sent", "status", "words"),
     [
-        ("gzip", gzip.compress(BODY), 200, ""),
-        ("X-GZIP", gzip.compress(BODY), 200, ""),
+        ("gzip", compressed(BODY), 200, ""),
+        ("X-GZIP", compressed(BODY), 200, ""),
         ("gzip", TWO_MEMBERS, 200, ""),
         ("deflate", zlib.compress(BODY), 200, ""),
         ("deflate", BARE_DEFLATE, 200, ""),
         ("identity", BODY, 200, ""),
         ("", BODY, 200, ""),
         ("br", BODY, 415, "'br'"),
-        ("gzip, gzip", gzip.compress(gzip.compress(BODY)), 415, "'gzip, gzip'"),
+        ("gzip, gzip", compressed(compressed(BODY)), 415, "'gzip, gzip'"),
         ("gzip", BODY, 400, "not valid gzip"),
-        ("gzip", gzip.compress(BODY)[:-9], 400, "ends too early"),
+        ("gzip", compressed(BODY)[:-9], 400, "ends too early"),
         ("deflate", zlib.compress(BODY) + b"x", 400, "not valid deflate"),
         ("deflate", b"x", 400, "ends too early"),
-        ("gzip", gzip.compress(BODY + b" " * 4096), 413, "2048 bytes"),
-        ("gzip", gzip.compress(bytes(1 << 26)), 413, "2048 bytes"),
+        ("gzip", compressed(BODY + b" " * 4096), 413, "2048 bytes"),
+        ("gzip", compressed(bytes(1 << 26)), 413, "2048 bytes"),
     ],
 )
 def test_a_compressed_body_is_read_or_refused_by_its_coding(url, coding, sent, status, words):
@@ -72,7 +74,7 @@ def test_a_compressed_body_arrives_byte_by_byte(coding, sent):
 
 
 def test_a_decoder_expands_in_bounded_pieces():
-    pieces = BodyDecoder("gzip").pieces(gzip.compress(bytes(1 << 24)))
+    pieces = BodyDecoder("gzip").pieces(compressed(bytes(1 << 24)))
     assert max(len(piece) for piece in pieces) <= 1 << 18
 
 
@@ -88,7 +90,7 @@ def test_a_body_framed_in_two_ways_is_refused_and_the_connection_closed(url, eng
         connection.sendall((HEAD + framing).encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
         received = b"".join(iter(lambda: connection.recv(4096), b""))
     assert received.startswith(b"HTTP/1.1 400 ")
-    assert received.count(b"HTTP/1.1") == 1
+    assert received.count(b"\r\n\r\n") == 1
     assert engine.requests == []
 
 

@@ -187,8 +187,6 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._abort_later()
 
     def send_400_response(self, msg: str) -> None:
-        if self.transport.is_closing():
-            return  # h11 goes on reading what follows a request that we refused
         message = "invalid HTTP/1.1 request (a bad request line or header, or a head above 16 KiB)"
         self._close(_refusal(HTTPStatus.BAD_REQUEST, message))
 
