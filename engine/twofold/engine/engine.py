@@ -34,7 +34,7 @@ from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.delivery import Delivery
 from twofold.engine.expert_recording import ExpertRecording
-from twofold.engine.failures import error_of, raise_if_unusable, replace_device, step_failed
+from twofold.engine.failures import device_failure, error_of, raise_if_unusable, replace_device, step_failed
 from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.prefix.store import PrefixStore
@@ -421,7 +421,7 @@ class Engine:
 
     def _lose_device(self, error: DeviceLostError) -> None:
         """End the running requests with the error, and let the others continue on the CPU, if that is allowed."""
-        self.failure = EngineFailure("reloading", str(error))  # before a client can know of it
+        self.failure = device_failure(self._parts, error)  # before a client can know of it
         waiting = [self._requests.of(sequence) for sequence in self._scheduler.waiting]
         self._fail([state for state in self._requests.all() if state not in waiting], error)
         if self._residency is not None:

@@ -15,6 +15,13 @@ _log = logging.getLogger(__name__)
 _REMEDY: Final = "restart the process; --accelerator auto goes on with the CPU by itself"
 
 
+def device_failure(parts: EngineParts, error: DeviceLostError) -> EngineFailure:
+    """What the loss of its device means for an engine: its model is loaded again, or nothing can be computed."""
+    if parts.reload_on_cpu is None:
+        return EngineFailure("failed", f"{error}; {_REMEDY}")
+    return EngineFailure("reloading", str(error))
+
+
 def replace_device(
     parts: EngineParts, error: DeviceLostError
 ) -> tuple[EngineParts, EngineFailure] | tuple[None, EngineFailure]:
@@ -28,7 +35,7 @@ def replace_device(
     reason = str(error)
     if parts.reload_on_cpu is None:
         _log.error("the device is lost: %s; %s", reason, _REMEDY)
-        return None, EngineFailure("failed", f"{reason}; {_REMEDY}")
+        return None, device_failure(parts, error)
     _log.error("the device is lost: %s; the model is loaded on the CPU", reason)
     try:
         made = parts.reload_on_cpu(reason)
