@@ -265,7 +265,7 @@ def test_patterns_of_texts_without_quotes(schema: Any, fitting: list[str], other
         assert not all(re.fullmatch(pattern, text) for pattern in patterns), text
 
 
-def test_keywords_that_no_pattern_expresses_are_told() -> None:
+def test_keywords_that_no_pattern_expresses_are_reported() -> None:
     assert text_patterns({"pattern": "(^a)", "format": "ipv6", "maxLength": 10**6}) == (
         [],
         ["maxLength", "pattern", "format"],

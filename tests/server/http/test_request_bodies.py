@@ -78,6 +78,15 @@ def test_a_decoder_expands_in_bounded_pieces():
     assert max(len(piece) for piece in pieces) <= 1 << 18
 
 
+@pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, (1 << 19) + 1])
+def test_a_body_of_several_pieces_is_decoded_whole(size):
+    body = b"ab" * size
+    for coding, sent in (("gzip", compressed(body)), ("deflate", zlib.compress(body)[2:-4])):
+        decoder = BodyDecoder(coding)
+        assert b"".join(decoder.pieces(sent)) == body
+        decoder.end()
+
+
 def test_an_unknown_coding_lists_the_known_ones():
     with pytest.raises(ApiError) as caught:
         BodyDecoder("zstd")

@@ -43,12 +43,15 @@ class BodyDecoder:
                 return
             self._stream = zlib.decompressobj(_window_of_deflate(data))
         try:
-            while data:
+            piece = b""
+            # A full piece may leave more in the decoder although all of its input is taken.
+            while data or (len(piece) == _PIECE_BYTES and not self._stream.eof):
                 if self._stream.eof:
                     if self._coding == "deflate":
                         raise zlib.error("bytes follow its end")
                     self._stream = zlib.decompressobj(_GZIP)  # gzip may consist of several members
-                yield self._stream.decompress(data, _PIECE_BYTES)
+                piece = self._stream.decompress(data, _PIECE_BYTES)
+                yield piece
                 data = self._stream.unused_data if self._stream.eof else self._stream.unconsumed_tail
         except zlib.error as error:
             raise self._damaged(str(error)) from None
