@@ -34,6 +34,8 @@ class Case:
     format: str
     of_experts: bool = False
     """Only experts are quantised."""
+    rounded: float = 0.0
+    """Largest relative difference from the tool's values: 2^-11 where float32 scales are rounded to float16."""
     ignore: list[str] = field(default_factory=list)
 
 
@@ -172,6 +174,13 @@ FLOAT8_BY_ROW = {
 }
 
 
+FBGEMM = {
+    "quant_method": "fbgemm_fp8",
+    "activation_scale_ub": 1200.0,
+    "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+}
+
+
 def codes_of(rng: np.random.Generator, rows: int, columns: int) -> tuple[Any, Any, Any]:
     """NVFP4's codes, neighbours in a byte; their values; scales in E4M3 of 16 columns, subnormal ones too."""
     codes = rng.integers(0, 256, (rows, columns // 2), np.uint8)
@@ -303,6 +312,7 @@ CASES = {
     "int8 by tensor": Case(*compressed_tensors(8, "tensor", None, packed=False), "int8"),
     "float8 by tensor": Case(FLOAT8, float8, "fp8", of_experts=True),
     "float8 by row": Case(FLOAT8_BY_ROW, float8_by_row, "fp8"),
+    "fbgemm's float8 by row": Case(FBGEMM, float8_by_row, "fp8"),
     "nvfp4": Case(NVFP4, nvfp4, "nvfp4"),
     "modelopt nvfp4": Case(MODELOPT, modelopt_nvfp4, "nvfp4", of_experts=True),
     "modelopt fp8": Case({"quant_method": "modelopt", "quant_algo": "FP8"}, modelopt_fp8, "fp8"),
@@ -328,7 +338,9 @@ CASES = {
     "8 bits with zero points": Case(*preset("W8A16", symmetric=False), "f16"),
     "W4A8": Case(*preset("W4A8"), "q4_0"),
     "W4AFP8": Case(*preset("W4AFP8"), "q4_0"),
-    "int4 with float32 scales that are float16's": Case(*preset("W4A16", scales=torch.float16), "q4_0"),
+    "int4 with float16 scales": Case(*preset("W4A16", scales=torch.float16), "q4_0"),
+    "int4 with float32 scales": Case(*preset("W4A16", scales=torch.float32), "q4_0", rounded=2.0**-11),
+    "int8 with float32 scales": Case(*preset("W8A16", scales=torch.float32), "int8", rounded=2.0**-11),
     "int4 in sorted groups": Case(
         SORTED, in_groups_out_of_order, "f16"
     ),
