@@ -15,6 +15,8 @@ SHELL_FILES = $(shell git ls-files -co --exclude-standard '*.sh') .ci/run
 PORT ?= 10002
 DASHBOARD_PORT ?= 8501
 MODEL ?=
+# Of a command that takes a model or none: in quotes, and with ~ expanded, which not every shell does after MODEL=.
+MODEL_ARGUMENT = $(if $(MODEL),"$(MODEL:~/%=$(HOME)/%)")
 ACCELERATOR ?=
 RATIO ?=
 USERS ?= 10
@@ -36,15 +38,15 @@ GENERIC_TESTS ?= $(MODEL_TESTS)
 TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 TORCH_generic := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 
-.PHONY: help run screenshots test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day gpu-wheels build quick-build lint docs fmt bench loadtest loadtest-ui doctor clean ready-run ready-dev
+.PHONY: help run screenshots test test-levels test-slow check-cuda test-gpu sanitize-gpu bench-gpu gpu-day gpu-wheels build quick-build lint docs fmt bench loadtest loadtest-ui doctor clean usable-ports ready-run ready-dev
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 	@echo
 	@echo "  make run takes PORT=$(PORT) DASHBOARD_PORT=$(DASHBOARD_PORT) MODEL=dir ACCELERATOR=auto|cuda|none|emulated:NAME RATIO=0.0-1.0"
 
-run: ready-run  ## start the OpenAI server and the dashboard; Ctrl-C ends both
-	@exec "$(BIN)"/python scripts/run_stack.py --port="$(PORT)" --dashboard-port="$(DASHBOARD_PORT)" \
+run: usable-ports ready-run  ## start the OpenAI server and the dashboard; Ctrl-C ends both
+	@exec "$(BIN)"/python -m scripts.run_stack --port="$(PORT)" --dashboard-port="$(DASHBOARD_PORT)" \
 	  --model="$(MODEL)" --accelerator="$(ACCELERATOR)" --ratio="$(RATIO)"
 
 # Not --dist loadfile or loadscope: in pytest-xdist 3.8 a run with them hangs after a worker has crashed (its issues 1323, 1327).
@@ -94,7 +96,7 @@ fmt: ready-dev  ## format Python and C++
 
 bench: ready-dev  ## measure the CPU kernels beside the read ceiling, then the bundled model (or MODEL=dir)
 	@"$(BIN)"/python kernels/bench/run.py
-	@"$(BIN)"/twofold bench $(MODEL) --compare-transformers
+	@"$(BIN)"/twofold bench $(MODEL_ARGUMENT) --compare-transformers
 
 loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server that `make run` started
 	@"$(BIN)"/twofold loadtest --users $(USERS) --seconds $(SECONDS_OF_LOAD) --host http://127.0.0.1:$(PORT) $(LOADTEST_ARGS)
@@ -130,12 +132,16 @@ gpu-wheels: ready-dev  ## collect what `serve` needs on a GPU machine without ne
 	@"$(BIN)"/python -m tests.gpu.packages "$(or $(FOLDER),build/gpu-wheels)"
 
 doctor: ready-run  ## say what this machine has, lacks and can run
-	@"$(BIN)"/twofold doctor $(MODEL)
+	@"$(BIN)"/twofold doctor $(MODEL_ARGUMENT)
 
 clean:  ## remove what was built; .venv stays (rm -rf .venv removes that too)
 	@rm -rf $(if $(TWOFOLD_BUILD_DIR),$(addprefix "$(TWOFOLD_BUILD_DIR)"/,dev gpu gpu-day gpu-models gpu-wheels logs),build) dist .mypy_cache .ruff_cache \
 	  .pytest_cache .hypothesis
 	@find engine dashboard loadtest benchmarks models scripts tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Before set-up, which takes minutes; a machine without python3 learns that from set-up itself.
+usable-ports:
+	@! command -v python3 >/dev/null || python3 scripts/ports.py --port="$(PORT)" --dashboard-port="$(DASHBOARD_PORT)"
 
 ready-run:
 	@scripts/ensure_built.sh run

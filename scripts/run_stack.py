@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,10 +24,10 @@ from pathlib import Path
 from twofold.api.addresses import without_password
 from twofold.experts.unused_gpu import has_gpu
 
+from scripts.ports import HOST, add_arguments, named, port_problem
+
 ROOT = Path(__file__).resolve().parent.parent
-HOST = "127.0.0.1"
 EMULATED = ("emulated:rtx4090-pcie4", "0.25")
-MAX_PORT = 65535
 # In a process of its own: it may import torch and open the GPU, whose memory this script would keep.
 WHY_GPU_IS_UNUSED = """
 from twofold.device.finding import choose_accelerator
@@ -46,7 +45,7 @@ class StopError(Exception):
 
 def main() -> int:
     args = parse_arguments()
-    problem = port_problem(args)
+    problem = port_problem(named(args))
     if problem:
         print(problem, file=sys.stderr)
         return 2
@@ -88,32 +87,16 @@ def main() -> int:
         end(children)
 
 
-def port_problem(args: argparse.Namespace) -> str:
-    """What is wrong with PORT and DASHBOARD_PORT; "" if both can be used. Turns both into numbers."""
-    for name in ("PORT", "DASHBOARD_PORT"):
-        given = getattr(args, name.lower())
-        if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= MAX_PORT:
-            return f"{name} was given {given!r}; expected a port from 1 to {MAX_PORT}"
-        port = int(given)
-        if not port_is_free(port):
-            free = next((each for each in range(port + 1, MAX_PORT + 1) if port_is_free(each)), 10002)
-            return f"port {port} is in use; choose another: make run {name}={free}"
-        setattr(args, name.lower(), port)
-    if args.port == args.dashboard_port:
-        return f"PORT and DASHBOARD_PORT were both given {args.port}; expected two ports"
-    return ""
-
-
 def commands(args: argparse.Namespace, telemetry_url: str) -> tuple[list[str], list[str]]:
     """Command lines of the server and the dashboard."""
     accelerator, ratio = choose_accelerator(args)
     serve = [sys.executable, "-m", "twofold.tools.cli.main", "serve"]
     serve += [os.path.expanduser(args.model)] if args.model else []
-    serve += ["--host", HOST, "--port", str(args.port), "--accelerator", accelerator]
+    serve += ["--host", HOST, "--port", args.port, "--accelerator", accelerator]
     serve += ["--telemetry-url", telemetry_url]
     serve += ["--gpu-experts-ratio", ratio] if ratio else []
     dashboard = [sys.executable, "-m", "twofold.tools.cli", "dashboard"]
-    dashboard += ["--telemetry-url", telemetry_url, "--port", str(args.dashboard_port)]
+    dashboard += ["--telemetry-url", telemetry_url, "--port", args.dashboard_port]
     return serve, dashboard
 
 
@@ -154,22 +137,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--port", default="10002")
-    parser.add_argument("--dashboard-port", default="8501")
+    add_arguments(parser)
     parser.add_argument("--model", default="", help="model directory (default: the bundled one)")
     parser.add_argument("--accelerator", default="", help="default: auto with an NVIDIA GPU, else emulated")
     parser.add_argument("--ratio", default="", help="share of the experts that VRAM holds, 0.0-1.0")
     return parser.parse_args()
-
-
-def port_is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def start(command: list[str], environment: dict[str, str], *, quiet: bool = False) -> subprocess.Popen[bytes]:

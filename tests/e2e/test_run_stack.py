@@ -6,7 +6,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import runpy
 import signal
 import socket
 import sqlite3
@@ -18,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts import run_stack
 from tests.e2e.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "run_stack.py"
 START_TIMEOUT_S = 120.0
 
 
@@ -37,7 +36,7 @@ def is_listening(port: int) -> bool:
 
 
 class Stack:
-    """A running `scripts/run_stack.py`, its ports and what it printed."""
+    """A running `python -m scripts.run_stack`, its ports and what it printed."""
 
     def __init__(self, database: Path) -> None:
         self.port, self.dashboard_port = free_port(), free_port()
@@ -50,7 +49,8 @@ class Stack:
         self.process = subprocess.Popen(
             [
                 sys.executable,
-                str(SCRIPT),
+                "-m",
+                "scripts.run_stack",
                 "--port",
                 str(self.port),
                 "--dashboard-port",
@@ -60,6 +60,7 @@ class Stack:
                 "--ratio",
                 "0.25",
             ],
+            cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -186,7 +187,8 @@ def test_a_port_in_use_is_named_before_anything_starts() -> None:
         occupied.listen()
         port = occupied.getsockname()[1]
         done = subprocess.run(
-            [sys.executable, str(SCRIPT), "--port", str(port)],
+            [sys.executable, "-m", "scripts.run_stack", "--port", str(port)],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=False,
@@ -203,7 +205,7 @@ def test_a_port_that_is_none_ends_in_one_line(
 ) -> None:
     free = "dashboard-port" if name == "port" else "port"
     monkeypatch.setattr("sys.argv", ["run_stack.py", f"--{name}={given}", f"--{free}={free_port()}"])
-    assert runpy.run_path(str(SCRIPT))["main"]() == 2
+    assert run_stack.main() == 2
     setting = name.upper().replace("-", "_")
     assert capsys.readouterr().err == f"{setting} was given {given!r}; expected a port from 1 to 65535\n"
 
@@ -213,7 +215,8 @@ def test_a_model_that_is_not_there_gives_one_line_and_no_half_started_server(tmp
     done = subprocess.run(
         [
             sys.executable,
-            str(SCRIPT),
+            "-m",
+            "scripts.run_stack",
             "--port",
             ports[0],
             "--dashboard-port",
@@ -223,6 +226,7 @@ def test_a_model_that_is_not_there_gives_one_line_and_no_half_started_server(tmp
             "--model",
             str(tmp_path / "nowhere"),
         ],
+        cwd=ROOT,
         env=dict(
             os.environ, TWOFOLD_TELEMETRY_URL=f"sqlite:///{tmp_path}/x.db", PYTHONPATH=str(ROOT / "engine")
         ),
@@ -247,10 +251,9 @@ def test_a_group_is_ended_while_its_leader_still_has_its_number(monkeypatch: pyt
 
     monkeypatch.setattr("os.killpg", watched)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    run_stack = runpy.run_path(str(SCRIPT))
     child = subprocess.Popen(["true"], start_new_session=True)
-    wait_until(lambda: run_stack["exit_code"](child) is not None)
-    assert run_stack["ended_early"]({"server": child}) == 1
-    run_stack["end"]({"server": child})
+    wait_until(lambda: run_stack.exit_code(child) is not None)
+    assert run_stack.ended_early({"server": child}) == 1
+    run_stack.end({"server": child})
     assert ended == [True]
     assert child.returncode == 0

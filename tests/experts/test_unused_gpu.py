@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from twofold.device.finding import choose_accelerator
 from twofold.engine import Engine
 from twofold.tools.cli.main import main
 
+from scripts import run_stack
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,9 +146,8 @@ def test_make_run_says_bad_and_shows_the_emulated_path(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")  # for a machine that has a GPU and can use it
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "engine"))
-    run_stack = runpy.run_path(str(ROOT / "scripts/run_stack.py"))
-    chosen = run_stack["choose_accelerator"](SimpleNamespace(accelerator="", ratio=""))
-    assert chosen == run_stack["EMULATED"]
+    chosen = run_stack.choose_accelerator(SimpleNamespace(accelerator="", ratio=""))
+    assert chosen == run_stack.EMULATED
     said = capsys.readouterr().out
     assert said.startswith("bad: this GPU is not used, because ")
     assert "NVIDIA GPU is here" not in said

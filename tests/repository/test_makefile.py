@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from twofold.tools.cli.main import build_parser
 
+from scripts.ports import port_is_free
 from scripts.renew_screenshots import load_command
 from tests.repository.sourced_build_steps import sourced
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERNAL = {"help", "ready-run", "ready-dev"}
+INTERNAL = {"help", "usable-ports", "ready-run", "ready-dev"}
 
 
 def phony_targets() -> set[str]:
@@ -74,23 +75,40 @@ def test_a_checkout_whose_folder_has_a_space_runs(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, folder)
     programs = folder / ".venv/bin"
     programs.mkdir(parents=True)
-    for name in ("python", "cmake"):
+    for name in ("python", "cmake", "twofold"):
         (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"{folder}/asked"\n')
         (programs / name).chmod(0o755)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("TWOFOLD_", "MAKE"))
     }
+    port = next(port for port in range(20000, 60000) if port_is_free(port) and port_is_free(port + 1))
     installed = (
         "source scripts/build_steps.sh; check_prerequisites; installation_fingerprint >.venv/.installed-run"
     )
-    for command in (["bash", "-euc", installed], ["make", "run", "PORT=-1"]):
+    for command in (
+        ["bash", "-euc", installed],
+        ["make", "run", f"PORT={port}", f"DASHBOARD_PORT={port + 1}"],
+        ["make", "doctor", "MODEL=~/two words"],
+    ):
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
     asked = (folder / "asked").read_text().splitlines()
     assert any(f"cmake -S {folder} -B {folder}/build/dev" in line for line in asked)
-    assert asked[-1].startswith("python scripts/run_stack.py --port=-1 --dashboard-port=8501")
+    assert any(line.startswith(f"python -m scripts.run_stack --port={port} --dash") for line in asked)
+    assert asked[-1] == f"twofold doctor {environment['HOME']}/two words"
+
+
+def test_a_port_that_is_none_is_refused_before_set_up(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    done = subprocess.run(
+        ["make", "run", "PORT=99999"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "PORT was given '99999'; expected a port from 1 to 65535" in done.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_a_missing_compiler_is_named_with_its_remedy() -> None:
