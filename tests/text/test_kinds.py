@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 from collections.abc import Callable
@@ -18,66 +17,36 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from twofold.api.errors import ModelLoadError
 from twofold.server.bridge.token_cache import TokenCache
 from twofold.text.tokenizer import Tokenizer
-from twofold.text.tokenizer.pieces import character_of_byte
 from twofold.weights.gguf_file import GgufFile
 
-ROOT = Path(__file__).resolve().parents[2]
-MANY = pytest.mark.parametrize("num_texts", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-SCRAPS = (
-    "the ", "The king's", " don't", "I'LL", "it'Re ", "HTTPServer", "camelCaseWord", "ÀÉÎ",
-    "naïve", "straße", "Ωμέγα", "привет мир", "日本語のテスト", "中文，没有空格。", "한국어", "हिन्दी", "ไทย",
-    "עברית", "العربية", "ǅungla", "ﬁne", "e\u0301", "👍🏽", "👩‍👩‍👧", "🇩🇪", "\U0001f600",
-    "12345678901", "3.14159", "1,000", "٣٤", "½", "²", "{}", "();", "!=", "->", "/* x */",
-    "#include <a>\n", "def f(x):\n    return x\n", "\t\tif a:\r\n", "</div>", "a/b/c",
-    "\n\n\n", "\r\n", "  ", "    ", "\u00a0", "\u3000", "\u200b", "\t", " ", "\u2028",
-    "...", "—", "«quoted»", "“so”", "@user", "x_y-z", "ſ", "K", "<|im", "|>", "<|im_end|>",
-    "<think>", "\x00", "\x7f", "￿",
-)  # fmt: skip
-
-
-def texts(count: int) -> list[str]:
-    r = random.Random(1)
-    drawn = ["".join(r.choice(SCRAPS) for _ in range(r.randint(0, 12))) for _ in range(count * 9 // 10)]
-    ranges = ((0x20, 0x7F), (0x80, 0x3000), (0x3000, 0xD7FF), (0xE000, 0x10FFFF))
-    for _ in range(count - len(drawn)):
-        points = (r.randrange(*r.choice(ranges)) for _ in range(r.randint(1, 30)))
-        drawn.append("".join(map(chr, points)))
-    return drawn
+from tests.text.vocabulary_files import (
+    CHAT,
+    CONTROL,
+    MANY,
+    ROOT,
+    SCRAPS,
+    control_free,
+    spelled,
+    texts,
+    trained_ranks,
+    write_tiktoken,
+)
 
 
 @pytest.fixture(scope="module")
 def ranks() -> dict[bytes, int]:
-    """Ranks of a byte-level vocabulary, bytes first, trained on the project's own pages and the scraps."""
-    trained = tokenizers.Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pages = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/**/*.md"))]
-    alphabet = list(character_of_byte().values())
-    trained.train_from_iterator(
-        [*pages, *SCRAPS * 5],
-        trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet, show_progress=False),
-    )
-    byte_of = {character: byte for byte, character in character_of_byte().items()}
-    merges = [tuple(merge) for merge in json.loads(trained.to_str())["model"]["merges"]]
-    found = {bytes((byte,)): byte for byte in range(256)}
-    for merge in merges:
-        found.setdefault(bytes(byte_of[c] for c in "".join(merge)), len(found))
-    return found
-
-
-def spelled(token: bytes) -> str:
-    return "".join(character_of_byte()[byte] for byte in token)
+    return trained_ranks()
 
 
 def as_gguf(ranks: dict[bytes, int], pre: str) -> Tokenizer:
-    from twofold.text.tokenizer.tiktoken_file import _merges
+    from twofold.text.tokenizer.ranked_vocabulary import merges_of
 
     fields = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": [*map(spelled, ranks), *CONTROL],
         "tokenizer.ggml.token_type": np.array([1] * len(ranks) + [3] * len(CONTROL), np.int32),
-        "tokenizer.ggml.merges": [" ".join(merge) for merge in _merges(ranks)],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges_of(ranks)],
         "tokenizer.ggml.add_bos_token": False,
     }
     return Tokenizer.from_gguf(GgufFile(Path("tiny.gguf"), fields, {}))
@@ -90,10 +59,6 @@ def published_patterns() -> dict[str, str]:
     splits = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
     ours = ("qwen2", "qwen35", "llama-bpe", "lfm2", "gpt-4o", "llama4", "minimax-m2", "tekken")
     return {pre: splits[pre] for pre in ours} | {"glm4": splits["llama-bpe"]}
-
-
-def control_free(texts: list[str]) -> list[str]:
-    return [text for text in texts if not any(token in text for token in CONTROL)]
 
 
 @MANY
@@ -155,10 +120,10 @@ PUBLISHED_SPLITS: dict[str, tuple[str, ...]] = {
 @MANY
 @pytest.mark.parametrize("pre", sorted(PUBLISHED_SPLITS))
 def test_word_rules_are_those_of_tokenizer_json(ranks: dict[bytes, int], pre: str, num_texts: int) -> None:
-    from twofold.text.tokenizer.tiktoken_file import _merges
+    from twofold.text.tokenizer.ranked_vocabulary import merges_of
 
     vocabulary = {spelled(token): rank for token, rank in ranks.items()}
-    theirs = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=list(_merges(ranks))))
+    theirs = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges_of(ranks))))
     splits = [pre_tokenizers.Split(tokenizers.Regex(each), "isolated") for each in PUBLISHED_SPLITS[pre]]
     theirs.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -175,57 +140,6 @@ def test_long_digits_are_cut_in_linear_time(ranks: dict[bytes, int]) -> None:
     digits = "1" + "234" * 20_000
     words = as_gguf(ranks, "afmoe")._backend.pre_tokenizer.pre_tokenize_str(digits)
     assert [word for word, _ in words] == ["1", *["234"] * 20_000]
-
-
-KIMI = "|".join(
-    (
-        r"[\p{Han}]+",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-
-
-def write_tiktoken(directory: Path, ranks: dict[bytes, int]) -> Path:
-    lines = (base64.b64encode(token) + b" " + str(rank).encode() for token, rank in ranks.items())
-    (directory / "tiktoken.model").write_bytes(b"\n".join(lines) + b"\n")
-    added = {str(len(ranks) + at): {"content": token, "special": True} for at, token in enumerate(CONTROL)}
-    added[str(len(ranks) + 9)] = {"content": "<think>", "special": False}
-    config = {"added_tokens_decoder": added, "eos_token": "<|im_end|>", "chat_template": CHAT}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
-
-
-# Tools as JSON in ASCII, contents trimmed, an answer cut at a mark.
-CHAT = (
-    "{% if tools %}<|im_start|>tools\n{{ tools | tojson(ensure_ascii=true) }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content.split('</think>')[-1] | trim }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@MANY
-def test_tiktoken_files_give_tiktokens_ids(tmp_path: Path, ranks: dict[bytes, int], num_texts: int) -> None:
-    ours = Tokenizer.load(write_tiktoken(tmp_path, ranks), vocab_size=len(ranks) + 256)
-    special = {token: len(ranks) + at for at, token in enumerate(CONTROL)}
-    theirs = tiktoken.Encoding(
-        "kimi", pat_str=KIMI, mergeable_ranks=ranks, special_tokens=special | {"<think>": len(ranks) + 9}
-    )
-    for text in texts(num_texts):
-        ids = ours.encode(text)
-        assert ids == theirs.encode(text, allowed_special="all"), repr(text)
-        assert ours.decode(ids, skip_special_tokens=False) == text
-    assert ours.vocab_size == len(ranks) + 256
-    assert ours.eos_token_ids == {len(ranks) + 2}
-    assert len(ours.special_token_ids) == 255  # but <think>
 
 
 @MANY

@@ -39,7 +39,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("glm4_moe", "glm4v_moe", "glm_moe_dsa", "glm4_moe_lite", "seed_oss", "solar_open"), WITH_FILE
     ),
-    **dict.fromkeys(("hy_v3", "mellum", "hunyuan_v1_moe", "hunyuan_v1_dense", "afmoe", "laguna"), WITH_FILE),
+    **dict.fromkeys(("hy_v3", "mellum", "hunyuan_v1_dense", "afmoe", "laguna"), WITH_FILE),
     **dict.fromkeys(
         ("minimax_m2", "gpt_oss", "lfm2_moe", "llama4", "mistral4", "step3p7", "gemma4"), WITH_FILE
     ),
@@ -50,10 +50,12 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     # No tokenizer.json.
     "qwen3_omni_moe": (CONFIG, LEGACY, *BPE),
     "kimi_k25": ("tiktoken.model", CONFIG, JINJA),
+    "hunyuan_v1_moe": ("hy.tiktoken", CONFIG),
     "ernie4_5_moe": ("tokenizer.model", CONFIG, JINJA),
     # No template.
     "deepseek_v32": (FAST, CONFIG),
 }
+RANKS = ("tiktoken.model", "hy.tiktoken")
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}"
 HELLO = [{"role": "user", "content": "the cat"}]
 
@@ -75,11 +77,11 @@ def publish(directory: Path, files: tuple[str, ...]) -> None:
         "merges.txt": "#version: 0.2\n"
         + "\n".join(" ".join(merge) for merge in data["model"]["merges"])
         + "\n",
-        "tiktoken.model": "".join(
-            f"{base64.b64encode(bytes((byte,))).decode()} {byte}\n" for byte in range(256)
+        **dict.fromkeys(
+            RANKS, "".join(f"{base64.b64encode(bytes((byte,))).decode()} {byte}\n" for byte in range(256))
         ),
     }
-    if "tiktoken.model" in files:
+    if set(RANKS) & set(files):
         added = {
             str(256 + at): {"content": token, "special": True} for at, token in enumerate(added_texts(added))
         }

@@ -17,6 +17,7 @@ INDEX: Final = "model.safetensors.index.json"
 _TEXT_FILES: Final = frozenset((
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "tiktoken.model",
+    "hy.tiktoken", "tekken.json",
     "chat_template.jinja", "chat_template.json", "processor_config.json",
     "additional_chat_templates/tool_use.jinja", "hf_quant_config.json", INDEX,
 ))  # fmt: skip

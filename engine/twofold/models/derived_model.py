@@ -35,6 +35,8 @@ TOKENIZER_FILES: Final = (
     "merges.txt",
     "tokenizer.model",
     "tiktoken.model",
+    "hy.tiktoken",
+    "tekken.json",
     "LICENSE",
 )
 POOLING_FILES: Final = (MODULES, "1_Pooling/config.json", "config_sentence_transformers.json")

@@ -321,14 +321,17 @@ def _encode_all(
 
 def _read_backend(directory: Path, settings: Fields) -> tuple[Path, tokenizers.Tokenizer]:
     """The tokenizer of tokenizer.json, else of the publisher's other vocabulary file."""
-    from twofold.text.tokenizer import bpe_files, sentencepiece_file, tiktoken_file
+    from twofold.text.tokenizer import bpe_files, sentencepiece_file, tekken_file, tiktoken_file
 
     path = directory / "tokenizer.json"
-    ranks, model = directory / tiktoken_file.NAME, directory / sentencepiece_file.NAME
+    tekken, model = directory / tekken_file.NAME, directory / sentencepiece_file.NAME
     if path.exists():
         return path, read_tokenizer_json(path)
-    if ranks.exists():
-        return ranks, tiktoken_file.read_tiktoken(ranks, settings)
+    for ranks in (directory / name for name in tiktoken_file.NAMES):
+        if ranks.exists():
+            return ranks, tiktoken_file.read_tiktoken(ranks, settings)
+    if tekken.exists():
+        return tekken, tekken_file.read_tekken(tekken)
     if model.exists():
         from twofold.text.tokenizer.gguf_vocabulary import read_vocabulary
 

@@ -1,39 +1,62 @@
-"""tiktoken.model, the vocabulary of Kimi's checkpoints instead of tokenizer.json → a backend of `tokenizers`.
+"""tiktoken's files, the vocabulary of some checkpoints instead of tokenizer.json → a backend of `tokenizers`.
 
-A line has a token's bytes in base64 and its rank; ids are ranks. tokenizer_config.json (`added_tokens_decoder`) names
-the control tokens after the last rank; the other ids of the 256 after it are reserved.
+A line has a token's bytes in base64 and its rank; ids are ranks. The control tokens follow the last rank:
+tokenizer_config.json (`added_tokens_decoder`) may name them. The file's name tells the rest, which publishers state in
+the code beside it: how text is split into words, and the other control tokens.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, normalizers
 
 from twofold.api.errors import ModelLoadError
 from twofold.text.tokenizer.bounded_file import read_bounded_bytes
-from twofold.text.tokenizer.pieces import character_of_byte
-from twofold.text.tokenizer.word_rules import KIMI_K2
+from twofold.text.tokenizer.ranked_vocabulary import ranked_backend
+from twofold.text.tokenizer.word_rules import KIMI_K2, WORD_RULES, WordRule
 from twofold.weights.json_file import Fields
 
-NAME: Final = "tiktoken.model"
-_NUM_RESERVED: Final = 256
+
+@dataclass(frozen=True)
+class _Kind:
+    words: WordRule
+    control: tuple[str, ...]
+    """Control tokens in the order of their ids; {id} is the token's id."""
+    composes: bool = False
+    """Whether text is composed (NFC)."""
+
+
+_KINDS: Final = {
+    # Kimi
+    "tiktoken.model": _Kind(KIMI_K2, ("<|reserved_token_{id}|>",) * 256),
+    # Hunyuan
+    "hy.tiktoken": _Kind(
+        WORD_RULES["hunyuan"],
+        (
+            *("<|endoftext|>", "<|startoftext|>", "<|bos|>", "<|eos|>", "<|pad|>"),
+            *(f"<|extra_{number}|>" for number in range(205)),
+        ),
+        composes=True,
+    ),
+}
+NAMES: Final = tuple(_KINDS)
 
 
 def read_tiktoken(path: Path, config: Fields) -> tokenizers.Tokenizer:
     """The tokenizer of `path` and its tokenizer_config.json. Raises ModelLoadError naming the file and the line."""
-    ranks = _read_ranks(path)
-    vocabulary = {_spelled(token): rank for token, rank in ranks.items()}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(ranks), ignore_merges=True))
-    backend.pre_tokenizer = KIMI_K2.pre_tokenizer()
-    backend.decoder = decoders.ByteLevel()
+    kind, ranks = _KINDS[path.name], _read_ranks(path)
+    backend = ranked_backend(ranks, kind.words.pre_tokenizer())
+    if kind.composes:
+        backend.normalizer = normalizers.NFC()
     named = _named_tokens(config)
-    for token_id in range(len(ranks), len(ranks) + _NUM_RESERVED):
-        content, special = named.get(token_id, (f"<|reserved_token_{token_id}|>", True))
+    for token_id, usual in enumerate(kind.control, len(ranks)):
+        content, special = named.get(token_id, (usual.format(id=token_id), True))
         token = AddedToken(content, special=special, normalized=False)
         if not (backend.add_special_tokens([token]) if special else backend.add_tokens([token])):
             raise config.error("added_tokens_decoder", content, f"a token that {path.name} has not")
@@ -61,30 +84,6 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
             f"{path}: has no token for the byte {missing[0]}, expected all 256; download it again"
         )
     return ranks
-
-
-def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
-    """For each token, in rank order, the two tokens that lower-ranked merges leave of it."""
-    merges = []
-    for token, rank in ranks.items():
-        if len(token) > 1 and len(parts := _merged(token, ranks, rank)) == 2:
-            merges.append((_spelled(parts[0]), _spelled(parts[1])))
-    return merges
-
-
-def _merged(token: bytes, ranks: dict[bytes, int], below: int) -> list[bytes]:
-    parts = [token[at : at + 1] for at in range(len(token))]
-    while len(parts) > 2:
-        lowest, at = min((ranks.get(parts[at] + parts[at + 1], below), at) for at in range(len(parts) - 1))
-        if lowest >= below:
-            break
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts
-
-
-def _spelled(token: bytes) -> str:
-    table = character_of_byte()
-    return "".join(map(table.__getitem__, token))
 
 
 def _named_tokens(config: Fields) -> dict[int, tuple[str, bool]]:
