@@ -27,7 +27,7 @@ NAME: Final = "tekken.json"
 def read_tekken(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer of `path`. Raises ModelLoadError naming the file and the fault."""
     data = read_json_object(path, "the vocabulary")
-    fields = Fields(path, data)
+    fields = Fields(str(path), data)
     config = fields.section("config")
     if config is None:
         raise fields.error("config", None, "the vocabulary's sizes and pattern")
