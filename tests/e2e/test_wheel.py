@@ -29,8 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from check_cuda import find_nvcc  # noqa: E402
 
-MOST_CUDA_BYTES = 16_000_000
-"""Limit for the CUDA module with all architectures; an uncompressed one is many times as large."""
+MOST_CUDA_BYTES = 22_000_000
+"""Limit for the CUDA module with all architectures: 17 MB, half of it GPU code, which has many times the size if it is
+not compressed."""
 
 
 @pytest.fixture(scope="module")

@@ -235,10 +235,11 @@ class ServerConfig(Checked):
         "template)",
     )
     reasoning_field: str = setting(
-        "reasoning",
+        "auto",
         "field of chat answers that holds the model's thinking: reasoning (vLLM's name), reasoning_content (its older "
-        "name, which DeepSeek's clients read) or both, which some clients show twice",
-        choices=("reasoning", "reasoning_content", "both"),
+        "name, which DeepSeek's clients read) or both; auto = reasoning in streams, where some clients would show both, "
+        "and both in whole answers",
+        choices=("auto", "reasoning", "reasoning_content", "both"),
     )
     max_stored_responses: int = setting(
         1024,

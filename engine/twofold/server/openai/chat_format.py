@@ -34,7 +34,8 @@ class ChatFormat(AnswerFormat):
         super().__init__(asked)
         self._reading = reading
         field = asked.reasoning_field if self.names_reasoning else "reasoning"
-        self._reasoning_fields = REASONING_FIELDS if field == "both" else (field,)
+        self._whole_fields = REASONING_FIELDS if field in ("auto", "both") else (field,)
+        self._stream_fields = self._whole_fields if field != "auto" else ("reasoning",)
         self._thoughts = [ThoughtCount() for _ in range(self.num_choices)]
         self._observed: list[list[Event]] = [[] for _ in range(self.num_choices)]
         """Events of the whole answers so far."""
@@ -135,7 +136,7 @@ class ChatFormat(AnswerFormat):
         message["content"] = texts["content"] or (None if made else "")
         if self._reading.marks.reasoning_parser is not None:
             thinking = None if self._reading.hides_reasoning else texts["reasoning"] or None
-            message |= dict.fromkeys(self._reasoning_fields, thinking)
+            message |= dict.fromkeys(self._whole_fields, thinking)
         if made:
             message["tool_calls"] = made
         return message, "tool_calls" if made and answer.finish_reason == "stop" else answer.finish_reason
@@ -212,7 +213,7 @@ class ChatFormat(AnswerFormat):
                 yield {"content": event.text}
             elif event.kind == "reasoning":
                 if not self._reading.hides_reasoning:
-                    yield dict.fromkeys(self._reasoning_fields, event.text)
+                    yield dict.fromkeys(self._stream_fields, event.text)
             elif event.kind == "call":
                 yield self._begun_call(index, event)
             elif event.kind == "arguments" and index in self._custom_arguments:

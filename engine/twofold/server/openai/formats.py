@@ -41,8 +41,8 @@ class Asked:
     body: SamplingFields
     prompts: Sequence[Prompt]
     tokenizer: ServingTokenizer
-    reasoning_field: str = "reasoning"
-    """Chat field that holds the thinking, or "both" (`ServerConfig.reasoning_field`)."""
+    reasoning_field: str = "auto"
+    """Chat field that holds the thinking (`ServerConfig.reasoning_field`)."""
 
 
 class AnswerFormat(ABC):
