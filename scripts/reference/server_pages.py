@@ -66,6 +66,7 @@ ROUTES: Final = {
     "POST /api/show": "Ollama: the model's details.",
     "POST /detokenize": "Token ids to text.",
     "POST /dump_expert_distribution_record": "SGLang's name of `/admin/experts/dump`.",
+    "POST /infill": "llama.cpp's: fills a gap between two texts, for editors.",
     "POST /internal/load_samples": "Samples of a load test, from this machine only.",
     "POST /rerank": "As `/v1/rerank`.",
     "POST /score": "vLLM: scores of pairs of texts.",

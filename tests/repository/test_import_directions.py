@@ -86,6 +86,7 @@ ROOMS_USED: dict[str, set[str]] = {
     },
     "server.anthropic": {"api", "server.bridge", "server.http", "server.openai", "text.conversation"},
     "server.pooling": {"api", "server.bridge", "server.http", "server.openai"},
+    "server.llama_cpp": {"api", "server.bridge", "server.http", "server.openai"},
     "server.ollama": {
         "__init__",
         "api",
@@ -112,6 +113,7 @@ ROOMS_USED: dict[str, set[str]] = {
         "server.anthropic",
         "server.bridge",
         "server.http",
+        "server.llama_cpp",
         "server.ollama",
         "server.openai",
         "server.pooling",

@@ -58,15 +58,19 @@ class CutPanels:
     ) -> ops.PackedMatrix:
         """See `Panels.matrix`."""
         parts = matrices()
-        packed_bytes = sum(part.packed_bytes for part in parts)
-        num_panels = max(-(-part.rows // _core.panel_rows()) for part in parts)
-        if by_head or packed_bytes < self._min_bytes or num_panels < self.ranks.size:
-            made = ops.PackedMatrix(pool, parts, self.ranks)
-        else:
+        if self.is_cut(parts, by_head=by_head):
             made = ops.PackedMatrix(pool, parts, self.ranks, len(self.matrices))
             self.matrices.append(made)
+        else:
+            made = ops.PackedMatrix(pool, parts, self.ranks)
         self.num_bytes += made.bytes
         return made
+
+    def is_cut(self, parts: Sequence[WeightMatrix], *, by_head: bool) -> bool:
+        """Whether a stack is shared among the ranks; else rank 0 holds it alone."""
+        packed_bytes = sum(part.packed_bytes for part in parts)
+        num_panels = max(-(-part.rows // _core.panel_rows()) for part in parts)
+        return not by_head and packed_bytes >= self._min_bytes and num_panels >= self.ranks.size
 
 
 class MappedPanels:

@@ -78,7 +78,7 @@ def run_rank(
     config = rank_config(config)
     place = find_place(parallel)
     files = open_model_files(Path(config.model), config.speculation.predictions)
-    _check_files(files)
+    check_rank_files(files)
     meeting = Meeting(place, parallel.distributed_timeout_s, parallel.distributed_backend)
     with _local_ranks(arguments, parallel, meeting) as local:
         bind_to_cores(place)
@@ -133,7 +133,8 @@ def rank_config(config: EngineConfig) -> EngineConfig:
     return replace(config, accelerator="none")
 
 
-def _check_files(files: ModelFiles) -> None:
+def check_rank_files(files: ModelFiles) -> None:
+    """ConfigError for a packed model."""
     if files.mapped is not None:
         raise ConfigError(
             f"{files.mapped.path} is a packed model, and --tensor-parallel-size is above 1: ranks pack their shares of "

@@ -23,6 +23,7 @@ from twofold.server.bridge.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http import openapi
 from twofold.server.http.errors import ApiError
+from twofold.server.llama_cpp import infill
 from twofold.server.ollama import embeddings as ollama_embeddings
 from twofold.server.ollama import routes as ollama
 from twofold.server.openai import routes as completions
@@ -76,6 +77,7 @@ def app_of(state: ServerState) -> ASGIApp:
     app.include_router(rerank.router(state))
     app.include_router(ollama.router(state))
     app.include_router(ollama_embeddings.router(state))
+    app.include_router(infill.router(state))
     app.include_router(anthropic_messages.router(state))
     if state.config.admin_key:
         app.include_router(admin.router(state))

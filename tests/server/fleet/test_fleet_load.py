@@ -76,6 +76,10 @@ def test_a_signal_lets_running_answers_finish(tmp_path: Path) -> None:
 
         seen = asyncio.run(streams(server.url, first=500, max_tokens=200, num=4, then=stop))
     assert [(each.error, each.is_done) for each in seen] == [(None, True)] * 4
+    log = (tmp_path / "log").read_text()
+    assert "stopping: running answers may finish" in log
+    # Ray reports a controller that is killed during a call as a failed task, in colours.
+    assert [line for line in log.splitlines() if "infinite retries" in line or "\x1b" in line] == []
 
 
 def test_models_stay_on_the_replica_that_has_loaded_them(tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ _ENDS: Final = (
 """Tokens after the text of a gap, of which chat models declare only some."""
 
 
+_REPOSITORY_MARKS: Final = ("<|repo_name|>", "<repo_name>", "<reponame>")
+_FILE_MARKS: Final = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<filename>")
+"""Marks of Qwen, StarCoder 2 and Granite, CodeGemma, StarCoder; the repository's and a file's name follow them."""
+
+
 def fill_marks(tokenizer: ServingTokenizer) -> FillMarks | None:
     """The model's marks; None: it has none."""
     for marks in _FAMILIES:
@@ -46,23 +51,45 @@ def fill_marks(tokenizer: ServingTokenizer) -> FillMarks | None:
 
 
 def fill_prompt(
-    prefix: Sequence[int], suffix: str, tokenizer: ServingTokenizer, *, begins: bool
+    prefix: Sequence[int], suffix: str, tokenizer: ServingTokenizer, *, begins: bool, field: str = "suffix"
 ) -> list[int]:
     """Token ids of a prompt whose answer belongs between `prefix` and `suffix`.
 
-    begins: with the begin-of-text token. RequestError if the model has no marks.
+    begins: with the begin-of-text token. field: name of the suffix in the request.
+
+    Raises:
+        RequestError: the model has no marks.
     """
     marks = fill_marks(tokenizer)
     if marks is None:
+        remedy = "leave suffix out" if field == "suffix" else "serve a model that has them"
         raise RequestError(
-            "suffix: this model's tokenizer has no marks for text before and after a gap; leave suffix out",
-            param="suffix",
+            f"{field}: this model's tokenizer has no marks for text before and after a gap; {remedy}",
+            param=field,
         )
     before = [_token(tokenizer, marks.prefix), *prefix]
     after = [_token(tokenizer, marks.suffix), *tokenizer.encode(suffix)]
     texts = [*after, *before] if marks.suffix_first else [*before, *after]
     begin = tokenizer.encode("", add_special_tokens=True)[:1] if begins else []
     return [*begin, *texts, *([_token(tokenizer, marks.middle)] if marks.middle else [])]
+
+
+def file_tokens(files: Sequence[tuple[str, str]], tokenizer: ServingTokenizer) -> list[int]:
+    """Token ids of other files (name, text) before the file with the gap, in llama.cpp's form; empty without files."""
+    if not files:
+        return []
+    token_ids: list[int] = []
+    if (repository := _first_token(_REPOSITORY_MARKS, tokenizer)) is not None:
+        token_ids += [repository, *tokenizer.encode("myproject\n")]
+    mark = _first_token(_FILE_MARKS, tokenizer)
+    for name, text in files:
+        head = (
+            tokenizer.encode("\n\n--- snippet ---\n\n")
+            if mark is None
+            else [mark, *tokenizer.encode(f"{name}\n")]
+        )
+        token_ids += [*head, *tokenizer.encode(text)]
+    return token_ids if mark is None else [*token_ids, mark, *tokenizer.encode("filename\n")]
 
 
 def fill_end_tokens(tokenizer: ServingTokenizer) -> tuple[int, ...]:
@@ -75,6 +102,12 @@ def fill_end_tokens(tokenizer: ServingTokenizer) -> tuple[int, ...]:
 
 def _written(marks: FillMarks) -> list[str]:
     return [mark for mark in (marks.prefix, marks.suffix, marks.middle) if mark]
+
+
+def _first_token(marks: Sequence[str], tokenizer: ServingTokenizer) -> int | None:
+    """The first of these tokens that the model has."""
+    found = (tokenizer.token_id(mark) for mark in marks)
+    return next((token for token in found if token is not None), None)
 
 
 def _token(tokenizer: ServingTokenizer, mark: str) -> int:

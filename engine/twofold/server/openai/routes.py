@@ -121,9 +121,22 @@ async def answer_completion(
 ) -> Response:
     """Complete a prompt, in any API's format."""
     tokenise = partial(completion_prompts, body, model.tokenizer)
-    plan = _plan(model, body, tokenise, times_of(request.scope), endpoint="completions")
     if body.suffix:
-        plan = replace(plan, end_tokens=fill_end_tokens(model.engine.tokenizer))
+        return await fill_gap(request, model, body, make_format, tokenise)
+    plan = _plan(model, body, tokenise, times_of(request.scope), endpoint="completions")
+    return await _answer(model, body, plan, make_format, scope=request.scope)
+
+
+async def fill_gap(
+    request: Request,
+    model: ServedModel,
+    body: CompletionRequest,
+    make_format: Callable[..., AnswerFormat],
+    tokenise: Callable[[], list[Prompt]],
+) -> Response:
+    """Answer the prompts of `tokenise`, which have the model's marks of a gap, in any API's format."""
+    plan = _plan(model, body, tokenise, times_of(request.scope), endpoint="completions")
+    plan = replace(plan, end_tokens=fill_end_tokens(model.engine.tokenizer))
     return await _answer(model, body, plan, make_format, scope=request.scope)
 
 

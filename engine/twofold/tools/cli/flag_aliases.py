@@ -344,7 +344,11 @@ LLAMA_CPP: Final = (
     _refused("fewer experts than the model uses would change its answers", "-ser", "--smart-expert-reduction"),
 )  # fmt: skip
 """Flags of llama.cpp and ik_llama.cpp. `--moe-cache-mib` is a setting here."""
-
+RANKS: Final = (  # for all commands with ranks
+    replace(_to("tensor_parallel_size", "-tp"), is_short=True),
+    _to("tensor_parallel_size", "--tp", "--tp-size"),
+    _to("distributed_timeout_s", "--dist-timeout", "--distributed-timeout-seconds"),
+)
 OTHER_SERVERS: Final = (
     _to("served_model_name", "-a", "--alias"),
     _to("admin_key", "--admin-api-key"),
@@ -353,14 +357,10 @@ OTHER_SERVERS: Final = (
     _refused("a request always loads its model", "--no-models-autoload", nargs=0),
     _refused("all flags apply to all models", "--models-preset"),
     _to("otlp_endpoint", "--otlp-traces-endpoint", but="OTLP over HTTP, not over gRPC"),
-    replace(_to("tensor_parallel_size", "-tp"), is_short=True),
-    _to("tensor_parallel_size", "--tp", "--tp-size"),
-    _to("distributed_timeout_s", "--dist-timeout", "--distributed-timeout-seconds"),
+    *RANKS,
 )
 """Flags of the servers of SGLang, vLLM and llama.cpp."""
-
 SERVER: Final = (*KTRANSFORMERS_SERVER, *OTHER_SERVERS)
-"""For `twofold serve` alone."""
 ENGINE: Final = (*KTRANSFORMERS, *KTRANSFORMERS_MODEL, *SGLANG, *LLAMA_CPP)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from twofold.api.errors import ConfigError
 from twofold.api.parallel_config import ParallelConfig
-from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.api.types import Usage
 from twofold.text.conversation.arranging import rendered
@@ -26,7 +25,7 @@ from twofold.tools.cli.model_options import (
     running_engine,
     sampling_from,
 )
-from twofold.tools.cli.serve.ranks import load_on_ranks, run_on_ranks
+from twofold.tools.cli.serve.ranks import add_rank_arguments, load_on_ranks, run_on_ranks
 from twofold.tools.cli.terminal_text import print_piece
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print one JSON object with the text, where experts ran, and times",
     )
     add_sampling_arguments(parser)
-    add_config_arguments(parser, ParallelConfig)
+    add_rank_arguments(parser)
     add_model_arguments(parser)
 
 

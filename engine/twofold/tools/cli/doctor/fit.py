@@ -1,4 +1,4 @@
-"""`twofold fit`: the settings that `twofold serve` would choose for a model on this machine. Loads no weights."""
+"""`twofold fit`: the settings of `twofold serve` on this machine, or each rank's memory. Loads no weights."""
 
 from __future__ import annotations
 
@@ -7,24 +7,43 @@ import dataclasses
 import json
 
 from twofold.api.config import EngineConfig
-from twofold.api.settings import given_fields
+from twofold.api.parallel_config import ParallelConfig
+from twofold.api.settings import from_namespace, given_fields
 from twofold.fit.machine import fit_here
 from twofold.fit.plan import FitPlan
+from twofold.fit.ranks import as_json as ranks_as_json
+from twofold.fit.ranks import fit_ranks
 from twofold.models.model_files import open_model_files
 from twofold.tools.cli.model_options import add_model_arguments, engine_config
+from twofold.tools.cli.serve.ranks import add_rank_arguments
+from twofold.weights.host_memory import available_memory_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(parser)
+    add_rank_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if the model fits, else 1."""
+    """0 if the model, or this machine's ranks of it, fit, else 1."""
     config = engine_config(args)
+    parallel = from_namespace(ParallelConfig, args)
+    if parallel.tensor_parallel_size > 1:
+        return _show_ranks(config, parallel, is_json=args.json)
     plan = fit_here(config, given_fields(EngineConfig, args), open_model_files(config.model))
     print(json.dumps(as_json(plan)) if args.json else "\n".join(plan.lines()))
     return 0 if plan.fits else 1
+
+
+def _show_ranks(config: EngineConfig, parallel: ParallelConfig, *, is_json: bool) -> int:
+    from twofold.parallel.session import check_rank_files, rank_config
+
+    config, files = rank_config(config), open_model_files(config.model, config.speculation.predictions)
+    check_rank_files(files)
+    fit = fit_ranks(config, parallel, files, available_memory_bytes())
+    print(json.dumps(ranks_as_json(fit)) if is_json else "\n".join(fit.lines()))
+    return 0 if fit.fits else 1
 
 
 def as_json(plan: FitPlan) -> dict[str, object]:

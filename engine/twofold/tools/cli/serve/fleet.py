@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from twofold import __version__
 from twofold.api.addresses import without_password
@@ -24,6 +24,7 @@ from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import flag_name, from_namespace
 from twofold.api.types import SamplingParams
 from twofold.tools.cli.model_options import engine_config, fitted, load_engine, open_telemetry
+from twofold.tools.cli.serve.ray_session import end_application, ray_session
 from twofold.tools.cli.serve.several import SeveralModels, open_several
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from twofold.server.bridge.protocol import ServingEngine
     from twofold.server.bridge.state import ServerState
     from twofold.telemetry.sink import TelemetrySink
+
+APPLICATION: Final = "twofold"
+"""Name of the application in Ray Serve."""
 
 
 @dataclass
@@ -131,8 +135,7 @@ def run_fleet(args: argparse.Namespace) -> int:
     """Serve until a signal; then running answers finish. `args.given_arguments` goes to every replica."""
     _refuse_ranks(args)
     try:
-        import ray
-        from ray import serve
+        import ray.serve
     except ImportError as error:
         raise ConfigError(
             f"--ray was given, but Ray Serve cannot be imported ({error}); install it: pip install 'twofold[ray]'"
@@ -153,12 +156,8 @@ def run_fleet(args: argparse.Namespace) -> int:
     else:
         mark = _mark(engine_config(args).model)
     check_store(from_namespace(TelemetryConfig, args), fleet)
-    ray.init(address=fleet.ray_address or "local", include_dashboard=False, log_to_driver=False)
-    ends = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # Ray has just set handlers of its own
-        signal.signal(number, lambda *_: ends.set())
-    try:
-        serve.start(proxy_location="Disabled")
+    with ray_session(fleet.ray_address):
+        ends = _end_event()  # Ray has just set handlers of its own
         loader = ReplicaLoader(args.given_arguments, mark=mark)
         run_application(application(loader, server, fleet, ray.util.get_node_ip_address()))
         print(
@@ -166,11 +165,23 @@ def run_fleet(args: argparse.Namespace) -> int:
             flush=True,
         )
         ends.wait()
-        print("stopping: running answers may finish", file=sys.stderr, flush=True)
-        serve.shutdown()
-    finally:
-        ray.shutdown()
+        print("stopping: running answers may finish; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        end_application(APPLICATION)
     return 0
+
+
+def _end_event() -> threading.Event:
+    """An event that the first SIGTERM or Ctrl-C sets. The next one raises KeyboardInterrupt."""
+    ends = threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        if ends.is_set():
+            raise KeyboardInterrupt
+        ends.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return ends
 
 
 def _refuse_ranks(args: argparse.Namespace) -> None:
@@ -203,12 +214,11 @@ def run_application(app: Application) -> None:
     from ray import serve
 
     try:
-        serve.run(app, name="twofold", route_prefix=None)
+        serve.run(app, name=APPLICATION, route_prefix=None)
     except RuntimeError as error:
-        deployments = [
-            each for app in serve.status().applications.values() for each in app.deployments.values()
-        ]
-        serve.shutdown()
+        found = serve.status().applications.get(APPLICATION)
+        deployments = [] if found is None else list(found.deployments.values())
+        end_application(APPLICATION)
         told = "\n".join([*(each.message for each in deployments), str(error)])
         reasons = re.findall(r"^\S*Error: (.+)$", told, re.MULTILINE)
         reason = reasons[-1] if reasons else told.strip().splitlines()[-1]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from twofold.api.config import EngineConfig
 from twofold.api.parallel_config import ParallelConfig
-from twofold.api.settings import from_namespace
+from twofold.api.settings import add_arguments, from_namespace
+from twofold.tools.cli.flag_aliases import RANKS, add_aliases
 from twofold.tools.cli.model_options import engine_config, load_engine
 
 if TYPE_CHECKING:
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from twofold.telemetry.sink import TelemetrySink
 
 _log = logging.getLogger("twofold.ranks")
+
+
+def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ranks, also as other engines name them."""
+    add_arguments(parser, ParallelConfig)
+    add_aliases(parser, RANKS)
 
 
 def run_on_ranks(args: argparse.Namespace, lead: Callable[[Leader], int]) -> int:
