@@ -118,6 +118,7 @@ def test_a_stream_says_the_same_in_its_events(client, engine, url):
         ({"thinking": THINKS}, True, ["warmth", "cold"]),
         ({"thinking": {"type": "adaptive"}}, True, ["warmth", "cold"]),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, False, ["warmth", "cold"]),
+        ({"thinking": {"type": "adaptive", "display": "updates"}}, True, ["warmth", "cold"]),
         ({"thinking": {"type": "disabled"}}, False, ["warmth", "cold"]),
         ({}, False, ["warmth", "cold"]),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, False, ["warmth"]),
