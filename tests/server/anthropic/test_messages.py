@@ -131,7 +131,9 @@ def test_thinking_text_and_calls_are_blocks_whole_and_in_a_stream(engine, client
     said = blocks(answer)
     assert blocks(final) == said
     for counted in (answer.usage, final.usage):
-        assert counted.output_tokens > counted.output_tokens_details.thinking_tokens > 0, "counted if hidden, too"
+        assert counted.output_tokens > counted.output_tokens_details.thinking_tokens > 0, (
+            "counted if hidden, too"
+        )
     kinds = ["thinking"] * thinking + ["text"] + ["tool_use"] * len(calls)
     assert [block["type"] for block in said] == kinds
     assert said[kinds.index("text")]["text"] == "Let me see."

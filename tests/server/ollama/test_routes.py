@@ -250,7 +250,9 @@ def test_thinking_is_the_templates_own_variable(client, engine, url):
     assert client.chat(model=MODEL, messages=TALE, think="low").message.content.startswith(
         "reasoning_effort=low "
     )
-    more = HTTP.post(f"{url}/api/chat", json={"model": MODEL, "messages": TALE, "think": "max", "stream": False})
+    more = HTTP.post(
+        f"{url}/api/chat", json={"model": MODEL, "messages": TALE, "think": "max", "stream": False}
+    )
     assert more.json()["message"]["content"].startswith("reasoning_effort=max ")
     assert client.chat(model=MODEL, messages=TALE, think=False).message.content == "once upon a time "
     engine.tokenizer.template_variables = frozenset({"enable_thinking"})
