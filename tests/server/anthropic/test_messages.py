@@ -118,6 +118,7 @@ def test_a_stream_says_the_same_in_its_events(client, engine, url):
         ({"thinking": THINKS}, True, ["warmth", "cold"]),
         ({"thinking": {"type": "adaptive"}}, True, ["warmth", "cold"]),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, False, ["warmth", "cold"]),
+        ({"thinking": {"type": "adaptive", "display": "updates"}}, True, ["warmth", "cold"]),
         ({"thinking": {"type": "disabled"}}, False, ["warmth", "cold"]),
         ({}, False, ["warmth", "cold"]),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, False, ["warmth"]),
@@ -129,6 +130,10 @@ def test_thinking_text_and_calls_are_blocks_whole_and_in_a_stream(engine, client
     (final, events) = streamed(client, tools=[TOOL], **more)
     said = blocks(answer)
     assert blocks(final) == said
+    for counted in (answer.usage, final.usage):
+        assert counted.output_tokens > counted.output_tokens_details.thinking_tokens > 0, (
+            "counted if hidden, too"
+        )
     kinds = ["thinking"] * thinking + ["text"] + ["tool_use"] * len(calls)
     assert [block["type"] for block in said] == kinds
     assert said[kinds.index("text")]["text"] == "Let me see."

@@ -100,6 +100,19 @@ def test_options_are_the_requests_own(client, engine):
     assert (engine.requests[1].sampling.max_tokens, engine.requests[1].sampling.stop) == (60, ("z",))
 
 
+@pytest.mark.parametrize("limit", ["max_output_tokens", "max_tokens"])
+@pytest.mark.parametrize("raw", [None, True])
+def test_sampling_fields_beside_the_options_act_too(url, engine, limit, raw):
+    """As ollama-ai-provider-v2 sends them. A field of the options goes first."""
+    beside = {"temperature": 0.3, "top_p": 0.8, "stop": ["x"], "seed": 4, limit: 2}
+    body = {"model": MODEL, "prompt": "a b c", "raw": raw, "options": {"seed": 5}} | beside
+    assert HTTP.post(f"{url}/api/generate", json=body).status_code == 200
+    sampling: SamplingParams = engine.requests[-1].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.stop) == (0.3, 0.8, ("x",))
+    assert (sampling.seed, sampling.max_tokens) == (5, 2)
+    assert HTTP.post(f"{url}/api/generate", json=body | {"options": [1]}).status_code == 400
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -110,6 +123,7 @@ def test_options_are_the_requests_own(client, engine):
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "--tool-call-parser"),
         ({"tools": [{"type": "function"}]}, "needs an object in 'function'"),
         ({"think": True}, "does not support thinking"),
+        ({"think": "x" * 65}, "think"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"options": {"temperature": "hot"}}, "temperature"),
         ({"options": {"stop": ["a"] * 1025}}, "at most 1024"),
@@ -232,10 +246,14 @@ def test_nothing_to_answer_says_that_the_model_is_there(client, engine):
     assert engine.requests == []
 
 
-def test_thinking_is_the_templates_own_variable(client, engine):
+def test_thinking_is_the_templates_own_variable(client, engine, url):
     assert client.chat(model=MODEL, messages=TALE, think="low").message.content.startswith(
         "reasoning_effort=low "
     )
+    more = HTTP.post(
+        f"{url}/api/chat", json={"model": MODEL, "messages": TALE, "think": "max", "stream": False}
+    )
+    assert more.json()["message"]["content"].startswith("reasoning_effort=max ")
     assert client.chat(model=MODEL, messages=TALE, think=False).message.content == "once upon a time "
     engine.tokenizer.template_variables = frozenset({"enable_thinking"})
     assert client.chat(model=MODEL, messages=TALE, think=True).message.content.startswith(
@@ -286,6 +304,29 @@ def test_tools_and_thinking_come_in_a_round(engine: FakeEngine):
     assert calls[0]["function"] == {"name": "warmth", "arguments": {"city": "Brig"}}
     assert turns[1]["reasoning_content"] == "hm"
     assert [turn["tool_call_id"] for turn in turns[2:]] == [calls[1]["id"], calls[0]["id"]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        ("required", ["warmth", "cold"]),
+        ({"type": "function", "name": "cold"}, ["cold"]),
+        ({"type": "function", "function": {"name": "cold"}}, ["cold"]),
+        ("auto", None),
+        (None, None),
+    ],
+)
+def test_a_tool_can_be_forced(engine: FakeEngine, choice, forced):
+    """Ollama has no tool_choice; AI SDK's provider sends it and fails if no call comes."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("warmth", "cold")]
+    body = {"model": MODEL, "messages": TALE, "tool_choice": choice}
+    with serving(create_app(engine, ServerConfig(tool_call_parser="hermes"))) as url:
+        assert HTTP.post(f"{url}/api/chat", json=body | {"tools": tools}).status_code == 200
+        grammar = repr(engine.requests[-1].constraint)
+        assert [name for name in ("warmth", "cold") if name in grammar] == (forced or [])
+        assert HTTP.post(f"{url}/api/chat", json=body | {"tools": []}).status_code == 200
+        wrong = HTTP.post(f"{url}/api/chat", json=body | {"tools": tools, "tool_choice": "sometimes"})
+        assert (wrong.status_code, "tool_choice" in wrong.json()["error"]) == (400, True)
 
 
 def test_what_was_thought_stands_beside_the_text():

@@ -124,6 +124,20 @@ def test_the_model_is_told_of_allowed_tools_only(engine: FakeEngine, url: str, m
     assert constraint is None or "warmth" not in constraint.constraint.constraint.text
 
 
+def test_a_function_may_be_named_as_the_responses_api_names_it(engine: FakeEngine, url: str) -> None:
+    flat = {"type": "function", "name": "cold"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [flat]}
+    for choice in (flat, allowed):
+        body = {"messages": QUESTION, "tools": [TOOL, COLD], "tool_choice": choice}
+        response = HTTP.post(f"{url}/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        constraint = engine.requests[-1].constraint
+        assert constraint is not None
+        assert "warmth" not in constraint.constraint.constraint.text
+    unnamed = body | {"tool_choice": {"type": "function", "function": "cold", "name": "cold"}}
+    assert HTTP.post(f"{url}/v1/chat/completions", json=unnamed).status_code == 400
+
+
 CUSTOM: dict[str, Any] = {
     "type": "custom",
     "custom": {

@@ -24,11 +24,16 @@ class AnswerBlock(TypedDict):
     input: NotRequired[dict[str, Any]]
 
 
+class OutputTokensDetails(TypedDict):
+    thinking_tokens: int
+
+
 class MessageUsage(TypedDict):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: NotRequired[OutputTokensDetails]
 
 
 StopReason = Literal["end_turn", "max_tokens", "tool_use", "stop_sequence"]

@@ -89,13 +89,18 @@ class AnthropicMessage(ChatFormat):
         return {"stop_reason": said, "stop_sequence": None}
 
     def _usage_body(self, usage: Usage) -> dict[str, Any]:
-        """Prefix-cache hits are counted separately; cache writes cost nothing."""
-        return {
+        """Prefix-cache hits are counted separately; cache writes cost nothing. Thinking is counted for models that mark
+        it."""
+        body: dict[str, Any] = {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": 0 if self._nothing else usage.completion_tokens,
         }
+        if self._reading.marks.reasoning_parser is not None:
+            num_thinking = 0 if self._nothing else self._num_thought(usage)
+            body["output_tokens_details"] = {"thinking_tokens": num_thinking}
+        return body
 
     # Streams
 

@@ -77,7 +77,8 @@ class Thinking(BaseModel):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     """Tokens after which the thinking is ended."""
-    display: Literal["summarized", "omitted"] | None = None
+    display: Annotated[str, Field(max_length=64)] | None = None
+    """"omitted" hides the thinking. Other words show it: clients know more of them with every version."""
 
 
 class OutputFormat(BaseModel):

@@ -82,6 +82,7 @@ def router(state: ServerState) -> APIRouter:
             last = body.messages[-1]
             fields |= {
                 "tools": body.tools or None,
+                "tool_choice": body.tool_choice if body.tools else None,
                 "messages": _messages(body.messages),
                 "continue_final_message": last.role == "assistant" and not last.tool_calls,
             }

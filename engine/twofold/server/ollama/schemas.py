@@ -3,7 +3,7 @@ holds the rest."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
@@ -73,7 +73,8 @@ class OllamaRequest(Body):
     options: OllamaOptions | None = None
     format: str | dict[str, Any] | None = None
     """"json" or a schema."""
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: bool | Annotated[str, Field(max_length=64)] | None = None
+    """Whether to think, or the effort: low, medium, high or another word that the template knows."""
     keep_alive: float | str | None = None
     """How long the model stays loaded afterwards; a single model always does."""
     logprobs: bool | None = None
@@ -81,12 +82,28 @@ class OllamaRequest(Body):
     """Used with `logprobs` only."""
     images: list[Any] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _options_from_beside(cls, value: Any) -> Any:
+        """Take sampling fields that stand beside `options`, where AI SDK's provider writes them."""
+        options = value.get("options") if isinstance(value, dict) else value
+        if not isinstance(value, dict) or not (options is None or isinstance(options, dict)):
+            return value
+        beside = {name: value[name] for name in OllamaOptions.model_fields if name in value}
+        limits = (value.get(name) for name in ("max_output_tokens", "max_tokens"))
+        limit = next((given for given in limits if given is not None), None)
+        if limit is not None:
+            beside.setdefault("num_predict", limit)
+        return value | {"options": beside | (options or {})} if beside else value
+
 
 class OllamaChatRequest(OllamaRequest):
     """Body of POST /api/chat."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    """As in chat completions. Ollama itself has no such field; its clients send it."""
 
 
 class OllamaGenerateRequest(OllamaRequest):

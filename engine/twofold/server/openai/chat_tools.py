@@ -91,8 +91,9 @@ class Choice:
 
 
 def _name(tool: Any) -> str | None:
-    """Name of the tool in a choice."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    held = tool.get(kind) if kind in _KINDS else None
+    """Name of the tool in a choice, which the Responses API's form has beside the type."""
+    if not isinstance(tool, dict) or tool.get("type") not in _KINDS:
+        return None
+    held = tool.get(tool["type"], tool)
     name = held.get("name") if isinstance(held, dict) else None
     return name if isinstance(name, str) else None
