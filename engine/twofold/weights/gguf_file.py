@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
+from twofold.api.regular_file import open_regular
 from twofold.api.valid_text import valid_text
-from twofold.weights.regular_file import open_regular
 
 if TYPE_CHECKING:
     from types import ModuleType
