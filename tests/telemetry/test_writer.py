@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sqlite3
@@ -51,6 +52,14 @@ def scalar(path: Path, sql: str) -> object:
         return connection.execute(sql).fetchone()[0]
     finally:
         connection.close()
+
+
+def test_the_path_of_a_model_may_hold_any_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sink = open_writer(path)
+    sink.begin_run(dataclasses.replace(run_info(), model="/models/ta\udcffles"))
+    sink.close()
+    assert scalar(path, "SELECT model FROM run") == "/models/ta\ufffdles"
 
 
 def test_every_event_of_a_run_is_there_after_close(tmp_path: Path) -> None:

@@ -212,7 +212,8 @@ def test_a_template_that_fails_is_a_bad_request(template: str, fragment: str) ->
 
 
 def test_output_is_bounded() -> None:
-    template = "{% for i in range(90000) %}{% for j in range(90000) %}xxxxxxxxxx{% endfor %}{% endfor %}"
+    template = "{% for i in messages %}xxxxxxxxxx{% endfor %}"
     compiled = ChatTemplate(template, where="t", special_tokens={}, max_rendered_chars=5000)
+    assert len(compiled.render([{}] * 500, add_generation_prompt=False)) == 5000
     with pytest.raises(RequestError, match="exceeds 5000 characters"):
-        compiled.render([], add_generation_prompt=False)
+        compiled.render([{}] * 501, add_generation_prompt=False)

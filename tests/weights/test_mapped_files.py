@@ -18,7 +18,7 @@ from twofold.api.errors import KernelError, ModelLoadError, UnusableEngineError
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.weights.mapped_files import MappedFiles
-from twofold.weights.regular_file import open_regular
+from twofold.api.regular_file import open_regular
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 

@@ -78,11 +78,6 @@ class ModelPooling:
     generates: bool = True
     """Whether the model has a head, so that it can also answer."""
 
-    @property
-    def is_set(self) -> bool:
-        """Whether its files, or a flag, say that the model gives embeddings."""
-        return self.origin != _DEFAULT and not self.refusal
-
     def describe(self) -> str:
         """One line for `doctor` and `models`."""
         if self.refusal:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ConfigError
+from twofold.api.regular_file import open_regular
 from twofold.api.whole_file import whole_file
 from twofold.experts.npz_file import read_arrays
 
@@ -152,8 +153,9 @@ def _read_pt(path: Path) -> npt.NDArray[Any]:
 
     expected = f"expected what SGLang's recorder writes, a dict with the tensor {_ARRAY!r}"
     try:
-        with warnings.catch_warnings(action="ignore"):  # it recommends loading pickles
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+        # The warning recommends loading pickles.
+        with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # torch's reader raises many exception types for a foreign file

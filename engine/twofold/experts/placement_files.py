@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from twofold.api.errors import ConfigError
+from twofold.api.regular_file import open_regular, read_regular
 from twofold.experts.expert_statistics import write_statistics
 from twofold.experts.npz_file import read_arrays
 from twofold.experts.placement import Mask
@@ -16,6 +17,7 @@ from twofold.experts.placement import Mask
 _MAGIC: Final = b"TWFCACH1"
 _HEADER: Final = struct.Struct("<8s3i28sQ")  # engine/core/cache_store.cpp
 _MAX_CELLS: Final = 1 << 22
+_MAX_STATE_BYTES: Final = 1 << 28
 
 
 def read_placement(path: str | Path) -> tuple[Mask, str]:
@@ -30,7 +32,7 @@ def read_placement(path: str | Path) -> tuple[Mask, str]:
     if path.suffix == ".pt":
         return np.zeros((0, 0), np.bool_), "statistics"
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(len(_MAGIC)) == _MAGIC:
                 return _read_cache_state(path), "cache state"
         found = read_arrays(path, ("resident",), expected).get("resident")
@@ -53,7 +55,7 @@ def write_placement(path: str | Path, mask: Mask, model: str) -> None:
 
 
 def _read_cache_state(path: Path) -> Mask:
-    data = path.read_bytes()
+    data, _ = read_regular(path, _MAX_STATE_BYTES)
     if len(data) >= _HEADER.size:
         _, layers, experts, *_ = _HEADER.unpack_from(data)
         cells = layers * experts

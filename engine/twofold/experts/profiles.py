@@ -19,6 +19,7 @@ from typing import Any, Final, TypeGuard
 
 from twofold import _core
 from twofold.api.errors import ConfigError
+from twofold.api.regular_file import read_regular_text
 
 FORMAT: Final = "twofold-machine-profile"
 VERSION: Final = 2
@@ -145,7 +146,7 @@ def load_profile(name_or_path: str) -> MachineProfile:
         text = (resources.files("twofold.experts") / "profiles" / f"{name_or_path}.json").read_text("utf-8")
     elif name_or_path.endswith(".json"):
         try:
-            text = Path(name_or_path).read_text("utf-8")
+            text = read_regular_text(Path(name_or_path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"machine profile {name_or_path}: {error}; give a readable JSON file"

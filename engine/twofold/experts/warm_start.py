@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from twofold.api.errors import ConfigError
+from twofold.api.regular_file import open_regular
 from twofold.experts.moe import MoeRuntime
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,12 @@ def open_cache_state(moe: MoeRuntime, name: str | None) -> Path | None:
     if not path.parent.is_dir():
         raise ConfigError(f"--cache-state {path}: the folder {path.parent} does not exist; create it first")
     if path.exists():
+        try:
+            open_regular(path).close()
+        except OSError as error:
+            raise ConfigError(
+                f"--cache-state {path}: cannot be read: {error.strerror}; name another file"
+            ) from None
         uploaded = moe.restore_cache(path)
         _log.info("--cache-state %s: %d experts uploaded before the first request", path, uploaded)
     else:

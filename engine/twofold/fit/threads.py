@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from twofold.api.regular_file import read_regular_text
 from twofold.api.whole_file import whole_file
 from twofold.blocks import ops
 from twofold.experts.calibration import LayerTimer
@@ -88,7 +89,7 @@ def measure(counts: Sequence[int], budget_s: float = _BUDGET_S) -> dict[int, flo
 def _read(path: Path, key: str) -> dict[int, float] | None:
     """A stored measurement; None if it is missing, damaged or another machine's."""
     try:
-        stored = json.loads(path.read_text("utf-8"))
+        stored = json.loads(read_regular_text(path))
         return {int(count): float(us) for count, us in stored["us"].items()} if stored["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

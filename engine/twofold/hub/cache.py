@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from twofold.api.regular_file import read_regular_text
 from twofold.hub.reference import HubModel
 from twofold.hub.variants import INDEX, Variant, gguf_variants, safetensors_variant
 
@@ -55,8 +56,8 @@ class RepoFolder:
         if _COMMIT.fullmatch(revision):
             return revision if self.snapshot(revision).is_dir() else None
         try:
-            return (self.path / "refs" / revision).read_text("utf-8").strip() or None
-        except OSError:
+            return read_regular_text(self.path / "refs" / revision).strip() or None
+        except (OSError, UnicodeDecodeError):
             return None
 
     def snapshot(self, commit: str) -> Path:
@@ -95,7 +96,7 @@ class RepoFolder:
     def _indexed(self, commit: str) -> list[str]:
         """Weight files that the snapshot's index names; none without an index."""
         try:
-            index = json.loads((self.snapshot(commit) / INDEX).read_text("utf-8"))
+            index = json.loads(read_regular_text(self.snapshot(commit) / INDEX))
             return sorted(set(index["weight_map"].values()))
         except FileNotFoundError:
             return []
@@ -158,7 +159,7 @@ def _forget(folder: RepoFolder, commit: str) -> None:
     _remove_empty(folder.snapshot(commit))
     refs = [file for file in (folder.path / "refs").rglob("*") if file.is_file()]
     for ref in refs:
-        if ref.read_text("utf-8").strip() == commit:
+        if read_regular_text(ref).strip() == commit:
             ref.unlink()
     if not any((folder.path / "snapshots").iterdir()):
         for unfinished in folder.path.glob("blobs/*.incomplete"):

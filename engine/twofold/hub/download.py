@@ -25,6 +25,8 @@ _ATTEMPTS: Final = 5
 """Attempts without progress before giving up."""
 RETRY_S: Final = 1.0
 """Pause before the next attempt."""
+_WEB_PAGES: Final = ("text/html", "application/xhtml+xml")
+"""Types that no file of a model has."""
 
 ProgressFn = Callable[[int], None]
 """Receives the bytes that arrived, or were found, since the last call."""
@@ -111,6 +113,11 @@ class Download:
         headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={begin}-"}
         with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
             hf_raise_for_status(response)
+            if response.headers.get("Content-Type", "").startswith(_WEB_PAGES):
+                raise ModelLoadError(
+                    f"{self.model.repo}: the hub sent a web page in place of {self.name}, as a proxy or a login page "
+                    "does; check HF_ENDPOINT and the proxy"
+                )
             is_rest = response.headers.get("Content-Range", "").startswith(f"bytes {begin}-")
             skip = 0 if is_rest and response.status_code == 206 else begin
             for chunk in response.iter_bytes():  # as it arrives: an interruption loses nothing

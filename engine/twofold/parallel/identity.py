@@ -12,6 +12,7 @@ from typing import Final
 from twofold import __version__, _core
 from twofold.api.config import EngineConfig
 from twofold.api.parallel_config import ParallelConfig
+from twofold.api.regular_file import read_regular
 from twofold.blocks import ops
 from twofold.models import ModelFiles
 
@@ -96,4 +97,4 @@ def _digest_of(path: str | None) -> str:
     """Digest of a file of statistics; empty without one."""
     if path is None or not Path(path).is_file():
         return ""
-    return blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+    return blake2b(read_regular(Path(path), 1 << 30)[0], digest_size=8).hexdigest()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError, ModelLoadError, TwofoldError
+from twofold.api.regular_file import read_regular_text
 from twofold.models.derived_model import check_room
 from twofold.quantise.recipe import OutputTensor, Recipe
 from twofold.weights.block_formats import quantization_config
@@ -112,7 +113,7 @@ class OutputDirectory:
 
     def _made_by_this_run(self, name: str) -> bool:
         try:
-            data = json.loads((self.path / name).read_text(encoding="utf-8"))
+            data = json.loads(read_regular_text(self.path / name))
         except (OSError, ValueError):
             return False
         section = data.get("quantization_config", data) if isinstance(data, dict) else None

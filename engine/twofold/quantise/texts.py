@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from twofold.api.errors import ConfigError
+from twofold.api.regular_file import read_regular_text
 from twofold.models.model_files import ModelFiles
 from twofold.text.tokenizer import Tokenizer
+
+_MAX_TEXT_BYTES: Final = 1 << 30
 
 
 def default_text() -> str:
@@ -19,7 +23,7 @@ def read_text(file: str | None) -> str:
     if file is None:
         return default_text()
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return read_regular_text(Path(file).expanduser(), _MAX_TEXT_BYTES)
     except UnicodeDecodeError as error:
         raise ConfigError(f"--text {file}: not UTF-8 text at byte {error.start}; give a text file") from None
     except OSError as error:

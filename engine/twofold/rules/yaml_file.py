@@ -11,6 +11,7 @@ from typing import Any, Final
 import yaml
 
 from twofold.api.errors import ConfigError
+from twofold.api.regular_file import read_regular
 
 MAX_BYTES: Final = 256 * 1024
 _MAX_DEPTH: Final = 16
@@ -36,9 +37,10 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Read and parse a file. Raises ConfigError if it is too large, too deep, no YAML, or more than plain values."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        data, size = read_regular(path, MAX_BYTES)
+        if size > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; give a rule file")
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
+from twofold.api.regular_file import open_regular
 from twofold.server.http.connections import Connection, ConnectionLimits, SharedByConnections
 
 _logger = logging.getLogger("twofold.server")
@@ -93,6 +95,8 @@ def certificate_of(config: ServerConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     files = f"--ssl-certfile {config.ssl_certfile} --ssl-keyfile {config.ssl_keyfile}"
     try:
+        for file in filter(None, (config.ssl_certfile, config.ssl_keyfile)):
+            open_regular(Path(file)).close()
         # The empty password keeps OpenSSL from asking on the terminal.
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
     except (OSError, ssl.SSLError) as error:

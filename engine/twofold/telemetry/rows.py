@@ -17,6 +17,7 @@ import numpy.typing as npt
 from twofold.api.machine_sample import MachineSample
 from twofold.api.request_record import RequestRecord
 from twofold.api.types import ControlRecord, EmulatedParts, RunInfo, StepRecord
+from twofold.api.valid_text import valid_text
 from twofold.telemetry import schema
 from twofold.telemetry.sink import LoadSample, Placement, TelemetryLevel
 
@@ -45,7 +46,12 @@ def _row(columns: list[str], record: object, **others: Any) -> Row:
 
 def run_values(run: RunInfo, started_s: float, level: TelemetryLevel) -> dict[str, Any]:
     """Row of table `run` without run_id, which the database assigns."""
-    facts = {name: value for name, value in vars(run).items() if name in schema.run.c}
+    # Paths may hold bytes that are no text.
+    facts = {
+        name: valid_text(value) if isinstance(value, str) else value
+        for name, value in vars(run).items()
+        if name in schema.run.c
+    }
     return facts | {
         "started_s": started_s,
         "last_seen_s": started_s,

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
+from twofold.api.regular_file import open_regular
 from twofold.weights.block_formats import with_block_formats
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.mxfp4_tensors import with_mxfp4
-from twofold.weights.regular_file import open_regular
 from twofold.weights.schemes.scheme import Scheme, SchemeMatrix
 from twofold.weights.tensor_source import TensorEntry, TensorSource, widened
 

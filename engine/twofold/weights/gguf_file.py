@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
-from twofold.weights.regular_file import open_regular
+from twofold.api.regular_file import open_regular
+from twofold.api.valid_text import valid_text
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -108,8 +109,10 @@ class GgufFile:
 def model_name(path: str) -> str:
     """Display name of a model path: the directory's name, or a GGUF file's without its ending and part number.
 
-    ORG/REPO for a snapshot in the cache of a hub, whose directory is a commit.
+    ORG/REPO for a snapshot in the cache of a hub, whose directory is a commit. A name that is not UTF-8 is changed to
+    valid text.
     """
+    path = valid_text(path)
     if snapshot := _SNAPSHOT.search(path):
         return f"{snapshot['organisation']}/{snapshot['repository']}"
     name = Path(path).name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from twofold.api.errors import ModelLoadError
-from twofold.weights.regular_file import read_regular
+from twofold.api.regular_file import read_regular
 
 MAX_JSON_BYTES: Final = 256 * 1024 * 1024
 """Size limit, bytes: far above any config, index or tokenizer of a real model."""

@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn
 import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
-from twofold.weights.regular_file import open_regular
+from twofold.api.regular_file import open_regular
 from twofold.weights.tensor_source import TensorEntry, TensorSource
 from twofold.weights.weight_format import (
     CACHE_LINE,

@@ -42,6 +42,8 @@ class SmallHub:
     cut_after: int | None = None
     """Bytes of a large file after which its connection is closed."""
     ignores_ranges: bool = False
+    page_at: str | None = None
+    """Beginning of the paths at which a login page is sent with status 200."""
     damage: bytes | None = None
     """Bytes that replace the first ones of large files."""
 
@@ -91,6 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.state.requests.append((path, dict(self.headers)))
+        if self.state.page_at is not None and path.startswith(self.state.page_at):
+            return self._send(200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>Log in\n</html>")
         if path.startswith("/cdn/"):
             return self._content(self._by_hash(path.removeprefix("/cdn/")), {}, is_cut=True)
         if path.startswith("/api/models/"):

@@ -208,6 +208,26 @@ def test_errors_say_what_to_do(ggufs: SmallHub, model: HubModel, message: str) -
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/", "no description of a repository, as when a proxy or a login page"),
+        ("/cdn/", r"sent a web page in place of model\S*\.safetensors, as a proxy or a login page"),
+        ("/test/", r"sent a web page in place of \S+, as a proxy or a login page"),
+    ],
+)
+def test_a_login_page_in_place_of_the_hub_is_named(tiny: SmallHub, path: str, message: str) -> None:
+    tiny.page_at = path
+    with pytest.raises(ModelLoadError, match=message) as refused:
+        pull_model(HubModel("test/Tiny-MoE"), QUIET)
+    assert "\n" not in str(refused.value)
+    assert "check HF_ENDPOINT and the proxy" in str(refused.value)
+    asked = [path for path, _ in tiny.requests]
+    assert len(asked) == len(set(asked)), "a page is no interruption: nothing is asked again"
+    tiny.page_at = None
+    assert pull_model(HubModel("test/Tiny-MoE"), QUIET).path.is_dir()
+
+
 def test_a_hub_that_does_not_answer(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants as constants
 

@@ -26,7 +26,12 @@ def test_a_browser_gets_the_page_without_a_key(engine: FakeEngine, path: str) ->
     with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
         page = HTTP.get(url + path, headers=BROWSER)
         assert page.status_code == 200
-        assert "default-src 'none'" in page.headers["content-security-policy"]
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy, "no other page may show it in a frame"
+        assert "unsafe" not in policy
+        assert page.headers["x-frame-options"] == "DENY"
+        assert page.headers["x-content-type-options"] == "nosniff"
         assert not re.findall(r"(?:src|href|fetch\()=?[\"'(]+(?:https?:)?//", page.text), (
             "another host is asked"
         )

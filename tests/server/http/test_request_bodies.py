@@ -103,9 +103,14 @@ def test_a_body_framed_in_two_ways_is_refused_and_the_connection_closed(url, eng
     assert engine.requests == []
 
 
-def test_a_client_that_disconnects_during_its_body_is_no_server_error(url, caplog):
+@pytest.mark.parametrize(
+    "begun",
+    [b"Content-Length: 99\r\n\r\n" + BODY, b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b" % (len(BODY), BODY)],
+    ids=["counted", "chunked"],
+)
+def test_a_client_that_disconnects_during_its_body_is_no_server_error(url, caplog, begun):
     with connect(url) as connection:
-        connection.sendall(f"{HEAD}Content-Length: 99\r\n\r\n".encode() + BODY)
+        connection.sendall(HEAD.encode() + begun)
     with connect(url) as connection:  # answered after the first connection's end has been handled
         connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         receive_until(connection, b"HTTP/1.1 200")

@@ -14,6 +14,7 @@ from live_server import HTTP, serving
 from twofold import __version__
 from twofold.api.config import ServerConfig
 from twofold.api.errors import CapacityError
+from twofold.api.pooling import ModelPooling
 from twofold.api.types import SamplingParams
 from twofold.server.app import create_app
 from twofold.server.ollama.formats import text_of
@@ -283,7 +284,7 @@ def test_tools_and_thinking_come_in_a_round(engine: FakeEngine):
         serving(create_app(engine, config)) as url,
         ollama.Client(host=url, trust_env=False, timeout=30) as client,
     ):
-        assert client.show(MODEL).capabilities == ["completion", "tools", "thinking"]
+        assert client.show(MODEL).capabilities == ["completion", "embedding", "tools", "thinking"]
         answer = client.chat(model=MODEL, messages=TALE, tools=[warmth], think=True)
         pieces = list(client.chat(model=MODEL, messages=TALE, tools=[warmth], stream=True))
         streamed = [call for piece in pieces for call in piece.message.tool_calls or ()]
@@ -334,6 +335,13 @@ def test_what_was_thought_stands_beside_the_text():
     assert text_of({"message": {"content": "a", "reasoning": None}}, "content") == {"content": "a"}
 
 
+def test_a_model_without_embeddings_has_no_such_capability(client, engine):
+    engine.pooling = ModelPooling(size=3, refusal="its Dense module is not computed")
+    assert client.show(MODEL).capabilities == ["completion"]
+    with pytest.raises(ollama.ResponseError, match="Dense module"):
+        client.embed(model=MODEL, input="a")
+
+
 def test_the_model_is_listed_and_shown(client, url):
     (model,) = client.list().models
     assert model.model == MODEL
@@ -341,7 +349,7 @@ def test_the_model_is_listed_and_shown(client, url):
     assert shown.template == "{{ messages }}"
     assert shown.modelinfo["FakeForCausalLM.context_length"] == 64
     assert "temperature 1.0" in shown.parameters
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "embedding"]
     assert "/models/" not in shown.model_dump_json()
     with pytest.raises(ollama.ResponseError, match="does not exist"):
         client.show("other")
@@ -419,7 +427,7 @@ def test_every_call_of_the_asynchronous_client(url):
         ]
 
     tale = "once upon a time "
-    assert asyncio.run(ask()) == [tale, 4, tale, "a b a b c ", [MODEL, MODEL], ["completion"]]
+    assert asyncio.run(ask()) == [tale, 4, tale, "a b a b c ", [MODEL, MODEL], ["completion", "embedding"]]
 
 
 def test_a_key_is_needed_where_the_others_need_it(engine: FakeEngine):

@@ -198,6 +198,22 @@ def test_a_large_body_is_refused_as_a_small_one(fields_url: str):
     assert response.json()["error"]["param"] == "top_logprobs"
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize(("max_tokens", "room"), [(3, 3), (1, 1), (100_000, 1)])
+def test_minus_one_truncates_to_what_the_context_holds_beside_the_answer(
+    fields_url: str, endpoint: str, max_tokens: int, room: int
+):
+    text = "a " * 30_000
+    prompt = (
+        {"prompt": text} if endpoint == "completions" else {"messages": [{"role": "user", "content": text}]}
+    )
+    body = prompt | {"truncate_prompt_tokens": -1, "max_tokens": max_tokens}
+    response = HTTP.post(fields_url + PATHS[endpoint], json=body)
+    assert response.status_code == 200, response.text
+    max_context = HTTP.get(f"{fields_url}/v1/models").json()["data"][0]["max_model_len"]
+    assert response.json()["usage"]["prompt_tokens"] == max_context - room
+
+
 @pytest.mark.parametrize("prompt", [[1] * 100, [[1] * 100, [2] * 100], "a " * 100])
 def test_a_prompt_that_is_cut_may_be_longer_than_the_context(fields_url: str, prompt: Any):
     body = {"prompt": prompt, "truncate_prompt_tokens": 5}

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Literal
 
-from twofold.weights.regular_file import open_regular
+from twofold.api.regular_file import open_regular
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from fastapi import Request
 from twofold.api.config import ServerConfig
 from twofold.api.models_config import ModelsConfig
 from twofold.api.types import SamplingParams
+from twofold.api.valid_text import valid_text
 from twofold.server.bridge.model_manager import ModelManager
 from twofold.server.bridge.protocol import ServingEngine
 from twofold.server.bridge.resources import ServerResources
@@ -154,5 +155,5 @@ class ServerState(ServerResources):
     @cached_property
     def _given_names(self) -> tuple[str, ...]:
         """The names of --served-model-name, without duplicates."""
-        given = ",".join(self.config.served_model_name)
+        given = valid_text(",".join(self.config.served_model_name))
         return tuple(dict.fromkeys(name.strip() for name in given.split(","))) if given else ()

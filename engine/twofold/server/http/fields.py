@@ -138,7 +138,10 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_done(
         "echo", "the prompt before the answer, with its log probabilities if requested", only="completions"
     ),
-    *_done("truncate_prompt_tokens", "most tokens of the prompt that are used"),
+    *_done(
+        "truncate_prompt_tokens",
+        "most tokens of the prompt that are used; -1: as many as the context holds beside the answer",
+    ),
     *_done("truncation_side", "left (default) drops the prompt's first tokens, right its last ones"),
     *_done("add_special_tokens", "begin-of-text and the like around the prompt; default: completions only"),
     *_done(

@@ -78,8 +78,7 @@ def _abilities(model: ServedModel) -> Iterator[str]:
     pooling = None if model.loaded_engine is None else model.loaded_engine.pooling
     if pooling is None or pooling.generates:
         yield "completion"
-    # Some clients offer no chat with such a model, so it is not told of every model.
-    if pooling is not None and pooling.is_set:
+    if pooling is None or not pooling.refusal:
         yield "embedding"
     if model.loaded_engine is not None and fill_marks(model.loaded_engine.tokenizer) is not None:
         yield "insert"

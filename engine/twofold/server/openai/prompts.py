@@ -15,7 +15,7 @@ from twofold.server.openai.chat_tools import with_parameters
 from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.fill_in import fill_prompt
 from twofold.server.openai.messages import KNOWN_ROLES, Message, turns_of
-from twofold.server.openai.schemas import ChatRequest, SamplingFields
+from twofold.server.openai.schemas import MAX_INT64, ChatRequest, SamplingFields
 from twofold.server.openai.template_variables import template_variables, thinking_is_off
 from twofold.text.chat.marks import ChatMarks
 from twofold.text.conversation.arranging import rendered
@@ -30,6 +30,7 @@ def chat_prompts(
     *,
     with_turn_ends: bool = False,
     cache: TokenCache | None = None,
+    max_context: int = MAX_INT64,
     on_rendered: Callable[[], None] = lambda: None,
 ) -> list[Prompt]:
     """The rendered conversation as prompts. RequestError when the template refuses it.
@@ -64,7 +65,7 @@ def chat_prompts(
         token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
     else:
         token_ids = cache.encode(text, tokenizer, body.cache_salt or "")
-    truncated = _truncated(token_ids, body)
+    truncated = _truncated(token_ids, body, max_context)
     continued = (messages[-1]["content"] or "") if continues else ""
     opened = marks.opened_by(text, continued)
     closed = not opened and (thinking_is_off(variables) or marks.closed_by(text, continued))
@@ -109,20 +110,22 @@ def _check_roles(messages: Sequence[Message], rendered: str) -> None:
             )
 
 
-def completion_prompts(body: CompletionRequest, tokenizer: ServingTokenizer) -> list[Prompt]:
+def completion_prompts(
+    body: CompletionRequest, tokenizer: ServingTokenizer, max_context: int
+) -> list[Prompt]:
     """The prompts in the request's order."""
-    return [_completion_prompt(prompt, body, tokenizer) for prompt in body.prompts]
+    return [_completion_prompt(prompt, body, tokenizer, max_context) for prompt in body.prompts]
 
 
 def _completion_prompt(
-    prompt: str | list[int], body: CompletionRequest, tokenizer: ServingTokenizer
+    prompt: str | list[int], body: CompletionRequest, tokenizer: ServingTokenizer, max_context: int
 ) -> Prompt:
     if isinstance(prompt, str):
         begins = body.add_special_tokens is not False and not body.suffix
         all_ids = tokenizer.encode(prompt, add_special_tokens=begins)
     else:
         all_ids = prompt
-    token_ids = _truncated(all_ids, body)
+    token_ids = _truncated(all_ids, body, max_context)
     if body.suffix:
         begins = body.add_special_tokens is not False
         return Prompt(tuple(fill_prompt(token_ids, body.suffix, tokenizer, begins=begins)))
@@ -144,8 +147,8 @@ def bad_word_sequences(words: Sequence[str], tokenizer: ServingTokenizer) -> tup
     return tuple(sequences)
 
 
-def _truncated(token_ids: Sequence[int], body: SamplingFields) -> tuple[int, ...]:
-    limit = body.truncate_prompt_tokens
+def _truncated(token_ids: Sequence[int], body: SamplingFields, max_context: int) -> tuple[int, ...]:
+    limit = body.prompt_limit(max_context)
     if limit is None:
         return tuple(token_ids)
     return tuple(token_ids[:limit] if body.truncation_side == "right" else token_ids[-limit:])

@@ -16,7 +16,7 @@ from twofold.api.request_times import RequestTimes
 from twofold.api.types import GenerationRequest
 from twofold.server.bridge.answered import SETTINGS, AnsweredRequest, note_answered
 from twofold.server.bridge.crossing import AnswerStream, RequestPlan, submit
-from twofold.server.bridge.protocol import Prompt
+from twofold.server.bridge.protocol import Prompt, ServingTokenizer
 from twofold.server.bridge.request_body import parse_body
 from twofold.server.bridge.served_model import ServedModel
 from twofold.server.bridge.state import ServerState
@@ -80,7 +80,7 @@ async def answer_chat(
 ) -> Response:
     """Answer a conversation, in any API's format; `context`: tokens placed before it."""
     times = times_of(request.scope)
-    tokenizer = model.tokenizer
+    tokenizer = _tokenizer(model, body)
     marks = model.chat_marks
     reading = ChatReading.of(body, marks, tokenizer)
 
@@ -94,6 +94,7 @@ async def answer_chat(
             marks,
             with_turn_ends=with_turn_ends,
             cache=cache,
+            max_context=model.engine.max_context,
             on_rendered=partial(times.mark, "template"),
         )
         prompts = with_prediction(prompts, body, tokenizer, model.engine.max_context)
@@ -120,7 +121,7 @@ async def answer_completion(
     request: Request, model: ServedModel, body: CompletionRequest, make_format: type[AnswerFormat]
 ) -> Response:
     """Complete a prompt, in any API's format."""
-    tokenise = partial(completion_prompts, body, model.tokenizer)
+    tokenise = partial(completion_prompts, body, _tokenizer(model, body), model.engine.max_context)
     if body.suffix:
         return await fill_gap(request, model, body, make_format, tokenise)
     plan = _plan(model, body, tokenise, times_of(request.scope), endpoint="completions")
@@ -138,6 +139,11 @@ async def fill_gap(
     plan = _plan(model, body, tokenise, times_of(request.scope), endpoint="completions")
     plan = replace(plan, end_tokens=fill_end_tokens(model.engine.tokenizer))
     return await _answer(model, body, plan, make_format, scope=request.scope)
+
+
+def _tokenizer(model: ServedModel, body: SamplingFields) -> ServingTokenizer:
+    """The tokenizer that refuses prompts beyond the context, unless they are truncated."""
+    return model.tokenizer if body.truncate_prompt_tokens is None else model.engine.tokenizer
 
 
 def _plan(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -80,6 +81,12 @@ def _few_biases(value: object) -> object:
     return value
 
 
+def _length_or_all(value: int) -> int:
+    if value < 1 and value != -1:
+        raise ValueError("give a number of tokens, or -1 for as many as the context holds")
+    return value
+
+
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[
     Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
@@ -92,6 +99,8 @@ BadWords = Annotated[
 AnswerLimit = Annotated[Annotated[int, Field(ge=1, le=MAX_INT64)] | None, BeforeValidator(_no_limit)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 Count = Annotated[int, BeforeValidator(_whole_numbers_only)]
+TruncatedTo = Annotated[Count, Field(le=MAX_INT64), AfterValidator(_length_or_all)]
+"""Most tokens of a prompt; -1: as many as the context holds beside the answer."""
 NumLogprobs = Annotated[Count, _within(LOGPROBS_RANGE)]
 Bias = Annotated[float, _within(BIAS_RANGE)]
 
@@ -157,7 +166,7 @@ class SamplingFields(Body, StructuredFields):
     prompt_logprobs: NumLogprobs | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    truncate_prompt_tokens: Annotated[Count, Field(ge=1, le=MAX_INT64)] | None = None
+    truncate_prompt_tokens: TruncatedTo | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -192,6 +201,14 @@ class SamplingFields(Body, StructuredFields):
     def answer_limit(self) -> int | None:
         """Most tokens of the answer; None: limited by the context only."""
         return self.max_tokens
+
+    def prompt_limit(self, max_context: int) -> int | None:
+        """Most tokens of the prompt that are used, the last ones; None: a prompt that is too long is refused."""
+        if self.truncate_prompt_tokens != -1:
+            return self.truncate_prompt_tokens
+        answer = self.answer_limit or 1
+        # Many clients send the context's whole length as max_tokens.
+        return max_context - (answer if answer < max_context else 1)
 
     @property
     def num_prompts(self) -> int:

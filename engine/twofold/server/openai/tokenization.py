@@ -67,7 +67,7 @@ def _tokenized(
 ) -> dict[str, Any]:
     """The answer in vLLM's format."""
     if isinstance(body, TokenizeChatRequest):
-        token_ids: Sequence[int] = chat_prompts(body, tokenizer, marks)[0].token_ids
+        token_ids: Sequence[int] = chat_prompts(body, tokenizer, marks, max_context=max_context)[0].token_ids
     else:
         token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     names = TokenNames(tokenizer)

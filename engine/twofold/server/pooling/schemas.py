@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model
 
 from twofold.server.http.bodies import Body, ModelName, refused
 from twofold.server.openai.messages import Text
-from twofold.server.openai.schemas import TokenId
+from twofold.server.openai.schemas import TokenId, TruncatedTo
 
 MAX_INPUTS: Final = 2048
 """Most inputs of one request, as at OpenAI."""
@@ -20,20 +20,12 @@ def _not_empty(value: str) -> str:
     return value
 
 
-def _length_or_all(value: int) -> int:
-    if value < 1 and value != -1:
-        raise ValueError("give a number of tokens, or -1 for the whole context")
-    return value
-
-
 InputText = Annotated[Text, AfterValidator(_not_empty)]
 InputTexts = Annotated[list[InputText], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 InputTokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 InputTokenLists = Annotated[list[InputTokens], Field(max_length=MAX_INPUTS, fail_fast=True)]
 Input = str | list[int]
 """One input: a text, or its token ids."""
-TruncatedTo = Annotated[int, AfterValidator(_length_or_all)]
-"""Most tokens of each input; -1: as many as the context holds."""
 _NoMessages = refused("a conversation has no embedding here; send input")
 _OnlyFloats = refused("vectors are 32-bit floats in the machine's order; leave it out")
 
@@ -52,7 +44,7 @@ class PooledFields(Body):
 
     model: ModelName | None = None
     truncate_prompt_tokens: TruncatedTo | None = None
-    """None: an input that is too long is refused."""
+    """Most tokens of each input; None: an input that is too long is refused."""
     priority: int | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 

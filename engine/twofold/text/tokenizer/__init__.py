@@ -17,6 +17,13 @@ from typing import Any, Final
 import tokenizers
 
 from twofold.api.errors import ModelLoadError, RequestError
+from twofold.text.tokenizer.backend_calls import (
+    decode_ids,
+    encode_texts,
+    failure_of,
+    reading,
+    try_backend,
+)
 from twofold.text.tokenizer.chat_template import ChatTemplate
 from twofold.text.tokenizer.detokenizer import IncrementalDetokenizer, MarkedDetokenizer
 from twofold.text.tokenizer.literal_text import ControlTokens, PromptText
@@ -86,7 +93,9 @@ class Tokenizer:
             named = read_json_object(map_path, "the special tokens")
             data = {**{role: named[role] for role in _SPECIAL_NAMES if role in named}, **data}
         settings = Fields(str(config_path), data)
-        path, backend = _read_backend(directory, settings)
+        with reading(directory):
+            path, backend = _read_backend(directory, settings)
+            try_backend(backend)
         highest = -1 if vocab_size is None else _highest_id(backend, vocab_size)
         if vocab_size is not None and highest >= vocab_size:
             raise ModelLoadError(
@@ -116,7 +125,9 @@ class Tokenizer:
         from twofold.text.tokenizer.gguf_vocabulary import read_vocabulary
 
         where = str(file.path)
-        vocabulary = read_vocabulary(file.fields, where)
+        with reading(file.path):
+            vocabulary = read_vocabulary(file.fields, where)
+            try_backend(vocabulary.backend)
         num_tokens = _num_tokens(vocabulary.backend) + len(vocabulary.repeated)
         if vocab_size is not None and num_tokens > vocab_size:
             raise ModelLoadError(
@@ -205,11 +216,11 @@ class Tokenizer:
 
         In a prompt rendered by `apply_chat_template`, control tokens in the client's words are encoded as text.
 
-        Raises RequestError for text that is not valid Unicode (lone surrogates).
+        Raises RequestError for text that is not valid Unicode (lone surrogates), or that the tokenizer fails to encode.
         """
         if isinstance(text, PromptText) and text.literal:
             return self._encode_literally(text, add_special_tokens)
-        (ids,) = _encode_all(self._backend, [text], add_special_tokens)
+        (ids,) = encode_texts(self._backend, [text], add_special_tokens)
         return ids
 
     def literal(self, text: str) -> PromptText:
@@ -219,7 +230,12 @@ class Tokenizer:
     @cached_property
     def pair_frame(self) -> tuple[list[int], list[int], list[int]]:
         """Special tokens before, between and after two texts that are encoded as a pair."""
-        framed = self._backend.encode("a", "a")
+        try:
+            framed = self._backend.encode("a", "a")
+        except BaseException as error:
+            raise RequestError(
+                f"the model's tokenizer cannot encode pairs of texts: {failure_of(error)}"
+            ) from None
         texts = framed.sequence_ids
         first, second = ([at for at, text in enumerate(texts) if text == number] for number in (0, 1))
         ids: list[int] = framed.ids
@@ -236,13 +252,13 @@ class Tokenizer:
 
     def _encode_literally(self, prompt: PromptText, add_special_tokens: bool) -> list[int]:
         first, *others = self._controls.split(prompt)
-        (ids,) = _encode_all(self._without_controls(begins=True), [str(first)]) if first else ([],)
+        (ids,) = encode_texts(self._without_controls(begins=True), [str(first)]) if first else ([],)
         texts = [part for part in others if isinstance(part, str)]
-        encoded = iter(_encode_all(self._without_controls(begins=False), texts))
+        encoded = iter(encode_texts(self._without_controls(begins=False), texts))
         ids = ids + [id for part in others for id in ([part] if isinstance(part, int) else next(encoded))]
         if not add_special_tokens:
             return ids
-        (plain,), (framed,) = (_encode_all(self._backend, ["a"], adds) for adds in (False, True))
+        (plain,), (framed,) = (encode_texts(self._backend, ["a"], adds) for adds in (False, True))
         begin = next(at for at in range(len(framed)) if framed[at : at + len(plain)] == plain)
         return [*framed[:begin], *ids, *framed[begin + len(plain) :]]
 
@@ -258,10 +274,9 @@ class Tokenizer:
             return self._text_only[begins]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`; invalid UTF-8 becomes U+FFFD."""
-        known = [self._repeated.get(id, id) for id in token_ids] if self._repeated else list(token_ids)
-        text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
-        return text
+        """Text of `token_ids`; invalid UTF-8 becomes U+FFFD, and so does each id if the tokenizer fails to decode."""
+        known = [self._repeated.get(id, id) for id in token_ids] if self._repeated else token_ids
+        return decode_ids(self._backend, known, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self,
@@ -304,19 +319,6 @@ class Tokenizer:
 
 def _num_tokens(backend: tokenizers.Tokenizer) -> int:
     return int(backend.get_vocab_size(with_added_tokens=True))
-
-
-def _encode_all(
-    backend: tokenizers.Tokenizer, texts: Sequence[str], add_special_tokens: bool = False
-) -> list[list[int]]:
-    try:
-        # The batch call releases the GIL; `encode` does not, and 1 MB of text would block every thread for 0.6 s.
-        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-    except (TypeError, UnicodeEncodeError):
-        raise RequestError(
-            "text is not valid Unicode, expected no lone surrogates; fix its encoding"
-        ) from None
-    return [encoding.ids for encoding in encodings]
 
 
 def _read_backend(directory: Path, settings: Fields) -> tuple[Path, tokenizers.Tokenizer]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from twofold.api.errors import ModelLoadError
+from twofold.api.regular_file import read_regular
 from twofold.weights.json_file import MAX_JSON_BYTES
-from twofold.weights.regular_file import read_regular
 
 
 def read_bounded_bytes(path: Path) -> bytes:

@@ -1,7 +1,8 @@
 """Chat messages → prompt text, by the model's own Jinja template, rendered as by transformers.
 
-Templates come with the model and messages from clients, so rendering runs in Jinja's immutable sandbox and its output
-is bounded. Reference: transformers `utils/chat_template_utils.py` (`_compile_jinja_template`, `render_jinja_template`).
+Templates come with the model and messages from clients, so rendering runs in a sandbox with a budget
+(`template_sandbox.py`). Reference: transformers `utils/chat_template_utils.py` (`_compile_jinja_template`,
+`render_jinja_template`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from twofold.api.errors import ModelLoadError, RequestError
 from twofold.text.tokenizer.bounded_file import read_bounded_text
 from twofold.text.tokenizer.shapes import Kind, Shown, shown
+from twofold.text.tokenizer.template_budget import Budget, TemplateLimitError, steps_of
+from twofold.text.tokenizer.template_sandbox import BUDGET, BoundedEnvironment
 from twofold.text.tokenizer.tool_form import ToolForm, find_tool_form
 from twofold.weights.json_file import read_json_object
 
@@ -30,9 +32,14 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
 _PROCESSOR_FILES: Final = ("chat_template.json", "processor_config.json")
 """Files of multimodal models' processors that may have the only template."""
-MAX_TEMPLATE_BYTES: Final = 1024 * 1024
+MAX_TEMPLATE_BYTES: Final = 256 * 1024
 MAX_RENDERED_CHARS: Final = 16 * 1024 * 1024
-"""Longer than any context; a template that loops is stopped here."""
+"""Longer than any context."""
+_PROBE_STEPS: Final = 1_000_000
+"""Steps for a conversation of a few short messages, a hundred times what published templates take."""
+_MAX_REASON_CHARS: Final = 2000
+_MAX_FORM_CHARS: Final = 200
+"""Characters of a form of dates."""
 _CONTINUE_HERE: Final = "\ue000continue here\ue001"
 """Placeholder after the message to be continued, of private-use characters that no text contains."""
 
@@ -49,7 +56,10 @@ class ChatTemplate:
         tool_source: str | None = None,
         max_rendered_chars: int = MAX_RENDERED_CHARS,
     ) -> None:
-        """Compile `source` (for requests with tools, `tool_source` if given). Raises ModelLoadError."""
+        """Compile `source` (for requests with tools, `tool_source` if given).
+
+        Raises ModelLoadError for a template that is not valid, or exceeds its limits on a single message.
+        """
         self.declared: str | list[dict[str, str]] = source
         """The template in tokenizer_config.json's form."""
         if tool_source is not None:
@@ -69,6 +79,7 @@ class ChatTemplate:
         if tool_source is not None:
             self.variables |= {"tools"}
         """Names that the template reads, e.g. "enable_thinking"; some of them only on some branches."""
+        self._check_limits(where)
 
     @classmethod
     def find(
@@ -130,9 +141,7 @@ class ChatTemplate:
     @cached_property
     def tool_form(self) -> ToolForm | None:
         """The form of tool calls that it expects; None: it shows neither tools nor calls."""
-        return find_tool_form(
-            lambda messages, tools: self.render(messages, tools, add_generation_prompt=True)
-        )
+        return find_tool_form(self._probe)
 
     @cached_property
     def after_answer(self) -> str:
@@ -141,7 +150,7 @@ class ChatTemplate:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
         for messages in (turns, [*turns, turns[0]]):
             try:
-                prompt = self.render(messages, add_generation_prompt=False)
+                prompt = self._probe(messages, add_generation_prompt=False)
             except RequestError:
                 continue
             after = prompt.rpartition(answer)[2]
@@ -152,11 +161,7 @@ class ChatTemplate:
     def shows(self, shape: tuple[Kind, ...]) -> Shown:
         """What it does with a conversation of messages of these kinds. Rendered once for each shape."""
         if shape not in self._shown:
-            self._shown[shape] = shown(
-                lambda messages, tools: self.render(messages, tools, add_generation_prompt=True),
-                shape,
-                self.tool_form,
-            )
+            self._shown[shape] = shown(self._probe, shape, self.tool_form)
         return self._shown[shape]
 
     def render(
@@ -167,11 +172,12 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool = False,
+        max_steps: int | None = None,
     ) -> str:
         """The prompt. With `continue_final_message` it ends with the last message's content, unchanged.
 
-        Raises RequestError when the template refuses the messages, does not show the one to be continued, or its output
-        is too long.
+        Raises RequestError when the template refuses the messages, does not show the one to be continued, or exceeds a
+        limit: `max_steps` (default: `steps_of` the messages), or the length of its output.
         """
         template = self._tool_template if tools else self._template
         turns = list(messages)
@@ -184,6 +190,7 @@ class ChatTemplate:
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            BUDGET: Budget(steps_of(len(turns)) if max_steps is None else max_steps),
         }
         prompt = self._generate(template, context)
         if not continue_final_message:
@@ -197,6 +204,32 @@ class ChatTemplate:
             )
         return prompt[:end]
 
+    def _probe(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """`render` for a conversation of a few short messages."""
+        return self.render(
+            messages, tools, add_generation_prompt=add_generation_prompt, max_steps=_PROBE_STEPS
+        )
+
+    def _check_limits(self, where: str) -> None:
+        """ModelLoadError if a single message exceeds a limit. A template may refuse it for any other reason."""
+        tools = [{"type": "function", "function": {"name": "look_up", "description": "", "parameters": {}}}]
+        for offered in [None] if self._tool_template is self._template else [None, tools]:
+            try:
+                self._probe([{"role": "user", "content": "?"}], offered)
+            except _LimitError as error:
+                raise ModelLoadError(
+                    f"{where}: the chat template exceeds a limit on a conversation of one message: {error.limit}; "
+                    "fix it, or download it again"
+                ) from None
+            except RequestError:
+                continue
+
     def _generate(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
@@ -204,25 +237,31 @@ class ChatTemplate:
             for piece in template.generate(context):
                 num_chars += len(piece)
                 if num_chars > self._max_rendered_chars:
-                    raise RequestError(
-                        f"the chat template's output exceeds {self._max_rendered_chars} characters; send fewer or "
-                        "shorter messages",
-                        param="messages",
-                    )
+                    raise TemplateLimitError(f"its output exceeds {self._max_rendered_chars} characters")
                 pieces.append(piece)
-        except RequestError:
-            raise
+        except TemplateLimitError as error:
+            raise _LimitError(str(error)) from None
         except (RecursionError, MemoryError):
             raise RequestError(
                 "the chat template exhausted its limits on these messages", param="messages"
             ) from None
         except Exception as error:  # a template may fail in any way Python can; the input is always the cause
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            reason = " ".join(str(error)[:_MAX_REASON_CHARS].split())[:300] or type(error).__name__
             raise RequestError(
                 f"the chat template refused the messages: {reason}; check roles, their order and the content's form",
                 param="messages",
             ) from None
         return "".join(pieces)
+
+
+class _LimitError(RequestError):
+    """The template exceeds a limit."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(
+            f"the chat template exceeds a limit: {limit}; send fewer or shorter messages", param="messages"
+        )
+        self.limit = limit
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -236,26 +275,32 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.bound_filters({"tojson": _tojson})
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
 def _compile(environment: jinja2.Environment, source: str, where: str) -> jinja2.Template:
+    if len(source) > MAX_TEMPLATE_BYTES:
+        raise ModelLoadError(
+            f"{where}: a chat template of {len(source)} characters, expected at most {MAX_TEMPLATE_BYTES}; download it "
+            "again"
+        )
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ModelLoadError(
-            f"{where}: not a valid Jinja template, line {error.lineno}: {error.message}; fix or download it again"
-        ) from None
-    except RecursionError:
-        raise ModelLoadError(
-            f"{where}: not a valid Jinja template, nested too deep; download it again"
-        ) from None
+        problem = f"line {error.lineno}: {error.message}"
+    except TemplateLimitError as error:
+        problem = f"or a hostile one: {error}"
+    except (RecursionError, MemoryError):
+        problem = "nested too deep"
+    except Exception as error:  # the compiler of Python refuses some that Jinja accepts: 21 nested loops
+        problem = " ".join(str(error)[:_MAX_REASON_CHARS].split())[:300] or type(error).__name__
+    raise ModelLoadError(f"{where}: not a valid Jinja template, {problem}; fix or download it again")
 
 
 def _tojson(
@@ -276,6 +321,8 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > _MAX_FORM_CHARS:
+        raise jinja2.TemplateError(f"a form of dates has at most {_MAX_FORM_CHARS} characters")
     return datetime.datetime.now().strftime(form)
 
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import tokenizers
 
+from twofold.text.tokenizer.backend_calls import decode_ids
+
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -69,8 +71,8 @@ class TokenPieces:
 
     def _inside_a_text(self, token_id: int) -> bytes:
         """The bytes that the token adds after another one: decoders drop a space only at the start of a text."""
-        once: str = self._backend.decode([token_id], skip_special_tokens=False)
-        twice: str = self._backend.decode([token_id, token_id], skip_special_tokens=False)
+        once = decode_ids(self._backend, [token_id], skip_special_tokens=False)
+        twice = decode_ids(self._backend, [token_id, token_id], skip_special_tokens=False)
         return twice[len(once) :].encode()
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import tokenizers
 
 from twofold.api.errors import ModelLoadError
+from twofold.text.tokenizer.backend_calls import failure_of
 from twofold.text.tokenizer.bounded_file import read_bounded_text
 
 _MISSING: Final = "missing; download it, or convert the model's tokenizer to tokenizer.json with transformers"
@@ -28,11 +29,9 @@ def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     except ModelLoadError:
         raise
     except BaseException as error:
-        # The package raises plain Exception for every malformed file, and its Rust code panics on some.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise ModelLoadError(f"{path}: not a valid tokenizer: {reason}; download it again") from None
+        raise ModelLoadError(
+            f"{path}: not a valid tokenizer: {failure_of(error)}; download it again"
+        ) from None
 
 
 def _check_prefix(text: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.regular_file import read_regular_text
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     path = Path(args.text)
     try:
-        text = path.read_text("utf-8")
+        text = read_regular_text(path, 1 << 30)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the text {path} cannot be read: {error}; give a UTF-8 file") from error
     sequences, tokens = record_text(

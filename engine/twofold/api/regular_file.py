@@ -13,7 +13,19 @@ def read_regular(path: Path, limit: int) -> tuple[bytes, int]:
     """(the file's bytes, its size); without bytes if it is larger than `limit`. Raises OSError as `open_regular`."""
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        return (b"", size) if size > limit else (stream.read(), size)
+        if size > limit:
+            return b"", size
+        # A file of /proc has the size 0, and another process may be writing to this one.
+        data = stream.read(limit + 1)
+        return (b"", len(data)) if len(data) > limit else (data, len(data))
+
+
+def read_regular_text(path: Path, limit: int = 64 << 20) -> str:
+    """UTF-8 text of a file of at most `limit` bytes. Raises OSError, also for a larger one, and UnicodeDecodeError."""
+    data, size = read_regular(path, limit)
+    if size > limit:
+        raise OSError(errno.EFBIG, f"it has {size} bytes, expected at most {limit}", str(path))
+    return data.decode("utf-8")
 
 
 def open_regular(path: Path) -> BinaryIO:
