@@ -15,10 +15,10 @@ import pytest
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import KernelError, ModelLoadError, UnusableEngineError
+from twofold.api.regular_file import open_regular
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.weights.mapped_files import MappedFiles
-from twofold.api.regular_file import open_regular
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 

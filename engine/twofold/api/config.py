@@ -237,8 +237,8 @@ class ServerConfig(Checked):
     reasoning_field: str = setting(
         "auto",
         "field of chat answers that holds the model's thinking: reasoning (vLLM's name), reasoning_content (its older "
-        "name, which DeepSeek's clients read) or both; auto = reasoning in streams, where some clients would show both, "
-        "and both in whole answers",
+        "name, which DeepSeek's clients read) or both; auto = both in whole answers, and reasoning alone in "
+        "streams, where some clients show both",
         choices=("auto", "reasoning", "reasoning_content", "both"),
     )
     max_stored_responses: int = setting(
