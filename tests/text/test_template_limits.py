@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import jinja2.sandbox
 import pytest
-from twofold.api.errors import ModelLoadError, RequestError
+from twofold.api.errors import ModelLoadError, RequestError, TemplateLimitExceededError
+from twofold.text.conversation.arranging import rendered
 from twofold.text.tokenizer import ChatTemplate, Tokenizer
 from twofold.text.tokenizer.template_budget import Budget, TemplateLimitError, steps_of
 from twofold.text.tokenizer.template_growth import check_numbers
@@ -247,6 +248,21 @@ def test_ordinary_templates_render_as_plain_jinja(source: str) -> None:
     messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     ours = ChatTemplate(source, where="t", special_tokens={}).render(messages, add_generation_prompt=True)
     assert ours == plain(source, messages, None)
+
+
+def test_a_template_that_exceeds_a_limit_is_not_tried_in_other_forms(tmp_path: Path) -> None:
+    source = "{% for m in messages %}{{ m.content * 10**9 if m.content == 'go' }}{% endfor %}"
+    write_tiny_tokenizer(tmp_path, chat_template=source)
+    tokenizer = Tokenizer.load(tmp_path)
+    tries = []
+
+    def render(turns: list[dict[str, Any]]) -> str:
+        tries.append(turns)
+        return tokenizer.apply_chat_template(turns)
+
+    with pytest.raises(TemplateLimitExceededError, match=SIZE):
+        rendered([{"role": "user", "content": "go"}], tokenizer, render)
+    assert len(tries) == 1
 
 
 def test_a_clients_variable_cannot_replace_the_budget() -> None:

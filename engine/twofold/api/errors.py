@@ -56,6 +56,16 @@ class RequestError(TwofoldError):
         self.param = param
 
 
+class TemplateLimitExceededError(RequestError):
+    """The chat template exceeds a limit. Rendering the messages again in another form would take as long."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(
+            f"the chat template exceeds a limit: {limit}; send fewer or shorter messages", param="messages"
+        )
+        self.limit = limit
+
+
 class CapacityError(TwofoldError):
     """The engine has no room at present. `retry_after_s` is a hint. `draining`: the server is shutting down; `asleep`:
     it was put to sleep; neither: the queue is full."""

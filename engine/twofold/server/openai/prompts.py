@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from twofold.api.errors import RequestError
+from twofold.api.errors import RequestError, TemplateLimitExceededError
 from twofold.server.bridge.protocol import Prompt, ServingTokenizer
 from twofold.server.bridge.token_cache import TokenCache
 from twofold.server.bridge.turn_ends import turn_ends
@@ -53,6 +53,8 @@ def chat_prompts(
 
     try:
         messages, text = render_all()
+    except TemplateLimitExceededError:
+        raise
     except RequestError:
         whole = [with_parameters(tool) for tool in tools or ()]
         if whole == (tools or []):

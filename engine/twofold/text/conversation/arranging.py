@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from twofold.api.errors import RequestError
+from twofold.api.errors import RequestError, TemplateLimitExceededError
 from twofold.text.conversation.calls import (
     Turn,
     as_text,
@@ -81,6 +81,8 @@ def rendered(
     given = arranged(turns, template)
     try:
         return given, render(given)
+    except TemplateLimitExceededError:
+        raise
     except RequestError as refusal:
         simple = _in_order(as_text(paired(turns)), lambda *shape: "refused")
         try:

@@ -20,7 +20,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
-from twofold.api.errors import ModelLoadError, RequestError
+from twofold.api.errors import ModelLoadError, RequestError, TemplateLimitExceededError
 from twofold.text.tokenizer.bounded_file import read_bounded_text
 from twofold.text.tokenizer.shapes import Kind, Shown, shown
 from twofold.text.tokenizer.template_budget import Budget, TemplateLimitError, steps_of
@@ -222,7 +222,7 @@ class ChatTemplate:
         for offered in [None] if self._tool_template is self._template else [None, tools]:
             try:
                 self._probe([{"role": "user", "content": "?"}], offered)
-            except _LimitError as error:
+            except TemplateLimitExceededError as error:
                 raise ModelLoadError(
                     f"{where}: the chat template exceeds a limit on a conversation of one message: {error.limit}; "
                     "fix it, or download it again"
@@ -240,7 +240,7 @@ class ChatTemplate:
                     raise TemplateLimitError(f"its output exceeds {self._max_rendered_chars} characters")
                 pieces.append(piece)
         except TemplateLimitError as error:
-            raise _LimitError(str(error)) from None
+            raise TemplateLimitExceededError(str(error)) from None
         except (RecursionError, MemoryError):
             raise RequestError(
                 "the chat template exhausted its limits on these messages", param="messages"
@@ -252,16 +252,6 @@ class ChatTemplate:
                 param="messages",
             ) from None
         return "".join(pieces)
-
-
-class _LimitError(RequestError):
-    """The template exceeds a limit."""
-
-    def __init__(self, limit: str) -> None:
-        super().__init__(
-            f"the chat template exceeds a limit: {limit}; send fewer or shorter messages", param="messages"
-        )
-        self.limit = limit
 
 
 class _GenerationTag(jinja2.ext.Extension):
