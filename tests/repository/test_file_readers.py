@@ -13,6 +13,7 @@ OWN = {
     "server/admin/process_metrics.py",
     "telemetry/machine_samples.py",
     "tools/cli/doctor/gpu_report.py",
+    "tools/cli/serve/orphans.py",
     "weights/host_memory.py",
     # Files of the package.
     "experts/profiles.py",

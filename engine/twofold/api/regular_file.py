@@ -6,7 +6,9 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+_PIECE: Final = 1 << 20
 
 
 def read_regular(path: Path, limit: int) -> tuple[bytes, int]:
@@ -15,8 +17,11 @@ def read_regular(path: Path, limit: int) -> tuple[bytes, int]:
         size = os.fstat(stream.fileno()).st_size
         if size > limit:
             return b"", size
-        # A file of /proc has the size 0, and another process may be writing to this one.
-        data = stream.read(limit + 1)
+        # A file of /proc has the size 0, and another process may be writing to this one. A read allocates all that it
+        # asks for.
+        data = stream.read(size)
+        while len(data) <= limit and (piece := stream.read(min(_PIECE, limit + 1 - len(data)))):
+            data += piece
         return (b"", len(data)) if len(data) > limit else (data, len(data))
 
 
