@@ -22,7 +22,7 @@ from twofold.device.memory.pipeline import plan_machine
 from twofold.experts.device_split import asked_split, split_slots
 from twofold.fit.speed import Speed
 from twofold.models.model_files import ModelFiles
-from twofold.models.sizing import ModelSize, measure_files
+from twofold.models.sizing import ModelSize, gib, measure_files
 from twofold.weights.weight_format import packed_expert_bytes
 
 USUAL_CONTEXT: Final = 32_768
@@ -30,7 +30,6 @@ USUAL_CONTEXT: Final = 32_768
 _LEAST_CONTEXT: Final = 512
 _CONTEXTS: Final = 8
 _SMALLER_FORMATS: Final = ("q8_0", "q6_k", "q4_k")
-_GIB: Final = 2**30
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class FitPlan:
         """What to lower after memory ran out although the plan fitted: other programs took it meanwhile."""
         half = max(1, self.context // 2)
         saved = self.size.kv_bytes_per_token * (self.config.max_total_tokens or half) / 2
-        yield f"  would fit: --max-model-len {half} --max-total-tokens {half}, which saves {_gib(saved)} or more"
+        yield f"  would fit: --max-model-len {half} --max-total-tokens {half}, which saves {gib(saved)} or more"
         if self.config.kv_cache_dtype != "q8" and not self.machine.memories:
             yield "  would fit: --kv-cache-dtype q8, which halves the KV cache"
         if self.num_slots:
@@ -169,7 +168,7 @@ class _Draft:
         self.set(
             "max_total_tokens",
             tokens,
-            f"{_gib(tokens * on_device.kv_bytes_per_token)} of VRAM for the KV cache",
+            f"{gib(tokens * on_device.kv_bytes_per_token)} of VRAM for the KV cache",
         )
         self._set_slots(slots, budget, on_device)
         if on_device.host_bytes(0) > self.machine.host_bytes:
@@ -223,7 +222,7 @@ class _Draft:
         homes = budget.homes or (0,) * len(self.files.config.layers)
         for number, (name, count) in enumerate(zip(self.machine.devices, self.device_slots, strict=True)):
             layers = f"dense weights of {homes.count(number)} layers, " if number in homes else ""
-            yield f"{name}: {layers}{count} experts ({_gib(count * budget.slot_bytes)})"
+            yield f"{name}: {layers}{count} experts ({gib(count * budget.slot_bytes)})"
 
     def _kv_cache(self, extra_bytes: int) -> tuple[ModelSize, int]:
         """KV cache type and the tokens of one request that fit: the model's type, or q8 for a longer context."""
@@ -261,14 +260,14 @@ class _Draft:
             problem = f"--max-total-tokens {self.config.max_total_tokens} needs more memory than there is"
             return self._unfit(size, problem, [f"--max-total-tokens {room_tokens // page * page}"])
         tokens = max(context, min(_CONTEXTS * self.longest, room_tokens // 4))
-        why = f"{_gib(tokens * size.kv_bytes_per_token)}, for {tokens / context:.1f} requests of full length"
+        why = f"{gib(tokens * size.kv_bytes_per_token)}, for {tokens / context:.1f} requests of full length"
         self.set("max_total_tokens", max(page, tokens // page * page), why)
         return self._done(size, context, num_slots)
 
     def _too_large(self, size: ModelSize) -> str:
         return (
-            f"does not fit: weights and working memory take {_gib(size.host_bytes(0))}, "
-            f"{_gib(self.machine.host_bytes)} of memory are available"
+            f"does not fit: weights and working memory take {gib(size.host_bytes(0))}, "
+            f"{gib(self.machine.host_bytes)} of memory are available"
         )
 
     def _smaller(self, size: ModelSize) -> Iterator[str]:
@@ -281,8 +280,8 @@ class _Draft:
                 continue
             needed = size.host_bytes(USUAL_CONTEXT) - size.expert_bytes + one * size.num_experts_total
             if one < size.one_expert_bytes and needed <= self.machine.host_bytes:
-                yield f"experts in {name} by twofold quantize or as GGUF: {_gib(needed)} at context {USUAL_CONTEXT}"
-        yield f"a machine with {_gib(size.host_bytes(USUAL_CONTEXT))} of free memory, for context {USUAL_CONTEXT}"
+                yield f"experts in {name} by twofold quantize or as GGUF: {gib(needed)} at context {USUAL_CONTEXT}"
+        yield f"a machine with {gib(size.host_bytes(USUAL_CONTEXT))} of free memory, for context {USUAL_CONTEXT}"
 
     def _unfit(self, size: ModelSize, problem: str, remedies: list[str]) -> FitPlan:
         return dataclasses.replace(self._done(size, 0, 0), problem=problem, remedies=tuple(remedies))
@@ -314,7 +313,3 @@ class _Draft:
             device_slots=self.device_slots,
             context=context,
         )
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB"

@@ -16,10 +16,8 @@ from twofold.blocks.panels import Matrices
 from twofold.experts.spread import RankShare
 from twofold.fit.plan import USUAL_CONTEXT
 from twofold.models.model_files import ModelFiles
-from twofold.models.sizing import WORKING_BYTES, measure_files
+from twofold.models.sizing import WORKING_BYTES, gib, measure_files
 from twofold.step.expert_loading import expert_spread
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -67,15 +65,15 @@ class RanksFit:
         yield f"  {'rank':>4}  {'machine':>7}  {'weights':>11}  {'KV cache':>11}  {'working':>11}  {'together':>11}"
         for each in self.ranks:
             sizes = (each.weight_bytes, each.kv_cache_bytes, each.working_bytes, each.total_bytes)
-            yield f"  {each.rank:>4}  {each.machine:>7}  " + "  ".join(f"{_gib(size):>11}" for size in sizes)
+            yield f"  {each.rank:>4}  {each.machine:>7}  " + "  ".join(f"{gib(size):>11}" for size in sizes)
         yield f"  The KV cache is for {self.context} tokens (--max-total-tokens, --max-model-len)."
         for number, num_bytes in enumerate(self.machine_bytes):
-            yield f"  predicted: machine {number} needs {_gib(num_bytes)} of free memory{self._verdict(number)}"
+            yield f"  predicted: machine {number} needs {gib(num_bytes)} of free memory{self._verdict(number)}"
 
     def _verdict(self, number: int) -> str:
         if number != self.machine:
             return ""
-        return f"; this one has {_gib(self.available_bytes)}: it {'fits' if self.fits else 'does not fit'}"
+        return f"; this one has {gib(self.available_bytes)}: it {'fits' if self.fits else 'does not fit'}"
 
 
 def fit_ranks(
@@ -89,8 +87,10 @@ def fit_ranks(
     size = measure_files(files, kv_cache_dtype=config.kv_cache_dtype)
     longest = min(config.max_model_len or USUAL_CONTEXT, files.config.max_context)
     context = config.max_total_tokens or longest
-    dense = _cut_bytes(files, parallel)
-    experts = _expert_bytes(config, files, parallel)
+    share = _MeasuredShare(parallel)
+    measured = files.from_panels(share)
+    _measure_cuts(measured)
+    dense, experts = share.bytes_of, _expert_bytes(config, measured, parallel)
     weights = [cut + held for cut, held in zip(dense, experts, strict=True)]
     weights[0] = experts[0] + size.dense_bytes - sum(dense[1:])
     on_each = parallel.tensor_parallel_size // parallel.nnodes
@@ -135,26 +135,23 @@ def _panel_bytes(rows: int, packed_bytes: int, num_ranks: int) -> list[int]:
     return [end - begin for begin, end in pairwise(ends)]
 
 
-def _cut_bytes(files: ModelFiles, parallel: ParallelConfig) -> list[int]:
-    """Each rank's bytes of the matrices that are cut."""
-    share = _MeasuredShare(parallel)
+def _measure_cuts(files: ModelFiles) -> None:
+    """Let the share of `files` add up the matrices that are cut."""
     pool = ops.ThreadPool(1)
     moe_layer = 0
-    measured = files.from_panels(share)
-    for layer in measured.layers:
+    for layer in files.layers:
         for block, weights in layer:
             if not isinstance(block, ExpertBlock):
                 block.cpu(weights, pool, moe_layer)
         moe_layer += any(isinstance(block, ExpertBlock) for block, _ in layer)
-    files.config.head.cpu(measured.head, pool)
-    return share.bytes_of
+    files.config.head.cpu(files.head, pool)
 
 
 def _expert_bytes(config: EngineConfig, files: ModelFiles, parallel: ParallelConfig) -> list[int]:
     """Each rank's bytes of routed experts."""
     model, size = files.config, parallel.tensor_parallel_size
     of_layers = [model.routed.expert_bytes(formats) for formats in files.expert_formats()]
-    spread = expert_spread(config, files.from_panels(_MeasuredShare(parallel)))
+    spread = expert_spread(config, files)
     if spread is None:
         return [model.num_experts * sum(of_layers), *[0] * (size - 1)]
     held = [0] * size
@@ -175,7 +172,3 @@ def as_json(fit: RanksFit) -> dict[str, object]:
             "machine_bytes": fit.machine_bytes,
         },
     }
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB"

@@ -115,16 +115,16 @@ def check_host_memory(size: ModelSize, available_bytes: int, num_kv_tokens: int)
     room = available_bytes - size.host_bytes(0)
     max_kv_tokens = max(0, room // size.kv_bytes_per_token)
     if needed <= available_bytes:
-        advice = f"fits: needs {_gib(needed)} of {_gib(available_bytes)}"
+        advice = f"fits: needs {gib(needed)} of {gib(available_bytes)}"
     elif max_kv_tokens >= 1:
         advice = (
-            f"the weights fit, a KV cache for {num_kv_tokens} tokens does not: needs {_gib(needed)} of "
-            f"{_gib(available_bytes)}; set --max-total-tokens to {max_kv_tokens} or less"
+            f"the weights fit, a KV cache for {num_kv_tokens} tokens does not: needs {gib(needed)} of "
+            f"{gib(available_bytes)}; set --max-total-tokens to {max_kv_tokens} or less"
         )
     else:
         advice = (
-            f"does not fit: the weights alone need {_gib(size.host_bytes(0))}, there are {_gib(available_bytes)}; "
-            f"close other programs, add memory, or choose a model below {_gib(max(0, available_bytes - WORKING_BYTES))}"
+            f"does not fit: the weights alone need {gib(size.host_bytes(0))}, there are {gib(available_bytes)}; "
+            f"close other programs, add memory, or choose a model below {gib(max(0, available_bytes - WORKING_BYTES))}"
         )
     return Fit(needed <= available_bytes, needed, available_bytes, max_kv_tokens, advice)
 
@@ -191,5 +191,6 @@ def _stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> list[list[tuple[Ope
     return found
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: float) -> str:
+    """The bytes in GiB, as in "1.50 GiB"."""
     return f"{num_bytes / 2**30:.2f} GiB"

@@ -18,6 +18,7 @@ from twofold.device.memory.needs import DeviceNeeds, DeviceShare
 from twofold.experts.accelerator import slots_of_mib
 from twofold.experts.device_split import split_slots
 from twofold.models.config import CacheDType
+from twofold.models.sizing import gib
 from twofold.step.capacity import DRAFTED_SEQUENCES
 
 WORKSPACE_BYTES: Final = 768 * 2**20
@@ -113,20 +114,20 @@ class DeviceBudget:
         if self.num_records is None:
             return ""
         drafts = f" and {self.num_draft_records} of drafts" if self.num_draft_records else ""
-        return f"{self.num_records} records of sequences{drafts} ({_gib(self.record_bytes)}), "
+        return f"{self.num_records} records of sequences{drafts} ({gib(self.record_bytes)}), "
 
     def explain(self) -> str:
         """The split in one line, for logs."""
         return (
-            f"GPU memory: {_gib(self.used_bytes)} of {_gib(self.limit_bytes)}: dense weights {_gib(self.dense_bytes)}, "
-            f"KV cache {_gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records()}{self.num_first_slots} "
+            f"GPU memory: {gib(self.used_bytes)} of {gib(self.limit_bytes)}: dense weights {gib(self.dense_bytes)}, "
+            f"KV cache {gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records()}{self.num_first_slots} "
             f"of {self.num_experts} "
-            f"experts ({_gib(self.num_first_slots * self.slot_bytes)}), {self.num_staging} staging slots "
-            f"({_gib(self.num_staging * self.slot_bytes)}), workspace {_gib(self.workspace_bytes)}"
+            f"experts ({gib(self.num_first_slots * self.slot_bytes)}), {self.num_staging} staging slots "
+            f"({gib(self.num_staging * self.slot_bytes)}), workspace {gib(self.workspace_bytes)}"
         ) + "".join(
-            f"; GPU {number}: {_gib(gpu.used_bytes((gpu.num_slots + self.num_staging) * self.slot_bytes))} of "
-            f"{_gib(gpu.limit_bytes)}: {self.homes.count(number - 1)} layers "
-            f"({_gib(gpu.dense_bytes + gpu.state_bytes)}), "
+            f"; GPU {number}: {gib(gpu.used_bytes((gpu.num_slots + self.num_staging) * self.slot_bytes))} of "
+            f"{gib(gpu.limit_bytes)}: {self.homes.count(number - 1)} layers "
+            f"({gib(gpu.dense_bytes + gpu.state_bytes)}), "
             f"{gpu.num_slots} of {self.num_experts} experts, {self.num_staging} staging slots"
             for number, gpu in enumerate(self.further, 2)
         )
@@ -145,7 +146,7 @@ def _plan_records(
     )
     if fitting < 1:
         raise ConfigError(
-            f"a sequence's record takes {_gib(needs.record_bytes)}, beside the dense weights there is {_gib(room)} on "
+            f"a sequence's record takes {gib(needs.record_bytes)}, beside the dense weights there is {gib(room)} on "
             "the GPU; raise --gpu-memory-utilization "
             f"(now {config.gpu_memory_utilization}) or use --accelerator none"
         )
@@ -229,9 +230,9 @@ def _check_rooms(
         usable = memories[number].usable_bytes(config.gpu_memory_utilization)
         if room < config.page_size * part.kv_bytes_per_token and (number == 0 or part.dense_bytes):
             raise ConfigError(
-                f"the dense weights ({_gib(part.dense_bytes)}) and a workspace of {_gib(workspaces[number])} leave no "
-                f"room for a KV cache in the {_gib(usable)} that may be used of the GPU "
-                f"({_gib(memories[number].free_bytes)} are free); raise --gpu-memory-utilization (now "
+                f"the dense weights ({gib(part.dense_bytes)}) and a workspace of {gib(workspaces[number])} leave no "
+                f"room for a KV cache in the {gib(usable)} that may be used of the GPU "
+                f"({gib(memories[number].free_bytes)} are free); raise --gpu-memory-utilization (now "
                 f"{config.gpu_memory_utilization}), end other programs on the GPU, or use --accelerator none"
             )
 
@@ -340,7 +341,3 @@ def _largest(flag: str, most: int, needs: DeviceNeeds) -> str:
         return str(most * needs.slot_bytes // 2**20)
     # Rounded down, so that the proposed value is accepted.
     return f"{int(most / (needs.num_layers * needs.num_experts) * 1000) / 1000:.3f}"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

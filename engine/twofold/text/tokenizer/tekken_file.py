@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, Regex, pre_tokenizers
+from tokenizers import AddedToken
 
 from twofold.api.errors import ModelLoadError
 from twofold.text.tokenizer.ranked_vocabulary import ranked_backend
+from twofold.text.tokenizer.word_rules import WordRule
 from twofold.weights.json_file import Fields, read_json_object
 
 NAME: Final = "tekken.json"
@@ -36,13 +37,8 @@ def read_tekken(path: Path) -> tokenizers.Tokenizer:
     control = _control_tokens(path, data.get("special_tokens"), num_control)
     ranks = {token: num_control + rank for token, rank in _ranks(path, data.get("vocab"), num_ranks).items()}
     try:
-        words = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(config.text("pattern")), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-        backend = ranked_backend(ranks, words, control)
+        words = WordRule((config.text("pattern"),))
+        backend = ranked_backend(ranks, words.pre_tokenizer(), control)
     except Exception as error:  # the package raises this class for a pattern
         raise ModelLoadError(f"{path}: {str(error)[:200]}; download it again") from None
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])

@@ -238,8 +238,7 @@ def _num_steps(tree: Sequence[nodes.Node]) -> int:
     steps, level = 0, list(tree)
     while level:
         node = level.pop()
-        text = getattr(node, "data", None) if isinstance(node, nodes.TemplateData) else None
-        steps += 1 + (len(text) >> 5 if text is not None else 0)
+        steps += 1 + (len(node.data) >> 5 if isinstance(node, nodes.TemplateData) else 0)
         apart = next((parts for kind, parts in _BODIES if isinstance(node, kind)), ())
         level += node.iter_child_nodes(exclude=apart)
     return steps
