@@ -120,9 +120,7 @@ def check_answers(simt: ModuleType, path: Path, graphs: bool, *, has_experts: bo
 
 
 def test_every_family_is_here() -> None:
-    assert {family.module for family in FAMILIES} <= set(DESCRIBED) | {
-        name.split("-")[0].removesuffix("_v3") for name in MODELS
-    }
+    assert {family.module for family in FAMILIES} <= set(DESCRIBED) | {name.split("-")[0] for name in MODELS}
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graph", "eager"])

@@ -76,8 +76,8 @@ EXAMPLES: dict[str, TinyModel] = {
     "minimax_m2": TinyMiniMaxM2(num_experts=9, top_k=4),
     "olmoe": TinyOlmoe(top_k=3),
     "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
-    "deepseek": replace(DEEPSEEK["v3-groups"], rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
-    "deepseek-v2": DEEPSEEK["v2-yarn"],
+    "deepseek_v3": replace(DEEPSEEK["v3-groups"], rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+    "deepseek_v2": DEEPSEEK["v2-yarn"],
     **described.EXAMPLES,
 }
 
@@ -278,7 +278,7 @@ DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
     "mixtral": lambda r: TinyModel(
         "MixtralForCausalLM", **_sizes(r, attention_bias=False), sliding_window=r.choice((None, 9))
     ),
-    "deepseek": lambda r: TinyDeepseek(**_mla(r), rope_interleave=r.random() < 0.7),
+    "deepseek_v3": lambda r: TinyDeepseek(**_mla(r), rope_interleave=r.random() < 0.7),
     "qwen3_next": _qwen3_next,
     "qwen3_5_moe": lambda r: TinyQwen35Moe(**_delta(r), nested=r.random() < 0.5),
     "glm4_moe": _glm4_moe,

@@ -74,8 +74,8 @@ MODELS: dict[str, tuple[TinyModel, ...]] = {
                _small("gemma4-small", num_layers=4, full=(1, 3), num_shared=2, layer_input=8)),
     "lfm2_moe": (_small("lfm2_moe"),),
     "llama4": (_small("llama4", moe_interval=2, num_shards=2), _small("llama4", rope_scaling=LLAMA3, nested=True)),
-    "deepseek": (
-        TinyDeepseek(**_SMALL, num_groups=1, top_groups=1, first_dense=1, num_shards=2),
+    "deepseek_v3": (TinyDeepseek(**_SMALL, num_groups=1, top_groups=1, first_dense=1, num_shards=2),),
+    "deepseek_v2": (
         TinyDeepseek(
             "DeepseekV2ForCausalLM", **_SMALL, num_groups=1, top_groups=1, rope_scaling=YARN, q_lora_rank=None
         ),

@@ -60,7 +60,7 @@ __all__ = ["one_torch_thread"]  # a fixture
 IN_GGUF = [family for family, model in EXAMPLES.items() if model.gguf_architecture]
 # Every kind of block and of state.
 OFTEN = (
-    "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
+    "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek_v3", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
     "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7", "gemma4-small",
 )  # fmt: skip
 
@@ -193,12 +193,12 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("gemma4-small", {"sliding_window": 20}),
     ("step3p7", {"settings": EXAMPLES["step3p7"].settings | {"swiglu_limits": None}}),
     ("step3p7", {"settings": EXAMPLES["step3p7"].settings | {"swiglu_limits_shared": None}}),
-    ("deepseek", {"norm_topk_prob": False}),
-    ("deepseek", {"rope_scaling": None}),
-    ("deepseek", {"rope_scaling": EXAMPLES["deepseek"].rope_scaling | {"mscale_all_dim": 0.5}}),
-    ("deepseek", {"rope_interleave": False}),
-    ("deepseek", {"num_groups": 1, "top_groups": 1}),
-    ("deepseek", {"routed_scaling_factor": 1.0}),
+    ("deepseek_v3", {"norm_topk_prob": False}),
+    ("deepseek_v3", {"rope_scaling": None}),
+    ("deepseek_v3", {"rope_scaling": EXAMPLES["deepseek_v3"].rope_scaling | {"mscale_all_dim": 0.5}}),
+    ("deepseek_v3", {"rope_interleave": False}),
+    ("deepseek_v3", {"num_groups": 1, "top_groups": 1}),
+    ("deepseek_v3", {"routed_scaling_factor": 1.0}),
 ]
 
 
@@ -393,7 +393,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("laguna", {"num_attention_heads_per_layer": [4]}, "one number for each of 3 layers"),
     ("hunyuan_v1_moe", {"num_experts_per_tok": [4, 4, 3]}, "num_experts_per_tok is .*, expected one number"),
     ("minimax_m2", {"num_mtp_modules": 2**30}, "4096 at most"),
-    ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "conv"]}, "mlp_layer_types"),
     ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),
     ("qwen2_moe", {"num_experts_per_tok": 10}, "num_experts_per_tok 10"),
     ("qwen2_moe", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
@@ -426,12 +426,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
     ("gemma4", {"per_layer_config": {"1": {"head_dim": 24}}}, "one for all layers with full attention"),
     ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_type is 'axial'"),
-    ("deepseek", {"topk_method": "random"}, "topk_method"),
-    ("deepseek", {"scoring_func": "softmax"}, "scoring_func"),
-    ("deepseek", {"mlp_bias": True}, "mlp_bias"),
-    ("deepseek", {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
-    ("deepseek", {"n_group": 5}, "12 experts"),
-    ("deepseek", {"topk_group": 9, "n_group": 4}, "topk_group"),
+    ("deepseek_v3", {"topk_method": "random"}, "topk_method"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+    ("deepseek_v3", {"mlp_bias": True}, "mlp_bias"),
+    ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
+    ("deepseek_v3", {"n_group": 5}, "12 experts"),
+    ("deepseek_v3", {"topk_group": 9, "n_group": 4}, "topk_group"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

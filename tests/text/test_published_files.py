@@ -29,7 +29,18 @@ WITH_FILE = (FAST, CONFIG, JINJA)
 PUBLISHED: dict[str, tuple[str, ...]] = {
     # The template in tokenizer_config.json.
     **dict.fromkeys(
-        ("mixtral", "olmoe", "llama", "mistral", "gemma3", "deepseek", "dots1", "granitemoe"), WITH_CONFIG
+        (
+            "mixtral",
+            "olmoe",
+            "llama",
+            "mistral",
+            "gemma3",
+            "deepseek_v2",
+            "deepseek_v3",
+            "dots1",
+            "granitemoe",
+        ),
+        WITH_CONFIG,
     ),
     **dict.fromkeys(("granitemoe_swa", "flex_olmo", "exaone_moe", "axk1", "ernie4_5_vl_moe"), WITH_CONFIG),
     **dict.fromkeys(

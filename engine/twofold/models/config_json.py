@@ -14,7 +14,6 @@ from pathlib import Path
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
-from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.head import Embedding, Head
 from twofold.blocks.rope import ROPE_KINDS, RopeConfig
@@ -114,20 +113,10 @@ def read_model(
     generation: GenerationDefaults,
     attention: Gqa,
     layer: Callable[[int], tuple[Block, ...]],
-    *,
-    rotated_share: float | None = None,
-    rope: RopeConfig | None = None,
+    rope: RopeConfig,
 ) -> ModelConfig:
-    """A family's model with the settings common to every config.json; `layer` returns the blocks of a layer index.
-
-    rotated_share: default share of a head that is rotated; None: the family rotates whole heads. rope: None:
-    `read_rope`.
-    """
-    rope_dim = attention.head_dim
-    if rotated_share is not None:
-        rope_dim = read_rotary_dim(fields, rope_dim, rotated_share)
-    rope = rope or read_rope(fields, partial=rotated_share is not None)
-    return compose_model(fields, generation, layer, eps=attention.eps, rope=rope, rope_dim=rope_dim)
+    """A family's model that rotates whole heads; `layer` returns the blocks of a layer index."""
+    return compose_model(fields, generation, layer, eps=attention.eps, rope=rope, rope_dim=attention.head_dim)
 
 
 def compose_model(
@@ -139,7 +128,7 @@ def compose_model(
     rope: RopeConfig,
     rope_dim: int,
 ) -> ModelConfig:
-    """`read_model` for any attention and rotation."""
+    """A family's model with the settings common to every config.json; `layer` returns the blocks of a layer index."""
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     tied = fields.boolean("tie_word_embeddings", False)
     return ModelConfig(
@@ -204,14 +193,6 @@ def experts_of(router: Router, intermediate_size: int) -> RoutedExperts:
         top_k=router.top_k,
         intermediate_size=intermediate_size,
     )
-
-
-def read_dense_layers(fields: Fields, attention: Gqa) -> tuple[set[int], DenseFfn]:
-    """Layers without experts, by `mlp_only_layers` and `decoder_sparse_step`, and their feed-forward block."""
-    listed, step = fields.integers("mlp_only_layers"), fields.integer("decoder_sparse_step", 1)
-    layers = {n for n in range(num_layers_of(fields)) if n in listed or (n + 1) % step}
-    wide = fields.integer("intermediate_size") if layers else 1
-    return layers, DenseFfn(0, attention.hidden_size, wide, attention.eps)
 
 
 def read_activation(fields: Fields) -> None:

@@ -114,13 +114,6 @@ class GgufMetadata:
             fields.only("attention.sliding_window", 0)
         return settings
 
-    def softmax_router(self, *, renormalise: bool = True) -> dict[str, Any]:
-        """Settings of a softmax router without a scale; `renormalise`: default if the file has no value."""
-        self.expect_score("softmax")
-        if self.fields.number("expert_weights_scale", 1.0) not in (0.0, 1.0):  # 0: not scaled
-            raise self.fields.error("expert_weights_scale", self.fields.data["expert_weights_scale"], "1.0")
-        return {"norm_topk_prob": self.fields.boolean("expert_weights_norm", renormalise)}
-
     def experts(
         self,
         num_experts: str = "num_experts",
@@ -147,13 +140,8 @@ class GgufMetadata:
     def dense_layers(self) -> dict[str, Any]:
         """Settings of the layers that have no router, by Qwen's keys."""
         layers = [layer for layer in range(self.num_layers) if not self.has_gate(layer)]
-        return {"mlp_only_layers": layers, **self.dense_size()}
-
-    def dense_size(self) -> dict[str, Any]:
-        """Intermediate size of the layers that have no router, if there are such."""
-        if all(map(self.has_gate, range(self.num_layers))):
-            return {}
-        return {"intermediate_size": self.fields.integer("feed_forward_length")}
+        size = {"intermediate_size": self.fields.integer("feed_forward_length")} if layers else {}
+        return {"mlp_only_layers": layers, **size}
 
     def of_layers(self, key: str, *, minimum: int = 0) -> list[int]:
         """Per-layer values of a key, one value applying to all layers. Raises ModelLoadError for anything else."""
@@ -229,7 +217,7 @@ class GgufMetadata:
     def with_frequency_factors(self, config: ModelConfig) -> ModelConfig:
         """The configuration with the factors in rope_freqs.weight, for which config.json has no place.
 
-        A family with several rotations has read them itself (`layer_kinds.py`).
+        A family with several rotations has read them itself.
         """
         if config.further_rotations or not (factors := frequency_factors(self.file, config.rope_dim)):
             return config

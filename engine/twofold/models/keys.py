@@ -28,6 +28,21 @@ class Key:
     maximum: int = 2**31 - 1
 
 
+@dataclass(frozen=True)
+class Said:
+    """A block's field whose value config.json gives."""
+
+    key: str
+    default: bool | float
+    """Value of a missing key. A number has to be above 0."""
+
+    def read(self, fields: Fields) -> bool | float:
+        """The value. Raises ModelLoadError."""
+        if isinstance(self.default, bool):
+            return fields.boolean(self.key, self.default)
+        return fields.number(self.key, self.default, above=True)
+
+
 KEYS: Final = {
     "intermediate_size": Key(gguf="feed_forward_length"),
     "moe_intermediate_size": Key(gguf="expert_feed_forward_length"),
@@ -40,7 +55,9 @@ KEYS: Final = {
     "num_shared_experts": Key(
         0, ("n_shared_experts", "moe_num_shared_experts"), "expert_shared_count", 0, minimum=0
     ),
-    "shared_expert_intermediate_size": Key(0, (), "expert_shared_feed_forward_length", 0, minimum=0),
+    "shared_expert_intermediate_size": Key(
+        0, ("shared_intermediate_size",), "expert_shared_feed_forward_length", 0, minimum=0
+    ),
     "first_k_dense_replace": Key(0, ("num_dense_layers",), minimum=0),
     "moe_layer_freq": Key(1),
     "decoder_sparse_step": Key(1),
@@ -54,10 +71,11 @@ KEYS: Final = {
     "moe_router_logit_softcapping": Key(0.0),
     "n_group": Key(1, (), "expert_group_count", 1),
     "topk_group": Key(1, (), "expert_group_used_count", 1),
-    "sliding_window": Key(gguf="attention.sliding_window"),
+    "sliding_window": Key(gguf="attention.sliding_window", minimum=0),
     "max_window_layers": Key(minimum=0),
     "num_key_value_heads": Key(also=("num_attention_groups",)),
-    "num_nextn_predict_layers": Key(0, ("num_mtp_layers",), minimum=0),
+    "num_nextn_predict_layers": Key(0, ("num_mtp_layers", "num_mtp_modules"), minimum=0),
+    "qk_rope_head_dim": Key(also=("head_dim",)),
     "index_topk": Key(2048, (), "attention.indexer.top_k"),
 }
 ALSO: Final = {name: key.also for name, key in KEYS.items() if key.also}
@@ -68,9 +86,15 @@ class Settings:
     """Values of `KEYS` in one file; errors are ModelLoadErrors that name the file and the key."""
 
     def __init__(self, fields: Fields, known: Collection[str] | None = None) -> None:
-        """known: the keys that the family has, others have their default whatever the file says; None: all."""
+        """known: the keys that the family has, others have their default whatever the file says; None: all, as in the
+        settings of a GGUF file."""
         self.fields = fields
+        self.of_gguf_file = known is None
         self.known: Collection[str] = KEYS if known is None else known
+
+    def has(self, name: str) -> bool:
+        """Whether the family has the key, which need not be one of `KEYS`."""
+        return self.of_gguf_file or name in self.known
 
     def integer(self, name: str) -> int:
         key = KEYS[name]
@@ -112,7 +136,8 @@ class Settings:
         return default if name not in self.known else self.fields.boolean(name, default)
 
     def _instead(self, name: str, value: object) -> Settings:
-        return Settings(self.fields.with_data({**self.fields.data, name: value}), self.known)
+        changed = self.fields.with_data({**self.fields.data, name: value})
+        return Settings(changed, None if self.of_gguf_file else self.known)
 
 
 def of_gguf(fields: Fields, *names: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, cast
 from twofold.api.errors import ModelLoadError
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.config_json import architecture_name, read_config_json, read_generation_defaults
-from twofold.models.decoder import Decoder
+from twofold.models.decoder_family import DecoderFamily
 from twofold.models.families.decoders import DECODERS
 from twofold.models.gguf_config import GgufMetadata
 from twofold.models.unsupported import refusal
@@ -142,7 +142,8 @@ FAMILIES: Final = (
         "llama4",
         FamilyChat(("llama4_pythonic", "llama4_json"), (), ("<|eot|>", "<|eom|>")),
     ),
-    Family("deepseek", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "deepseek2", _DEEPSEEK),
+    Family("deepseek_v3", ("DeepseekV3ForCausalLM",), "deepseek2", _DEEPSEEK),
+    Family("deepseek_v2", ("DeepseekV2ForCausalLM",), "", _DEEPSEEK),
     Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "deepseek32", _DEEPSEEK),
     Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
@@ -240,7 +241,9 @@ def chat_marks(architecture: str, template: str | None) -> ChatMarks:
 def describe_family(family: Family) -> str:
     """A family's models and architecture: its summary, or the first line of its module."""
     module = _module(family)
-    return module.summary if isinstance(module, Decoder) else (module.__doc__ or "").partition("\n")[0]
+    if isinstance(module, DecoderFamily):
+        return module.decoder.summary
+    return (module.__doc__ or "").partition("\n")[0]
 
 
 def _module(family: Family) -> FamilyModule:

@@ -16,7 +16,15 @@ from tests.tiny_models.writing import tiny_config, write_tiny_model
 __all__ = ["one_torch_thread"]  # a fixture
 
 # A family of each way to read keys.
-OFTEN = ("mimo_v2_flash", "deepseek", "qwen3_vl_moe", "ernie4_5_moe", "hunyuan_v1_moe", "mixtral", "step3p7")
+OFTEN = (
+    "mimo_v2_flash",
+    "deepseek_v3",
+    "qwen3_vl_moe",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "mixtral",
+    "step3p7",
+)
 NULLS_OFTEN = ("mimo_v2_flash", "axk1", "mistral", "ernie4_5_moe")
 # A tie of the text part counts where the outer part has none; a head that is in the files is read in any case.
 # transformers declares a name of Step's experts and then does not read it, so that the weights do not fit.

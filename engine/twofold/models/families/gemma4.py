@@ -84,7 +84,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         return blocks if size == 0 else (*blocks, *of_input)
 
     rope, of_full = (_read_rope(fields, kind, usual) for kind, usual in _ROPES.items())
-    config = config_json.read_model(fields, generation, attention, layer, rope=rope)
+    config = config_json.read_model(fields, generation, attention, layer, rope)
     embedding = replace(config.embedding, scale=hidden**0.5, layer_inputs=inputs if size else None)
     unread = (name.format(n) for n in range(max(0, first_shared), num_layers) for name in _NOT_SHARED)
     return replace(

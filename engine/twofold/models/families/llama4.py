@@ -55,7 +55,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         own = replace(own, attention_chunk=chunk if n in chunked_layers else None)
         return (own, *mixture) if n in is_moe else (own, dense)
 
-    return config_json.read_model(fields, generation, attention, layer, rope=rope)
+    return config_json.read_model(fields, generation, attention, layer, rope)
 
 
 def _read_rotated(fields: Fields) -> list[bool]:

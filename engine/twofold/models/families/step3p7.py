@@ -17,7 +17,7 @@ from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.shared_experts import SharedExperts
-from twofold.models import config_json
+from twofold.models import config_json, decoder_layers
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.decoder import FULL, SLIDING, Decoder, TextPart
 from twofold.models.defaults import defaults_of
@@ -39,6 +39,7 @@ _DECODER: Final = Decoder(
     only={"mlp_bias": (False, None), "use_bidirectional_attention": (False, None)},
     attention={"qk_norm": True, "zero_centred": True, "gate": "g_proj", "gate_of": "head"},
     of_layer=_heads,
+    rotated_share=1.0,
     dense={"zero_centred": True},
     router={
         "score": "sigmoid", "bias": True, "renormalise": True, "zero_centred": True,
@@ -68,7 +69,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     data = fields.data
     found = by_kind(text) if text is not None else by_kind(fields)
     settings = fields.with_data(data | {"text_config": found} if text is not None else found)
-    config = _DECODER.parse_config(settings, generation)
+    config = decoder_layers.parse_config(_DECODER, settings, generation)
     if fields.data.get(_FACTORS):
         factors = _numbers(fields, _FACTORS, config.rope_dim // 2, "rotated pairs")
         rope = replace(config.rope, frequency_factors=tuple(factor or 1.0 for factor in factors))

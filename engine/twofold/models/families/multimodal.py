@@ -1,0 +1,76 @@
+"""Multimodal families, their text: the text part alone is run.
+
+References: transformers `models/NAME`. Defaults are those of its configuration classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from twofold.models.decoder import Decoder, TextPart
+from twofold.models.families.dense import DENSE
+from twofold.models.families.grouped_query import SIGMOID
+
+MULTIMODAL: Final = {
+    "qwen3_vl_moe": Decoder(
+        "Qwen3-VL with experts (30B-A3B, 235B-A22B), its text: Qwen3-MoE; the vision tower is ignored.",
+        "qwen3_vl_moe_text",
+        attention={"qk_norm": True},
+        router={"renormalise": True},
+        experts={"transposed": True},
+        text=TextPart(),
+    ),
+    "glm4v_moe": Decoder(
+        "GLM-4.5V and 4.6V, their text: GLM-4.5 without norms of queries and keys; the vision tower is ignored.",
+        "glm4v_moe_text",
+        attention={"o_bias": False},
+        rotated_share=0.5,
+        router=SIGMOID,
+        text=TextPart(),
+    ),
+    "ernie4_5_vl_moe": Decoder(
+        "ERNIE-4.5-VL (28B-A3B), its text: ERNIE-4.5 with a gate of text tokens; the experts of images are ignored.",
+        "ernie4_5_vl_moe_text",
+        only={"use_bias": (False, None)},
+        attention={"neighbours": True},
+        router={
+            "renormalise": True, "bias": True, "bias_name": "moe_statics.e_score_correction_bias", "of_images": True,
+        },
+        text=TextPart(
+            (("model.language_model.", "model."),),
+            (
+                "*.mlp.gate.weight_1", "*.mlp.vision_moe.*",
+                *(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_model", "vision_tower")),
+                *(f"{at}resampler_model.*" for at in ("", "model.")),
+            ),
+            experts_of_images=True,
+        ),
+        renamed=(("*.mlp.text_moe.", "*.mlp."), ("*.mlp.gate.moe_statics.", "*.mlp.moe_statics.")),
+    ),
+    "qwen3_omni_moe": Decoder(
+        "Qwen3-Omni, the text part of its thinker: Qwen3-MoE; audio, vision, talker and codec are ignored.",
+        "qwen3_omni_moe_text",
+        attention={"qk_norm": True},
+        router={"renormalise": True},
+        text=TextPart(
+            (
+                ("thinker.lm_head.", "lm_head."), ("thinker.model.language_model.", "model."),
+                ("thinker.model.", "model."), ("model.language_model.", "model."),
+            ),
+            (
+                "talker.*", "code2wav.*",
+                *(f"{at}{part}.*" for at in ("thinker.", "model.", "") for part in ("audio_tower", "visual")),
+            ),
+            "thinker_config",
+        ),
+    ),
+    "gemma3_vision": replace(
+        DENSE["gemma3"],
+        summary="Gemma 3 with images (4B to 27B), its text; the vision tower is ignored.",
+        text=TextPart(
+            (("language_model.model.", "model."), ("model.language_model.", "model."), ("language_model.", "")),
+            tuple(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector")),
+        ),
+    ),
+}  # fmt: skip
