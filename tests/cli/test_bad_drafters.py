@@ -10,8 +10,8 @@ from twofold.text.tokenizer import Tokenizer
 from twofold.text.tokenizer.comparison import first_difference
 from twofold.tools.cli.main import main
 
-from tests.models.drawn_families import EXAMPLES
 from tests.tiny_models.eagle3 import TinyEagle3
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from twofold.blocks import ops
 from twofold.device.finding import on_devices
 from twofold.device.model import DeviceModel, Stage
 from twofold.device.runner import DeviceRunner
+from twofold.device.table_layers import TableLayers
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.scheduler import Scheduler
 from twofold.experts.accelerator import AcceleratorChoice
@@ -186,3 +188,44 @@ def scripted(
         play.on_step = on_step
     play.answer(prompts, samplers, num_tokens)
     return np.stack([row for sampler in samplers for row in sampler.seen])
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Ways to lose the table step `at`, and every later one that is tried: stand-ins for `TableLayers.forward`."""
+
+    HOST_LIMIT_S = 0.2
+    runner: DeviceRunner
+    at: int
+    forward: Callable[..., None] = TableLayers.forward
+
+    @property
+    def is_now(self) -> bool:
+        return self.runner.num_table_steps == self.at
+
+    def silent(self, *given: Any) -> None:
+        """A kernel that takes ten times as long as the host waits. No other step is held to that."""
+        if self.is_now:
+            time.sleep(10 * self.HOST_LIMIT_S)
+        self.forward(*given)
+
+    def limit_host(self, step: int) -> None:
+        """Before a step: what the host waits in the lost one."""
+        if self.is_now:
+            self.runner._watchdog_s = self.HOST_LIMIT_S
+
+    def raising(self, *given: Any) -> None:
+        """A launch that fails in the middle of a step."""
+        if self.is_now and given[1] == 1:
+            raise RuntimeError("no such kernel")
+        self.forward(*given)
+
+    def aborted(self, *given: Any) -> None:
+        """Aborts the step."""
+        if self.is_now and given[1] == 1:
+            given[0].mailbox.abort()
+        self.forward(*given)
+
+    def lose(self, patch: pytest.MonkeyPatch, way: str) -> None:
+        # A plain function, so that it is bound to the layers.
+        patch.setattr(TableLayers, "forward", lambda *given: getattr(self, way)(*given))

@@ -10,12 +10,9 @@ of one another.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import KernelError
 from twofold.api.types import SamplingParams, TokenLogprob
 from twofold.device.runner import DeviceRunner
-from twofold.device.table_layers import TableLayers
 from twofold.engine import Engine
 from twofold.experts.profiles import Figure, load_profile
 from twofold.models.bundled import bundled_model_path
@@ -32,7 +28,7 @@ from twofold.step.sampler import Sampler
 from tests.device.fake_device import FakeQueue
 from tests.device.layer_sums import LayerSums
 from tests.device.runner_references import TINY, TOKENS, References, references_of
-from tests.device.runner_runs import F32, Play, make_runner, scripted
+from tests.device.runner_runs import F32, Lost, Play, make_runner, scripted
 from tests.engine.told_sampler import ToldSampler
 from tests.tiny_models.writing import (
     tiny_weights,
@@ -262,47 +258,6 @@ def test_with_the_placement_frozen_two_runs_are_bit_identical(
         return logits
 
     np.testing.assert_array_equal(run(), run())
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Ways to lose the table step `at`, and every later one that is tried: stand-ins for `TableLayers.forward`."""
-
-    HOST_LIMIT_S = 0.2
-    runner: DeviceRunner
-    at: int
-    forward: Callable[..., None] = TableLayers.forward
-
-    @property
-    def is_now(self) -> bool:
-        return self.runner.num_table_steps == self.at
-
-    def silent(self, *given: Any) -> None:
-        """A kernel that takes ten times as long as the host waits. No other step is held to that."""
-        if self.is_now:
-            time.sleep(10 * self.HOST_LIMIT_S)
-        self.forward(*given)
-
-    def limit_host(self, step: int) -> None:
-        """Before a step: what the host waits in the lost one."""
-        if self.is_now:
-            self.runner._watchdog_s = self.HOST_LIMIT_S
-
-    def raising(self, *given: Any) -> None:
-        """A launch that fails in the middle of a step."""
-        if self.is_now and given[1] == 1:
-            raise RuntimeError("no such kernel")
-        self.forward(*given)
-
-    def aborted(self, *given: Any) -> None:
-        """Aborts the step."""
-        if self.is_now and given[1] == 1:
-            given[0].mailbox.abort()
-        self.forward(*given)
-
-    def lose(self, patch: pytest.MonkeyPatch, way: str) -> None:
-        # A plain function, so that it is bound to the layers.
-        patch.setattr(TableLayers, "forward", lambda *given: getattr(self, way)(*given))
 
 
 @pytest.mark.parametrize("graphs", [True, pytest.param(False, marks=pytest.mark.slow)])

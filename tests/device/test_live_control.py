@@ -15,7 +15,7 @@ from twofold.device.model import DeviceModel
 from twofold.engine import Engine
 
 from tests.device.runner_runs import found_device
-from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=3, num_experts=10)
@@ -44,7 +44,7 @@ def finish(engine: Engine) -> None:
 
 
 @pytest.mark.slow  # graphs are captured anew at every step of it
-@pytest.mark.parametrize("family", [TINY, TinyQwen3Next(dtype="bfloat16")], ids=["pages", "records"])
+@pytest.mark.parametrize("family", [TINY, tiny("qwen3_next", dtype="bfloat16")], ids=["pages", "records"])
 def test_pages_and_slots_move_and_tokens_stay(
     fake: ModuleType, tmp_path: Path, family: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

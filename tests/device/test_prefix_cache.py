@@ -14,8 +14,8 @@ from twofold.engine import Engine
 from twofold.engine.prefix import cache as prefix_cache
 
 from tests.device.runner_runs import found_device
-from tests.device.test_simt_engine import MODELS
 from tests.engine.model_runs import random_prompt
+from tests.tiny_models.kernel_sizes import MODELS
 from tests.tiny_models.writing import write_tiny_model
 
 CHUNK = 24

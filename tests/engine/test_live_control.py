@@ -16,7 +16,7 @@ from twofold.engine import Engine
 from twofold.engine.waiting import Waiter
 
 from tests.e2e.waiting import wait_until
-from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import write_tiny_model
 
 STREAMS = 16
@@ -201,7 +201,7 @@ def test_a_smaller_cache_keeps_the_worthiest_prefixes_where_they_are_found() -> 
 
 
 def test_records_move_with_their_sequences(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "next", TinyQwen3Next())
+    model = write_tiny_model(tmp_path / "next", tiny("qwen3_next"))
 
     def answers(disturb: bool) -> list[list[int]]:
         engine = load(model=str(model), max_num_seqs=4)

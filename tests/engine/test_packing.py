@@ -24,16 +24,9 @@ from twofold.weights import panel_file, panel_writing
 from twofold.weights.panel_file import PANEL_FILE, PREFIX, read_contents
 
 from tests.kernels.test_pool_plan import needs_two, two_nodes
-from tests.models.test_formats_forward import encode
-from tests.tiny_models.deepseek import TinyDeepseek
-from tests.tiny_models.families import TinyErnie, TinyGlm4Moe, TinyMiniMaxM2, TinyOlmoe, TinyQwen2Moe
-from tests.tiny_models.gemma4 import TinyGemma4
+from tests.models.gguf_encoders import encode
 from tests.tiny_models.gguf import write_tiny_gguf
-from tests.tiny_models.gpt_oss import TinyGptOss
-from tests.tiny_models.granite import TinyGranite
-from tests.tiny_models.lfm2 import TinyLfm2
-from tests.tiny_models.llama4 import TinyLlama4
-from tests.tiny_models.qwen3_next import TinyQwen3Next, TinyQwen35Moe
+from tests.tiny_models.table import FULL, SLIDING, linear_layers, tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 from tests.weights.fp8_models import write_both
 
@@ -87,30 +80,36 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen3-f16-bias": hf(TinyModel(dtype="float16", attention_bias=True)),
     "qwen3-fp8": lambda root: write_both(root, WIDE)[0],
     "mixtral": hf(TinyModel(architecture="MixtralForCausalLM")),
-    "deepseek-v3": hf(TinyDeepseek(dtype="bfloat16")),
-    "qwen2": hf(TinyQwen2Moe(dtype="bfloat16")),
-    "qwen2-gguf": lambda root: write_tiny_gguf(root / "m.gguf", TinyQwen2Moe()),
-    "ernie": hf(TinyErnie(dtype="bfloat16")),
-    "minimax": hf(TinyMiniMaxM2(dtype="bfloat16")),
-    "granite": hf(TinyGranite("GraniteMoeSharedForCausalLM", dtype="bfloat16", shared_intermediate_size=40)),
-    "llama4": hf(TinyLlama4(dtype="bfloat16", num_experts=9, moe_interval=2)),
-    "lfm2": hf(TinyLfm2(dtype="bfloat16")),
-    "gemma4": hf(TinyGemma4(dtype="bfloat16")),
+    "deepseek-v3": hf(tiny("deepseek_v3", dtype="bfloat16")),
+    "qwen2": hf(tiny("qwen2_moe", dtype="bfloat16")),
+    "qwen2-gguf": lambda root: write_tiny_gguf(root / "m.gguf", tiny("qwen2_moe")),
+    "ernie": hf(tiny("ernie4_5_moe", dtype="bfloat16")),
+    "minimax": hf(tiny("minimax_m2", dtype="bfloat16")),
+    "granite": hf(tiny("granitemoe-shared", dtype="bfloat16", shared_intermediate_size=40)),
+    "llama4": hf(tiny("llama4", dtype="bfloat16", num_experts=9)),
+    "lfm2": hf(tiny("lfm2_moe", dtype="bfloat16")),
+    "gemma4": hf(tiny("gemma4", dtype="bfloat16")),
     "gemma4-shared": hf(
-        TinyGemma4(dtype="bfloat16", num_layers=4, full=(1, 3), num_shared=2, layer_input=10)
+        tiny(
+            "gemma4-small",
+            dtype="bfloat16",
+            num_layers=4,
+            layer_types=[SLIDING, FULL] * 2,
+            num_kv_shared_layers=2,
+        )
     ),
-    "olmoe": hf(TinyOlmoe(dtype="bfloat16")),
-    "gpt-oss": hf(TinyGptOss(dtype="bfloat16")),
+    "olmoe": hf(tiny("olmoe", dtype="bfloat16")),
+    "gpt-oss": hf(tiny("gpt_oss", dtype="bfloat16")),
     "gpt-oss-mxfp4": hf(
-        TinyGptOss(dtype="bfloat16", hidden_size=64, moe_intermediate_size=96, experts="mxfp4")
+        tiny("gpt_oss", dtype="bfloat16", hidden_size=64, moe_intermediate_size=96, mxfp4=True)
     ),
-    "glm": hf(TinyGlm4Moe(dtype="bfloat16", use_qk_norm=True)),
-    "qwen3-next": hf(TinyQwen3Next(dtype="bfloat16", num_layers=2, full_attention=(1,))),
+    "glm": hf(tiny("glm4_moe", dtype="bfloat16", use_qk_norm=True)),
+    "qwen3-next": hf(tiny("qwen3_next", dtype="bfloat16", num_layers=2, layer_types=linear_layers(2, 1))),
     "qwen3.5-gguf": lambda root: write_tiny_gguf(
-        root / "m.gguf", TinyQwen35Moe(num_layers=2, full_attention=(1,))
+        root / "m.gguf", tiny("qwen3_5_moe", num_layers=2, layer_types=linear_layers(2, 1))
     ),
-    "deepseek-v3-gguf": lambda root: write_tiny_gguf(root / "m.gguf", TinyDeepseek()),
-    "deepseek-v2-plain-queries": hf(TinyDeepseek(architecture="DeepseekV2ForCausalLM", q_lora_rank=None)),
+    "deepseek-v3-gguf": lambda root: write_tiny_gguf(root / "m.gguf", tiny("deepseek_v3")),
+    "deepseek-v2-plain-queries": hf(tiny("deepseek_v2", q_lora_rank=None)),
     **{f"gguf-{name}": gguf_of(name) for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q5_0")},
     "mixtral-gguf": lambda root: write_tiny_gguf(
         root / "m.gguf", TinyModel(architecture="MixtralForCausalLM"), one_tensor_per_expert=True

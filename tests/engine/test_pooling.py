@@ -27,9 +27,7 @@ from twofold.models.pooling import read_pooling
 from twofold.telemetry.sink import TelemetrySink
 
 from tests.engine.model_runs import random_prompt
-from tests.models.drawn_described import EXAMPLES as DESCRIBED
-from tests.tiny_models.granite import TinyGranite
-from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.table import EXAMPLES, tiny
 from tests.tiny_models.writing import (
     TinyModel,
     tiny_weights,
@@ -45,12 +43,12 @@ POOLINGS = (
     Pooling(), Pooling("last", normalise=False), Pooling("cls"), Pooling("mean", normalise=False),
     Pooling("mean", dimensions=10), Pooling(tokens=(5, 300, 5)),
 )  # fmt: skip
-DENSE = DESCRIBED["qwen3"]
+DENSE = EXAMPLES["qwen3"]
 MODELS = {
     "dense": DENSE,
     "moe": TinyModel(),
-    "scaled logits": TinyGranite(),  # not part of the hidden state
-    "records": TinyQwen3Next(),
+    "scaled logits": tiny("granitemoe"),  # not part of the hidden state
+    "records": tiny("qwen3_next"),
 }
 
 

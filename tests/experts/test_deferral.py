@@ -25,14 +25,14 @@ from twofold.step.expert_loading import slot_plan
 
 from tests.engine.model_runs import Runner, load, random_prompt
 from tests.models.transformers_runs import one_torch_thread, reference, reference_logits
-from tests.tiny_models.families import TinyGlm4Moe
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 __all__ = ["one_torch_thread"]
 
 TOP_K, PROMPT, LENGTH = 5, 7, 19
 DENSE_BETWEEN = TinyModel(num_layers=5, top_k=TOP_K, mlp_only_layers=(2,))
-SHARED = TinyGlm4Moe(num_layers=4, top_k=TOP_K, num_experts=8)
+SHARED = tiny("glm4_moe", num_layers=4, top_k=TOP_K, num_experts=8)
 
 
 def deferring(model: Any, most: int) -> None:

@@ -16,10 +16,10 @@ from twofold.models.sizing import measure_files
 from twofold.tools.cli.main import main
 
 from tests.engine.parallel.ranks_in_process import RanksInProcess
-from tests.models.drawn_families import EXAMPLES
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
-MODELS = {"qwen3_moe": TinyModel(), **EXAMPLES}
+MODELS = EXAMPLES
 AMPLE = 2**40
 
 

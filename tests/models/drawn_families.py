@@ -1,88 +1,28 @@
-"""Tiny models of families composed of blocks that others have: one of each with its corners, and how to draw more."""
+"""Random configurations of every family: each key of its tiny model gets another value."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from tests.models import drawn_described as described
-from tests.tiny_models.deepseek import CASES as DEEPSEEK
-from tests.tiny_models.deepseek import TinyDeepseek
-from tests.tiny_models.described import TinyDescribed
-from tests.tiny_models.families import (
-    TinyErnie,
-    TinyGlm4Moe,
-    TinyGlm4MoeLite,
-    TinyKimi,
-    TinyMiniMaxM2,
-    TinyOlmoe,
-    TinyQwen2Moe,
-)
-from tests.tiny_models.gemma4 import TinyGemma4
-from tests.tiny_models.gpt_oss import TinyGptOss
-from tests.tiny_models.granite import TinyGranite
-from tests.tiny_models.lfm2 import TinyLfm2
-from tests.tiny_models.llama4 import TinyLlama4
-from tests.tiny_models.qwen3_next import TinyQwen3Next, TinyQwen35Moe
+from tests.tiny_models.family import TinyFamily
+from tests.tiny_models.table import EXAMPLES, FULL, LLAMA3, SLIDING, YARN, by_kind
 from tests.tiny_models.writing import TinyModel
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-SCOUT = LLAMA3 | {"high_freq_factor": 1.0}
-LINEAR = {"rope_type": "linear", "factor": 2.0}
-
-# One model of each family, with its corners.
-GLM = TinyGlm4Moe(
-    use_qk_norm=True, num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=2.5,
-    num_shared_experts=2, head_dim=24, partial_rotary_factor=0.25,
+SCOUT: Final = LLAMA3 | {"high_freq_factor": 1.0}
+LINEAR: Final = {"rope_type": "linear", "factor": 2.0}
+NO_BIASES: Final = (
+    "mistral", "qwen2", "deepseek_v32", "glm_moe_dsa", "axk1", "mistral4", "ernie4_5_moe", "ernie4_5_vl_moe",
+    "minimax_m2", "lfm2_moe",
 )  # fmt: skip
-LITE = TinyGlm4MoeLite(
-    num_experts=12, num_groups=4, top_groups=2, top_k=5, routed_scaling_factor=1.8, num_shared_experts=2, first_dense=2,
-)  # fmt: skip
-NEXT = TinyQwen3Next(
-    num_layers=5, full_attention=(1, 4), num_experts=9, top_k=3, mlp_only_layers=(2,), has_mtp=True
-)
-EXAMPLES: dict[str, TinyModel] = {
-    "qwen3_next": NEXT,
-    # A first token's output is its values, normalised, times the sign of k . q: of this seed none is near zero.
-    "qwen3_5_moe": TinyQwen35Moe(nested=True, has_mtp=True, expert_layout="fused", seed=1),
-    "gemma4": TinyGemma4(num_experts=9, top_k=3),
-    "gemma4-small": TinyGemma4(
-        dense=True,
-        num_layers=5,
-        full=(1, 4),
-        layer_input=10,
-        num_shared=3,
-        double_wide=True,
-        attention_k_eq_v=False,
-    ),
-    "glm4_moe": GLM,
-    "gpt_oss": TinyGptOss(top_k=3, num_experts=9),
-    "glm4_moe_lite": LITE,
-    "kimi_k25": TinyKimi(nested=True),
-    "ernie4_5_moe": TinyErnie(num_layers=5, moe_interval=2, num_experts=9, top_k=4),
-    "granitemoe": TinyGranite(num_experts=9, top_k=4),
-    "granitemoe-shared": TinyGranite("GraniteMoeSharedForCausalLM", top_k=3, shared_intermediate_size=40),
-    "lfm2_moe": TinyLfm2(num_experts=9, top_k=3, attention=(1, 3), conv_bias=True),
-    "llama4": TinyLlama4(
-        num_layers=5, moe_interval=2, attention_chunk_size=12, floor_scale=8, attn_scale=0.6
-    ),
-    "minimax_m2": TinyMiniMaxM2(num_experts=9, top_k=4),
-    "olmoe": TinyOlmoe(top_k=3),
-    "qwen2_moe": TinyQwen2Moe(mlp_only_layers=(1,), top_k=3, num_experts=9),
-    "deepseek_v3": replace(DEEPSEEK["v3-groups"], rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
-    "deepseek_v2": DEEPSEEK["v2-yarn"],
-    **described.EXAMPLES,
-}
+"""Families to which `attention_bias` means nothing, or whose GGUF files alone could not say it."""
+ONE_LAYOUT: Final = ("ernie4_5_vl_moe", "gpt_oss", "llama4", "gemma4", "gemma4-small")
+"""Families that are published in one layout of experts."""
 
 
-def _sizes(r: random.Random, **also: Any) -> dict[str, Any]:
+def _sizes(r: random.Random) -> dict[str, Any]:
     """Random sizes common to all families."""
     kv_heads, num_experts = r.randint(1, 3), r.randint(2, 11)
     return {
@@ -94,204 +34,248 @@ def _sizes(r: random.Random, **also: Any) -> dict[str, Any]:
         "rope_scaling": r.choice((None, None, YARN, LINEAR)),
         "rope_form": r.choice(("rope_parameters", "rope_scaling")),
         "num_shards": r.choice((1, 3)), "expert_layout": r.choice(("separate", "fused")), "seed": r.randrange(1000),
-    } | also  # fmt: skip
+    }  # fmt: skip
 
 
 def _groups(r: random.Random) -> dict[str, Any]:
     groups, of_group = r.choice((1, 1, 2, 3, 4)), r.randint(2, 5)
     best = r.randint(1, groups)
     return {
-        "num_experts": groups * of_group, "num_groups": groups, "top_groups": best,
-        "top_k": r.randint(1, min(6, best * of_group)), "num_shared_experts": r.randint(1, 3),
-        "routed_scaling_factor": r.choice((1.0, 1.7, 2.5)),
+        "num_experts": groups * of_group, "n_group": groups, "topk_group": best,
+        "top_k": r.randint(1, min(6, best * of_group)),
     }  # fmt: skip
 
 
-def _glm4_moe(r: random.Random) -> TinyModel:
-    sizes = _sizes(r, head_dim=8 * r.randint(1, 4), num_layers=r.randint(2, 4), **_groups(r))
-    return TinyGlm4Moe(
-        **sizes, use_qk_norm=r.random() < 0.5, attention_bias=r.random() < 0.7, first_dense=r.randint(0, 1),
-        partial_rotary_factor=r.choice((0.25, 0.5, 0.5, 0.75, 1.0)), num_mtp_layers=r.choice((0, 0, 1)),
-    )  # fmt: skip
+def drawn(name: str, r: random.Random) -> TinyModel:
+    """A random configuration of the family."""
+    base, sizes = EXAMPLES[name], _sizes(r)
+    if not isinstance(base, TinyFamily):
+        windows = (
+            {"sliding_window": r.choice((None, 9))}
+            if name == "mixtral"
+            else {"mlp_only_layers": r.choice(((), (0,), (1,)))}
+        )
+        return replace(base, **sizes | windows)
+    settings = base.settings
+    sizes |= {"attention_bias": r.random() < 0.5 and name not in NO_BIASES}
+    if "n_group" in settings:
+        sizes |= _groups(r)
+    if "norm_topk_prob" not in settings or name in ("axk1", "deepseek_v2"):
+        del sizes["norm_topk_prob"]
+    has_vision = base.nested and base.row.has_small_vision
+    if has_vision or "rope_parameters" in settings:
+        sizes |= {"rope_scaling": None, "rope_theta": 1e4, "head_dim": 8 * r.randint(1, 4)}
+    if has_vision:
+        sizes["head_dim"] = base.head_dim  # mrope_section fits this one
+        if sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
+            sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
+    elif base.row.outer:
+        sizes["nested"] = r.random() < 0.5
+    if "kv_lora_rank" in settings:
+        sizes["num_kv_heads"] = sizes["num_heads"]
+    if base.row.model_type in ("gemma3_text", "llama"):  # transformers refuses other sizes
+        sizes["hidden_size"] = sizes["num_heads"] * r.randint(3, 9)
+    if base.row.model_type == "gemma3_text":
+        sizes["tie_word_embeddings"] = base.tie_word_embeddings
+    if base.expert_layout == "fused" or name in ONE_LAYOUT:
+        sizes["expert_layout"] = base.expert_layout
+    if base.predicts:
+        sizes["predicts"] = r.random() < 0.3
+    if name in _SIZES:
+        sizes |= _SIZES[name](r, sizes)
+    layers = sizes["num_layers"]
+    sparse = r.randrange(layers)
+    choices: dict[str, Any] = {
+        "n_shared_experts": r.randint(1, 3), "num_shared_experts": r.randint(1, 3),
+        "routed_scaling_factor": r.choice((1.0, 1.7, 2.5)), "router_scaling_factor": r.choice((1.0, 1.7)),
+        "first_k_dense_replace": r.randint(0, 1) if name != "solar_open" else 0,
+        "shared_expert_intermediate_size": r.randint(5, 70), "sliding_window": r.choice((3, 9, 20)),
+        "max_window_layers": r.randint(0, 3), "sliding_window_pattern": r.choice((2, 3)),
+        "mlp_only_layers": r.choice(([0], [1])), "partial_rotary_factor": r.choice((0.25, 0.25, 0.5, 1.0)),
+        "index_topk_pattern": "F" + "".join(r.choice("FS") for _ in range(layers - 1)),
+        "layer_rope_theta": [r.choice((0, 1e4, 5e5)) for _ in range(layers)],
+        "layer_types": [r.choice((SLIDING, FULL)) for _ in range(layers)],
+        "mlp_layer_types": ["sparse" if n == sparse else r.choice(("dense", "sparse")) for n in range(layers)],
+    }  # fmt: skip
+    if "kv_lora_rank" in settings:  # dense layers come first
+        choices["mlp_layer_types"].sort()
+    changed = {key: choices[key] for key in settings if key in choices and key not in sizes}
+    model = base.changed(**sizes, **changed)
+    return model.changed(**_FURTHER[name](r, model)) if name in _FURTHER else model
 
 
-def _mla(r: random.Random) -> dict[str, Any]:
-    yarn = YARN | {"mscale": r.choice((0.7, 1.0)), "mscale_all_dim": r.choice((0.4, 1.0))}
-    return _sizes(
-        r,
-        **_groups(r),
-        q_lora_rank=r.choice((None, r.randint(5, 30))),
-        kv_lora_rank=r.randint(5, 40),
-        qk_nope_head_dim=r.randint(3, 20),
-        qk_rope_head_dim=2 * r.randint(1, 6),
-        v_head_dim=r.randint(3, 20),
-        first_dense=r.randint(0, 1),
-        num_mtp_layers=r.choice((0, 0, 1)),
-        rope_scaling=r.choice((None, yarn)),
-    )
+Sizes = Callable[[random.Random, dict[str, Any]], dict[str, Any]]
 
 
-def _glm4_moe_lite(r: random.Random) -> TinyModel:
-    return TinyGlm4MoeLite(**_mla(r), rope_interleave=r.random() < 0.7, attention_bias=r.random() < 0.2)
+def _full_heads(r: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Heads fill the hidden size. A wide one with a tied head has logits beyond 100, where float32 rounds by 1e-4."""
+    head_dim = 2 * r.randint(2, 4)
+    return {"head_dim": head_dim, "hidden_size": sizes["num_heads"] * head_dim}
 
 
-def _qwen2_moe(r: random.Random) -> TinyModel:
-    return TinyQwen2Moe(
-        **_sizes(r), attention_bias=r.random() < 0.7, shared_intermediate_size=r.randint(5, 70),
-        mlp_only_layers=r.choice(((), (), (0,), (1,))), sliding_window=r.choice((None, None, 9)),
-        max_window_layers=r.randint(0, 4),
-    )  # fmt: skip
+def _own_head_dim(r: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
+    return {"hidden_size": sizes["num_heads"] * sizes["head_dim"]}
 
 
-def _olmoe(r: random.Random) -> TinyModel:
-    # The heads fill the hidden size; a wide one with a tied head has logits beyond 100, where float32 rounds by 1e-4.
-    sizes = _sizes(r, attention_bias=r.random() < 0.3, head_dim=2 * r.randint(2, 4))
-    return TinyOlmoe(**sizes | {"hidden_size": sizes["num_heads"] * sizes["head_dim"]})
-
-
-def _minimax_m2(r: random.Random) -> TinyModel:
-    rotary, rest = 2 * r.randint(1, 6), 2 * r.randint(0, 4)
-    return TinyMiniMaxM2(
-        **_sizes(r, head_dim=rotary + rest), rotary_dim=rotary, num_mtp_layers=r.choice((0, 0, 1))
-    )
-
-
-def _ernie4_5_moe(r: random.Random) -> TinyModel:
-    num_layers = r.randint(2, 4)
-    return TinyErnie(
-        **_sizes(r, num_layers=num_layers), num_shared_experts=r.randint(0, 2), first_moe=r.randint(0, 1),
-        last_moe=r.choice((-1, num_layers - 1, 1)), moe_interval=r.choice((1, 1, 2)),
-        num_mtp_layers=r.choice((0, 0, 1)),
-    )  # fmt: skip
-
-
-def _granitemoe(r: random.Random) -> TinyModel:
-    shared = r.choice((0, r.randint(5, 70)))
-    return TinyGranite(
-        f"GraniteMoe{'Shared' if shared else ''}ForCausalLM", **_sizes(r), shared_intermediate_size=shared,
-        attention_bias=r.random() < 0.3, embedding_multiplier=r.choice((1.0, 6.0, 12.0)),
-        residual_multiplier=r.choice((1.0, 0.22, 0.5)), attention_multiplier=r.choice((0.0625, 0.125, 0.3)),
-        logits_scaling=r.choice((1.0, 3.0, 0.7)),
-    )  # fmt: skip
-
-
-def _delta(r: random.Random) -> dict[str, Any]:
-    # Fewer than 5 values of a head: their norm magnifies what either side rounds beyond the comparison.
-    num_layers, k_heads = r.randint(2, 5), r.randint(1, 3)
-    return _sizes(
-        r,
-        num_layers=num_layers,
-        full_attention=tuple(sorted(r.sample(range(num_layers), r.randint(1, 2)))),
-        num_k_heads=k_heads,
-        num_v_heads=k_heads * r.randint(1, 3),
-        key_dim=r.randint(1, 40),
-        value_dim=r.randint(5, 40),
-        conv_kernel=r.choice((2, 4, 4, 4, 5)),
-        head_dim=8 * r.randint(1, 4),
-        partial_rotary_factor=r.choice((0.25, 0.25, 0.5, 1.0)),
-        shared_intermediate_size=r.randint(9, 70),
-        has_mtp=r.random() < 0.3,
-    )
-
-
-def _qwen3_next(r: random.Random) -> TinyModel:
-    return TinyQwen3Next(
-        **_delta(r), attention_bias=r.random() < 0.2, mlp_only_layers=r.choice(((), (), (0,), (1,)))
-    )
-
-
-def _gemma4(r: random.Random) -> TinyModel:
-    sizes = _sizes(r, attention_bias=r.random() < 0.2, expert_layout="fused")
-    last, heads = sizes["num_layers"] - 1, sizes["num_heads"]
-    small: dict[str, Any] = {}
-    if r.random() < 0.6:  # E2B and E4B, or one of their parts
-        sizes |= {"num_layers": 5}
-        last = 4
-        small = {
-            "dense": r.random() < 0.8,
-            "layer_input": r.choice((0, r.randint(1, 20))),
-            "double_wide": r.random() < 0.5,
-            "has_unread": r.random() < 0.5,
-        }
-        if small["layer_input"]:  # transformers shares keys and values only beside inputs of the layers
-            small["num_shared"] = r.choice((0, 1, 2, 3))
-    full = tuple(sorted({last, r.randrange(last)} if r.random() < 0.4 else {last}))
-    if small.get("num_shared"):  # a layer of each kind is left
-        full = (1, last)
-    return TinyGemma4(
-        **sizes, global_head_dim=2 * r.randint(2, 20), attention_k_eq_v=r.random() < 0.7,
-        full=full, **small,
-        global_kv_heads=r.choice((None, *(n for n in range(1, heads + 1) if heads % n == 0))),
-        sliding_window=r.choice((3, 9, 20)), partial_rotary_factor=r.choice((0.25, 0.25, 0.5, 1.0)),
-        softcap=r.choice((None, 30.0, 5.0)), nested=r.random() < 0.5, published=r.random() < 0.7,
-    )  # fmt: skip
-
-
-def _gpt_oss(r: random.Random) -> TinyModel:
-    sizes = _sizes(r, attention_bias=r.random() < 0.8, expert_layout="separate")
-    kinds = tuple(r.choice(("sliding_attention", "full_attention")) for _ in range(sizes["num_layers"]))
-    yarn = YARN | {"truncate": r.random() < 0.3}
-    sizes["rope_scaling"] = r.choice((None, yarn, yarn, LINEAR))
-    sizes["rope_form"] = "rope_parameters"  # without any, it is YaRN
-    return TinyGptOss(**sizes, layer_types=r.choice((None, None, kinds)), sliding_window=r.choice((3, 9, 20)))
-
-
-def _lfm2_moe(r: random.Random) -> TinyModel:
-    sizes = _sizes(r)
-    layers = range(sizes["num_layers"])
-    return TinyLfm2(
-        **sizes, attention=tuple(sorted(r.sample(layers, r.randint(1, len(layers) - 1)))), taps=r.choice((2, 3, 3, 4)),
-        conv_bias=r.random() < 0.4, first_dense=r.randint(0, 1), use_expert_bias=r.random() < 0.7,
-        routed_scaling_factor=r.choice((1.0, 1.7)),
-    )  # fmt: skip
-
-
-def _llama4(r: random.Random) -> TinyModel:
-    published = r.random() < 0.5
-    scalings = (None, None, SCOUT) if published else (None, LLAMA3, YARN)
-    sizes = _sizes(r, top_k=1, attention_bias=r.random() < 0.3, rope_scaling=r.choice(scalings))
-    sizes |= {"moe_interval": r.choice((1, 1, 2)), "nested": r.random() < 0.5}
-    if published:
-        return TinyLlama4(**sizes)
-    return TinyLlama4(
-        **sizes, use_qk_norm=r.random() < 0.6, attention_chunk_size=r.choice((12, 7)),
-        floor_scale=r.choice((8192, 16, 3)), attn_scale=r.choice((0.1, 0.6)), no_rope_interval=r.choice((4, 2, 3)),
-    )  # fmt: skip
-
-
-def _described(name: str, r: random.Random) -> TinyModel:
-    return described.drawn(name, r, _sizes(r), _groups(r))
-
-
-def all_chosen(model: TinyModel) -> TinyModel:
-    """A model of which rounding chooses no other experts: a token goes to all there are."""
-    if isinstance(model, TinyLlama4):
-        return replace(model, num_experts=1)
-    if isinstance(model, TinyDescribed):
-        return model.all_chosen()
-    groups = {"num_groups": 1, "top_groups": 1} if "num_groups" in model.__dataclass_fields__ else {}
-    return replace(model, top_k=model.num_experts, **groups)
-
-
-DRAWN: dict[str, Callable[[random.Random], TinyModel]] = {
-    "qwen3_moe": lambda r: TinyModel(**_sizes(r), mlp_only_layers=r.choice(((), (), (0,), (1,)))),
-    "mixtral": lambda r: TinyModel(
-        "MixtralForCausalLM", **_sizes(r, attention_bias=False), sliding_window=r.choice((None, 9))
-    ),
-    "deepseek_v3": lambda r: TinyDeepseek(**_mla(r), rope_interleave=r.random() < 0.7),
-    "qwen3_next": _qwen3_next,
-    "qwen3_5_moe": lambda r: TinyQwen35Moe(**_delta(r), nested=r.random() < 0.5),
-    "glm4_moe": _glm4_moe,
-    "glm4_moe_lite": _glm4_moe_lite,
-    "qwen2_moe": _qwen2_moe,
-    "olmoe": _olmoe,
-    "gpt_oss": _gpt_oss,
-    "gemma4": _gemma4,
-    "minimax_m2": _minimax_m2,
-    "llama4": _llama4,
-    "lfm2_moe": _lfm2_moe,
-    "granitemoe": _granitemoe,
-    "ernie4_5_moe": _ernie4_5_moe,
-    "kimi": lambda r: TinyKimi(**_mla(r), nested=r.random() < 0.5),
-    **{name: partial(_described, name) for name in described.EXAMPLES},
+_YARN_OR_NONE: Sizes = lambda r, sizes: {  # noqa: E731
+    "q_lora_rank": r.choice((None, r.randint(5, 30))), "kv_lora_rank": r.randint(5, 40),
+    "qk_nope_head_dim": r.randint(3, 20), "qk_rope_head_dim": 2 * r.randint(1, 6), "v_head_dim": r.randint(3, 20),
+    "predicts": r.random() < 0.3, "rope_scaling": r.choice((None, YARN | {
+        "mscale": r.choice((0.7, 1.0)), "mscale_all_dim": r.choice((0.4, 1.0)),
+    })),
+}  # fmt: skip
+_DELTA: Sizes = lambda r, sizes: {"num_layers": r.randint(2, 5), "head_dim": 8 * r.randint(1, 4)}  # noqa: E731
+_SIZES: Final[dict[str, Sizes]] = {
+    "olmoe": _full_heads,
+    "granitemoe_swa": _own_head_dim,
+    "ernie4_5_vl_moe": _own_head_dim,
+    "mimo_v2_flash": lambda r, sizes: {
+        "num_heads": 2 * sizes["num_kv_heads"]
+    },  # windows have twice as many KV heads
+    "hunyuan_v1_moe": lambda r, sizes: {"moe_intermediate_size": sizes["intermediate_size"]},
+    "flex_olmo": lambda r, sizes: {"moe_intermediate_size": sizes["intermediate_size"]},
+    "glm4_moe": lambda r, sizes: {"head_dim": 8 * r.randint(1, 4), "predicts": r.random() < 0.3},
+    "ernie4_5_moe": lambda r, sizes: {"predicts": r.random() < 0.3},
+    "minimax_m2": lambda r, sizes: {"head_dim": 2 * r.randint(1, 6) + 2 * r.randint(0, 4)},
+    "llama4": lambda r, sizes: {"top_k": 1, "rope_scaling": r.choice((None, None, LLAMA3, YARN))},
+    # Without any rotation, it is YaRN.
+    "gpt_oss": lambda r, sizes: {
+        "rope_form": "rope_parameters",
+        "rope_scaling": r.choice((None, YARN | {"truncate": r.random() < 0.3}, LINEAR)),
+    },
+    "gemma4-small": lambda r, sizes: {"num_layers": 5},
+    "gemma4": lambda r, sizes: {"head_dim": 2 * r.randint(2, 11)},
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k25"), _YARN_OR_NONE),
+    "deepseek_v2": lambda r, sizes: {"n_group": 1, "topk_group": 1},
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe"), _DELTA),
 }
+
+
+def _delta(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    # Fewer than 5 values of a head: their norm magnifies what either side rounds beyond the comparison.
+    k_heads, layers = r.randint(1, 3), range(model.num_layers)
+    full = r.sample(layers, r.randint(1, 2))
+    own = {
+        "linear_num_key_heads": k_heads, "linear_num_value_heads": k_heads * r.randint(1, 3),
+        "linear_key_head_dim": r.randint(1, 40), "linear_value_head_dim": r.randint(5, 40),
+        "linear_conv_kernel_dim": r.choice((2, 4, 4, 4, 5)),
+        "layer_types": [FULL if n in full else "linear_attention" for n in layers],
+        "shared_expert_intermediate_size": r.randint(9, 70),
+    }  # fmt: skip
+    return (
+        own | {"mtp_num_hidden_layers": int(model.predicts)}
+        if "mtp_num_hidden_layers" in model.settings
+        else own
+    )
+
+
+def _gemma4(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    last, heads, wide = model.num_layers - 1, model.num_heads, r.choice((0, r.randint(1, 20)))
+    shared = (
+        r.choice((0, 1, 2, 3)) if wide and model.num_layers == 5 else 0
+    )  # only beside inputs of the layers
+    full = {1, last} if shared else {last, r.randrange(last)} if r.random() < 0.4 else {last}
+    share, theta = r.choice((0.25, 0.25, 0.5, 1.0)), model.rope_theta
+    local = dict(model.rope_scaling or {"rope_type": "default"}) | {"rope_theta": theta}
+    proportional = {"rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": 1e6}
+    dense = model.num_layers == 5 and r.random() < 0.8
+    own = r.choice((None, *(n for n in range(1, heads + 1) if heads % n == 0)))
+    return {
+        "global_head_dim": 2 * r.randint(2, 20), "num_global_key_value_heads": own,
+        "attention_k_eq_v": r.random() < 0.7, "sliding_window": r.choice((3, 9, 20)),
+        "layer_types": [FULL if n in full else SLIDING for n in range(model.num_layers)],
+        "rope_parameters": {SLIDING: local, FULL: proportional}, "rope_scaling": None,
+        "final_logit_softcapping": r.choice((None, 30.0, 5.0)), "hidden_size_per_layer_input": wide if dense else 0,
+        "vocab_size_per_layer_input": model.vocab_size + 3, "num_kv_shared_layers": shared if dense else 0,
+        "use_double_wide_mlp": dense and r.random() < 0.5, "enable_moe_block": not dense,
+        "top_k_experts": None if dense else model.top_k,
+    }  # fmt: skip
+
+
+def _interval(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    last = r.choice((-1, model.num_layers - 1, 1))
+    return {
+        "moe_num_shared_experts": r.randint(0, 2), "moe_layer_start_index": r.randint(0, 1),
+        "moe_layer_end_index": last, "moe_layer_interval": r.choice((1, 1, 2)),
+        "num_nextn_predict_layers": int(model.predicts),
+    }  # fmt: skip
+
+
+def _multipliers(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": r.choice((1.0, 6.0, 12.0)), "residual_multiplier": r.choice((1.0, 0.22, 0.5)),
+        "attention_multiplier": r.choice((0.0625, 0.125, 0.3)), "logits_scaling": r.choice((1.0, 3.0, 0.7)),
+    }  # fmt: skip
+
+
+def _llama4(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    published = {"use_qk_norm": True, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
+                 "no_rope_layer_interval": 4}  # fmt: skip
+    own = {"interleave_moe_layer_step": r.choice((1, 1, 2))}
+    if r.random() < 0.5:
+        return own | published | {"rope_scaling": r.choice((None, SCOUT))}
+    return own | {
+        "use_qk_norm": r.random() < 0.6, "attention_chunk_size": r.choice((12, 7)),
+        "floor_scale": r.choice((8192, 16, 3)), "attn_scale": r.choice((0.1, 0.6)),
+        "no_rope_layer_interval": r.choice((4, 2, 3)),
+    }  # fmt: skip
+
+
+def _lfm2(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    layers = range(model.num_layers)
+    attention = r.sample(layers, r.randint(1, len(layers) - 1))
+    return {
+        "layer_types": [FULL if n in attention else "conv" for n in layers], "conv_L_cache": r.choice((2, 3, 3, 4)),
+        "conv_bias": r.random() < 0.4, "num_dense_layers": r.randint(0, 1), "use_expert_bias": r.random() < 0.7,
+        "routed_scaling_factor": r.choice((1.0, 1.7)),
+    }  # fmt: skip
+
+
+def _predicting(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    return {"num_nextn_predict_layers": int(model.predicts)}
+
+
+_FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]] = {
+    "glm4_moe": lambda r, model: _predicting(r, model) | {
+        "use_qk_norm": r.random() < 0.5, "partial_rotary_factor": r.choice((0.25, 0.5, 0.5, 0.75, 1.0)),
+    },
+    **dict.fromkeys(
+        ("deepseek_v3", "kimi_k25", "glm4_moe_lite"),
+        lambda r, model: _predicting(r, model) | {"rope_interleave": r.random() < 0.7},
+    ),
+    "qwen2_moe": lambda r, model: r.choice(
+        ({"use_sliding_window": False}, {"use_sliding_window": True, "sliding_window": 9})
+    ),
+    "minimax_m2": lambda r, model: {"rotary_dim": 2 * r.randint(1, model.head_dim // 2)},
+    "ernie4_5_moe": _interval, "granitemoe": _multipliers,
+    "granitemoe-shared": lambda r, model: _multipliers(r, model) | {"shared_intermediate_size": r.randint(5, 70)},
+    "gemma4": _gemma4, "gemma4-small": _gemma4, "llama4": _llama4, "lfm2_moe": _lfm2, "qwen3_next": _delta,
+    "qwen3_5_moe": _delta,
+    "gpt_oss": lambda r, model: {} if r.random() < 0.6 else {
+        "layer_types": [r.choice((SLIDING, FULL)) for _ in range(model.num_layers)],
+    },
+    "hunyuan_v1_moe": lambda r, model: r.choice(
+        ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
+    ),
+    "mimo_v2_flash": lambda r, model: {
+        "v_head_dim": r.randint(1, model.head_dim), "attention_value_scale": r.choice((0.707, 1.0, 2.0)),
+        "rope_parameters": by_kind(5e6, 1e4, r.choice((0.25, 0.5, 1.0))),
+    },
+    "afmoe": lambda r, model: {
+        "num_dense_layers": r.randint(0, 1), "global_attn_every_n_layers": r.choice((2, 3)),
+        "mup_enabled": r.random() < 0.5,
+    },
+    "step3p7": lambda r, model: {
+        "num_sliding_attention_heads": model.num_kv_heads * r.randint(1, 3), "share_expert_dim": r.randint(5, 70),
+        "moe_router_scaling_factor": r.choice((1.0, 3.0)),
+        **{f"swiglu_limits{part}": r.choice((None, [r.choice((0.0, 0.2, 1.0)) for _ in range(model.num_layers)]))
+           for part in ("", "_shared")},
+        "rope_parameters": by_kind(5e6, 1e4, r.choice((0.5, 0.5, 1.0)), r.choice((0.5, 1.0, 1.0))),
+    },
+    "laguna": lambda r, model: {
+        "num_attention_heads_per_layer": [model.num_kv_heads * r.randint(1, 3) for _ in range(model.num_layers)],
+        "moe_router_logit_softcapping": r.choice((0.0, 0.7, 5.0)),
+        "gating": r.choice((True, "per-head", "per-element")),
+        "rope_parameters": by_kind(5e5, 1e4, r.choice((0.25, 0.5, 1.0))),
+    },
+}  # fmt: skip

@@ -12,100 +12,54 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.models.drawn_described import EXAMPLES as DESCRIBED
-from tests.models.drawn_families import LLAMA3, all_chosen
-from tests.models.test_formats_forward import encode
-from tests.tiny_models.deepseek import TinyDeepseek
-from tests.tiny_models.families import (
-    TinyErnie,
-    TinyGlm4Moe,
-    TinyGlm4MoeLite,
-    TinyMiniMaxM2,
-    TinyOlmoe,
-    TinyQwen2Moe,
-)
-from tests.tiny_models.gemma4 import TinyGemma4
+from tests.models.gguf_encoders import encode
+from tests.tiny_models.family import TinyFamily
 from tests.tiny_models.gguf import write_tiny_gguf
-from tests.tiny_models.gpt_oss import TinyGptOss
-from tests.tiny_models.granite import TinyGranite
-from tests.tiny_models.lfm2 import TinyLfm2
-from tests.tiny_models.llama4 import TinyLlama4
-from tests.tiny_models.qwen3_next import TinyQwen3Next, TinyQwen35Moe
-from tests.tiny_models.writing import TinyModel
+from tests.tiny_models.table import EXAMPLES, LLAMA3, tiny
 
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
-V3 = TinyDeepseek(
-    hidden_size=64, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32,
-    moe_intermediate_size=32, intermediate_size=96, vocab_size=267, num_experts=16, top_k=4, num_groups=4,
-    top_groups=2, routed_scaling_factor=2.5, rope_scaling=YARN, max_position_embeddings=512,
-)  # fmt: skip
-V2 = replace(
-    V3, architecture="DeepseekV2ForCausalLM", num_groups=1, top_groups=1, routed_scaling_factor=1.0,
-    num_shared_experts=2, rope_scaling=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
-)  # fmt: skip
-# llama.cpp knows queries without a low rank by the number of layers.
-DEEPSEEK = {"v3": V3, "v2": V2, "v2-lite": replace(V2, q_lora_rank=None, num_layers=27)}
-GLM = TinyGlm4Moe(
-    hidden_size=256, head_dim=64, moe_intermediate_size=256, intermediate_size=256, vocab_size=267, num_experts=16,
-    top_k=4, routed_scaling_factor=2.5, max_position_embeddings=512,
-)  # fmt: skip
-FLASH = TinyGlm4MoeLite(
-    hidden_size=256, q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64,
-    moe_intermediate_size=64, intermediate_size=96, vocab_size=267, num_experts=16, top_k=4, routed_scaling_factor=1.8,
-    max_position_embeddings=512,
-)  # fmt: skip
-# In llama.cpp a head's keys and values have one size.
-NEXT = TinyQwen3Next(
-    hidden_size=512, head_dim=64, moe_intermediate_size=64, shared_intermediate_size=128, vocab_size=267,
-    num_experts=16, top_k=4, num_layers=4, full_attention=(3,), key_dim=64, value_dim=64, num_v_heads=8,
-    max_position_embeddings=512,
-)  # fmt: skip
 SMALL = {
-    "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256, "vocab_size": 267, "num_experts": 16, "top_k": 4,
-    "max_position_embeddings": 512,
+    "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256, "intermediate_size": 256, "vocab_size": 267,
+    "num_experts": 16, "top_k": 4, "max_position_embeddings": 512,
 }  # fmt: skip
-
-
-def small(family: type[TinyModel], **changed: Any) -> TinyModel:
-    return family(**SMALL | changed)
-
-
-# What is written with every matrix in each of KINDS. llama.cpp ignores groups of GLM models; published ones have one.
-OTHERS: dict[str, TinyModel] = {
-    "glm-air": GLM,
-    "glm-flash": FLASH,
-    "olmoe": small(TinyOlmoe, num_kv_heads=4, intermediate_size=256),
-    "minimax-m2": small(TinyMiniMaxM2, rotary_dim=32),
-    "ernie": small(TinyErnie, intermediate_size=256),
-    "granite": small(TinyGranite, architecture="GraniteMoeSharedForCausalLM", shared_intermediate_size=256),
-    "lfm2": small(TinyLfm2, intermediate_size=256, attention=(2,)),
-    "llama4": small(TinyLlama4, intermediate_size=256, top_k=1, moe_interval=2, rope_scaling=LLAMA3),
-    "gemma4": small(TinyGemma4, global_head_dim=128, intermediate_size=256, sliding_window=32),
-    "gemma4-small": small(
-        TinyGemma4,
-        global_head_dim=128,
-        intermediate_size=256,
-        sliding_window=32,
-        dense=True,
-        num_layers=4,
-        full=(1, 3),
-        num_shared=2,
-        layer_input=64,
-        attention_k_eq_v=False,
-    ),
-    "qwen2": small(TinyQwen2Moe, shared_intermediate_size=256),
-    "qwen3-next": NEXT,
-    "qwen3.5": TinyQwen35Moe(**{**vars(NEXT), "architecture": "Qwen3_5MoeForCausalLM"}),
-    "gpt-oss": small(TinyGptOss, moe_intermediate_size=64, sliding_window=32),
-    "glm": replace(GLM, use_qk_norm=True, num_shared_experts=2, first_dense=2, num_mtp_layers=1),
-    **{
-        model.gguf: model.resized(**SMALL, num_kv_heads=4, intermediate_size=256)
-        for model in DESCRIBED.values()
-        if model.fits_gguf
-    },
+_LATENT = {
+    "hidden_size": 64, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+    "v_head_dim": 32, "moe_intermediate_size": 32, "intermediate_size": 96, "vocab_size": 267, "num_experts": 16,
+    "top_k": 4, "rope_scaling": YARN, "max_position_embeddings": 512,
+}  # fmt: skip
+V2 = tiny(
+    "deepseek_v2",
+    **_LATENT | {"rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    n_shared_experts=2,
+)
+# llama.cpp knows queries without a low rank by the number of layers.
+DEEPSEEK: dict[str, TinyFamily] = {
+    "v3": tiny("deepseek_v3", **_LATENT, n_group=4, topk_group=2, routed_scaling_factor=2.5),
+    "v2": V2,
+    "v2-lite": V2.changed(q_lora_rank=None, num_layers=27),
 }
+FLASH = tiny("glm4_moe_lite", **_LATENT | {"rope_scaling": None})
+# llama.cpp ignores groups of GLM models; published ones have one. In it a head's keys and values have one size.
+_ALSO: dict[str, dict[str, Any]] = {
+    "gemma4": {"global_head_dim": 128, "sliding_window": 32},
+    "gemma4-small": {"global_head_dim": 128, "sliding_window": 32, "hidden_size_per_layer_input": 64},
+    "llama4": {
+        "top_k": 1, "rope_scaling": LLAMA3, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
+    },
+    "gpt_oss": {"moe_intermediate_size": 64, "sliding_window": 32},
+    "qwen3_next": {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_value_heads": 8},
+    "minimax_m2": {"rotary_dim": 32},
+    "olmoe": {"num_kv_heads": 4},
+}  # fmt: skip
+_ALSO["qwen3_5_moe"] = _ALSO["qwen3_next"] | {"nested": False}
+OTHERS = {
+    name: model.resized(**SMALL | _ALSO.get(name, {}))
+    for name, model in EXAMPLES.items()
+    if isinstance(model, TinyFamily) and model.gguf_architecture and "kv_lora_rank" not in model.settings
+}
+"""What is written with every matrix in each of KINDS."""
 
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_K")
@@ -118,15 +72,22 @@ def main(directory: Path, names: list[str]) -> None:
             file = directory / f"{name}{'' if split_kv else '-old'}.gguf"
             print(write_tiny_gguf(file, model, split_kv=split_kv))
     for name, other in OTHERS.items():
-        kinds = (*KINDS, "MXFP4") if isinstance(other, TinyGptOss) else KINDS
+        kinds = (*KINDS, "MXFP4") if name == "gpt_oss" else KINDS
         for kind in kinds if not names or name in names else ():
             if kind == "Q4_K" and other.moe_intermediate_size % 256:
                 continue  # its rows do not fill blocks of 256
             if kind in ("Q8_0", "Q4_K", "MXFP4"):  # all experts: rounding cannot change the choice
-                other = all_chosen(other)
+                other = other.all_chosen()
             file = directory / f"{name}-{kind}.gguf"
             encoder = encode if kind == "Q4_K" else None
-            print(write_tiny_gguf(file, other, type_of=partial(type_of, kind), encode=encoder))
+            print(
+                write_tiny_gguf(
+                    file,
+                    replace(other, expert_layout="separate"),
+                    type_of=partial(type_of, kind),
+                    encode=encoder,
+                )
+            )
 
 
 def type_of(kind: str, name: str) -> str:

@@ -29,12 +29,10 @@ from twofold.models.sizing import measure_files
 from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile
 
-from tests.models.drawn_described import EXAMPLES as DESCRIBED
-from tests.models.drawn_families import EXAMPLES, LLAMA3, YARN
 from tests.models.model_damages import Files, damage_directory, damage_gguf
-from tests.tiny_models.deepseek import TinyDeepseek
-from tests.tiny_models.described import TinyDescribed
+from tests.tiny_models.family import TinyFamily
 from tests.tiny_models.gguf import gguf_parts, write_tiny_gguf
+from tests.tiny_models.table import EXAMPLES, LLAMA3, YARN
 from tests.tiny_models.writing import TinyModel, write_tiny_model, write_tiny_tokenizer
 
 SECONDS, MEMORY_BYTES, CHARACTERS = 5.0, 1 << 30, 3000
@@ -43,48 +41,52 @@ _SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "vocab_size": 267, "intermediate_size": 32,
     "moe_intermediate_size": 32, "num_experts": 2, "top_k": 1, "num_layers": 2,
 }  # fmt: skip
-_LLAMA = TinyModel("MixtralForCausalLM", **_SMALL | {"vocab_size": 340})
 
 
-def _small(name: str, **also: Any) -> TinyModel:
-    model = EXAMPLES[name]
-    if isinstance(model, TinyDescribed):
+def _small(model: TinyModel, **also: Any) -> TinyModel:
+    if isinstance(model, TinyFamily):
         return model.resized(**_SMALL | also)
-    groups = {"num_groups": 1, "top_groups": 1} if hasattr(model, "num_groups") else {}
-    return replace(model, **_SMALL | groups | also)
+    return replace(model, **_SMALL | also)
 
 
-# By the module of models.registry.FAMILIES.
-MODELS: dict[str, tuple[TinyModel, ...]] = {
-    "qwen3_moe": (
-        TinyModel(**_SMALL, mlp_only_layers=(0,), num_shards=2, attention_bias=True),
-        TinyModel(**_SMALL, rope_scaling=YARN, expert_layout="fused", rope_form="rope_scaling", dtype="bfloat16"),
-    ),
-    "mixtral": (_LLAMA, replace(_LLAMA, num_shards=2, sliding_window=8)),
-    "qwen2_moe": (_small("qwen2_moe"),),
-    "qwen3_next": (_small("qwen3_next", full_attention=(1,), mlp_only_layers=(), num_shards=2),),
-    "qwen3_5_moe": (_small("qwen3_5_moe", full_attention=(1,)),),
-    "olmoe": (_small("olmoe", num_shards=2),),
-    "glm4_moe": (_small("glm4_moe", num_mtp_layers=1, num_shards=2),),
-    "minimax_m2": (_small("minimax_m2", rotary_dim=8),),
-    "ernie4_5_moe": (_small("ernie4_5_moe", moe_interval=1, num_shards=2),),
-    "granitemoe": (_small("granitemoe"), _small("granitemoe-shared", num_shards=2)),
-    "gpt_oss": (_small("gpt_oss"), _small("gpt_oss", rope_scaling=YARN, num_shards=2)),
-    "gemma4": (_small("gemma4", full=(1,)), _small("gemma4", full=(1,), nested=True, published=False, num_shards=2),
-               _small("gemma4-small", num_layers=4, full=(1, 3), num_shared=2, layer_input=8)),
-    "lfm2_moe": (_small("lfm2_moe"),),
-    "llama4": (_small("llama4", moe_interval=2, num_shards=2), _small("llama4", rope_scaling=LLAMA3, nested=True)),
-    "deepseek_v3": (TinyDeepseek(**_SMALL, num_groups=1, top_groups=1, first_dense=1, num_shards=2),),
-    "deepseek_v2": (
-        TinyDeepseek(
-            "DeepseekV2ForCausalLM", **_SMALL, num_groups=1, top_groups=1, rope_scaling=YARN, q_lora_rank=None
-        ),
-    ),
-    "glm4_moe_lite": (_small("glm4_moe_lite", first_dense=1),),
-    "kimi_k25": (_small("kimi_k25", num_shards=2),),
-    **{name: (_small(name, num_shards=2),) for name in DESCRIBED},
-    "mimo_v2_flash": (_small("mimo_v2_flash", num_heads=4, num_shards=2, head_dim=12),),
-}  # fmt: skip
+# By the module of models.registry.FAMILIES: the table's model, and others with further parts of files.
+_ALSO: dict[str, dict[str, Any]] = {
+    "gemma4": {"layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4-small": {
+        "num_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+    },
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": []},
+    "minimax_m2": {"rotary_dim": 8},
+    "mimo_v2_flash": {"num_heads": 4, "head_dim": 12},
+    "ernie4_5_moe": {"moe_layer_interval": 1},
+    "ernie4_5_vl_moe": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
+    },
+    "mixtral": {"vocab_size": 340},
+    "qwen3_moe": {"mlp_only_layers": (0,), "attention_bias": True},
+}
+_FURTHER: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "rope_scaling": YARN,
+        "expert_layout": "fused",
+        "rope_form": "rope_scaling",
+        "dtype": "bfloat16",
+    },
+    "mixtral": {"sliding_window": 8},
+    "gpt_oss": {"rope_scaling": YARN},
+    "gemma4": {"nested": True},
+    "llama4": {"rope_scaling": LLAMA3, "nested": True},
+    "deepseek_v3": {"rope_scaling": None},
+}
+_TINY = {name: _small(model, **_ALSO.get(name, {})) for name, model in EXAMPLES.items()}
+MODELS: dict[str, list[TinyModel]] = {name: [model] for name, model in _TINY.items() if "-" not in name}
+for name, changed in _FURTHER.items():
+    MODELS[name].append(_small(EXAMPLES[name], **_ALSO.get(name, {}), **changed, num_shards=2))
+for name in _TINY.keys() - MODELS.keys():
+    MODELS[name.partition("-")[0]].append(replace(_TINY[name], num_shards=2))
+_LLAMA = MODELS["mixtral"][0]
 _SCHEMES = {
     "compressed-tensors": (
         "int4 in groups of 32 (Kimi-K2.5's)", "int4 with zero points", "int8 in words", "int8 by row",
@@ -116,12 +118,12 @@ def originals(
     if name in MODELS:
         for number, model in enumerate(MODELS[name]):
             directories.append(write_tiny_model(folder / f"{number}", model))
-            plain = {} if model.fits_gguf else {"rope_scaling": None, "sliding_window": None}
+            plain = {} if model.fits_gguf else {"rope_scaling": None}
             twin = replace(model, expert_layout="separate", **plain).twin
             if number == 0 and model.gguf_architecture:
                 gguf.append((twin, "Q8_0", "llama" if name == "mixtral" else "gpt2"))
     elif name in _SCHEMES:
-        from tests.weights.test_schemes import CASES, write
+        from tests.weights.scheme_cases import CASES, write
 
         for case in _SCHEMES[name]:
             directories.append(folder / case)

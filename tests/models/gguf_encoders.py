@@ -8,6 +8,10 @@ from typing import Any
 import gguf
 import numpy as np
 from twofold._testing import kernels
+from twofold.blocks import ops
+
+from benchmarks.peers.random_blocks import FORMATS as BLOCKS
+from benchmarks.peers.random_blocks import random_rows as random_blocks
 
 
 def nearest(values: Any, table: Any) -> Any:
@@ -68,3 +72,17 @@ def random_rows(rows: Any, kind: str) -> Any:
 ENCODERS = {"IQ4_XS": iq4_xs, "NVFP4": nvfp4} | {
     kind: functools.partial(random_rows, kind=kind) for kind in SPREADS
 }
+
+
+def encode(values: Any, kind: str) -> Any:
+    """Formats that the gguf package reads but does not write; any codes do for the lowest bits."""
+    rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
+    if kind in ENCODERS:
+        return ENCODERS[kind](rows).reshape(*values.shape[:-1], -1)
+    if kind in ("Q4_1", "Q5_0", "Q5_1"):
+        return gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+    if kind in ("Q2_K", "Q3_K", "IQ3_XXS"):
+        drawn = random_blocks(np.random.default_rng(rows.size), BLOCKS[kind.lower()], *rows.shape)
+        return drawn.reshape(*values.shape[:-1], -1)
+    packed = ops.quantise_rows(ops.ThreadPool(1), rows, kind.lower())
+    return packed.reshape(*values.shape[:-1], -1)

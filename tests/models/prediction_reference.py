@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,29 @@ import torch
 from twofold.models.registry import read_config
 
 from tests.models.transformers_runs import reference
-from tests.tiny_models.families import TinyErnie
-from tests.tiny_models.qwen3_next import TinyQwen3Next
-from tests.tiny_models.writing import TinyModel, _write_json, tiny_config, tiny_weights, write_weights
+from tests.tiny_models.family import Row, TinyFamily
+from tests.tiny_models.table import tiny
+from tests.tiny_models.writing import _write_json, tiny_config, tiny_weights, write_weights
 
 F32 = npt.NDArray[np.float32]
+PREDICTING = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "qwen3_next", "qwen3_5_moe")
+MODELS: dict[str, TinyFamily] = {
+    "qwen3_moe": TinyFamily(
+        row=Row("qwen3_moe", gguf="qwen3moe"), tie_word_embeddings=True, predicts=True,
+        settings={"norm_topk_prob": True, "num_nextn_predict_layers": 1},
+    ),
+    **{name: tiny(name, predicts=True, num_nextn_predict_layers=1, rope_scaling=None) for name in PREDICTING},
+}  # fmt: skip
+MODELS["qwen3_next"] = MODELS["qwen3_next"].changed(mlp_only_layers=[])
 
 
-def _as_ordinary(model: TinyModel) -> TinyModel:
+def _as_ordinary(model: TinyFamily) -> TinyFamily:
     """The model with its prediction layer as one more ordinary layer: transformers has no prediction layers."""
-    last = model.num_layers
-    if isinstance(model, TinyQwen3Next):
-        full = (*model.full_attention, last)
-        return replace(model, num_layers=last + 1, full_attention=full, has_mtp=False)
-    if isinstance(model, TinyErnie):
-        return replace(model, num_layers=last + 1, last_moe=last - 1, num_mtp_layers=0)
-    return replace(model, num_layers=last + 1, num_mtp_layers=0)
+    last, settings = model.num_layers, model.settings
+    more = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
+    lists = {key: [*settings[key], kind] for key, kind in more.items() if key in settings}
+    end = {"moe_layer_end_index": last - 1} if "moe_layer_end_index" in settings else {}
+    return model.changed(num_layers=last + 1, predicts=False, num_nextn_predict_layers=0, **lists, **end)
 
 
 @dataclass
@@ -43,7 +50,7 @@ class PredictionReference:
     eps: float
 
     @classmethod
-    def of(cls, model: TinyModel, root: Path) -> PredictionReference:
+    def of(cls, model: TinyFamily, root: Path) -> PredictionReference:
         """model: written to `root`/hf. Its further files are made in `root`."""
         known = model.twin
         plain = root / "ordinary"
@@ -59,7 +66,7 @@ class PredictionReference:
         write_weights(plain, weights)
         target = reference(plain)
         own = f"model.layers.{model.num_layers}."
-        centred = 1.0 if isinstance(model, TinyQwen3Next) else 0.0
+        centred = float(config.head.zero_centred)
         tensors = {
             name: torch.from_numpy(weights[f"{own}{name}.weight"])
             for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")

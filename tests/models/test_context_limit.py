@@ -14,7 +14,7 @@ from twofold.tools.cli.main import main
 from twofold.tools.cli.serve.command import greeting
 
 from tests.engine.model_runs import random_prompt
-from tests.models.drawn_described import EXAMPLES
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
 
 WHY = "the context ends at 40 positions: beyond index_topk"
@@ -24,7 +24,7 @@ WHY = "the context ends at 40 positions: beyond index_topk"
 def test_the_context_ends_at_index_topk_and_says_so(
     tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_tiny_model(tmp_path, EXAMPLES[family].with_settings(index_topk=40))
+    path = write_tiny_model(tmp_path, EXAMPLES[family].changed(index_topk=40))
     assert main(["doctor", str(path)]) == 0
     assert WHY in capsys.readouterr().out
     with caplog.at_level(logging.WARNING, logger="twofold"):
@@ -43,6 +43,6 @@ def test_the_context_ends_at_index_topk_and_says_so(
 
 
 def test_a_longer_context_is_refused(tmp_path: Path) -> None:
-    path = write_tiny_model(tmp_path, EXAMPLES["deepseek_v32"].with_settings(index_topk=40))
+    path = write_tiny_model(tmp_path, EXAMPLES["deepseek_v32"].changed(index_topk=40))
     with pytest.raises(ConfigError, match="the model's context ends at 40"):
         Engine.load(EngineConfig(model=str(path), accelerator="none", cpu_threads=1, max_model_len=41))

@@ -5,7 +5,6 @@ Their configurations against transformers: test_model_forward. Against themselve
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,8 @@ from twofold.blocks import ops
 from twofold.models.model_files import open_model_files
 
 from tests.engine.model_runs import load, random_prompt
-from tests.tiny_models.deepseek import CASES, V2, V3, TinyDeepseek
 from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.table import EXAMPLES, tiny
 from tests.tiny_models.writing import write_tiny_model
 from tests.weights.fp8_models import write_both
 
@@ -25,11 +24,17 @@ PROMPT = random_prompt(40)
 @pytest.mark.parametrize("sizes", ["odd", "whole-blocks"])
 def test_an_fp8_checkpoint_equals_its_dequantised_twin(tmp_path: Path, sizes: str) -> None:
     """With heads that scales of 128 x 128 weights divide, kv_b is absorbed as it is, else in float32."""
-    model = replace(
-        V3, hidden_size=160, moe_intermediate_size=144, kv_lora_rank=136, q_lora_rank=140, num_layers=2
+    model = tiny(
+        "deepseek_v3",
+        rope_scaling=None,
+        hidden_size=160,
+        moe_intermediate_size=144,
+        kv_lora_rank=136,
+        q_lora_rank=140,
+        num_layers=2,
     )
     if sizes == "whole-blocks":
-        model = replace(model, num_heads=2, qk_nope_head_dim=128, v_head_dim=128, kv_lora_rank=256)
+        model = model.changed(num_heads=2, qk_nope_head_dim=128, v_head_dim=128, kv_lora_rank=256)
     fp8, float32 = write_both(tmp_path, model)
     ours, twin = load(fp8), load(float32)
     prompt = random_prompt(20)
@@ -39,10 +44,10 @@ def test_an_fp8_checkpoint_equals_its_dequantised_twin(tmp_path: Path, sizes: st
     assert ours.greedy(prompt, 12)[0] == twin.greedy(prompt, 12)[0]
 
 
-@pytest.mark.parametrize("case", ["v3-groups", "v2-lite", "v2-yarn"])
+@pytest.mark.parametrize("case", ["deepseek_v3", "deepseek_v2"])
 @pytest.mark.parametrize("split_kv", [True, False], ids=["k_b-v_b", "kv_b"])
 def test_a_gguf_file_is_bit_equal_to_the_directory(tmp_path: Path, case: str, split_kv: bool) -> None:
-    model = CASES[case]
+    model = EXAMPLES[case]
     directory = load(write_tiny_model(tmp_path / "directory", model))
     file = load(write_tiny_gguf(tmp_path / "model.gguf", model, split_kv=split_kv))
     for ours in (file, directory):
@@ -54,15 +59,16 @@ def test_a_gguf_file_is_bit_equal_to_the_directory(tmp_path: Path, case: str, sp
 
 def test_a_quantised_kv_b_is_absorbed_exactly(tmp_path: Path) -> None:
     """Q8_0 runs along the latents; the keys' part, which is multiplied across, becomes float32."""
-    model = replace(
-        V2,
+    model = tiny(
+        "deepseek_v2",
+        rope_scaling=None,
         hidden_size=64,
         q_lora_rank=32,
         kv_lora_rank=32,
         qk_nope_head_dim=32,
         v_head_dim=32,
         qk_rope_head_dim=32,
-        num_shared_experts=2,
+        n_shared_experts=2,
         moe_intermediate_size=32,
     )
     eight = write_tiny_gguf(
@@ -91,12 +97,5 @@ def test_a_quantised_kv_b_is_absorbed_exactly(tmp_path: Path) -> None:
 
 
 def test_moe_layer_freq_spaces_the_mixtures(tmp_path: Path) -> None:
-    class Spaced(TinyDeepseek):
-        def is_moe_layer(self, layer: int) -> bool:
-            return layer >= self.first_dense and layer % 2 == 0
-
-        def config(self) -> dict[str, object]:
-            return super().config() | {"moe_layer_freq": 2}
-
-    config = open_model_files(write_tiny_model(tmp_path, Spaced(num_layers=6))).config
-    assert config.moe_layers == (2, 4)
+    model = tiny("deepseek_v3", num_layers=6, moe_layer_freq=2)
+    assert open_model_files(write_tiny_model(tmp_path, model)).config.moe_layers == (2, 4)

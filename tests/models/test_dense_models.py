@@ -15,8 +15,8 @@ from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.main import main
 
 from tests.engine.model_runs import random_prompt
-from tests.models.drawn_described import EXAMPLES
 from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
 
 MODEL = replace(EXAMPLES["qwen3"], hidden_size=64, dtype="bfloat16")

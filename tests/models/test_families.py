@@ -31,8 +31,7 @@ from twofold.models.sizing import measure_files
 from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.main import main
 
-from tests.engine.model_runs import load, random_prompt
-from tests.engine.test_device_model import (
+from tests.engine.device_model_runs import (
     PAGE,
     PAGES,
     chunk,
@@ -40,10 +39,11 @@ from tests.engine.test_device_model import (
     cpu_logits,
     decode_graphs,
     device_model,
+    held_by,
     run,
 )
-from tests.models.drawn_families import DRAWN, EXAMPLES, YARN, all_chosen
-from tests.models.test_sizing import held_by
+from tests.engine.model_runs import load, random_prompt
+from tests.models.drawn_families import drawn
 from tests.models.transformers_runs import (
     PROMPT,
     equals_transformers_and_itself,
@@ -53,7 +53,8 @@ from tests.models.transformers_runs import (
     reference_of,
     write_gguf,
 )
-from tests.tiny_models.writing import TinyModel, write_tiny_model
+from tests.tiny_models.table import EXAMPLES, FULL, YARN, linear_layers
+from tests.tiny_models.writing import write_tiny_model
 
 __all__ = ["one_torch_thread"]  # a fixture
 
@@ -66,7 +67,7 @@ OFTEN = (
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", list(DRAWN))
+@pytest.mark.parametrize("family", list(EXAMPLES))
 def test_drawn_configurations_equal_transformers_and_themselves(
     tmp_path_factory: pytest.TempPathFactory, family: str, count: int
 ) -> None:
@@ -82,7 +83,7 @@ def test_drawn_configurations_equal_transformers_and_themselves(
     )
     @given(seed=st.integers(0, 2**31))
     def equals(seed: int) -> None:
-        model = DRAWN[family](random.Random(f"{family}/{seed}"))
+        model = drawn(family, random.Random(f"{family}/{seed}"))
         decided = equals_transformers_and_itself(model, tmp_path_factory.mktemp(family))
         if decided:
             decided_by_float64.append(f"seed {seed}: {decided}")
@@ -131,50 +132,36 @@ def test_a_whole_model_that_sees_equals_transformers_and_what_it_saves_loads(
         assert np.abs(ours.logits(ours.prefill(PROMPT)[1]) - expected).max() < 1e-4
 
 
-def _same_with(directory: Path, **changed: Any) -> None:
-    """Logits of the model in `directory` with these keys of config.json changed are transformers'."""
-    config = json.loads((directory / "config.json").read_text()) | changed
-    (directory / "config.json").write_text(json.dumps(config))
-    expected = reference_logits(reference_of(TinyModel(), directory), PROMPT)
-    ours = load(directory)
-    assert np.abs(ours.logits(ours.prefill(PROMPT)[1]) - expected).max() < 1e-4
-
-
-def test_a_large_epsilon_counts_in_norms_of_scaled_queries(tmp_path: Path) -> None:
-    model = replace(EXAMPLES["llama4"], rope_scaling=YARN | {"factor": 16.0}, use_qk_norm=True)
-    _same_with(write_tiny_model(tmp_path, model), rms_norm_eps=0.05)
-
-
-def test_layers_of_gemma4_may_all_have_the_same_heads(tmp_path: Path) -> None:
-    same = {"global_head_dim": 16, "global_kv_heads": None, "nested": False, "published": False}
-    model = replace(EXAMPLES["gemma4"], head_dim=16, attention_k_eq_v=False, **same)
-    _same_with(write_tiny_model(tmp_path, model), per_layer_config={})
+def _full_rope(**changed: Any) -> dict[str, Any]:
+    """Rotations of Gemma 4 with another one of layers with full attention."""
+    ropes = EXAMPLES["gemma4"].settings["rope_parameters"]
+    return ropes | {FULL: ropes[FULL] | changed}
 
 
 STEP = EXAMPLES["step3p7"].text_config()
 FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"norm_topk_prob": False}),
     ("glm4_moe", {"partial_rotary_factor": 0.5}),
-    ("glm4_moe", {"num_groups": 1, "top_groups": 1}),
+    ("glm4_moe", {"n_group": 1, "topk_group": 1}),
     ("glm4_moe", {"routed_scaling_factor": 1.0}),
-    ("dots1", {"settings": EXAMPLES["dots1"].settings | {"norm_topk_prob": False}}),
-    ("dots1", {"settings": EXAMPLES["dots1"].settings | {"sliding_window": 9, "max_window_layers": 1}}),
-    ("exaone_moe", {"settings": EXAMPLES["exaone_moe"].settings | {"sliding_window_pattern": 3}}),
-    ("flint", {"settings": EXAMPLES["flint"].settings | {"sliding_window": 20}}),
-    ("mimo_v2_flash", {"settings": EXAMPLES["mimo_v2_flash"].settings | {"attention_value_scale": 1.0}}),
-    ("laguna", {"settings": EXAMPLES["laguna"].settings | {"moe_router_logit_softcapping": 0.0}}),
-    ("afmoe", {"settings": EXAMPLES["afmoe"].settings | {"mup_enabled": False}}),
-    ("mistral4", {"settings": EXAMPLES["mistral4"].settings | {"rope_parameters": None}}),
+    ("dots1", {"norm_topk_prob": False}),
+    ("dots1", {"sliding_window": 9, "max_window_layers": 1}),
+    ("exaone_moe", {"sliding_window_pattern": 3}),
+    ("flint", {"sliding_window": 20}),
+    ("mimo_v2_flash", {"attention_value_scale": 1.0}),
+    ("laguna", {"moe_router_logit_softcapping": 0.0}),
+    ("afmoe", {"mup_enabled": False}),
+    ("mistral4", {"rope_parameters": None}),
     ("gpt_oss", {"sliding_window": 20}),
     ("gpt_oss", {"attention_bias": False}),
     ("qwen2_moe", {"norm_topk_prob": True}),
-    ("qwen2_moe", {"sliding_window": 9}),
+    ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 9}),
     ("qwen3_next", {"norm_topk_prob": False}),
     ("qwen3_next", {"partial_rotary_factor": 0.5}),
-    ("qwen3_next", {"full_attention": (2, 4)}),
+    ("qwen3_next", {"layer_types": linear_layers(5, 2, 4)}),
     ("glm4_moe_lite", {"rope_interleave": False}),
     ("minimax_m2", {"rotary_dim": 24}),
-    ("ernie4_5_moe", {"moe_interval": 1}),
+    ("ernie4_5_moe", {"moe_layer_interval": 1}),
     ("granitemoe", {"embedding_multiplier": 1.0}),
     ("granitemoe", {"residual_multiplier": 1.0}),
     ("granitemoe", {"attention_multiplier": 0.25}),
@@ -182,22 +169,22 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("llama4", {"use_qk_norm": False}),
     ("lfm2_moe", {"routed_scaling_factor": 1.7}),
     ("llama4", {"attention_chunk_size": 8192}),
-    ("llama4", {"no_rope_interval": 3}),
+    ("llama4", {"no_rope_layer_interval": 3}),
     ("llama4", {"floor_scale": 8192}),
-    ("llama4", {"moe_interval": 1}),
+    ("llama4", {"interleave_moe_layer_step": 1}),
     ("glm4_moe_lite", {"routed_scaling_factor": 1.0}),
     ("gemma4", {"sliding_window": 20}),
-    ("gemma4", {"partial_rotary_factor": 0.5}),
-    ("gemma4", {"global_rope_theta": 100.0}),
-    ("gemma4", {"softcap": None}),
+    ("gemma4", {"rope_parameters": _full_rope(partial_rotary_factor=0.5)}),
+    ("gemma4", {"rope_parameters": _full_rope(rope_theta=100.0)}),
+    ("gemma4", {"final_logit_softcapping": None}),
     ("gemma4-small", {"sliding_window": 20}),
-    ("step3p7", {"settings": EXAMPLES["step3p7"].settings | {"swiglu_limits": None}}),
-    ("step3p7", {"settings": EXAMPLES["step3p7"].settings | {"swiglu_limits_shared": None}}),
+    ("step3p7", {"swiglu_limits": None}),
+    ("step3p7", {"swiglu_limits_shared": None}),
     ("deepseek_v3", {"norm_topk_prob": False}),
     ("deepseek_v3", {"rope_scaling": None}),
-    ("deepseek_v3", {"rope_scaling": EXAMPLES["deepseek_v3"].rope_scaling | {"mscale_all_dim": 0.5}}),
+    ("deepseek_v3", {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
     ("deepseek_v3", {"rope_interleave": False}),
-    ("deepseek_v3", {"num_groups": 1, "top_groups": 1}),
+    ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
     ("deepseek_v3", {"routed_scaling_factor": 1.0}),
 ]
 
@@ -208,7 +195,7 @@ def test_a_wrong_corner_shows(tmp_path: Path, family: str, change: dict[str, Any
     base = EXAMPLES[family]
     runs = [
         load(write_tiny_model(tmp_path / name, model))
-        for name, model in (("base", base), ("flipped", replace(base, **change)))
+        for name, model in (("base", base), ("flipped", base.changed(**change)))
     ]
     logits, other = (runner.logits(runner.prefill(PROMPT)[1]) for runner in runs)
     assert np.abs(other - logits).max() > 0.01
@@ -224,7 +211,7 @@ def test_a_wrong_corner_shows(tmp_path: Path, family: str, change: dict[str, Any
 )
 def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family: str, gguf: bool) -> None:
     """With the kernels in plain torch: two chunks, then decode steps. All experts are chosen: no tie decides."""
-    model = replace(all_chosen(EXAMPLES[family]), dtype="bfloat16")
+    model = replace(EXAMPLES[family].all_chosen(), dtype="bfloat16")
     if gguf:
         path = write_gguf(tmp_path / "model.gguf", model, type_of=lambda name: "BF16")
     else:
@@ -340,7 +327,7 @@ def test_every_command_takes_every_family(
 
 @pytest.mark.parametrize("family", IN_GGUF)
 def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(tmp_path: Path, family: str) -> None:
-    model = all_chosen(EXAMPLES[family])
+    model = EXAMPLES[family].all_chosen()
     source = write_gguf(tmp_path / "model.gguf", model)
     written = tmp_path / "quantised"
     assert main(["quantize", str(source), str(written), "--format", "q8_0", "--max-tokens", "0"]) == 0
@@ -356,7 +343,8 @@ def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(tmp_path: Pa
 def test_layers_that_predict_further_tokens_are_left_out_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, gguf: bool
 ) -> None:
-    model = replace(EXAMPLES[family], num_mtp_layers=1)
+    key = "num_mtp_modules" if family == "minimax_m2" else "num_nextn_predict_layers"
+    model = EXAMPLES[family].changed(predicts=True, rope_scaling=None, **{key: 1})
     if gguf and model.num_gguf_layers == model.num_layers:
         pytest.skip("converters leave these layers out")
     path = write_gguf(tmp_path / "m.gguf", model) if gguf else write_tiny_model(tmp_path / "hf", model)

@@ -7,16 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from twofold.blocks import ops
 from twofold.models.model_files import open_model_files
 
-from benchmarks.peers.random_blocks import FORMATS as BLOCKS
-from benchmarks.peers.random_blocks import random_rows
 from tests.engine.model_runs import load, random_prompt, rounds_activations
-from tests.models.gguf_encoders import ENCODERS, SPREADS
+from tests.models.gguf_encoders import SPREADS, encode
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import TinyModel, tiny_config, write_safetensors, write_tiny_model
 
@@ -44,20 +41,6 @@ def write_dequantised(quantised: Path, directory: Path, model: TinyModel) -> Pat
     config = tiny_config(replace(model, dtype="float32"))
     (directory / "config.json").write_text(json.dumps(config))
     return directory
-
-
-def encode(values: Any, kind: str) -> Any:
-    """Formats that the gguf package reads but does not write; any codes do for the lowest bits."""
-    rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
-    if kind in ENCODERS:
-        return ENCODERS[kind](rows).reshape(*values.shape[:-1], -1)
-    if kind in ("Q4_1", "Q5_0", "Q5_1"):
-        return gguf.quantize(values, gguf.GGMLQuantizationType[kind])
-    if kind in ("Q2_K", "Q3_K", "IQ3_XXS"):
-        drawn = random_rows(np.random.default_rng(rows.size), BLOCKS[kind.lower()], *rows.shape)
-        return drawn.reshape(*values.shape[:-1], -1)
-    packed = ops.quantise_rows(ops.ThreadPool(1), rows, kind.lower())
-    return packed.reshape(*values.shape[:-1], -1)
 
 
 def mixed(name: str) -> str:

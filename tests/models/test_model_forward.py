@@ -18,7 +18,7 @@ from twofold.text.tokenizer import Tokenizer
 
 from tests.engine.model_runs import load, random_prompt, rounds_activations
 from tests.models.transformers_runs import one_torch_thread, reference, reference_greedy, reference_logits
-from tests.tiny_models.deepseek import CASES as DEEPSEEK
+from tests.tiny_models.table import EXAMPLES, tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 __all__ = ["one_torch_thread"]  # a fixture
@@ -27,6 +27,42 @@ QWEN = TinyModel()
 MIXTRAL = TinyModel(architecture="MixtralForCausalLM")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
+OF_LATENTS = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+V3 = tiny("deepseek_v3", num_experts=8, top_k=2, rope_scaling=None, routed_scaling_factor=1.0)
+V2 = tiny("deepseek_v2", q_lora_rank=20, rope_scaling=None)
+LATENT: dict[str, TinyModel] = {
+    "v3": V3,
+    "v3-plain-queries": V3.changed(q_lora_rank=None),
+    "v3-groups": EXAMPLES["deepseek_v3"],
+    "v3-one-group-of-two": V3.changed(num_experts=6, n_group=3, topk_group=1),
+    "v3-raw-weights": V3.changed(norm_topk_prob=False, routed_scaling_factor=1.7),
+    "v3-yarn": V3.changed(rope_scaling=OF_LATENTS, rope_form="rope_scaling"),
+    "v3-yarn-mscale": V3.changed(rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 0.4}),
+    "v3-yarn-without-mscale": V3.changed(rope_scaling=YARN),
+    "v3-halves": V3.changed(rope_interleave=False, rope_scaling=OF_LATENTS),
+    "v3-bias": V3.changed(attention_bias=True),
+    "v3-bias-plain-queries": V3.changed(attention_bias=True, q_lora_rank=None),
+    "v3-no-dense": V3.changed(first_k_dense_replace=0, num_layers=2),
+    "v3-mostly-dense-tied": V3.changed(num_layers=4, first_k_dense_replace=3, tie_word_embeddings=True),
+    "v3-odd-sizes": V3.changed(
+        num_heads=7, num_kv_heads=7, hidden_size=35, q_lora_rank=9, kv_lora_rank=33, qk_nope_head_dim=5,
+        qk_rope_head_dim=2, v_head_dim=3, moe_intermediate_size=19, vocab_size=321, num_shards=2,
+    ),
+    "v3-values-wider-than-latents": V3.changed(kv_lora_rank=6, v_head_dim=20, num_heads=2, num_kv_heads=2),
+    "v2": V2,
+    "v2-lite": V2.changed(q_lora_rank=None, n_shared_experts=2, top_k=3, num_experts=9),
+    "v2-groups": V2.changed(
+        num_experts=12, n_group=3, topk_group=2, top_k=4, routed_scaling_factor=16.0, n_shared_experts=3,
+        topk_method="group_limited_greedy",
+    ),
+    "v2-yarn": EXAMPLES["deepseek_v2"],
+    "v2-everything": V2.changed(
+        num_layers=4, num_heads=6, num_kv_heads=6, hidden_size=42, q_lora_rank=14, kv_lora_rank=18, qk_nope_head_dim=6,
+        qk_rope_head_dim=10, v_head_dim=14, first_k_dense_replace=2, attention_bias=True, num_experts=10, n_group=5,
+        topk_group=3, top_k=5, routed_scaling_factor=3.0, rope_scaling=OF_LATENTS, tie_word_embeddings=True,
+        topk_method="group_limited_greedy",
+    ),
+}  # fmt: skip
 CASES: dict[str, TinyModel] = {
     "qwen": QWEN,
     "no-gqa": replace(QWEN, num_kv_heads=4),
@@ -74,7 +110,7 @@ CASES: dict[str, TinyModel] = {
     "mixtral-window": replace(MIXTRAL, sliding_window=9, num_kv_heads=1),
     "mixtral-fused": replace(MIXTRAL, expert_layout="fused", num_shards=2),
     "mixtral-linear": replace(MIXTRAL, rope_scaling={"rope_type": "linear", "factor": 2.0}, head_dim=20),
-    **DEEPSEEK,
+    **LATENT,
 }
 PROMPT = random_prompt(40)
 NUM_GREEDY = 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +16,13 @@ from twofold.step.model import BatchMeta, LoadedModel
 from twofold.tools.cli.main import main
 
 from tests.engine.model_runs import Runner, random_prompt
-from tests.models.drawn_families import EXAMPLES, all_chosen
-from tests.models.prediction_reference import PredictionReference
+from tests.models.prediction_reference import MODELS, PredictionReference
 from tests.models.transformers_runs import one_torch_thread
-from tests.tiny_models.deepseek import V3
-from tests.tiny_models.families import TinyPredictingQwen3Moe
 from tests.tiny_models.gguf import write_tiny_gguf
-from tests.tiny_models.writing import F32, TinyModel, write_tiny_model
+from tests.tiny_models.writing import F32, write_tiny_model
 
 __all__ = ["one_torch_thread"]  # a fixture
 
-MODELS: dict[str, TinyModel] = {
-    "qwen3_moe": TinyPredictingQwen3Moe(tie_word_embeddings=True),
-    "deepseek": replace(V3, num_mtp_layers=1),
-    "glm4_moe": replace(EXAMPLES["glm4_moe"], num_mtp_layers=1),
-    "glm4_moe_lite": replace(EXAMPLES["glm4_moe_lite"], num_mtp_layers=1),
-    "ernie4_5_moe": replace(EXAMPLES["ernie4_5_moe"], num_mtp_layers=1),
-    "qwen3_next": replace(EXAMPLES["qwen3_next"], has_mtp=True, mlp_only_layers=()),
-    "qwen3_5_moe": replace(EXAMPLES["qwen3_5_moe"], has_mtp=True),
-}
 PROMPT = random_prompt(30)
 
 
@@ -84,7 +71,7 @@ def test_logits_equal_those_of_transformers_layers(tmp_path: Path, family: str) 
 
 @pytest.mark.parametrize("family", [name for name, model in MODELS.items() if name != "ernie4_5_moe"])
 def test_a_gguf_file_has_the_same_layer(tmp_path: Path, family: str) -> None:
-    model = replace(MODELS[family], expert_layout="separate").twin
+    model = MODELS[family].twin
     directory, file = write_tiny_model(tmp_path / "hf", model), write_tiny_gguf(tmp_path / "m.gguf", model)
     expected, found = (predicted(load(path), PROMPT) for path in (directory, file))
     np.testing.assert_allclose(found, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
@@ -107,7 +94,7 @@ def test_the_layer_is_counted_only_where_it_is_run(tmp_path: Path, family: str) 
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
 def test_quantised_and_packed_models_keep_the_layer(tmp_path: Path, family: str) -> None:
     # Every token uses all experts, so that rounding cannot change the choice.
-    source = write_tiny_model(tmp_path / "hf", all_chosen(MODELS[family]))
+    source = write_tiny_model(tmp_path / "hf", MODELS[family].all_chosen())
     quantised, packed = tmp_path / "quantised", tmp_path / "packed"
     assert main(["quantize", str(source), str(quantised), "--format", "q8_0", "--max-tokens", "0"]) == 0
     assert main(["pack", str(source), str(packed)]) == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,9 @@ from twofold.engine import Engine
 from twofold.models.model_files import open_model_files
 
 from tests.engine.model_runs import load, random_prompt
-from tests.models.drawn_families import EXAMPLES
 from tests.tiny_models.gguf import write_tiny_gguf
-from tests.tiny_models.qwen3_next import TinyQwen3Next
-from tests.tiny_models.writing import F32, write_tiny_model
+from tests.tiny_models.table import EXAMPLES, tiny
+from tests.tiny_models.writing import write_tiny_model
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
@@ -84,21 +83,11 @@ def test_preempted_and_cancelled_requests_give_their_records_back(tmp_path: Path
     assert all(len(tokens) == 24 for tokens in ours.values())
 
 
-@dataclass(frozen=True)
-class WithSsmIn(TinyQwen3Next):
-    """Layout of early converters: queries, keys, values and z by key head in one tensor."""
-
-    @property
-    def gguf_names(self) -> dict[str, str]:
-        return super().gguf_names | {"linear_attn.in_proj_qkvz": "ssm_in"}
-
-    def _ungrouped(self, name: str, values: F32) -> dict[str, F32]:
-        return {name: values}
-
-
 def test_an_older_gguf_file_gives_the_bits_of_a_newer_one(tmp_path: Path) -> None:
+    """Early converters wrote queries, keys, values and z by key head in one tensor."""
     prompt, logits = random_prompt(20), []
-    for model in (TinyQwen3Next(), WithSsmIn()):
-        runner = load(write_tiny_gguf(tmp_path / f"{type(model).__name__}.gguf", model))
+    newer = tiny("qwen3_next")
+    for model in (newer, replace(newer, row=replace(newer.row, gguf_stored=("ssm_in", "ssm_ba")))):
+        runner = load(write_tiny_gguf(tmp_path / f"{len(logits)}.gguf", model))
         logits.append(runner.logits(runner.prefill(prompt)[1]))
     np.testing.assert_array_equal(*logits)

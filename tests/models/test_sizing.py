@@ -11,6 +11,7 @@ from twofold.blocks.block_weights import BlockWeights
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import WORKING_BYTES, check_host_memory, dense_stretches, measure_model
 
+from tests.engine.device_model_runs import held_by
 from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model
 
 MODEL = TinyModel(num_layers=3, mlp_only_layers=(1,))
@@ -98,21 +99,6 @@ def test_device_bytes(tmp_path: Path) -> None:
     size = measure_model(write_tiny_model(tmp_path, MODEL))
     expected = size.device_dense_bytes + 5 * size.kv_bytes_per_token + 7 * size.one_expert_bytes
     assert size.device_bytes(num_kv_tokens=5, num_slots=7) == expected
-
-
-def held_by(thing: Any, kind: type) -> list[Any]:
-    """The tensors of a model and of the operators that it holds, each once."""
-    found: dict[int, Any] = {}
-    open_things = [thing]
-    while open_things:
-        item = open_things.pop()
-        if isinstance(item, kind):
-            found[id(item)] = item
-        elif isinstance(item, list | tuple | dict):
-            open_things.extend(item.values() if isinstance(item, dict) else item)
-        elif item is thing or type(item).__name__.endswith(("OnDevice", "Ffn")):
-            open_things.extend(vars(item).values())
-    return list(found.values())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

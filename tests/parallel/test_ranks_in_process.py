@@ -20,10 +20,10 @@ from twofold.parallel.worker import Worker
 
 from tests.engine.parallel.meeting import meet
 from tests.engine.parallel.ranks_in_process import PROMPT, RanksInProcess, answered
-from tests.models.drawn_families import EXAMPLES
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
-MODELS = {"qwen3_moe": TinyModel(), **EXAMPLES}
+MODELS = EXAMPLES
 WIDE = TinyModel(
     dtype="bfloat16",
     hidden_size=128,

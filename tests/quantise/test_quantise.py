@@ -30,8 +30,8 @@ from twofold.tools.cli.main import main
 from twofold.weights.weight_format import WeightMatrix
 
 from tests.engine.model_runs import load
-from tests.models.drawn_families import EXAMPLES
 from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model
 
 TINY = TinyModel(

@@ -20,19 +20,16 @@ from twofold.step.model import LoadedModel
 
 from tests.engine.level_runs import computed, ruled
 from tests.engine.model_runs import Runner
-from tests.tiny_models.deepseek import TinyDeepseek
-from tests.tiny_models.gemma4 import TinyGemma4
-from tests.tiny_models.lfm2 import TinyLfm2
-from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS: dict[str, TinyModel] = {
     "gqa": TinyModel(num_layers=3, mlp_only_layers=(1,)),
-    "mla": TinyDeepseek(),
-    "gated_delta": TinyQwen3Next(),
-    "short_convolution": TinyLfm2(),
-    "norm": TinyGemma4(),
+    "mla": tiny("deepseek_v3"),
+    "gated_delta": tiny("qwen3_next"),
+    "short_convolution": tiny("lfm2_moe"),
+    "norm": tiny("gemma4"),
 }
 RULED = {
     "gqa": ("attention", "router", "experts", "dense", "embedding", "head"),

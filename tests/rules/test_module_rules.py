@@ -29,9 +29,7 @@ from twofold.rules.decisions import decide
 from twofold.rules.placement import parse_placement_rules
 from twofold.rules.yaml_file import parse_yaml
 
-from tests.tiny_models.deepseek import TinyDeepseek
-from tests.tiny_models.gpt_oss import TinyGptOss
-from tests.tiny_models.llama4 import TinyLlama4
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 LAYERS, EXPERTS = 4, 8
@@ -320,9 +318,9 @@ SIZES: dict[str, Any] = {"hidden_size": 128, "moe_intermediate_size": 128, "num_
 MODELS = {
     "separate": TinyModel(dtype="bfloat16", **SIZES),
     "fused": TinyModel(dtype="bfloat16", expert_layout="fused", tie_word_embeddings=True, **SIZES),
-    "shared": TinyDeepseek(first_dense=0, q_lora_rank=64, v_head_dim=16, **SIZES),
-    "turned": TinyLlama4(expert_layout="fused", **SIZES),
-    "biases": TinyGptOss(**SIZES),
+    "shared": tiny("deepseek_v3", first_k_dense_replace=0, q_lora_rank=64, v_head_dim=16, **SIZES),
+    "turned": tiny("llama4", expert_layout="fused", **SIZES),
+    "biases": tiny("gpt_oss", **SIZES),
 }
 
 

@@ -16,16 +16,10 @@ from twofold.rules.placement import LEVELS, SHIPPED, parse_placement_rules, read
 from twofold.rules.yaml_file import MAX_BYTES, parse_yaml, read_yaml
 from twofold.tools.cli.main import main
 
-from tests.models.drawn_families import EXAMPLES
-from tests.tiny_models.families import TinyGlm4Moe
-from tests.tiny_models.writing import TinyModel, write_tiny_model
+from tests.tiny_models.table import EXAMPLES, tiny
+from tests.tiny_models.writing import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = {
-    **EXAMPLES,
-    "qwen3_moe": TinyModel(),
-    "mixtral": TinyModel("MixtralForCausalLM"),
-}
 
 MODULES = [family.module for family in FAMILIES]
 
@@ -37,8 +31,14 @@ def rules_of(text: str):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     """Three layers, the first without experts; rows of 128 weights but for attention's and the dense layer's."""
-    model = TinyGlm4Moe(
-        hidden_size=128, moe_intermediate_size=128, num_layers=3, num_experts=4, top_k=2, dtype="bfloat16"
+    model = tiny(
+        "glm4_moe",
+        hidden_size=128,
+        moe_intermediate_size=128,
+        num_layers=3,
+        num_experts=4,
+        top_k=2,
+        dtype="bfloat16",
     )
     return open_model_files(write_tiny_model(tmp_path_factory.mktemp("model"), model))
 
@@ -152,9 +152,9 @@ def test_what_does_not_fit_the_model_is_said(files: ModelFiles, text: str, messa
         decide(files, rules_of(text), None)
 
 
-@pytest.mark.parametrize("family", [name for name in MODULES if TINY[name].has_experts])
+@pytest.mark.parametrize("family", [name for name in MODULES if EXAMPLES[name].has_experts])
 def test_every_family_has_rules_that_say_what_is_done_anyway(family: str, tmp_path: Path) -> None:
-    files = open_model_files(write_tiny_model(tmp_path, TINY[family]))
+    files = open_model_files(write_tiny_model(tmp_path, EXAMPLES[family]))
     read, decisions = decide(files, read_placement_rules(SHIPPED), None)  # each rule fits something
     assert read is files
     for each in decisions:

@@ -16,7 +16,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tests.tiny_models.deepseek import TinyDeepseek
+from tests.tiny_models.family import TinyFamily
+from tests.tiny_models.gguf_keys import add_keys
+from tests.tiny_models.gguf_tensors import tiny_gguf_weights
 from tests.tiny_models.writing import (
     CHATML_TEMPLATE,
     SPECIAL_TOKENS,
@@ -26,47 +28,8 @@ from tests.tiny_models.writing import (
 
 F32 = npt.NDArray[np.float32]
 
-_NAMES: Final = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate": "ffn_gate_inp",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "eh_proj": "nextn.eh_proj",
-    "enorm": "nextn.enorm",
-    "hnorm": "nextn.hnorm",
-    "shared_head.norm": "nextn.shared_head_norm",
-    "self_attn.q_a_proj": "attn_q_a",
-    "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "self_attn.kv_b_proj": "attn_kv_b",
-    "mlp.gate.e_score_correction": "exp_probs_b",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-}
 _FLOATS: Final = ("ffn_gate_inp", "conv1d", "conv.conv")
 """Name parts of matrices that converters leave in float32."""
-_EXPERT_PARTS: Final = {
-    "gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down",
-}  # fmt: skip
 
 
 def write_tiny_gguf(
@@ -93,14 +56,11 @@ def write_tiny_gguf(
     model = model or TinyModel()
     path = Path(path)
     writer = gguf.GGUFWriter(path, model.gguf_architecture, split_max_tensors=split_tensors)
-    _add_metadata(writer, model, split_kv)
-    model.add_gguf_metadata(writer, gguf, split_kv=split_kv)
+    _add_keys(writer, model, split_kv)
     (_add_sentencepiece if vocabulary == "llama" else _add_byte_level)(writer, path.parent)
     if edit is not None:
         edit(writer)
-    weights = tiny_gguf_weights(model, one_tensor_per_expert=one_tensor_per_expert)
-    if isinstance(model, TinyDeepseek):
-        weights = model.gguf_weights(weights, split_kv=split_kv)
+    weights = tiny_gguf_weights(model, one_tensor_per_expert=one_tensor_per_expert, split_kv=split_kv)
     for name, values in weights.items():
         stays = values.ndim == 1 or name.endswith(".bias") or any(part in name for part in _FLOATS)
         kind = "F32" if stays else type_of(name)
@@ -118,63 +78,33 @@ def write_tiny_gguf(
     return parts[0] if parts else path
 
 
-def tiny_gguf_weights(model: TinyModel, *, one_tensor_per_expert: bool = False) -> dict[str, F32]:
-    """`tiny_weights` under GGUF's names and in its order of rows."""
-    found: dict[str, F32] = {}
-    stacks: dict[str, list[F32]] = {}
-    for name, values in model.gguf_source().items():
-        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
-        layer, stem, kind = "", name.removesuffix(".weight").removesuffix(".bias"), name.rsplit(".", 1)[1]
-        if name.startswith("model.layers."):
-            number, _, stem = stem.removeprefix("model.layers.").partition(".")
-            layer = f"blk.{number}."
-        if (layer and int(number) >= model.num_gguf_layers) or name.startswith("model.mtp_"):
-            continue
-        if ".experts." in stem:
-            rest = stem.split(".experts.")[1]
-            if rest in ("gate", "up", "down"):  # stacked already
-                found[f"{layer}ffn_{rest}_exps.{kind}"] = values
-                continue
-            expert, part = rest.split(".")
-            if one_tensor_per_expert:
-                found[f"{layer}ffn_{_EXPERT_PARTS[part]}.{expert}.weight"] = values
-            else:
-                stacks.setdefault(f"{layer}ffn_{_EXPERT_PARTS[part]}_exps.weight", []).append(values)
-            continue
-        if model.gguf_pairs_neighbours and stem in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = model.num_heads if stem.endswith("q_proj") else model.num_kv_heads
-            halves = values.reshape(heads, 2, model.head_dim // 2, -1)
-            values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-        suffix = f".{kind}" if kind in ("weight", "bias") else ""
-        name = f"{layer}{(_NAMES | model.gguf_names)[stem]}{suffix}"
-        found[name] = values[0] if values.ndim == 2 and len(values) == 1 else values  # converters squeeze
-    return found | {name: np.stack(parts) for name, parts in stacks.items()}
+def _add_keys(writer: Any, model: TinyModel, split_kv: bool) -> None:
+    import gguf
 
-
-def _add_metadata(writer: Any, model: TinyModel, split_kv: bool) -> None:
+    mixtral = model.architecture == "MixtralForCausalLM"
     writer.add_block_count(model.num_gguf_layers)
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_head_count(model.num_heads)
-    heads_kv, key, value = model.gguf_kv_heads, model.gguf_head_dim, model.gguf_head_dim
-    if isinstance(model, TinyDeepseek):
-        heads_kv, key, value = model.gguf_heads(split_kv)
-    writer.add_head_count_kv(heads_kv)
-    writer.add_key_length(key)
-    writer.add_value_length(value)
+    writer.add_head_count_kv(model.num_kv_heads)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(model.gguf_rope_theta)
-    writer.add_feed_forward_length(model.gguf_feed_forward_length)
+    writer.add_feed_forward_length(model.moe_intermediate_size if mixtral else model.intermediate_size)
     if model.has_experts:
         writer.add_expert_count(model.num_experts)
         writer.add_expert_used_count(model.top_k)
-    if model.gguf_pairs_neighbours:
-        writer.add_rope_dimension_count(model.head_dim)
-    elif model.has_experts:
+    if model.has_experts and not mixtral:
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
         said = model.config().get("norm_topk_prob")
         if said is not None and (not said or model.gguf_architecture != "qwen3moe"):
             writer.add_expert_weights_norm(said)
+    if isinstance(model, TinyFamily):
+        add_keys(model, writer, gguf, split_kv=split_kv)
+        return
+    writer.add_rope_freq_base(model.rope_theta)
+    if mixtral:
+        writer.add_rope_dimension_count(model.head_dim)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
 

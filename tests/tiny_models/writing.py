@@ -8,9 +8,10 @@ the logits. Nothing here is used to serve a model.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
+from twofold.weights.tensor_spec import TensorSpec
 from twofold.weights.weight_format import WeightMatrix
 
 Array = npt.NDArray[Any]
@@ -29,6 +31,9 @@ CHATML_TEMPLATE: Final = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+MLP: Final = r"\.mlp\.(gate\.|experts\.gate_up)"
+BLOCK_SPARSE_MOE: Final = r"block_sparse_moe\.(gate\.|experts\.\d+\.w)"
+"""Names of Mixtral's mixture, fused or as it was published."""
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _MERGES: Final = (
     ("t", "h"),
@@ -89,38 +94,26 @@ class TinyModel:
     def has_experts(self) -> bool:
         return True
 
-    @property
-    def biased(self) -> str:
-        """The projections of attention that have a bias: letters of q, k, v, o."""
-        return "qkvo" if self.attention_bias else ""
-
-    @property
-    def norm_sizes(self) -> dict[str, int]:
-        """Sizes of the norms of q and k, if there are any."""
-        return dict.fromkeys("qk", self.head_dim) if self.architecture == "Qwen3MoeForCausalLM" else {}
-
-    def extra_weights(self, layer: int, prefix: str, random: RandomWeights) -> None:
-        """Adds a layer's weights other than attention, norms, experts and dense feed-forward layers."""
+    def is_stored(self, spec: TensorSpec) -> bool:
+        """Whether a checkpoint has this one of several possible tensors."""
+        if self.architecture != "MixtralForCausalLM":
+            pattern = "experts.gate_up_proj" if self.expert_layout == "fused" else r"\.experts\.\d"
+            return re.search(pattern, spec.name) is not None
+        pattern = MLP if self.expert_layout == "fused" else BLOCK_SPARSE_MOE
+        return re.search(pattern, spec.name) is not None
 
     def written(self, weights: dict[str, F32]) -> dict[str, Array]:
         """`weights` as the checkpoint has them: floats, and bytes of what is quantised."""
         return dict(weights)
 
-    @property
-    def num_written_layers(self) -> int:
-        """Layers in the checkpoint: those that predict further tokens come after the others."""
-        return self.num_layers
+    def all_chosen(self) -> TinyModel:
+        """The same model, of which a token goes to all experts there are: rounding chooses no others."""
+        return replace(self, top_k=self.num_experts)
 
     @property
     def num_gguf_layers(self) -> int:
-        """Layers in a GGUF file: most converters leave out those that predict further tokens."""
+        """Layers in a GGUF file."""
         return self.num_layers
-
-    @property
-    def gguf_feed_forward_length(self) -> int | list[int]:
-        """feed_forward_length in GGUF files of the family."""
-        mixtral = self.architecture == "MixtralForCausalLM"
-        return self.moe_intermediate_size if mixtral else self.intermediate_size
 
     @property
     def gguf_architecture(self) -> str:
@@ -135,39 +128,6 @@ class TinyModel:
     def fits_gguf(self) -> bool:
         """Whether a GGUF file, as written here, can express the whole model."""
         return self.rope_scaling is None and not self.sliding_window
-
-    @property
-    def gguf_kv_heads(self) -> int | list[int]:
-        """KV heads of each layer, or one number for all."""
-        return self.num_kv_heads
-
-    @property
-    def gguf_head_dim(self) -> int:
-        """Head size as converters write it."""
-        return self.head_dim
-
-    @property
-    def gguf_rope_theta(self) -> float:
-        """RoPE base as converters write it."""
-        return self.rope_theta
-
-    @property
-    def gguf_pairs_neighbours(self) -> bool:
-        """Whether converters put the rows of q and k in the order in which rotation pairs neighbours."""
-        return self.architecture == "MixtralForCausalLM"
-
-    def gguf_source(self) -> dict[str, F32]:
-        """Every tensor, gate and up apart, by the name that GGUF's is found by, with the values and the order of rows
-        that llama.cpp's converter makes."""
-        return self.weights()
-
-    @property
-    def gguf_names(self) -> dict[str, str]:
-        """GGUF tensor names that differ from those of other families."""
-        return {}
-
-    def add_gguf_metadata(self, writer: Any, package: Any, *, split_kv: bool) -> None:
-        """Adds the metadata that llama.cpp's converter writes for this family alone."""
 
     def config(self) -> dict[str, Any]:
         """The contents of config.json."""
@@ -247,60 +207,43 @@ def _config(model: TinyModel) -> dict[str, Any]:
     }
 
 
-def without_qwens(config: dict[str, Any], *also: str) -> dict[str, Any]:
-    """A configuration without what only Qwen's have, and without the keys `also`."""
-    left_out = {"mlp_only_layers", "decoder_sparse_step", "use_sliding_window", "sliding_window", *also}
-    return {key: value for key, value in config.items() if key not in left_out}
-
-
-class RandomWeights:
-    """Random tensors by name, one after the other of one generator."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.found: dict[str, F32] = {}
-
-    def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
-        self.found[name] = self.rng.normal(0.0, gain / columns**0.5, (rows, columns)).astype(np.float32)
-
-    def vector(self, name: str, size: int, mean: float) -> None:
-        self.found[name] = self.rng.normal(mean, 0.2, size).astype(np.float32)
-
-    def feed_forward(self, prefix: str, inner: int, hidden: int, gain: float = 1.0) -> None:
-        self.matrix(f"{prefix}.gate_proj.weight", inner, hidden, gain)
-        self.matrix(f"{prefix}.up_proj.weight", inner, hidden, gain)
-        self.matrix(f"{prefix}.down_proj.weight", hidden, inner, gain)
-
-
 def _weights(model: TinyModel) -> dict[str, F32]:
-    random = RandomWeights(model.seed)
-    matrix, vector, hidden = random.matrix, random.vector, model.hidden_size
+    rng, found, hidden = np.random.default_rng(model.seed), {}, model.hidden_size
+
+    def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
+        found[name] = rng.normal(0.0, gain / columns**0.5, (rows, columns)).astype(np.float32)
+
+    def vector(name: str, size: int, mean: float) -> None:
+        found[name] = rng.normal(mean, 0.2, size).astype(np.float32)
+
     matrix("model.embed_tokens.weight", model.vocab_size, hidden, hidden**0.5)
-    for layer in range(model.num_written_layers):
+    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    for layer in range(model.num_layers):
         prefix = f"model.layers.{layer}"
         vector(f"{prefix}.input_layernorm.weight", hidden, 1.0)
         vector(f"{prefix}.post_attention_layernorm.weight", hidden, 1.0)
-        q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        for name, rows, columns in (
-            ("q", q_size, hidden),
-            ("k", kv_size, hidden),
-            ("v", kv_size, hidden),
-            ("o", hidden, q_size),
-        ):
+        sizes = {"q": (q_size, hidden), "k": (kv_size, hidden), "v": (kv_size, hidden), "o": (hidden, q_size)}
+        for name, (rows, columns) in sizes.items():
             matrix(f"{prefix}.self_attn.{name}_proj.weight", rows, columns)
-            if name in model.biased:
+            if model.attention_bias:
                 vector(f"{prefix}.self_attn.{name}_proj.bias", rows, 0.0)
-        for name, size in model.norm_sizes.items():
-            vector(f"{prefix}.self_attn.{name}_norm.weight", size, 1.0)
+        if model.architecture == "Qwen3MoeForCausalLM":
+            vector(f"{prefix}.self_attn.q_norm.weight", model.head_dim, 1.0)
+            vector(f"{prefix}.self_attn.k_norm.weight", model.head_dim, 1.0)
         if model.is_moe_layer(layer):
-            _add_experts(model, prefix, random.found, random.rng)
-        else:
-            random.feed_forward(f"{prefix}.mlp", model.intermediate_size, hidden)
-        model.extra_weights(layer, prefix, random)
+            _add_experts(model, prefix, found, rng)
+            continue
+        wide = model.intermediate_size
+        for name, (rows, columns) in {
+            "gate": (wide, hidden),
+            "up": (wide, hidden),
+            "down": (hidden, wide),
+        }.items():
+            matrix(f"{prefix}.mlp.{name}_proj.weight", rows, columns)
     vector("model.norm.weight", hidden, 1.0)
     if not model.tie_word_embeddings:
         matrix("lm_head.weight", model.vocab_size, hidden, 2.0)
-    return random.found
+    return found
 
 
 def write_weights(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs, preset_name_to_scheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
+from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
-from tests.tiny_models.writing import TinyModel
+from tests.tiny_models.writing import TinyModel, tiny_config, tiny_weights, write_tiny_model
 
 MODEL = TinyModel(
     hidden_size=128, moe_intermediate_size=256, num_heads=4, num_kv_heads=2, head_dim=32, num_layers=2
@@ -356,3 +359,28 @@ CASES = {
     "transformers' float8 with exponents": Case(*float8_blocks(128, 128, torch.float8_e8m0fnu), "fp8"),
     "transformers' mxfp8": Case(*float8_blocks(1, 32, torch.float8_e8m0fnu), "bf16"),
 }  # fmt: skip
+
+
+def write(directory: Path, case: Case, model: TinyModel = MODEL) -> dict[str, Any]:
+    """The model, its matrices stored by the scheme → their values by name."""
+    rng = np.random.default_rng(1)
+    stored: Parts = {}
+    values: dict[str, Any] = {}
+    for name, weight in tiny_weights(model).items():
+        is_expert = ".experts." in name
+        if not name.endswith("_proj.weight") or (case.of_experts and not is_expert):
+            stored[name] = torch.tensor(weight)
+            continue
+        parts, values[name] = case.store(rng, *weight.shape)
+        stored |= {
+            f"{name.removesuffix('weight')}{part}": tensor.contiguous() for part, tensor in parts.items()
+        }
+    write_tiny_model(directory, model)
+    save_file(stored, str(directory / "model.safetensors"))
+    write_config(directory, case.config | ({"ignore": case.ignore} if case.ignore else {}), model)
+    return values
+
+
+def write_config(directory: Path, quantization: dict[str, Any], model: TinyModel = MODEL) -> None:
+    config = tiny_config(model) | {"quantization_config": quantization}
+    (directory / "config.json").write_text(json.dumps(config))

@@ -18,19 +18,17 @@ from twofold.models.model_files import open_model_files
 from twofold.tools.cli.main import main
 from twofold.weights.weight_format import FORMATS, WeightMatrix, element_type, scale_grid, source_row_bytes
 
-from tests.tiny_models.deepseek import TinyDeepseek
 from tests.tiny_models.gguf import write_tiny_gguf
-from tests.tiny_models.gpt_oss import TinyGptOss
-from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 SMALL = TinyModel(num_layers=2, num_experts=2, vocab_size=320)
 FAMILIES = {
     "qwen3": replace(SMALL, dtype="bfloat16"),
     "f16": replace(SMALL, dtype="float16", tie_word_embeddings=True),
-    "deepseek": TinyDeepseek(num_layers=2),
-    "gpt-oss": TinyGptOss(num_layers=2),
-    "qwen3-next": TinyQwen3Next(),
+    "deepseek": tiny("deepseek_v3", num_layers=2),
+    "gpt-oss": tiny("gpt_oss", num_layers=2),
+    "qwen3-next": tiny("qwen3_next", predicts=False),
 }
 BAD = {"F32": 0x7F800000, "F16": 0xFE01, "BF16": 0xFF80}
 

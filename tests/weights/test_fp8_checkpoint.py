@@ -12,8 +12,7 @@ import pytest
 from twofold.api.errors import ModelLoadError
 
 from tests.engine.model_runs import load, random_prompt
-from tests.tiny_models.families import TinyMiniMaxM2
-from tests.tiny_models.qwen3_next import TinyQwen3Next, TinyQwen35Moe
+from tests.tiny_models.table import linear_layers, tiny
 from tests.tiny_models.writing import (
     TinyModel,
     tiny_config,
@@ -29,10 +28,10 @@ MODEL = TinyModel(hidden_size=160, moe_intermediate_size=144, num_heads=8, head_
 
 NEXT = {
     "num_layers": 2,
-    "full_attention": (1,),
-    "key_dim": 40,
-    "value_dim": 36,
-    "shared_intermediate_size": 130,
+    "layer_types": linear_layers(2, 1),
+    "linear_key_head_dim": 40,
+    "linear_value_head_dim": 36,
+    "shared_expert_intermediate_size": 130,
 }
 
 
@@ -41,9 +40,9 @@ NEXT = {
     [
         MODEL,
         replace(MODEL, mlp_only_layers=(0,), intermediate_size=200),
-        TinyMiniMaxM2(hidden_size=160, moe_intermediate_size=144, num_heads=8, num_layers=2, top_k=8),
-        TinyQwen3Next(hidden_size=160, **NEXT),  # type: ignore[arg-type]
-        TinyQwen35Moe(hidden_size=160, **NEXT),  # type: ignore[arg-type]
+        tiny("minimax_m2", hidden_size=160, moe_intermediate_size=144, num_heads=8, num_layers=2, top_k=8),
+        tiny("qwen3_next", hidden_size=160, **NEXT),
+        tiny("qwen3_5_moe", hidden_size=160, expert_layout="separate", **NEXT),
     ],
     ids=["qwen3", "dense-layer", "minimax_m2", "qwen3_next", "qwen3_5_moe"],
 )

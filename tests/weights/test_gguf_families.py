@@ -16,15 +16,15 @@ from twofold.api.errors import ModelLoadError
 from twofold.models.registry import read_config
 
 from tests.engine.model_runs import load, random_prompt
-from tests.models.drawn_described import EXAMPLES, FULL, SLIDING
 from tests.models.family_gguf_files import DEEPSEEK, FLASH
 from tests.models.transformers_runs import write_gguf
 from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.table import EXAMPLES, FULL, SLIDING
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
-LAGUNA = EXAMPLES["laguna"].with_settings(moe_router_logit_softcapping=0.0)
-GRANITE = EXAMPLES["granitemoe_swa"].with_settings(layer_rope_theta=[0, 1e4, 1e4, 1e4])
-MISTRAL4 = EXAMPLES["mistral4"].with_settings(
+LAGUNA = EXAMPLES["laguna"].changed(moe_router_logit_softcapping=0.0)
+GRANITE = EXAMPLES["granitemoe_swa"].changed(layer_rope_theta=[0, 1e4, 1e4, 1e4])
+MISTRAL4 = EXAMPLES["mistral4"].changed(
     rope_parameters=EXAMPLES["mistral4"].settings["rope_parameters"] | {"mscale": 0.5}
 )
 PERIOD_OF_THREE = {"layer_types": [FULL, SLIDING, SLIDING]}
@@ -59,14 +59,14 @@ def with_period(period: int) -> Edit:
     ("model", "edit"),
     [
         (LAGUNA, None),
-        (LAGUNA.with_settings(gating="per-element"), None),
-        (LAGUNA.with_settings(**PERIOD_OF_THREE), with_period(3)),
-        (LAGUNA.with_settings(**PERIOD_OF_THREE), without("attention.sliding_window_pattern")),
+        (LAGUNA.changed(gating="per-element"), None),
+        (LAGUNA.changed(**PERIOD_OF_THREE), with_period(3)),
+        (LAGUNA.changed(**PERIOD_OF_THREE), without("attention.sliding_window_pattern")),
         (GRANITE, None),
         (MISTRAL4, None),
-        (EXAMPLES["mellum"].with_settings(layer_types=[SLIDING, SLIDING, FULL]), with_period(3)),
-        (EXAMPLES["mellum"].with_settings(layer_types=[SLIDING] * 3), without("attention.sliding_window_pattern")),
-        (EXAMPLES["mimo_v2_flash"].with_settings(attention_value_scale=1.0), None),
+        (EXAMPLES["mellum"].changed(layer_types=[SLIDING, SLIDING, FULL]), with_period(3)),
+        (EXAMPLES["mellum"].changed(layer_types=[SLIDING] * 3), without("attention.sliding_window_pattern")),
+        (EXAMPLES["mimo_v2_flash"].changed(attention_value_scale=1.0), None),
         (EXAMPLES["dots1"], without("expert_count", "expert_feed_forward_length", "feed_forward_length")),
         (EXAMPLES["hy_v3"], without("expert_count", "expert_feed_forward_length", "expert_shared_count")),
         (EXAMPLES["afmoe"], without("expert_shared_count", "expert_gating_func")),
@@ -103,7 +103,7 @@ def test_a_routers_bias_without_its_suffix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
 def test_a_head_in_the_file_is_read_though_others_tie_it(tmp_path: Path, name: str) -> None:
     untied, tied = (
-        replace(EXAMPLES[name], tie_word_embeddings=tie).with_settings(tie_word_embeddings=tie)
+        replace(EXAMPLES[name], tie_word_embeddings=tie).changed(tie_word_embeddings=tie)
         for tie in (False, True)
     )
     own = logits(write_gguf(tmp_path / "own.gguf", untied))

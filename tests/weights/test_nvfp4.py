@@ -19,8 +19,8 @@ from tests.engine.model_runs import load, random_prompt
 from tests.models.gguf_encoders import nvfp4
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import tiny_config, tiny_weights, write_tiny_model
+from tests.weights.scheme_cases import MODEL as LARGER
 from tests.weights.scheme_cases import modelopt_fp8, modelopt_nvfp4
-from tests.weights.test_schemes import MODEL as LARGER
 
 MODEL = replace(LARGER, hidden_size=64, moe_intermediate_size=64, num_heads=2, num_experts=4, vocab_size=267)
 

@@ -16,7 +16,8 @@ from twofold.models.model_files import open_model_files
 from twofold.tools.cli.main import main
 
 from tests.engine.model_runs import load, random_prompt
-from tests.tiny_models.writing import TinyModel, tiny_config, tiny_weights, write_tiny_model
+from tests.tiny_models.table import tiny
+from tests.tiny_models.writing import tiny_config, tiny_weights, write_tiny_model
 from tests.weights.scheme_cases import (
     AWQ,
     CASES,
@@ -29,34 +30,11 @@ from tests.weights.scheme_cases import (
     float8_by_row,
     gptq,
     nvfp4,
+    write,
+    write_config,
 )
 
 __all__ = ["AWQ", "awq", "float8_by_row", "gptq", "nvfp4"]
-
-
-def write(directory: Path, case: Case, model: TinyModel = MODEL) -> dict[str, Any]:
-    """The model, its matrices stored by the scheme → their values by name."""
-    rng = np.random.default_rng(1)
-    stored: Parts = {}
-    values: dict[str, Any] = {}
-    for name, weight in tiny_weights(model).items():
-        is_expert = ".experts." in name
-        if not name.endswith("_proj.weight") or (case.of_experts and not is_expert):
-            stored[name] = torch.tensor(weight)
-            continue
-        parts, values[name] = case.store(rng, *weight.shape)
-        stored |= {
-            f"{name.removesuffix('weight')}{part}": tensor.contiguous() for part, tensor in parts.items()
-        }
-    write_tiny_model(directory, model)
-    save_file(stored, str(directory / "model.safetensors"))
-    write_config(directory, case.config | ({"ignore": case.ignore} if case.ignore else {}), model)
-    return values
-
-
-def write_config(directory: Path, quantization: dict[str, Any], model: TinyModel = MODEL) -> None:
-    config = tiny_config(model) | {"quantization_config": quantization}
-    (directory / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -80,9 +58,8 @@ def test_every_value_is_the_tools_own(tmp_path: Path, name: str, capsys: pytest.
 
 def test_a_nested_text_part_has_its_own_configuration(tmp_path: Path) -> None:
     """Kimi-K2.5's: text_config holds quantization_config, its tensors have another beginning."""
-    from tests.tiny_models.families import TinyKimi
 
-    model = TinyKimi(nested=True, hidden_size=64, moe_intermediate_size=32)
+    model = tiny("kimi_k25", nested=True, hidden_size=64, moe_intermediate_size=32)
     directory = write_tiny_model(tmp_path / "m", model)
     rng = np.random.default_rng(1)
     config, store = compressed_tensors(4, "group", 32)

@@ -30,10 +30,10 @@ from twofold.weights.weight_format import FORMATS as LAYOUTS
 
 from tests.device.fake_device import FakeDevice
 from tests.device.runner_runs import found_device
-from tests.device.test_simt_engine import FORMATS, MODELS, QWEN
+from tests.tiny_models.kernel_sizes import FORMATS, MODELS, QWEN
 from tests.tiny_models.writing import write_tiny_model
 
-QUICK = ("qwen3_moe", "deepseek_v3", "gpt_oss-mxfp4", "gemma4-shared", "qwen3_next", "lfm2_moe")
+QUICK = ("qwen3_moe", "deepseek_v3", "gpt_oss-mxfp4", "gemma4-small", "qwen3_next", "lfm2_moe")
 """One family of each kind of blocks; the others take a minute."""
 ANY_TIME = replace(SHORT, start_within_s=600.0, stuck_after_s=120.0)
 

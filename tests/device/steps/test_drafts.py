@@ -27,9 +27,7 @@ from tests.engine.speculation.speculated_answers import (
     speculating,
     use_drafter,
 )
-from tests.tiny_models.deepseek import TinyDeepseek
-from tests.tiny_models.lfm2 import TinyLfm2
-from tests.tiny_models.qwen3_next import TinyQwen3Next
+from tests.tiny_models.table import linear_layers, tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 MODELS = {
@@ -42,17 +40,18 @@ MODELS = {
         num_layers=2,
         num_experts=10,
     ),
-    "latent": TinyDeepseek(dtype="bfloat16", num_experts=12, num_groups=4, top_groups=2, top_k=5),
-    "gated-delta": TinyQwen3Next(
+    "latent": tiny("deepseek_v3", dtype="bfloat16", num_experts=12, n_group=4, topk_group=2, top_k=5),
+    "gated-delta": tiny(
+        "qwen3_next",
         dtype="bfloat16",
         hidden_size=64,
         num_heads=2,
         num_kv_heads=1,
         head_dim=256,
         num_layers=3,
-        full_attention=(1,),
+        layer_types=linear_layers(3, 1),
     ),
-    "short-convolution": TinyLfm2(dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
+    "short-convolution": tiny("lfm2_moe", dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
 }
 ASKED = (
     Asked(tuple(random_prompt(9, 1)), SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)),

@@ -16,7 +16,7 @@ from twofold.engine.prefix import cache as prefix_cache
 from twofold.telemetry.routing import RoutingRecorder
 
 from tests.engine.model_runs import random_prompt
-from tests.models.drawn_families import EXAMPLES
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 FIRST = tuple(random_prompt(50, 1))

@@ -20,7 +20,7 @@ from tests.engine.speculation.speculated_answers import (
     speculating,
     use_drafter,
 )
-from tests.models.drawn_families import EXAMPLES
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
 
 ASKED = [

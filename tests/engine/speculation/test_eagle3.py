@@ -20,9 +20,9 @@ from twofold.step.sequences import Sequence
 
 from tests.engine.model_runs import random_prompt
 from tests.engine.speculation.speculated_answers import Asked, answers
-from tests.models.drawn_families import EXAMPLES
 from tests.models.transformers_runs import one_torch_thread, reference
 from tests.tiny_models.eagle3 import TinyEagle3, fused_states, reference_states
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 __all__ = ["one_torch_thread"]  # a fixture

@@ -33,8 +33,8 @@ from tests.engine.speculation.speculated_answers import (
     run_at_random,
 )
 from tests.engine.speculation.test_speculation import BATCHES, SAMPLINGS
-from tests.models.drawn_families import EXAMPLES
 from tests.tiny_models.eagle3 import TinyEagle3
+from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TARGETS = {

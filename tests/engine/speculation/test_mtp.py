@@ -33,8 +33,7 @@ from tests.engine.speculation.speculated_answers import (
     run_at_random,
 )
 from tests.engine.speculation.test_speculation import BATCHES, PROMPTS, SAMPLINGS, Engines
-from tests.models.prediction_reference import PredictionReference
-from tests.models.test_prediction_layers import MODELS
+from tests.models.prediction_reference import MODELS, PredictionReference
 from tests.models.transformers_runs import one_torch_thread
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
@@ -210,8 +209,7 @@ def test_files_without_a_prediction_layer_are_refused(
 
 
 def test_a_damaged_layer_is_refused_in_one_line(tmp_path: Path) -> None:
-    model = replace(MODELS["glm4_moe"], num_mtp_layers=1)
-    directory = write_tiny_model(tmp_path, model)
+    directory = write_tiny_model(tmp_path, MODELS["glm4_moe"])
     config = directory / "config.json"
     text = config.read_text().replace('"num_nextn_predict_layers": 1', '"num_nextn_predict_layers": 0')
     config.write_text(text)

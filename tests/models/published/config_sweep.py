@@ -21,14 +21,9 @@ from twofold.models.keys import ALSO
 from twofold.models.registry import family_of
 from twofold.weights.json_file import Fields
 
-from tests.models.drawn_families import EXAMPLES
-from tests.tiny_models.writing import TinyModel
+from tests.tiny_models.table import EXAMPLES
 
-MODELS: Final[dict[str, TinyModel]] = {
-    "qwen3_moe": TinyModel(),
-    "mixtral": TinyModel("MixtralForCausalLM"),
-    **EXAMPLES,
-}
+MODELS: Final = EXAMPLES
 _OF_THE_LIBRARY: Final = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
 _TOKENS: Final = ("bos_token_id", "pad_token_id", "eos_token_id")
 """Settings of the tokenizer; their defaults are outside a tiny vocabulary."""

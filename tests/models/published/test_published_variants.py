@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from twofold.models.model_files import open_model_files
 
 from tests.engine.model_runs import load
-from tests.models.drawn_described import SLIDING
 from tests.models.published.config_sweep import MODELS
 from tests.models.transformers_runs import (
     PROMPT,
@@ -22,6 +21,7 @@ from tests.models.transformers_runs import (
     reference_of,
     write_gguf,
 )
+from tests.tiny_models.table import SLIDING, YARN
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 __all__ = ["one_torch_thread"]  # a fixture
@@ -35,15 +35,13 @@ MIMO: dict[str, Any] = {
     "attention_value_scale": None, "n_shared_experts": None,
 }  # fmt: skip
 STEP = MODELS["step3p7"]
-WINDOWS_ALONE = STEP.with_settings(  # type: ignore[attr-defined]
+WINDOWS_ALONE = STEP.changed(
     layer_types=[SLIDING] * 3,
     rope_parameters={SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
 )
-GEMMA4 = replace(
-    MODELS["gemma4"], head_dim=16, global_head_dim=16, global_kv_heads=1, attention_k_eq_v=True, nested=False,
-    published=False,
-)  # type: ignore[call-arg]  # fmt: skip
-ONE_HEAD = {str(layer): {"num_key_value_heads": 1} for layer in GEMMA4.full}  # type: ignore[attr-defined]
+_HEADS = {"head_dim": 16, "num_key_value_heads": 1}
+GEMMA4 = MODELS["gemma4"].changed(head_dim=16, per_layer_config={"1": _HEADS, "2": _HEADS})
+ONE_HEAD = {layer: {"num_key_value_heads": 1} for layer in "12"}
 
 
 def same_logits(model: TinyModel, directory: Path, **changed: Any) -> float:
@@ -67,6 +65,22 @@ def test_published_keys_mean_what_transformers_reads(
     tmp_path: Path, model: TinyModel, changed: dict[str, Any]
 ) -> None:
     assert same_logits(model, write_tiny_model(tmp_path, model), **changed) < 1e-4
+
+
+def test_a_large_epsilon_counts_in_norms_of_scaled_queries(tmp_path: Path) -> None:
+    model = MODELS["llama4"].changed(rope_scaling=YARN | {"factor": 16.0})
+    assert same_logits(model, write_tiny_model(tmp_path, model), rms_norm_eps=0.05) < 1e-4
+
+
+def test_layers_of_gemma4_may_all_have_the_same_heads(tmp_path: Path) -> None:
+    same = {
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": None,
+        "attention_k_eq_v": False,
+    }
+    model = MODELS["gemma4"].changed(**same)
+    assert same_logits(model, write_tiny_model(tmp_path, model), per_layer_config={}) < 1e-4
 
 
 def test_layers_of_gemma4_may_state_their_heads_alone(tmp_path: Path) -> None:

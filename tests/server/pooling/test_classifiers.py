@@ -25,10 +25,9 @@ from twofold.server.app import create_app
 from twofold.tools.cli.main import main
 
 from tests.engine.test_pooling import PROMPTS, pooled
-from tests.models.drawn_described import EXAMPLES
 from tests.server.pooling.test_rerank import DEFAULT, DOCUMENTS, QUERY, published
 from tests.tiny_models.gguf import write_tiny_gguf
-from tests.tiny_models.granite import TinyGranite
+from tests.tiny_models.table import EXAMPLES, tiny
 from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model, write_weights
 
 LONG = {"max_position_embeddings": 1024}
@@ -96,8 +95,8 @@ def test_its_logits_equal_transformers(tmp_path: Path, family: str, names: tuple
 def test_a_scaled_head_does_not_scale_a_classifier(tmp_path: Path) -> None:
     """Granite divides its logits by a factor, transformers' classifier does not; it has none for this family, so the
     expected product is made here."""
-    plain = write_classifier(tmp_path / "plain", TinyGranite(logits_scaling=1.0), ("yes",))
-    scaled = write_classifier(tmp_path / "scaled", TinyGranite(logits_scaling=3.0), ("yes",))
+    plain = write_classifier(tmp_path / "plain", tiny("granitemoe", logits_scaling=1.0), ("yes",))
+    scaled = write_classifier(tmp_path / "scaled", tiny("granitemoe", logits_scaling=3.0), ("yes",))
     np.testing.assert_allclose(logits_of(scaled), logits_of(plain), rtol=1e-6)
 
 

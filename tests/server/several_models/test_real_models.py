@@ -24,7 +24,7 @@ from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.hub.several_models import SharedByModels, completed, on_demand_models
 from twofold.tools.cli.main import build_parser
 
-from tests.tiny_models.lfm2 import TinyLfm2
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 PROMPT = "Once upon a time there was a fox who lived in a forest"
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two families, one with recurrent records, and a second size."""
     root = tmp_path_factory.mktemp("models")
     write_tiny_model(root / "alpha", TinyModel())
-    write_tiny_model(root / "beta", TinyLfm2())
+    write_tiny_model(root / "beta", tiny("lfm2_moe"))
     write_tiny_model(root / "gamma", TinyModel(num_layers=1))
     return root
 
