@@ -15,7 +15,7 @@ from twofold.models import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.tools.cli.main import main
 
-from tests.engine.parallel.ranks_in_process import RanksInProcess
+from tests.parallel.ranks_in_process import RanksInProcess
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from twofold.hub import download
 
-from tests.cli.hub.small_hub import Repository, SmallHub, serving_hub
+from tests.hub.small_hub import Repository, SmallHub, serving_hub
 from tests.tiny_models.writing import write_tiny_model
 
 huggingface_constants = pytest.importorskip("huggingface_hub.constants")

@@ -13,7 +13,7 @@ from twofold.tools.cli.hub.model_path import served_names
 from twofold.tools.cli.main import main
 from twofold.weights.gguf_file import model_name
 
-from tests.cli.hub.small_hub import COMMIT, SmallHub
+from tests.hub.small_hub import COMMIT, SmallHub
 
 NAME = "test/Tiny-MoE"
 

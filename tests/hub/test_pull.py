@@ -12,7 +12,7 @@ from twofold.hub.cache import cached_models
 from twofold.hub.pull import Report, find_cached, local_model, pull_model
 from twofold.hub.reference import HubModel, parse_hub_name
 
-from tests.cli.hub.small_hub import COMMIT, Repository, SmallHub
+from tests.hub.small_hub import COMMIT, Repository, SmallHub
 
 QUIET = Report()
 

@@ -1,6 +1,6 @@
 """`twofold` with gloo in NCCL's place: messages go through another memory, which is the host's here.
 
-python -m tests.engine.parallel.nccl_stand_in serve MODEL --distributed-backend nccl …
+python -m tests.parallel.nccl_stand_in serve MODEL --distributed-backend nccl …
 """
 
 from __future__ import annotations

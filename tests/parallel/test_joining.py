@@ -22,7 +22,7 @@ from twofold.parallel.link import STOP, RankLink
 from twofold.parallel.place import Place
 from twofold.parallel.session import rank_config
 
-from tests.engine.parallel.meeting import IDENTITY, free_port, meet
+from tests.parallel.meeting import IDENTITY, free_port, meet
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.parallel.meeting import free_port
-from tests.engine.parallel.rank_processes import (
+from tests.parallel.meeting import free_port
+from tests.parallel.rank_processes import (
     QUICK,
     answer,
     answer_of_one_process,
@@ -68,7 +68,7 @@ def test_messages_through_device_memory_give_the_same_answer(tmp_path: Path) -> 
             directory,
             *flags,
             environment=place | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
-            program="tests.engine.parallel.nccl_stand_in",
+            program="tests.parallel.nccl_stand_in",
         )
         for rank in (0, 1)
     ]

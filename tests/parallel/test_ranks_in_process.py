@@ -18,8 +18,8 @@ from twofold.models import open_model_files
 from twofold.parallel.link import RankLink
 from twofold.parallel.worker import Worker
 
-from tests.engine.parallel.meeting import meet
-from tests.engine.parallel.ranks_in_process import PROMPT, RanksInProcess, answered
+from tests.parallel.meeting import meet
+from tests.parallel.ranks_in_process import PROMPT, RanksInProcess, answered
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.engine.parallel.rank_processes import (
+from tests.parallel.rank_processes import (
     answer,
     answer_of_one_process,
     end,
@@ -20,7 +20,7 @@ from tests.engine.parallel.rank_processes import (
     text_of_a_stream,
     url_and_greeting,
 )
-from tests.engine.parallel.two_machines import Machine, two_machines
+from tests.parallel.two_machines import Machine, two_machines
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 pytestmark = pytest.mark.slow
