@@ -134,7 +134,7 @@ void LayerScheduler::clear_decision(int layer) {
   decision_.moves.clear();
   decision_.rejection.reset();
   decision_.arrivals.clear();
-  decision_.num_withdrawn = 0;
+  decision_.withdrawn.clear();
   decision_.start_us = link_.now_us();
 }
 
@@ -364,7 +364,7 @@ void LayerScheduler::take_prefetched(int layer) {
     link_us_ += upload.end_us - upload.begin_us;
     decision_.arrivals.push_back({prefetch.layer, prefetch.expert, prefetch.admission.slot, upload, false});
   }
-  decision_.num_withdrawn = static_cast<int>(arrivals.withdrawn.size());
+  for (const Prefetch& prefetch : arrivals.withdrawn) decision_.withdrawn.push_back(prefetch.expert);
 }
 
 // After everything else of the layer: a prefetch takes only idle link time.

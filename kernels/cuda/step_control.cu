@@ -55,6 +55,10 @@ __device__ inline void choose_reads(const int32_t* counts, int num_experts, cons
   for (int n = threadIdx.x; n < reads; n += kPlaceThreads) place[misses[n]] = kFetched;
 }
 
+__device__ inline int kind_of(const PlacementTables& tables, int expert) {
+  return tables.num_kinds > 1 ? tables.kinds[expert] : 0;
+}
+
 // One block. Shared memory: ids [pairs], then per expert its tokens, its group, its first pair and its slot, then
 // its place.
 __global__ void __launch_bounds__(kPlaceThreads, 1)
@@ -92,42 +96,47 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
     choose_reads(counts, num_experts, *tables.prices, begin_of, place);
   __syncthreads();
 
-  // Groups in ascending order of expert: one warp scans, 32 experts at a time.
+  // Groups of one kind after the other, in ascending order of expert: one warp scans, 32 experts at a time.
   if (threadIdx.x < kWarpSize) {
-    int groups = 0, pairs = 0;
-    for (int first = 0; first < num_experts; first += kWarpSize) {
-      const int e = first + threadIdx.x;
-      const int mine = e < num_experts && place[e] != kCpu ? counts[e] : 0;
-      int pairs_before = mine, groups_before = mine > 0;
+    int pairs = 0;
+    for (int kind = 0; kind < tables.num_kinds; ++kind) {
+      int groups = 0;
+      for (int first = 0; first < num_experts; first += kWarpSize) {
+        const int e = first + threadIdx.x;
+        const bool is_mine = e < num_experts && place[e] != kCpu && kind_of(tables, e) == kind;
+        const int mine = is_mine ? counts[e] : 0;
+        int pairs_before = mine, groups_before = mine > 0;
 #pragma unroll
-      for (int reach = 1; reach < kWarpSize; reach *= 2) {
-        const int more_pairs = __shfl_up_sync(0xffffffffu, pairs_before, reach);
-        const int more_groups = __shfl_up_sync(0xffffffffu, groups_before, reach);
-        if (int(threadIdx.x) >= reach) {
-          pairs_before += more_pairs;
-          groups_before += more_groups;
+        for (int reach = 1; reach < kWarpSize; reach *= 2) {
+          const int more_pairs = __shfl_up_sync(0xffffffffu, pairs_before, reach);
+          const int more_groups = __shfl_up_sync(0xffffffffu, groups_before, reach);
+          if (int(threadIdx.x) >= reach) {
+            pairs_before += more_pairs;
+            groups_before += more_groups;
+          }
         }
+        if (e < num_experts && (mine > 0 || kind == 0)) {
+          group_of[e] = mine > 0 ? groups + groups_before - 1 : -1;
+          begin_of[e] = pairs + pairs_before - mine;
+        }
+        pairs += __shfl_sync(0xffffffffu, pairs_before, kWarpSize - 1);
+        groups += __shfl_sync(0xffffffffu, groups_before, kWarpSize - 1);
       }
-      if (e < num_experts) {
-        group_of[e] = mine > 0 ? groups + groups_before - 1 : -1;
-        begin_of[e] = pairs + pairs_before - mine;
+      if (threadIdx.x == 0) {
+        const ExpertGroups of_kind = groups_of_kind(placed.groups, kind);
+        *of_kind.num_groups = groups;
+        of_kind.begin[groups] = pairs;
       }
-      pairs += __shfl_sync(0xffffffffu, pairs_before, kWarpSize - 1);
-      groups += __shfl_sync(0xffffffffu, groups_before, kWarpSize - 1);
-    }
-    if (threadIdx.x == 0) {
-      *placed.groups.num_groups = groups;
-      placed.groups.begin[groups] = pairs;
     }
   }
   __syncthreads();
   for (int e = threadIdx.x; e < num_experts; e += kPlaceThreads) {
     const int group = group_of[e];
     if (group < 0) continue;
-    placed.groups.weights[group] = place[e] == kHit
-                                       ? tables.slot_base + uint64_t(slots[e]) * tables.slot_stride
-                                       : tables.store_base + uint64_t(e) * tables.store_stride;
-    placed.groups.begin[group] = begin_of[e];
+    const ExpertGroups of_kind = groups_of_kind(placed.groups, kind_of(tables, e));
+    of_kind.weights[group] = place[e] == kHit ? tables.slot_base + uint64_t(slots[e]) * tables.slot_stride
+                                              : tables.store_base + uint64_t(tables.store_offsets[e]);
+    of_kind.begin[group] = begin_of[e];
     write_pairs(ids, num_pairs, e, placed.groups.pairs + begin_of[e]);
   }
   uint32_t mine = 0;

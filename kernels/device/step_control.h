@@ -15,15 +15,24 @@ struct PlacementTables {
   const uint8_t* split;  // one token: [hits][misses], side (top_k + 1); null: nothing is read from the host
   uint64_t slot_base;    // address of slot 0
   int64_t slot_stride;   // bytes
-  uint64_t store_base;   // device address of the layer's expert 0 in the mapped store, 0: not mapped
-  int64_t store_stride;  // bytes from one expert of the layer to the next
+  uint64_t store_base;   // device address of the mapped store, 0: not mapped
+  const int64_t* store_offsets;  // [experts] bytes from there to each expert of the layer; null: not mapped
   int num_experts;
   const ReadPrices* prices = nullptr;  // several tokens; null: nothing is read from the host
+  const uint8_t* kinds = nullptr;      // [experts] number of each one's layout; null: all have the same
+  int num_kinds = 1;
 };
+
+// The groups of one kind of a layer's experts (PlacementTables::kinds). The arrays of the kinds lie one after the
+// other; pairs are shared.
+TWOFOLD_HD ExpertGroups groups_of_kind(const ExpertGroups& first, int kind) {
+  return {first.num_groups + kind, first.weights + int64_t{kind} * first.capacity,
+          first.begin + int64_t{kind} * (first.capacity + 1), first.pairs, first.capacity};
+}
 
 // What one layer's routing becomes.
 struct PlacedLayer {
-  ExpertGroups groups;
+  ExpertGroups groups;   // of the first kind, see groups_of_kind
   uint8_t* where;        // [pairs], see placement.h
   uint32_t* num_on_cpu;  // [1]
 };
@@ -43,6 +52,8 @@ inline bool can_place(const RoutedLayer& routed, const PlacementTables& tables, 
   return routed.num_tokens >= 1 && routed.num_tokens <= shape.max_tokens && routed.layer >= 0 &&
          routed.layer < shape.num_layers && tables.num_experts >= 1 && shape.hidden % 8 == 0 &&
          placed.groups.capacity >= max_groups(routed.num_tokens * shape.top_k, tables.num_experts) &&
+         (tables.store_base == 0 || tables.store_offsets != nullptr) &&
+         (tables.num_kinds == 1 || (tables.num_kinds > 1 && tables.kinds != nullptr)) &&
          (tables.prices == nullptr || routed.num_tokens <= kMostReadTokens) &&
          (shape.num_ahead == 0 || shape.num_ahead == tables.num_experts) &&
          (routed.ahead == nullptr || shape.num_ahead > 0) && (mailbox == nullptr || step != nullptr);

@@ -149,7 +149,7 @@ def test_decode_computes_the_residents_and_the_mailbox_the_rest(fake: ModuleType
                 slot_base=layer.slots.data_ptr(),
                 slot_stride=layer.slots.stride(0),
                 store_base=0,
-                store_stride=0,
+                store_offsets=0,
                 num_experts=EXPERTS,
             ),
             launches.PlacedLayer(groups=layer.groups, where=where.data_ptr(), num_on_cpu=on_cpu.data_ptr()),

@@ -14,7 +14,7 @@ from twofold.blocks import ops
 from twofold.device.placed_layers import PlacedLayers
 from twofold.device.placed_share import DECODE_TOKENS, Parcel
 from twofold.experts.slot_plan import MoeShape
-from twofold.weights.weight_format import WeightMatrix
+from twofold.weights.weight_format import LayerFormats, WeightMatrix, formats_by_expert, layer_formats
 
 from tests.device.fake_device import FakeDevice
 
@@ -40,9 +40,15 @@ def pool() -> ops.ThreadPool:
     return ops.ThreadPool(2)
 
 
+def formats_of(name: str) -> LayerFormats:
+    """Formats of a layer whose experts have those of "f32+q8_0" in turn."""
+    names = name.split("+")
+    return layer_formats((names[expert % len(names)],) * 3 for expert in range(EXPERTS))
+
+
 def make_store(pool: ops.ThreadPool, formats: list[str]) -> _core.ExpertStore:
     random = np.random.default_rng(3)
-    store = _core.ExpertStore(EXPERTS, HIDDEN, INTERMEDIATE, [(name,) * 3 for name in formats])
+    store = _core.ExpertStore(EXPERTS, HIDDEN, INTERMEDIATE, [formats_of(name) for name in formats])
 
     def matrix(rows: int, columns: int, name: str) -> WeightMatrix:
         values = random.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
@@ -50,14 +56,14 @@ def make_store(pool: ops.ThreadPool, formats: list[str]) -> _core.ExpertStore:
         element = {"f32": np.float32, "bf16": np.uint16}.get(name, np.uint8)
         return WeightMatrix(packed.view(element), name, columns)
 
-    for layer, name in enumerate(formats):
+    for layer, of_layer in enumerate(formats):
         experts = [
             (
                 matrix(INTERMEDIATE, HIDDEN, name),
                 matrix(INTERMEDIATE, HIDDEN, name),
                 matrix(HIDDEN, INTERMEDIATE, name),
             )
-            for _ in range(EXPERTS)
+            for name, *_ in formats_by_expert(formats_of(of_layer), EXPERTS)
         ]
         store.put(pool, layer, 0, experts)
     return store
@@ -95,7 +101,7 @@ def placed(
     opened = fake.open_device(**device)
     accelerator = opened.accelerator(store, cost, _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, num_slots))
     executor = _core.MoeExecutor.on_device(pool, store, accelerator, num_slots == LAYERS * EXPERTS)
-    shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple((f, f, f) for f in formats))
+    shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple(map(formats_of, formats)))
     calls: list[str] = []
     layers = PlacedLayers([FakeDevice(Noted(opened, calls))], Noted(accelerator, calls), executor, shape)
     return SimpleNamespace(layers=layers, executor=executor, calls=calls)
@@ -145,7 +151,16 @@ def alone(
 
 @pytest.mark.parametrize("num_slots", [0, 7, LAYERS * EXPERTS])
 @pytest.mark.parametrize(
-    "formats", [["f32"] * 3, ["bf16"] * 3, ["q8_0"] * 3, ["q4_0"] * 3, ["f32", "q8_0", "bf16"]], ids="-".join
+    "formats",
+    [
+        ["f32"] * 3,
+        ["bf16"] * 3,
+        ["q8_0"] * 3,
+        ["q4_0"] * 3,
+        ["f32", "q8_0", "bf16"],
+        ["bf16+q4_0+q8_0", "q8_0+f32", "q4_0"],
+    ],
+    ids="-".join,
 )
 def test_both_sides_add_up_to_what_the_cpu_computes(
     fake: ModuleType, pool: ops.ThreadPool, formats: list[str], num_slots: int
@@ -215,9 +230,18 @@ def test_a_fetched_expert_whose_upload_fails_on_its_way_costs_the_step(
     assert all("an upload that a layer waits for failed" in complaint for complaint in complaints)
 
 
-def test_gate_and_up_of_two_formats_are_refused() -> None:
-    shape = MoeShape(1, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, (("q8_0", "q4_0", "q8_0"),))
-    with pytest.raises(ConfigError, match="gate in q8_0 and up in q4_0"):
+@pytest.mark.parametrize(
+    ("formats", "message"),
+    [
+        (("q8_0", "q4_0", "q8_0"), "gate in q8_0 and up in q4_0"),
+        (("q4_0", "q4_0", "bf16"), "q4_0 and down in bf16"),
+    ],
+)
+def test_an_expert_without_kernels_is_refused(formats: tuple[str, str, str], message: str) -> None:
+    """Also a single one among others."""
+    mixed = layer_formats([("q8_0",) * 3] * (EXPERTS - 1) + [formats])
+    shape = MoeShape(1, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, (mixed,))
+    with pytest.raises(ConfigError, match=message):
         PlacedLayers([FakeDevice()], None, None, shape)  # type: ignore[arg-type]
 
 

@@ -36,6 +36,7 @@ class Placer:
     def __init__(self, native: Any, accelerator: Any, max_tokens: int) -> None:
         self.native, self.max_tokens = native, max_tokens
         self.prices = torch.from_numpy(np.array(accelerator.read_prices(), np.uint32).view(np.int32))
+        self.offsets = 512 * torch.arange(EXPERTS)
         self.split = torch.tensor(accelerator.split_table(), dtype=torch.uint8)
 
     def place(self, ids: Any, slots: Any, *, mapped: bool = True) -> Any:
@@ -60,7 +61,7 @@ class Placer:
                 slot_base=4096,
                 slot_stride=256,
                 store_base=1 << 20 if mapped else 0,
-                store_stride=512,
+                store_offsets=self.offsets.data_ptr(),
                 num_experts=EXPERTS,
                 prices=self.prices.data_ptr(),
             ),

@@ -25,6 +25,8 @@ from tests.engine.model_runs import random_prompt
 from tests.tiny_models.kernel_sizes import FORMATS, MODELS, QWEN
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
+from tests.weights.scheme_cases import MODEL
+from tests.weights.test_schemes import write_by_expert
 
 TOKENS = 6
 
@@ -82,6 +84,15 @@ def test_quantised_experts_answer_as_on_the_cpu(simt: ModuleType, tmp_path: Path
         main(["quantize", str(source), str(tmp_path / "made"), "--format", format, "--max-tokens", "0"]) == 0
     )
     check_answers(simt, tmp_path / "made", graphs=True)
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graph", "eager"])
+def test_experts_in_formats_of_their_own_answer_as_on_the_cpu(
+    simt: ModuleType, tmp_path: Path, graphs: bool
+) -> None:
+    model = replace(MODEL, dtype="bfloat16", head_dim=64)
+    write_by_expert(tmp_path, None, {"-:.*experts\\.3\\..*": {}}, model)
+    check_answers(simt, tmp_path, graphs)
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graph", "eager"])

@@ -9,6 +9,7 @@ from packed_reference import FORMATS, Rows, decoded, fitting_columns, random_row
 from twofold import _core
 from twofold._testing import kernels
 from twofold.blocks import ops
+from twofold.weights.weight_format import LayerFormats, MixedFormats, formats_by_expert
 
 from tests.kernels.kernel_levels import chosen
 
@@ -54,7 +55,7 @@ class Layer:
 
     def __init__(
         self,
-        formats: tuple[str, str, str],
+        formats: LayerFormats,
         activation: str = "silu",
         biased: bool = False,
         limit: float = 0.0,
@@ -63,8 +64,8 @@ class Layer:
         self.formats = formats
         shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
         self.experts = [
-            tuple(random_rows(rng, name, *shape) for name, shape in zip(formats, shapes, strict=True))
-            for _ in range(EXPERTS)
+            tuple(random_rows(rng, name, *shape) for name, shape in zip(each, shapes, strict=True))
+            for each in formats_by_expert(formats, EXPERTS)
         ]
         self.activation, self.limit = activation, limit
         self.biases = rng.standard_normal((EXPERTS, 2 * INNER + HIDDEN)).astype(np.float32) * biased
@@ -108,6 +109,72 @@ class Layer:
 def test_experts_of_every_format_and_mixture(formats: tuple[str, str, str]) -> None:
     assert all(fitting_columns(name, HIDDEN) == HIDDEN for name in formats)
     check_layer(Layer(formats))
+
+
+# One expert left unquantised; k-quants; mixed FP8; rows between the products that are encoded as a whole beside others.
+MIXED_LAYERS = {
+    "one bf16 among int4": [("bf16",) * 3 if expert == 3 else ("int4",) * 3 for expert in range(EXPERTS)],
+    "k-quants": [(f"q{bits}_k", f"q{bits}_k", "q6_k") for bits in (4, 5, 6, 4, 5, 3)],
+    "fp8 and bf16": [("fp8",) * 3, ("bf16",) * 3, ("fp8", "fp8", "bf16")] * 2,
+    "int8_channel and others": [("int8_channel",) * 3, ("int4",) * 3, ("f32", "f32", "int8_channel")] * 2,
+}
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("name", MIXED_LAYERS)
+def test_experts_of_a_layer_in_their_own_formats(name: str, biased: bool) -> None:
+    layer = Layer(MixedFormats(MIXED_LAYERS[name]), biased=biased, limit=0.5 if biased else 0.0)
+    check_layer(layer)
+    store = layer.store(ops.ThreadPool(1))
+    sizes = [
+        sum(rows.matrix().packed_bytes for rows in expert) + biased * 4 * (2 * INNER + HIDDEN)
+        for expert in layer.experts
+    ]
+    assert store.formats(0) == MIXED_LAYERS[name]
+    assert (store.bytes, store.expert_bytes) == (sum(sizes), max(sizes))
+    assert store.mean_expert_bytes == sum(sizes) // EXPERTS
+    assert store.offsets(0).tolist() == [
+        sum(sizes[:expert]) for expert in range(EXPERTS)
+    ]  # whole cache lines
+    assert len(store.panels(0)) == sum(sizes)
+
+
+@pytest.mark.parametrize("name", MIXED_LAYERS)
+def test_a_mixed_layer_has_the_bits_of_one_expert_after_the_other(name: str) -> None:
+    """Every expert alone, in a layer of its format, gives the same output."""
+    layer, pool = Layer(MixedFormats(MIXED_LAYERS[name])), ops.ThreadPool(2)
+    rng = np.random.default_rng(4)
+    normed = rng.standard_normal((19, HIDDEN)).astype(np.float32)
+    ids = np.stack([rng.permutation(EXPERTS)[:TOP_K] for _ in normed]).astype(np.int32)
+    weights = rng.dirichlet(np.ones(TOP_K), len(normed)).astype(np.float32)
+    together, one_by_one = np.zeros((2, *normed.shape), np.float32)
+    executor = _core.MoeExecutor(pool, layer.store(pool))
+    executor.begin_step(0, [0] * len(normed), list(range(len(normed))))
+    executor.forward(0, normed, ids, weights, together)
+    of_format = {}
+    for expert, formats in enumerate(MIXED_LAYERS[name]):
+        store = of_format.setdefault(formats, _core.ExpertStore(EXPERTS, HIDDEN, INNER, [formats]))
+        store.put(pool, 0, expert, [tuple(rows.matrix() for rows in layer.experts[expert])])
+    executors = {formats: _core.MoeExecutor(pool, store) for formats, store in of_format.items()}
+    for t in range(len(normed)):
+        for k in range(TOP_K):
+            alone = executors[MIXED_LAYERS[name][ids[t, k]]]
+            alone.begin_step(t * TOP_K + k, [0], [t])
+            row, pair = slice(t, t + 1), (slice(t, t + 1), slice(k, k + 1))
+            alone.forward(0, normed[row], ids[pair].copy(), weights[pair].copy(), one_by_one[row])
+    np.testing.assert_array_equal(together, one_by_one)
+
+
+def test_a_store_takes_formats_of_one_expert_or_of_all() -> None:
+    with pytest.raises(ValueError, match="formats of 3 experts of layer 0 were given; expected those of 4"):
+        _core.ExpertStore(4, HIDDEN, INNER, [[("f32",) * 3] * 3])
+    store = _core.ExpertStore(2, HIDDEN, INNER, [[("f32",) * 3, ("q4_k",) * 3]])
+    rows = [
+        random_rows(np.random.default_rng(1), "f32", *shape)
+        for shape in [(INNER, HIDDEN)] * 2 + [(HIDDEN, INNER)]
+    ]
+    with pytest.raises(ValueError, match="expert 1: gate is f32"):
+        store.put(ops.ThreadPool(1), 0, 1, [tuple(each.matrix() for each in rows)])
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ struct Fixture {
     results.assign(size_t(kTokens * kHidden), NAN);
   }
 
-  static const std::vector<FfnFormats>& formats() {
-    static const std::vector<FfnFormats> all(
-        1, {kernels::WeightFormat::kF32, kernels::WeightFormat::kF32, kernels::WeightFormat::kF32});
+  static const std::vector<LayerFormats>& formats() {
+    static const std::vector<LayerFormats> all(
+        1, {{kernels::WeightFormat::kF32, kernels::WeightFormat::kF32, kernels::WeightFormat::kF32}});
     return all;
   }
   PostedLayer posted() {

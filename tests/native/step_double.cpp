@@ -93,19 +93,24 @@ int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const
     choose_reads_of_token(routed.ids, top_k, tables.split, place);
   if (routed.num_tokens > 1 && tables.prices != nullptr && tables.store_base != 0)
     choose_reads(routed.ids, num_pairs, *tables.prices, place);
-  int groups = 0, pairs = 0;
-  for (int e = 0; e < tables.num_experts; ++e) {
-    const int count = count_pairs(routed.ids, num_pairs, e);
-    if (count == 0 || place[size_t(e)] == kCpu) continue;
-    placed.groups.weights[groups] = place[size_t(e)] == kHit
-                                        ? tables.slot_base + uint64_t(slots[size_t(e)]) * tables.slot_stride
-                                        : tables.store_base + uint64_t(e) * tables.store_stride;
-    placed.groups.begin[groups++] = pairs;
-    write_pairs(routed.ids, num_pairs, e, placed.groups.pairs + pairs);
-    pairs += count;
+  int pairs = 0;
+  for (int kind = 0; kind < tables.num_kinds; ++kind) {
+    const ExpertGroups of_kind = groups_of_kind(placed.groups, kind);
+    int groups = 0;
+    for (int e = 0; e < tables.num_experts; ++e) {
+      const int count = count_pairs(routed.ids, num_pairs, e);
+      if (count == 0 || place[size_t(e)] == kCpu) continue;
+      if (tables.num_kinds > 1 && tables.kinds[e] != kind) continue;
+      of_kind.weights[groups] = place[size_t(e)] == kHit
+                                    ? tables.slot_base + uint64_t(slots[size_t(e)]) * tables.slot_stride
+                                    : tables.store_base + uint64_t(tables.store_offsets[e]);
+      of_kind.begin[groups++] = pairs;
+      write_pairs(routed.ids, num_pairs, e, placed.groups.pairs + pairs);
+      pairs += count;
+    }
+    of_kind.begin[groups] = pairs;
+    *of_kind.num_groups = groups;
   }
-  placed.groups.begin[groups] = pairs;
-  *placed.groups.num_groups = groups;
   uint32_t on_cpu = 0;
   for (int p = 0; p < num_pairs; ++p) {
     placed.where[p] = routed.ids[p] < 0 ? kNobody : place[size_t(routed.ids[p])];

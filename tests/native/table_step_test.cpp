@@ -29,9 +29,9 @@ namespace {
 
 constexpr int kLayers = 5, kExperts = 8, kTopK = 2, kHidden = 16, kIntermediate = 32, kMaxTokens = 4;
 
-const std::vector<FfnFormats>& formats() {
+const std::vector<LayerFormats>& formats() {
   using enum kernels::WeightFormat;
-  static const std::vector<FfnFormats> all(kLayers, {kF32, kF32, kF32});
+  static const std::vector<LayerFormats> all(kLayers, {{kF32, kF32, kF32}});
   return all;
 }
 
@@ -139,7 +139,7 @@ struct Fixture {
                                          reinterpret_cast<uint64_t>(accelerator->slots().slot(0)),
                                          int64_t(accelerator->slots().stride()),
                                          0,
-                                         0,
+                                         nullptr,
                                          kExperts};
       cuda::launch_place({ids, gates, normed, tokens, layer, looks ? ahead : nullptr}, tables,
                          {{&num_groups, experts, begin, pairs, kExperts}, where, &on_cpu},
@@ -148,7 +148,7 @@ struct Fixture {
         for (int g = 0; g < num_groups; ++g) {
           const int expert = ids[pairs[begin[g]]];
           CHECK(std::memcmp(reinterpret_cast<const void*>(experts[g]), store.expert(layer, expert),
-                            store.layout(layer).bytes) == 0);
+                            store.layout(layer, expert).bytes) == 0);
           ++read;
           came += slots[expert] < 0;
         }

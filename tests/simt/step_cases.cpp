@@ -18,6 +18,7 @@ struct PlaceCase {
   bool looks = false;          // routers look a layer ahead: experts arrive after the table was published
   bool has_ahead = false;      // and say what they see
   bool padding_alone = false;  // no token at all
+  int kinds = 1;               // layouts of the layer's experts
 };
 
 // Some misses are worth reading and some are not, by the tokens of an expert.
@@ -38,6 +39,8 @@ ReadPrices make_prices() {
 
 struct Routing {
   std::vector<int32_t> ids, slots;
+  std::vector<int64_t> offsets;  // in the host's store
+  std::vector<uint8_t> kinds;
   std::vector<uint32_t> arrived;  // slot + 1 of what came since; 0: nothing
   std::vector<float> weights;
   std::vector<uint16_t> normed;
@@ -56,6 +59,9 @@ struct Routing {
     for (int e = 0; e < c.experts; ++e) slots.push_back(random() % 2 ? e : -1);
     for (int e = 0; e < c.experts; ++e)
       arrived.push_back(random() % 4 == 0 ? uint32_t(c.experts + e + 1) : 0);
+    for (int e = 0; e < c.experts; ++e) kinds.push_back(uint8_t(random() % uint32_t(c.kinds)));
+    for (int e = 0; e < c.experts; ++e)
+      offsets.push_back(e == 0 ? 4096 : offsets.back() + 512 * (1 + kinds[size_t(e) - 1]));
   }
   // Where expert e lies when the layer is placed.
   int slot(const PlaceCase& c, int e) const {
@@ -164,21 +170,22 @@ std::vector<uint8_t> check_place(const PlaceCase& c, const ReadPrices& prices = 
     hand_over(run, layout, mailbox, kLayer);
     run.session().host_answers(mailbox + layout.results(), size_t(layout.bytes() - layout.results()));
     if (c.looks) std::memcpy(mailbox + layout.arrived(kLayer), r.arrived.data(), r.arrived.size() * 4);
-    auto* num_groups = run.memory<int32_t>("num_groups", 1);
-    auto* weights = run.memory<uint64_t>("group weights", size_t(capacity));
-    auto* begin = run.memory<int32_t>("begin", size_t(capacity) + 1);
+    auto* num_groups = run.memory<int32_t>("num_groups", size_t(c.kinds));
+    auto* weights = run.memory<uint64_t>("group weights", size_t(c.kinds * capacity));
+    auto* begin = run.memory<int32_t>("begin", size_t(c.kinds * (capacity + 1)));
     auto* pairs_of = run.memory<int32_t>("pairs", size_t(pairs));
     auto* placed_where = run.memory<uint8_t>("where", size_t(pairs));
     auto* num_on_cpu = run.memory<uint32_t>("num_on_cpu", 1);
-    const PlacementTables tables{
-        run.copy("slots", r.slots),
-        c.reads_host ? run.copy("split", split) : nullptr,
-        0x100000,
-        4096,
-        c.reads_host ? uint64_t{0x900000} : 0,
-        512,
-        c.experts,
-        c.reads_host ? run.copy("prices", std::vector<ReadPrices>{prices}) : nullptr};
+    const PlacementTables tables{run.copy("slots", r.slots),
+                                 c.reads_host ? run.copy("split", split) : nullptr,
+                                 0x100000,
+                                 4096,
+                                 c.reads_host ? uint64_t{0x900000} : 0,
+                                 c.reads_host ? run.copy("offsets", r.offsets) : nullptr,
+                                 c.experts,
+                                 c.reads_host ? run.copy("prices", std::vector<ReadPrices>{prices}) : nullptr,
+                                 c.kinds > 1 ? run.copy("kinds", r.kinds) : nullptr,
+                                 c.kinds};
     run.check(
         launch_place(
             {run.copy("ids", r.ids), run.copy("routing weights", r.weights), run.copy("normed", r.normed),
@@ -188,24 +195,27 @@ std::vector<uint8_t> check_place(const PlaceCase& c, const ReadPrices& prices = 
         "place");
     CHECK(std::equal(where.begin(), where.end(), placed_where));
     CHECK_EQUAL(*num_on_cpu, on_cpu);
-    // Groups: experts in order, each with its pairs in order.
-    int group = 0;
-    for (int e = 0; e < c.experts; ++e) {
-      std::vector<int32_t> own;
-      for (int p = 0; p < pairs; ++p) {
-        if (r.ids[size_t(p)] == e && (where[size_t(p)] == kHit || where[size_t(p)] == kFetched))
-          own.push_back(p);
+    // Groups of each kind: experts in order, each with its pairs in order.
+    for (int kind = 0; kind < c.kinds; ++kind) {
+      const int32_t* const begins = begin + kind * (capacity + 1);
+      int group = 0;
+      for (int e = 0; e < c.experts; ++e) {
+        std::vector<int32_t> own;
+        for (int p = 0; p < pairs && r.kinds[size_t(e)] == kind; ++p) {
+          if (r.ids[size_t(p)] == e && (where[size_t(p)] == kHit || where[size_t(p)] == kFetched))
+            own.push_back(p);
+        }
+        if (own.empty()) continue;
+        CHECK(group < num_groups[kind]);
+        const bool hit = where[size_t(own[0])] == kHit;
+        CHECK_EQUAL(weights[kind * capacity + group], hit ? 0x100000u + uint64_t(r.slot(c, e)) * 4096
+                                                          : 0x900000u + uint64_t(r.offsets[size_t(e)]));
+        CHECK_EQUAL(size_t(begins[group + 1] - begins[group]), own.size());
+        CHECK(std::equal(own.begin(), own.end(), pairs_of + begins[group]));
+        ++group;
       }
-      if (own.empty()) continue;
-      CHECK(group < *num_groups);
-      const bool hit = where[size_t(own[0])] == kHit;
-      CHECK_EQUAL(weights[group],
-                  hit ? 0x100000u + uint64_t(r.slot(c, e)) * 4096 : 0x900000u + uint64_t(e) * 512);
-      CHECK_EQUAL(size_t(begin[group + 1] - begin[group]), own.size());
-      CHECK(std::equal(own.begin(), own.end(), pairs_of + begin[group]));
-      ++group;
+      CHECK_EQUAL(group, num_groups[kind]);
     }
-    CHECK_EQUAL(group, *num_groups);
     if (!c.posts) return;
     const auto* post = reinterpret_cast<const MailboxPost*>(mailbox + layout.post(kLayer));
     CHECK_EQUAL(post->posted, 7u);
@@ -274,6 +284,14 @@ CASE(a_step_places_posts_waits_and_combines) {
                .posts = true,
                .reads_host = true,
                .padding_alone = true});
+}
+
+CASE(a_step_groups_experts_by_their_layout) {
+  for (const int kinds : {2, 3}) {
+    check_place({.tokens = 1, .experts = 67, .top_k = 8, .hidden = 8, .reads_host = true, .kinds = kinds});
+    check_place({.tokens = 12, .experts = 20, .top_k = 4, .hidden = 8, .reads_host = true, .kinds = kinds});
+    check_place({.tokens = 3, .experts = 8, .top_k = 2, .hidden = 16, .looks = true, .kinds = kinds});
+  }
 }
 
 CASE(a_step_of_several_tokens_reads_the_misses_that_are_worth_it) {

@@ -102,40 +102,49 @@ def stored_by_expert(name: str, of_expert_3: str | None) -> Any:
     return CASES["gptq"].store if ".experts.3." not in name else of_expert_3 and CASES[of_expert_3].store
 
 
+def write_by_expert(
+    directory: Path, of_expert_3: str | None, dynamic: dict[str, Any], model: TinyModel = MODEL
+) -> dict[str, Any]:
+    """The model, its experts stored by `stored_by_expert` → the values of its tensors by name."""
+    rng = np.random.default_rng(1)
+    stored: Parts = {}
+    values: dict[str, Any] = {}
+    for name, weight in tiny_weights(model).items():
+        store = stored_by_expert(name, of_expert_3)
+        parts, values[name] = (
+            store(rng, *weight.shape) if store else ({"weight": torch.tensor(weight)}, weight)
+        )
+        stored |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+    write_tiny_model(directory, model)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in stored.items()}, str(directory / "model.safetensors")
+    )
+    write_config(directory, CASES["gptq"].config | {"dynamic": dynamic}, model)
+    return values
+
+
 @pytest.mark.parametrize(
     ("of_expert_3", "dynamic", "format"),
     [
-        (None, {"-:.*experts\\.3\\..*": {}}, "f32"),  # the tiny model's plain weights are float32
-        ("gptq in 8 bits", {"+:.*experts\\.3\\..*": {"bits": 8, "group_size": 128}}, "q8_0"),
+        (None, {"-:.*experts\\.3\\..*": {}}, "f32"),
+        ("gptq in 8 bits", {"+:.*experts\\.3\\..*": {"bits": 8, "group_size": 128}}, "int8"),
         ("gptq with groups of no block", {"+:.*experts\\.3\\..*": {"group_size": 48}}, "f16"),
     ],
 )
 def test_an_expert_may_be_stored_by_itself(
     tmp_path: Path, of_expert_3: str | None, dynamic: dict[str, Any], format: str
 ) -> None:
-    """The layer's experts get one format, which holds their values: exactly, or rounded to float16."""
-    rng = np.random.default_rng(1)
-    stored: Parts = {}
-    values: dict[str, Any] = {}
-    for name, weight in tiny_weights(MODEL).items():
-        store = stored_by_expert(name, of_expert_3)
-        parts, values[name] = (
-            store(rng, *weight.shape) if store else ({"weight": torch.tensor(weight)}, weight)
-        )
-        stored |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
-    write_tiny_model(tmp_path, MODEL)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in stored.items()}, str(tmp_path / "model.safetensors")
-    )
-    write_config(tmp_path, CASES["gptq"].config | {"dynamic": dynamic})
+    """Each expert has its own format and values; a plain one is float32."""
+    values = write_by_expert(tmp_path, of_expert_3, dynamic)
     files, pool = open_model_files(tmp_path), ops.ThreadPool(1)
-    assert set(files.expert_formats()) == {(format,) * 3}
+    own = [(format if expert == 3 else "q4_0",) * 3 for expert in range(MODEL.num_experts)]
+    assert set(files.expert_formats()) == {tuple(own)}
     for expert, three in enumerate(files.expert_weights(1)):
         for part, matrix in zip(("gate", "up", "down"), three, strict=True):
             expected = values[f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"]
+            rounded = format == "f16" and expert == 3
             got = ops.dequantise(pool, matrix)
-            assert matrix.format == format
-            np.testing.assert_array_equal(got, expected if format != "f16" else expected.astype(np.float16))
+            np.testing.assert_array_equal(got, expected.astype(np.float16) if rounded else expected)
     assert len(load(tmp_path).greedy(random_prompt(5), 3)[0]) == 3
 
 

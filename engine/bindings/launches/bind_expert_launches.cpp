@@ -136,9 +136,10 @@ void bind_placing(py::module_& m) {
       field("slots", &PlacementTables::slots), field("split", &PlacementTables::split),
       field("slot_base", &PlacementTables::slot_base), field("slot_stride", &PlacementTables::slot_stride),
       field("store_base", &PlacementTables::store_base),
-      field("store_stride", &PlacementTables::store_stride),
+      field("store_offsets", &PlacementTables::store_offsets),
       field("num_experts", &PlacementTables::num_experts),
-      field("prices", &PlacementTables::prices, Address{}));
+      field("prices", &PlacementTables::prices, Address{}),
+      field("kinds", &PlacementTables::kinds, Address{}), field("num_kinds", &PlacementTables::num_kinds, 1));
   def_fields(py::class_<PlacedLayer>(m, "PlacedLayer", "What a layer's routing becomes, in device memory."),
              field("groups", &PlacedLayer::groups), field("where", &PlacedLayer::where),
              field("num_on_cpu", &PlacedLayer::num_on_cpu));

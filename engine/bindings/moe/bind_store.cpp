@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "device/slot_pool.h"
@@ -22,7 +23,7 @@ namespace py = pybind11;
 namespace twofold::bindings {
 namespace {
 
-// A matrix of one expert, in the layer's format and of the right shape.
+// A matrix of one expert, in its format and of the right shape.
 SourceMatrix expert_matrix(const py::handle& matrix, const std::string& what, int rows, int columns,
                            kernels::WeightFormat format) {
   const SourceMatrix source = source_matrix(matrix, what);
@@ -36,22 +37,33 @@ SourceMatrix expert_matrix(const py::handle& matrix, const std::string& what, in
 }
 
 using FormatNames = std::tuple<std::string, std::string, std::string>;
+// Of a layer's experts: for all, or for each.
+using LayerNames = std::variant<FormatNames, std::vector<FormatNames>>;
 
 // limits: one per layer, or none.
-std::vector<FfnFormats> formats_of(const std::vector<FormatNames>& names, const std::vector<float>& limits) {
+std::vector<LayerFormats> formats_of(const std::vector<LayerNames>& names, const std::vector<float>& limits) {
   if (!limits.empty() && limits.size() != names.size()) {
     throw std::invalid_argument("limits of " + std::to_string(limits.size()) +
                                 " layers were given; expected " + std::to_string(names.size()) + " or none");
   }
-  std::vector<FfnFormats> formats;
-  for (const auto& [gate, up, down] : names)
-    formats.push_back({format_named(gate), format_named(up), format_named(down)});
-  for (size_t n = 0; n < limits.size(); ++n) formats[n].limit = limits[n];
+  std::vector<LayerFormats> formats(names.size());
+  for (size_t layer = 0; layer < names.size(); ++layer) {
+    const auto add = [&](const FormatNames& of_expert) {
+      const auto& [gate, up, down] = of_expert;
+      formats[layer].push_back(
+          {format_named(gate), format_named(up), format_named(down), limits.empty() ? 0 : limits[layer]});
+    };
+    if (const auto* of_all = std::get_if<FormatNames>(&names[layer])) {
+      add(*of_all);
+    } else {
+      for (const FormatNames& each : std::get<std::vector<FormatNames>>(names[layer])) add(each);
+    }
+  }
   return formats;
 }
 
 std::shared_ptr<ExpertStore> make_store(int num_experts, int hidden, int intermediate,
-                                        const std::vector<FormatNames>& names, bool huge_pages,
+                                        const std::vector<LayerNames>& names, bool huge_pages,
                                         const std::string& activation, bool biases,
                                         const std::vector<float>& limits, std::shared_ptr<Ranks> ranks,
                                         std::vector<uint64_t> holders) {
@@ -61,11 +73,11 @@ std::shared_ptr<ExpertStore> make_store(int num_experts, int hidden, int interme
 }
 
 std::shared_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermediate,
-                                       const std::vector<FormatNames>& names,
+                                       const std::vector<LayerNames>& names,
                                        std::shared_ptr<FileMapping> file, size_t offset,
                                        const std::string& activation, bool biases,
                                        const std::vector<float>& limits) {
-  const std::vector<FfnFormats> formats = formats_of(names, limits);
+  const std::vector<LayerFormats> formats = formats_of(names, limits);
   const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
   const py::gil_scoped_release release;
   return std::make_shared<ExpertStore>(num_experts, shape, formats, std::move(file), offset);
@@ -85,11 +97,11 @@ void put_experts(ExpertStore& store, const PoolView& pool, int layer, int first,
   const int count = static_cast<int>(py::len(experts));
   check_experts(store, layer, first, count);
   const int hidden = store.shape().hidden, intermediate = store.shape().intermediate;
-  const FfnFormats& formats = store.layout(layer).formats;
   std::vector<ExpertSource> sources;
   for (int e = 0; e < count; ++e) {
     const py::sequence matrices = experts[size_t(e)];
     if (py::len(matrices) != 3) throw std::invalid_argument("an expert is (gate, up, down)");
+    const FfnFormats& formats = store.layout(layer, first + e).formats;
     const std::string name = "expert " + std::to_string(first + e) + ": ";
     sources.push_back({expert_matrix(matrices[0], name + "gate", intermediate, hidden, formats.gate),
                        expert_matrix(matrices[1], name + "up", intermediate, hidden, formats.up),
@@ -111,11 +123,29 @@ void check_layer(const ExpertStore& store, int layer) {
     throw std::invalid_argument("no layer " + std::to_string(layer));
 }
 
-py::tuple layer_formats(const ExpertStore& store, int layer) {
+LayerNames layer_formats(const ExpertStore& store, int layer) {
   check_layer(store, layer);
-  const FfnFormats& formats = store.layout(layer).formats;
   const auto name = [](kernels::WeightFormat format) { return kernels::layout_of(format).name; };
-  return py::make_tuple(name(formats.gate), name(formats.up), name(formats.down));
+  std::vector<FormatNames> names;
+  bool is_uniform = true;
+  for (int expert = 0; expert < store.num_experts(); ++expert) {
+    const FfnFormats& formats = store.layout(layer, expert).formats;
+    names.emplace_back(name(formats.gate), name(formats.up), name(formats.down));
+    is_uniform = is_uniform && names.back() == names.front();
+  }
+  if (is_uniform) return names.front();
+  return names;
+}
+
+// -1: another process holds the expert.
+py::array_t<int64_t> layer_offsets(const ExpertStore& store, int layer) {
+  check_layer(store, layer);
+  py::array_t<int64_t> offsets(store.num_experts());
+  for (int expert = 0; expert < store.num_experts(); ++expert) {
+    const std::byte* const at = store.expert(layer, expert);
+    offsets.mutable_at(expert) = at == nullptr ? -1 : at - store.base();
+  }
+  return offsets;
 }
 
 }  // namespace
@@ -151,28 +181,17 @@ void bind_store(py::module_& m) {
       .def("put", &put_experts, py::arg("pool"), py::arg("layer"), py::arg("first"), py::arg("experts"))
       .def("put_biases", &put_biases, py::arg("layer"), py::arg("first"), py::arg("biases").noconvert(),
            "Of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's.")
-      .def("formats", &layer_formats, py::arg("layer"))
-      .def(
-          "offset",
-          [](const ExpertStore& store, int layer) {
-            check_layer(store, layer);
-            return store.expert(layer, 0) - store.base();
-          },
-          py::arg("layer"), "Of the layer's first expert, in bytes from the store's begin.")
-      .def(
-          "stride",
-          [](const ExpertStore& store, int layer) {
-            check_layer(store, layer);
-            return store.stride(layer);
-          },
-          py::arg("layer"), "From one expert of the layer to the next, in bytes.")
+      .def("formats", &layer_formats, py::arg("layer"),
+           "(gate, up, down) of a layer's experts, or a list of one for each if they differ.")
+      .def("offsets", &layer_offsets, py::arg("layer"),
+           "Of each expert of the layer, in bytes from the store's begin; -1: this process does not hold it.")
       .def(
           "panels",
           [](const py::object& self, int layer) {
             const auto& store = self.cast<const ExpertStore&>();
             check_layer(store, layer);
-            return read_only_bytes(store.expert(layer, 0),
-                                   size_t(store.num_held(layer)) * store.stride(layer), self);
+            const auto panels = store.panels(layer);
+            return read_only_bytes(panels.data(), panels.size(), self);
           },
           py::arg("layer"), "A layer's experts that this process holds, as they lie.")
       .def(
@@ -186,6 +205,7 @@ void bind_store(py::module_& m) {
       .def_property_readonly("mapped", &ExpertStore::mapped, "Whether they lie in a file's pages.")
       .def_property_readonly("bytes", &ExpertStore::bytes)
       .def_property_readonly("expert_bytes", &ExpertStore::expert_bytes)
+      .def_property_readonly("mean_expert_bytes", &ExpertStore::mean_expert_bytes)
       .def_property_readonly("flops_per_token",
                              [](const ExpertStore& s) { return s.shape().flops_per_token(); });
 }

@@ -74,7 +74,7 @@ HandshakeProbe probe(Handshake kind, int hidden, int num_layers, int num_steps) 
   Memory<uint64_t> experts(1);
   Memory<uint8_t> where(1);
   check_cuda(cudaMemset(slots.get(), 0xff, 4), "marking the probe's expert absent");
-  const cuda::PlacementTables tables{slots.get(), nullptr, 0, 0, 0, 0, 1};
+  const cuda::PlacementTables tables{slots.get(), nullptr, 0, 0, 0, nullptr, 1};
   const cuda::PlacedLayer placed{
       {num_groups.get(), experts.get(), begin.get(), pairs.get(), 1}, where.get(), num_on_cpu.get()};
   ProbeStream on;

@@ -62,7 +62,7 @@ DeviceSlots::DeviceSlots(std::shared_ptr<DeviceApi> device_api, const ExpertStor
       uploads(
           *api, slots, tables,
           [&store](int layer, int expert) {
-            return std::span<const std::byte>(store.expert(layer, expert), store.layout(layer).bytes);
+            return std::span<const std::byte>(store.expert(layer, expert), store.layout(layer, expert).bytes);
           },
           settings_of(cost.device(device), store_range.pinned(), start_us)) {}
 

@@ -63,7 +63,7 @@ UploadProbe probe_uploads(DeviceApi& api, const ExpertStore& store, int num_uplo
   settings.upload_us = settings.latency_us + double(store.expert_bytes()) / (settings.bandwidth_gbps * 1e3);
   settings.source_pinned = pinned.pinned();
   const auto source = [&store](int layer, int expert) {
-    return std::span<const std::byte>(store.expert(layer, expert), store.layout(layer).bytes);
+    return std::span<const std::byte>(store.expert(layer, expert), store.layout(layer, expert).bytes);
   };
   UploadEngine engine(api, slots, tables, source, settings);
   UploadProbe probe;

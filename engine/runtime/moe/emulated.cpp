@@ -22,7 +22,7 @@ Upload EmulatedLink::upload(const Transfer& what, UploadLane lane, double durati
 
 void EmulatedLink::fill(const Transfer& what) {
   std::memcpy(arena_.data() + size_t(what.slot) * stride_, store_.expert(what.layer, what.expert),
-              store_.layout(what.layer).bytes);
+              store_.layout(what.layer, what.expert).bytes);
 }
 
 namespace {

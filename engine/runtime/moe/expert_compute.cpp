@@ -37,14 +37,26 @@ PackedFfn& ExpertCompute::ffn_of(int layer) {
       .first->second;
 }
 
+void ExpertCompute::open_groups(int layer, std::span<const int> experts,
+                                std::span<const std::byte* const> weights) {
+  panels_.clear();
+  formats_.clear();
+  bool is_uniform = true;
+  for (size_t g = 0; g < experts.size(); ++g) {
+    const ExpertLayout& layout = store_.layout(layer, experts[g]);
+    panels_.push_back(layout.panels(weights.empty() ? store_.expert(layer, experts[g]) : weights[g]));
+    formats_.push_back(layout.formats);
+    is_uniform = is_uniform && &layout == &store_.layout(layer, experts[0]);
+  }
+  if (is_uniform) formats_.resize(std::min<size_t>(formats_.size(), 1));
+}
+
 void ExpertCompute::run(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                         std::span<const std::byte* const> group_weights, const float* normed, float* hidden) {
   if (store_.ranks() != nullptr) return run_over_ranks(layer, routing, groups, normed, hidden);
-  const ExpertLayout& layout = store_.layout(layer);
   PackedFfn& ffn = ffn_of(layer);
-  panels_.clear();
-  for (const std::byte* weights : group_weights) panels_.push_back(layout.panels(weights));
-  ffn.run(layout.formats,
+  open_groups(layer, groups.experts, group_weights);
+  ffn.run(formats_,
           {.groups = panels_,
            .begin = groups.begin,
            .pairs = groups.pairs,
@@ -71,9 +83,7 @@ void ExpertCompute::run_over_ranks(int layer, const LayerRouting& routing, const
     elsewhere_.insert(elsewhere_.end(), theirs.groups.pairs.begin(), theirs.groups.pairs.end());
   }
   const RankGroups& own = of_ranks_.front();
-  panels_.clear();
-  for (const int expert : own.groups.experts)
-    panels_.push_back(store_.layout(layer).panels(store_.expert(layer, expert)));
+  open_groups(layer, own.groups.experts);
   const auto receive = [&](float* outputs, int64_t stride) {
     float* to = outputs + int64_t(own.groups.pairs.size()) * stride;
     for (int from = 1; from < ranks.size(); ++from) {
@@ -85,7 +95,7 @@ void ExpertCompute::run_over_ranks(int layer, const LayerRouting& routing, const
     }
   };
   const FfnRows::Outputs exchange = receive;
-  ffn.run(store_.layout(layer).formats,
+  ffn.run(formats_,
           {.groups = panels_,
            .begin = own.groups.begin,
            .pairs = own.groups.pairs,
@@ -101,16 +111,14 @@ std::span<const float> ExpertCompute::run_job(std::span<const int32_t> job, cons
   const ExpertJob read = read_job(job, store_);
   PackedFfn& ffn = ffn_of(read.layer);
   const int H = ffn.hidden();
-  panels_.clear();
-  for (const int expert : read.experts)
-    panels_.push_back(store_.layout(read.layer).panels(store_.expert(read.layer, expert)));
+  open_groups(read.layer, read.experts);
   outputs_.resize(read.pairs.size() * size_t(H));
   const auto take = [&](float* outputs, int64_t stride) {
     for (size_t r = 0; r < read.pairs.size(); ++r)
       std::copy_n(outputs + int64_t(r) * stride, H, outputs_.data() + r * size_t(H));
   };
   const FfnRows::Outputs exchange = take;
-  ffn.run(store_.layout(read.layer).formats,
+  ffn.run(formats_,
           {.groups = panels_,
            .begin = read.begin,
            .pairs = read.pairs,

@@ -20,7 +20,7 @@ class ExpertCompute {
       : pool_(pool), store_(store), rounding_(rounding) {}
 
   // hidden[t] += sum over rank k of weights[t, k] * expert(normed[t]), added in rank order; pairs in no group
-  // are left out. group_weights[g] points to the packed weights of group g, in the layer's layout in the store,
+  // are left out. group_weights[g] points to the packed weights of group g, in its expert's layout in the store,
   // whose kernels it uses too. normed and hidden are [num_tokens, hidden]. Where ranks share the store's experts, each
   // computes its own, whatever group_weights are.
   void run(int layer, const LayerRouting& routing, const ExpertGroups& groups,
@@ -32,6 +32,8 @@ class ExpertCompute {
 
  private:
   PackedFfn& ffn_of(int layer);
+  // Sets panels_ and formats_ of the groups of a layer. weights: as group_weights; empty: the store's.
+  void open_groups(int layer, std::span<const int> experts, std::span<const std::byte* const> weights = {});
   // run, where ranks share the experts.
   void run_over_ranks(int layer, const LayerRouting& routing, const ExpertGroups& groups, const float* normed,
                       float* hidden);
@@ -41,6 +43,7 @@ class ExpertCompute {
   kernels::Rounding rounding_;
   std::map<const kernels::KernelTable*, PackedFfn> ffns_;  // one per level: layers share buffers and plans
   std::vector<FfnPanels> panels_;
+  std::vector<FfnFormats> formats_;  // as PackedFfn::run takes them
   std::vector<RankGroups> of_ranks_;
   std::vector<int> elsewhere_;
   std::vector<float> outputs_;

@@ -26,11 +26,11 @@ ExpertLayout::ExpertLayout(const ExpertShape& shape, const FfnFormats& f) : form
   bytes += size_t(kernels::expert_bias_bytes(shape.hidden, shape.intermediate));
 }
 
-ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const LayerFormats> formats,
                          bool huge_pages)
     : ExpertStore(num_experts, shape, formats, huge_pages, {}) {}
 
-ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const LayerFormats> formats,
                          bool huge_pages, ExpertSpread spread)
     : num_experts_(num_experts), shape_(shape), spread_(std::move(spread)) {
   if (ranks() != nullptr) {
@@ -42,13 +42,10 @@ ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const Ffn
                                   std::to_string(ExpertSpread::kMostRanks) + " ranks");
     }
     const uint64_t known = ~uint64_t{0} >> (ExpertSpread::kMostRanks - ranks()->size());
-    for (size_t e = 0, next = 0; e < spread_.holders.size(); ++e) {
+    for (size_t e = 0; e < spread_.holders.size(); ++e) {
       if ((spread_.holders[e] & known) == 0 || (spread_.holders[e] & ~known) != 0)
         throw std::invalid_argument("expert " + std::to_string(e) +
                                     " has no rank that holds it, or an unknown one");
-      if (e % size_t(num_experts) == 0) next = 0;
-      const bool is_held = (spread_.holders[e] >> ranks()->rank() & 1) != 0;
-      places_.push_back(is_held ? int(next++) : -1);
     }
   }
   lay_out(formats);
@@ -56,7 +53,7 @@ ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const Ffn
   base_ = memory_.data();
 }
 
-ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const LayerFormats> formats,
                          std::shared_ptr<const FileMapping> file, size_t offset)
     : num_experts_(num_experts), shape_(shape) {
   lay_out(formats);
@@ -68,9 +65,9 @@ ExpertStore::ExpertStore(const ExpertStore& other, ThreadPool& pool)
     : num_experts_(other.num_experts_),
       shape_(other.shape_),
       layouts_(other.layouts_),
+      cells_(other.cells_),
       kernels_(other.kernels_),
-      layer_offsets_(other.layer_offsets_),
-      expert_bytes_(other.expert_bytes_),
+      layer_begins_(other.layer_begins_),
       allocated_bytes_(other.allocated_bytes_),
       memory_(allocated_bytes_, pool.num_nodes() == 1) {
   base_ = memory_.data();
@@ -83,45 +80,61 @@ ExpertStore::ExpertStore(const ExpertStore& other, ThreadPool& pool)
   }
 }
 
-void ExpertStore::lay_out(std::span<const FfnFormats> formats) {
+void ExpertStore::lay_out(std::span<const LayerFormats> formats) {
   if (num_experts_ < 1 || shape_.hidden < 1 || shape_.intermediate < 1) {
     throw std::invalid_argument(
         "an expert store needs at least one expert, hidden and intermediate unit; given " +
         std::to_string(num_experts_) + ", " + std::to_string(shape_.hidden) + ", " +
         std::to_string(shape_.intermediate));
   }
-  for (const FfnFormats& of_layer : formats) {
-    layouts_.emplace_back(shape_, of_layer);
+  for (size_t layer = 0; layer < formats.size(); ++layer) {
+    const LayerFormats& of_layer = formats[layer];
+    if (of_layer.size() != 1 && of_layer.size() != size_t(num_experts_)) {
+      throw std::invalid_argument("formats of " + std::to_string(of_layer.size()) + " experts of layer " +
+                                  std::to_string(layer) + " were given; expected those of " +
+                                  std::to_string(num_experts_) + ", or one for all");
+    }
     kernels_.push_back(nullptr);
-    layer_offsets_.push_back(allocated_bytes_);
-    allocated_bytes_ += size_t(num_held(num_layers() - 1)) * stride(num_layers() - 1);
-    expert_bytes_ = std::max(expert_bytes_, layouts_.back().bytes);
+    layer_begins_.push_back(allocated_bytes_);
+    for (int expert = 0; expert < num_experts_; ++expert) {
+      Cell at{layout_of(of_layer[of_layer.size() == 1 ? 0 : size_t(expert)]), kAbsent};
+      if (ranks() == nullptr || (holders(int(layer), expert) >> ranks()->rank() & 1) != 0) {
+        at.offset = allocated_bytes_;
+        allocated_bytes_ += round_up(layouts_[at.layout].bytes, kCacheLine);
+      }
+      cells_.push_back(at);
+    }
   }
+  layer_begins_.push_back(allocated_bytes_);
 }
 
-int ExpertStore::num_held(int layer) const {
-  if (places_.empty()) return num_experts_;
-  const auto begin = places_.begin() + int64_t{layer} * num_experts_;
-  return static_cast<int>(num_experts_ - std::count(begin, begin + num_experts_, -1));
+size_t ExpertStore::layout_of(const FfnFormats& formats) {
+  size_t at = 0;
+  while (at < layouts_.size() && layouts_[at].formats != formats) ++at;
+  if (at == layouts_.size()) layouts_.emplace_back(shape_, formats);
+  return at;
 }
 
 template <class Make>
 void ExpertStore::fill(ThreadPool& pool, int layer, std::span<const int> experts, const Make& make) {
-  const ExpertLayout& of_layer = layout(layer);
-  const FfnFormats& formats = of_layer.formats;
-  const struct {
-    size_t offset;
+  struct Matrix {
+    size_t offset;  // from base_
     int64_t num_panels, panel_bytes;
-  } matrices[] = {
-      {0, kernels::num_panels(shape_.intermediate), kernels::panel_bytes(formats.gate, shape_.hidden)},
-      {of_layer.up_offset, kernels::num_panels(shape_.intermediate),
-       kernels::panel_bytes(formats.up, shape_.hidden)},
-      {of_layer.down_offset, kernels::num_panels(shape_.hidden),
-       kernels::panel_bytes(formats.down, shape_.intermediate)},
   };
-  PanelPieces pieces;  // of three items for each expert
-  for (int item = 0; item < 3 * int(experts.size()); ++item) {
-    pieces.add(item, matrices[item % 3].num_panels, kPackPanels, pool.num_nodes());
+  std::vector<Matrix> matrices;  // three for each expert
+  for (const int expert : experts) {
+    const ExpertLayout& its = layout(layer, expert);
+    const size_t begin = cell(layer, expert).offset;
+    const int64_t inner = kernels::num_panels(shape_.intermediate),
+                  outer = kernels::num_panels(shape_.hidden);
+    matrices.push_back({begin, inner, kernels::panel_bytes(its.formats.gate, shape_.hidden)});
+    matrices.push_back({begin + its.up_offset, inner, kernels::panel_bytes(its.formats.up, shape_.hidden)});
+    matrices.push_back(
+        {begin + its.down_offset, outer, kernels::panel_bytes(its.formats.down, shape_.intermediate)});
+  }
+  PanelPieces pieces;
+  for (int item = 0; item < int(matrices.size()); ++item) {
+    pieces.add(item, matrices[size_t(item)].num_panels, kPackPanels, pool.num_nodes());
   }
   pieces.finish(pool.num_nodes());
   const LoopPhase phase = pieces.phase();
@@ -129,12 +142,9 @@ void ExpertStore::fill(ThreadPool& pool, int layer, std::span<const int> experts
       {&phase, 1},
       [&](int, int64_t chunk, int) {
         const PanelRange& piece = pieces[chunk];
-        const size_t e = size_t(piece.item / 3);
-        const auto& matrix = matrices[piece.item % 3];
-        std::byte* const to = memory_.data() + layer_offsets_[size_t(layer)] +
-                              size_t(place(layer, experts[e])) * stride(layer) + matrix.offset +
-                              size_t(piece.first * matrix.panel_bytes);
-        make(e, piece.item % 3, piece.first, piece.count * matrix.panel_bytes, to);
+        const Matrix& matrix = matrices[size_t(piece.item)];
+        std::byte* const to = memory_.data() + matrix.offset + size_t(piece.first * matrix.panel_bytes);
+        make(size_t(piece.item / 3), piece.item % 3, piece.first, piece.count * matrix.panel_bytes, to);
       },
       Stealing::kWithinNode);
 }
@@ -143,7 +153,7 @@ void ExpertStore::put(ThreadPool& pool, int layer, int first, std::span<const Ex
   if (mapped()) throw std::logic_error("the experts of this store lie in a file; nothing can be put into it");
   std::vector<int> held;
   for (int e = first; e < first + int(experts.size()); ++e) {
-    if (place(layer, e) >= 0) held.push_back(e);
+    if (expert(layer, e) != nullptr) held.push_back(e);
   }
   fill(pool, layer, held, [&](size_t e, int m, int64_t first_panel, int64_t bytes, std::byte* to) {
     const ExpertSource& source = experts[size_t(held[e] - first)];
@@ -158,20 +168,35 @@ void ExpertStore::put_biases(int layer, int first, int count, const float* biase
                                     : "the experts of this store have no biases");
   }
   const size_t inner = size_t(shape_.intermediate), hidden = size_t(shape_.hidden);
-  const ExpertLayout& of_layer = layout(layer);
   for (int e = first; e < first + count; ++e, biases += 2 * inner + hidden) {
-    if (place(layer, e) < 0) continue;
-    std::byte* const expert = memory_.data() + (this->expert(layer, e) - base_);
-    float* const gate = reinterpret_cast<float*>(expert + of_layer.bias_offset);
+    if (expert(layer, e) == nullptr) continue;
+    std::byte* const to = memory_.data() + cell(layer, e).offset;
+    float* const gate = reinterpret_cast<float*>(to + layout(layer, e).bias_offset);
     std::memcpy(gate, biases, 4 * inner);
     std::memcpy(gate + kernels::up_bias_at(shape_.intermediate), biases + inner, 4 * inner);
     std::memcpy(gate + kernels::down_bias_at(shape_.intermediate), biases + 2 * inner, 4 * hidden);
   }
 }
 
+size_t ExpertStore::expert_bytes() const {
+  size_t largest = 0;
+  for (const ExpertLayout& each : layouts_) largest = std::max(largest, each.bytes);
+  return largest;
+}
+
+size_t ExpertStore::mean_expert_bytes() const {
+  size_t largest = 0;
+  for (int layer = 0; layer < num_layers(); ++layer) {
+    size_t total = 0;
+    for (int expert = 0; expert < num_experts_; ++expert) total += layout(layer, expert).bytes;
+    largest = std::max(largest, total / size_t(num_experts_));
+  }
+  return largest;
+}
+
 size_t ExpertStore::bytes() const {
   size_t total = 0;
-  for (int layer = 0; layer < num_layers(); ++layer) total += size_t(num_held(layer)) * layout(layer).bytes;
+  for (const Cell& each : cells_) total += each.offset == kAbsent ? 0 : layouts_[each.layout].bytes;
   return total;
 }
 

@@ -1,5 +1,6 @@
 // All experts of a model in host memory, each packed once as [gate panels | up panels | down panels | biases]
-// so that one copy moves it. Owns the memory; independent of the expert compute.
+// so that one copy moves it. Each has its own formats, also within a layer. Owns the memory; independent of the
+// expert compute.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +25,10 @@ struct ExpertShape {
   double flops_per_token() const { return 6.0 * hidden * intermediate; }
 };
 
-// Byte offsets of an expert's matrices: gate first. The same for all experts of a layer.
+// Formats of a layer's experts: one entry for all, or one for each.
+using LayerFormats = std::vector<FfnFormats>;
+
+// Byte offsets of an expert's matrices: gate first.
 struct ExpertLayout {
   FfnFormats formats;
   size_t up_offset, down_offset;
@@ -60,16 +64,17 @@ struct ExpertSource {
 
 class ExpertStore {
  public:
-  // One entry of `formats` for each layer. Throws std::invalid_argument on sizes below one, std::bad_alloc when
-  // memory is short. Memory is allocated while experts are put in; `huge_pages` as PageMemory.
-  ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+  // One entry of `formats` for each layer. Throws std::invalid_argument on sizes below one and on another number of
+  // formats, std::bad_alloc when memory is short. Memory is allocated while experts are put in; `huge_pages` as
+  // PageMemory.
+  ExpertStore(int num_experts, ExpertShape shape, std::span<const LayerFormats> formats,
               bool huge_pages = true);
   // The share of spread.ranks->rank(). Throws as above, also where an expert has no holder.
-  ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats, bool huge_pages,
+  ExpertStore(int num_experts, ExpertShape shape, std::span<const LayerFormats> formats, bool huge_pages,
               ExpertSpread spread);
   // Experts written by a store of the same shape, from `offset` of a file. They stay there, read-only. Throws
   // as above, also if the file is too short.
-  ExpertStore(int num_experts, ExpertShape shape, std::span<const FfnFormats> formats,
+  ExpertStore(int num_experts, ExpertShape shape, std::span<const LayerFormats> formats,
               std::shared_ptr<const FileMapping> file, size_t offset);
   // A copy in memory of its own, each node's share by its own threads. Throws std::bad_alloc.
   ExpertStore(const ExpertStore& other, ThreadPool& pool);
@@ -84,19 +89,21 @@ class ExpertStore {
 
   // Null for one that other ranks hold.
   const std::byte* expert(int layer, int expert) const {
-    const int at = place(layer, expert);
-    return at < 0 ? nullptr : base_ + layer_offsets_[size_t(layer)] + size_t(at) * stride(layer);
+    const Cell& at = cell(layer, expert);
+    return at.offset == kAbsent ? nullptr : base_ + at.offset;
   }
-  // Experts of the layer that this process holds.
-  int num_held(int layer) const;
+  // Bytes of a layer's experts that this process holds, which lie one after the other on cache lines.
+  std::span<const std::byte> panels(int layer) const {
+    const size_t begin = layer_begins_[size_t(layer)];
+    return {base_ + begin, layer_begins_[size_t(layer) + 1] - begin};
+  }
   // Null where this process holds all experts.
   Ranks* ranks() const { return spread_.ranks.get(); }
   uint64_t holders(int layer, int expert) const {
     return spread_.holders[size_t(layer) * size_t(num_experts_) + size_t(expert)];
   }
-  const ExpertLayout& layout(int layer) const { return layouts_[size_t(layer)]; }
-  // Bytes from one expert of the layer to the next: its size rounded up to a cache line.
-  size_t stride(int layer) const { return round_up(layout(layer).bytes, kCacheLine); }
+  // The same object for experts of the same formats.
+  const ExpertLayout& layout(int layer, int expert) const { return layouts_[cell(layer, expert).layout]; }
 
   // The kernels that compute a layer's experts on the CPU; the process's kernels by default. The bytes are the
   // same for every level.
@@ -106,11 +113,13 @@ class ExpertStore {
     return own != nullptr ? *own : kernels::kernel_table();
   }
 
-  int num_layers() const { return int(layouts_.size()); }
+  int num_layers() const { return int(layer_begins_.size()) - 1; }
   int num_experts() const { return num_experts_; }
   const ExpertShape& shape() const { return shape_; }
   // Bytes of the largest expert: the minimum size of a slot.
-  size_t expert_bytes() const { return expert_bytes_; }
+  size_t expert_bytes() const;
+  // Mean bytes of the experts of the layer where that is largest: what a cost model counts for one.
+  size_t mean_expert_bytes() const;
   size_t bytes() const;
   // All experts lie in this one range.
   const std::byte* base() const { return base_; }
@@ -119,10 +128,15 @@ class ExpertStore {
   bool mapped() const { return file_ != nullptr; }
 
  private:
-  void lay_out(std::span<const FfnFormats> formats);
-  // Among the layer's experts in memory; -1: not there.
-  int place(int layer, int expert) const {
-    return places_.empty() ? expert : places_[size_t(layer) * size_t(num_experts_) + size_t(expert)];
+  static constexpr size_t kAbsent = ~size_t{0};
+  struct Cell {
+    size_t layout;  // its index in layouts_
+    size_t offset;  // from base_; kAbsent: another rank holds it
+  };
+  void lay_out(std::span<const LayerFormats> formats);
+  size_t layout_of(const FfnFormats& formats);
+  const Cell& cell(int layer, int expert) const {
+    return cells_[size_t(layer) * size_t(num_experts_) + size_t(expert)];
   }
   // make(e, matrix 0 to 2, its first panel, bytes, where to): for each of a layer's `experts`, the e-th, on the pool.
   template <class Make>
@@ -130,15 +144,15 @@ class ExpertStore {
 
   int num_experts_;
   ExpertShape shape_;
-  std::vector<ExpertLayout> layouts_;
+  std::vector<ExpertLayout> layouts_;                 // distinct
+  std::vector<Cell> cells_;                           // [layers, experts]
   std::vector<const kernels::KernelTable*> kernels_;  // null: the process's
-  std::vector<size_t> layer_offsets_;
-  size_t expert_bytes_ = 0, allocated_bytes_ = 0;
+  std::vector<size_t> layer_begins_;                  // [layers + 1] from base_
+  size_t allocated_bytes_ = 0;
   const std::byte* base_ = nullptr;
   PageMemory memory_;
   std::shared_ptr<const FileMapping> file_;
   ExpertSpread spread_{};
-  std::vector<int> places_;  // [layers, experts], see place; empty: all experts are there
 };
 
 }  // namespace twofold

@@ -228,14 +228,15 @@ void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, co
   const auto price_of = [&](int device) { return float(scheduler().cache(device).config().upload_price); };
   for (const Publication& landed : decision.arrivals) report_landed(landed);
   // A prefetch that never began copied nothing over the link.
-  events_->counts.uploads -= decision.num_withdrawn;
-  events_->counts.h2d_bytes -= decision.num_withdrawn * int64_t(store_.layout(layer).bytes);
+  events_->counts.uploads -= int64_t(decision.withdrawn.size());
+  for (const int expert : decision.withdrawn)
+    events_->counts.h2d_bytes -= int64_t(store_.layout(layer, expert).bytes);
   for (const Move& move : decision.moves) {
     // Uploads ahead serve the whole step; they have a request only if the step has no other.
     const int64_t request = move.layer == layer          ? request_of(routing, groups, move.expert)
                             : rows_.requests.size() == 1 ? rows_.requests[0]
                                                          : -1;
-    const int64_t bytes = int64_t(store_.layout(move.layer).bytes);
+    const int64_t bytes = int64_t(store_.layout(move.layer, move.expert).bytes);
     const int slot = event_slot(move.device, move.slot);
     ++events_->counts.uploads;
     events_->counts.h2d_bytes += bytes;

@@ -26,7 +26,7 @@ void GatedFfn::forward(const InputRows& input, const float* weights, float* sum,
     return forward_over_ranks(input, weights, sum, T);
   while (static_cast<int>(rows_.size()) < T) rows_.push_back(static_cast<int>(rows_.size()));
   const int begin[] = {0, T};
-  ffn_.run(formats_,
+  ffn_.run({&formats_, 1},
            {.groups = {&panels_, 1},
             .begin = begin,
             .pairs = {rows_.data(), static_cast<size_t>(T)},

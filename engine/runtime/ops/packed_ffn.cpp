@@ -45,7 +45,7 @@ void add_bias(const kernels::KernelTable& table, const float* bias, float* rows,
 
 // One run: what the phases share.
 struct PackedFfn::Step {
-  const FfnFormats& formats;
+  std::span<const FfnFormats> formats;  // see formats_
   const FfnRows& rows;
   const InputRows& input;
   float* sum;
@@ -53,13 +53,15 @@ struct PackedFfn::Step {
   EncodedRows inner;   // results of gate and up, in group order
   float* outputs;      // of down, in group order
   int64_t output_stride;
-  float* gated;  // the same before it is encoded, in group order; null: encoded piece by piece
+  float* gated;  // the same before it is encoded, in group order, where whole rows are; null: nowhere
   int64_t gated_stride;
   bool one_token;
   Countdown encoded;
-  Countdown* gated_left;  // pieces of gate and up of a group
-  Countdown* group_left;  // the same, or chunks that encode them: what down waits for
+  Countdown* gated_left;  // pieces of gate and up of a group whose rows are encoded as a whole
+  Countdown* group_left;  // chunks that encode them, or pieces of another group: what down waits for
   Countdown multiplied;
+
+  const FfnFormats& of(int group) const { return formats[formats.size() == 1 ? 0 : size_t(group)]; }
 
   int num_groups() const { return static_cast<int>(rows.groups.size()); }
   int num_rows() const { return rows.begin.back(); }
@@ -67,24 +69,29 @@ struct PackedFfn::Step {
 };
 
 // Pieces depend only on the step's shape, which decode repeats.
-void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
+void PackedFfn::plan(const FfnRows& rows) {
   const int num_groups = static_cast<int>(rows.groups.size());
   const int num_rows = rows.begin.back();
   if (num_groups == 0) return;
-  if (num_groups == planned_groups_ && num_rows == planned_rows_ && formats.gate == planned_formats_.gate &&
-      formats.up == planned_formats_.up && formats.down == planned_formats_.down)
-    return;
+  if (num_groups == planned_groups_ && num_rows == planned_rows_ && formats_ == planned_formats_) return;
   planned_groups_ = num_groups;
   planned_rows_ = num_rows;
-  planned_formats_ = formats;
+  planned_formats_ = formats_;
   const double load = static_cast<double>(num_rows) / num_groups;
   const auto us_of = [&](kernels::WeightFormat format, int columns) {
     return product_us(static_cast<double>(kernels::panel_bytes(format, columns)),
                       2.0 * kPanelRows * columns * load);
   };
+  double pair_us = 0, down_us = 0;  // of a panel; means over the formats
+  bool whole_rows = false;
+  for (const FfnFormats& each : formats_) {
+    pair_us += us_of(each.gate, hidden_) + us_of(each.up, hidden_);
+    down_us += us_of(each.down, intermediate_);
+    whole_rows = whole_rows || encodes_whole_rows(each);
+  }
+  pair_us /= static_cast<double>(formats_.size());
+  down_us /= static_cast<double>(formats_.size());
   const int threads = pool_.num_threads(), nodes = pool_.num_nodes();
-  const double pair_us = us_of(formats.gate, hidden_) + us_of(formats.up, hidden_);
-  const double down_us = us_of(formats.down, intermediate_);
   const int64_t inner_panels = panels_of(intermediate_), outer_panels = panels_of(hidden_);
   // Chunks per thread: the chunks of one group are waited for together, those of many groups are not.
   const int64_t chunks = num_groups >= 4 * threads ? 4 * threads : 8 * threads;
@@ -96,8 +103,7 @@ void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
   // Many small groups: one thread computes all three matrices of a group, which are adjacent in memory (16
   // tokens of 256 x 64: 6 to 8 % less). Few tokens, so that no group can be much heavier than the others.
   const bool by_group = nodes == 1 && rows.num_tokens <= kBlockRows / 2 &&
-                        num_groups >= kGroupsPerThread * threads && total < kMostGroupUs &&
-                        table_.formats[int(formats.down)].activation != kernels::ActivationKind::kQ8Token;
+                        num_groups >= kGroupsPerThread * threads && total < kMostGroupUs && !whole_rows;
   gate_up_pieces_.clear();
   down_pieces_.clear();
   for (int g = 0; g < num_groups; ++g) {
@@ -110,20 +116,28 @@ void PackedFfn::plan(const FfnFormats& formats, const FfnRows& rows) {
               (pair_us * static_cast<double>(inner_panels) + down_us * static_cast<double>(outer_panels));
 }
 
-void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRows& input, float* sum) {
+void PackedFfn::run(std::span<const FfnFormats> packed, const FfnRows& rows, const InputRows& input,
+                    float* sum) {
   if (rows.groups.empty() && rows.elsewhere.empty()) return;
-  const FfnFormats formats{kernels::multiplied_as(packed.gate, rounding_),
-                           kernels::multiplied_as(packed.up, rounding_),
-                           kernels::multiplied_as(packed.down, rounding_), packed.limit};
   const auto lock = pool_.lock_scratch();
-  plan(formats, rows);
-  const kernels::WeightFormat in[] = {formats.gate, formats.up}, out[] = {formats.down};
-  Step step{.formats = formats,
+  formats_.assign(packed.begin(), packed.end());
+  bool whole_rows = false;
+  of_inputs_.clear();
+  of_inner_.clear();
+  for (FfnFormats& each : formats_) {
+    for (kernels::WeightFormat* format : {&each.gate, &each.up, &each.down})
+      *format = kernels::multiplied_as(*format, rounding_);
+    of_inputs_.insert(of_inputs_.end(), {each.gate, each.up});
+    of_inner_.push_back(each.down);
+    whole_rows = whole_rows || encodes_whole_rows(each);
+  }
+  plan(rows);
+  Step step{.formats = formats_,
             .rows = rows,
             .input = input,
             .sum = sum,
-            .inputs = EncodedRows(table_, in, hidden_),
-            .inner = EncodedRows(table_, out, intermediate_),
+            .inputs = EncodedRows(table_, of_inputs_, hidden_),
+            .inner = EncodedRows(table_, of_inner_, intermediate_),
             .outputs = nullptr,
             .output_stride = output_stride(hidden_),
             .gated = nullptr,
@@ -149,17 +163,18 @@ void PackedFfn::run(const FfnFormats& packed, const FfnRows& rows, const InputRo
     gated_left_ = std::make_unique<Countdown[]>(size_t(group_capacity_));
     group_left_ = std::make_unique<Countdown[]>(size_t(group_capacity_));
   }
-  const bool whole_rows = table_.formats[int(formats.down)].activation == kernels::ActivationKind::kQ8Token;
   step.group_left = group_left_.get();
-  step.gated_left = whole_rows ? gated_left_.get() : step.group_left;
+  step.gated_left = gated_left_.get();
   for (int g = 0; g < step.num_groups(); ++g) {
     step.gated_left[g].start(0);
-    if (whole_rows) {
-      const int begin = rows.begin[size_t(g)], end = rows.begin[size_t(g) + 1];
-      step.group_left[g].start(begin == end ? 0 : (end - 1) / kEncodeRows - begin / kEncodeRows + 1);
-    }
+    const int begin = rows.begin[size_t(g)], end = rows.begin[size_t(g) + 1];
+    const bool waits = encodes_whole_rows(step.of(g)) && begin < end;
+    step.group_left[g].start(waits ? (end - 1) / kEncodeRows - begin / kEncodeRows + 1 : 0);
   }
-  for (int64_t c = 0; c < gate_up_pieces_.size(); ++c) step.gated_left[gate_up_pieces_[c].item].add(1);
+  for (int64_t c = 0; c < gate_up_pieces_.size(); ++c) {
+    const int g = gate_up_pieces_[c].item;
+    (encodes_whole_rows(step.of(g)) ? step.gated_left : step.group_left)[g].add(1);
+  }
   const int64_t num_inner = whole_rows ? (num_rows + kEncodeRows - 1) / kEncodeRows : 0;
   if (whole_rows) step.gated = pool_.scratch_floats(kGatedSlot, step.gated_stride * num_rows);
   const bool by_group = down_pieces_.size() == 0;
@@ -227,14 +242,16 @@ void PackedFfn::encode_tokens(Step& step, int64_t first, int64_t end, float* tem
 void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
   step.encoded.wait(pool_);
   const FfnPanels& panels = step.rows.groups[size_t(piece.item)];
-  const kernels::FormatKernels& gate = table_.formats[int(step.formats.gate)];
-  const kernels::FormatKernels& up = table_.formats[int(step.formats.up)];
-  const kernels::ActivationKind kind = table_.formats[int(step.formats.down)].activation;
-  const bool coarser = kernels::inner_activation(kind, step.formats.down, rounding_) != kind;
-  const int64_t gate_bytes = kernels::panel_bytes(step.formats.gate, hidden_);
-  const int64_t up_bytes = kernels::panel_bytes(step.formats.up, hidden_);
+  const FfnFormats& formats = step.of(piece.item);
+  const kernels::FormatKernels& gate = table_.formats[int(formats.gate)];
+  const kernels::FormatKernels& up = table_.formats[int(formats.up)];
+  const kernels::ActivationKind kind = table_.formats[int(formats.down)].activation;
+  const bool coarser = kernels::inner_activation(kind, formats.down, rounding_) != kind;
+  const bool whole_rows = encodes_whole_rows(formats);
+  const int64_t gate_bytes = kernels::panel_bytes(formats.gate, hidden_);
+  const int64_t up_bytes = kernels::panel_bytes(formats.up, hidden_);
   const int begin = step.rows.begin[size_t(piece.item)], load = step.load(piece.item);
-  const float limit = step.formats.limit;
+  const float limit = formats.limit;
   alignas(64) float gated[kTilePanels * kPanelRows];
   alignas(64) float upped[kTilePanels * kPanelRows];
   for (int block = 0; block < load; block += kBlockRows) {
@@ -252,7 +269,7 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
                 panels.up + panel * up_bytes, upped, width, m, n, hidden_);
       add_bias(table_, panels.gate_bias == nullptr ? nullptr : panels.gate_bias + first, gated, width, m, n);
       add_bias(table_, panels.up_bias == nullptr ? nullptr : panels.up_bias + first, upped, width, m, n);
-      if (step.gated != nullptr) {
+      if (whole_rows) {
         for (int i = 0; i < m; ++i) {
           gated_(gated + i * width, upped + i * width,
                  step.gated + (begin + block + i) * step.gated_stride + first, n, limit);
@@ -269,12 +286,11 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
                                step.inner.stride(kind), m, first, n, intermediate_);
     }
   }
-  step.gated_left[piece.item].done();
+  (whole_rows ? step.gated_left : step.group_left)[piece.item].done();
 }
 
-// Rows in group order, of one group or of several.
+// Rows in group order, of one group or of several; those that are encoded as a whole.
 void PackedFfn::encode_inner(Step& step, int64_t chunk) {
-  const kernels::ActivationKind kind = table_.formats[int(step.formats.down)].activation;
   const std::span<const int> begins = step.rows.begin;
   int row = static_cast<int>(chunk) * kEncodeRows;
   const int end = std::min(row + kEncodeRows, step.num_rows());
@@ -282,6 +298,11 @@ void PackedFfn::encode_inner(Step& step, int64_t chunk) {
        row < end; ++g) {
     const int count = std::min(end, begins[size_t(g) + 1]) - row;
     if (count == 0) continue;
+    if (!encodes_whole_rows(step.of(g))) {
+      row += count;
+      continue;
+    }
+    constexpr kernels::ActivationKind kind = kernels::ActivationKind::kQ8Token;
     step.gated_left[g].wait(pool_);
     table_.encode[int(kind)](step.gated + row * step.gated_stride, step.gated_stride,
                              step.inner.writable_row(kind, row), step.inner.stride(kind), count, 0,
@@ -292,9 +313,10 @@ void PackedFfn::encode_inner(Step& step, int64_t chunk) {
 }
 
 void PackedFfn::down(Step& step, const PanelRange& piece) {
-  const kernels::FormatKernels& kernel = table_.formats[int(step.formats.down)];
+  const kernels::WeightFormat format = step.of(piece.item).down;
+  const kernels::FormatKernels& kernel = table_.formats[int(format)];
   const FfnPanels& group = step.rows.groups[size_t(piece.item)];
-  const std::byte* panels = group.down + piece.first * kernels::panel_bytes(step.formats.down, intermediate_);
+  const std::byte* panels = group.down + piece.first * kernels::panel_bytes(format, intermediate_);
   step.group_left[piece.item].wait(pool_);
   const int column = static_cast<int>(piece.first) * kPanelRows;
   const int n = std::min(static_cast<int>(piece.count) * kPanelRows, hidden_ - column);

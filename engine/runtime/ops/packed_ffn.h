@@ -24,6 +24,8 @@ namespace twofold {
 struct FfnFormats {
   kernels::WeightFormat gate, up, down;
   float limit = 0;  // bound of gate and up (expert.h); 0: none
+
+  bool operator==(const FfnFormats&) const = default;
 };
 
 // Addresses of one feed-forward's panels: gate and up [intermediate, hidden], down [hidden, intermediate].
@@ -67,16 +69,20 @@ class PackedFfn {
         rounding_(rounding),
         gated_(table.gated_as(activation)) {}
 
-  // sum[t] += sum over rank k of weights[t, k] * down(gated(gate(x_t), up(x_t))), in rank order. input and
-  // sum are [num_tokens, hidden]; without a sum, the exchange has the outputs.
-  void run(const FfnFormats& formats, const FfnRows& rows, const InputRows& input, float* sum);
+  // sum[t] += sum over rank k of weights[t, k] * down(gated(gate(x_t), up(x_t))), in rank order. formats: one for all
+  // groups, or one each. input and sum are [num_tokens, hidden]; without a sum, the exchange has the outputs.
+  void run(std::span<const FfnFormats> formats, const FfnRows& rows, const InputRows& input, float* sum);
 
   int hidden() const { return hidden_; }
   int intermediate() const { return intermediate_; }
 
  private:
   struct Step;
-  void plan(const FfnFormats& formats, const FfnRows& rows);
+  void plan(const FfnRows& rows);
+  // Whether a row between the two products is encoded as a whole, after all pieces of gate and up.
+  bool encodes_whole_rows(const FfnFormats& formats) const {
+    return table_.formats[int(formats.down)].activation == kernels::ActivationKind::kQ8Token;
+  }
   void encode_tokens(Step& step, int64_t first, int64_t end, float* temporary);
   void gate_and_up(Step& step, const PanelRange& piece);
   void encode_inner(Step& step, int64_t chunk);
@@ -88,12 +94,14 @@ class PackedFfn {
   int hidden_, intermediate_;
   kernels::Rounding rounding_;
   kernels::GatedActivation gated_;
-  std::vector<int> row_of_;  // pair -> row, -1 where there is none
+  std::vector<FfnFormats> formats_;  // as multiplied: one for all groups of the run, or one each
+  std::vector<kernels::WeightFormat> of_inputs_, of_inner_;  // formats that are multiplied with either
+  std::vector<int> row_of_;                                  // pair -> row, -1 where there is none
   PanelPieces gate_up_pieces_, down_pieces_;
   double total_us_ = 0;
   // The parameters that the pieces were made for.
   int planned_groups_ = 0, planned_rows_ = 0;
-  FfnFormats planned_formats_{};
+  std::vector<FfnFormats> planned_formats_;
   std::unique_ptr<Countdown[]> gated_left_, group_left_;
   int group_capacity_ = 0;
 };

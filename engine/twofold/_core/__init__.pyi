@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Final, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from twofold.weights.weight_format import WeightMatrix
+from twofold.weights.weight_format import LayerFormats, WeightMatrix
 
 _F32 = NDArray[np.float32]
 _F64 = NDArray[np.float64]
 _U8 = NDArray[np.uint8]
 _I32 = NDArray[np.int32]
+_I64 = NDArray[np.int64]
 _PlainMatrix = NDArray[np.float32] | NDArray[np.uint16]
 
 class _NativeEnum:
@@ -766,7 +767,7 @@ class ExpertStore:
         num_experts: int,
         hidden: int,
         intermediate: int,
-        formats: Sequence[tuple[str, str, str]],
+        formats: Sequence[LayerFormats],
         huge_pages: bool = True,
         activation: str = "silu",
         biases: bool = False,
@@ -774,7 +775,9 @@ class ExpertStore:
         ranks: Ranks | None = None,
         holders: Sequence[int] = (),
     ) -> None:
-        """limits: of the activation (kernels/include/twofold/expert.h), one per layer, 0 for none; or none at all.
+        """formats: of each layer's experts, for all or for each.
+
+        limits: of the activation (kernels/include/twofold/expert.h), one per layer, 0 for none; or none at all.
 
         ranks: hold this rank's experts alone. holders: bit masks of the ranks of each expert, [layers * experts].
         """
@@ -784,7 +787,7 @@ class ExpertStore:
         num_experts: int,
         hidden: int,
         intermediate: int,
-        formats: Sequence[tuple[str, str, str]],
+        formats: Sequence[LayerFormats],
         file: FileMapping,
         offset: int,
         activation: str = "silu",
@@ -802,14 +805,14 @@ class ExpertStore:
         experts: Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]],
     ) -> None: ...
     def put_biases(self, layer: int, first: int, biases: _F32) -> None: ...
-    def formats(self, layer: int) -> tuple[str, str, str]: ...
-    def offset(self, layer: int) -> int: ...
-    def stride(self, layer: int) -> int: ...
+    def formats(self, layer: int) -> tuple[str, str, str] | list[tuple[str, str, str]]: ...
+    def offsets(self, layer: int) -> _I64: ...
     def panels(self, layer: int) -> _U8: ...
     num_layers: Final[int]
     mapped: Final[bool]
     bytes: Final[int]
     expert_bytes: Final[int]
+    mean_expert_bytes: Final[int]
     flops_per_token: Final[float]
 
 class SlottedAccelerator:

@@ -130,9 +130,11 @@ class PlacementTables:
         slot_base: int,
         slot_stride: int,
         store_base: int,
-        store_stride: int,
+        store_offsets: _Address,
         num_experts: int,
         prices: _Address = None,
+        kinds: _Address = None,
+        num_kinds: int = 1,
     ) -> None: ...
 
 @final

@@ -17,7 +17,15 @@ from twofold.blocks import ops
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import Activation, ExpertWeights, packed_expert_bytes
+from twofold.weights.weight_format import (
+    Activation,
+    ExpertFormats,
+    ExpertWeights,
+    LayerFormats,
+    distinct_formats,
+    formats_by_expert,
+    packed_expert_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,14 @@ class RoutedShape:
     limit: float = 0.0
     """Bound of gate and up, which layers may have of their own (kernels/include/twofold/expert.h); 0: none."""
 
-    def expert_bytes(self, formats: tuple[str, str, str]) -> int:
+    def expert_bytes(self, formats: ExpertFormats) -> int:
         """Bytes of one expert in memory, with (gate, up, down) in these formats."""
         return packed_expert_bytes(formats, self.hidden_size, self.intermediate_size, biases=self.biases)
+
+    def bytes_by_expert(self, formats: LayerFormats) -> list[int]:
+        """Bytes in memory of each expert of a layer."""
+        bytes_of = {each: self.expert_bytes(each) for each in distinct_formats(formats)}
+        return [bytes_of[each] for each in formats_by_expert(formats, self.num_experts)]
 
 
 class ModelPart(ABC):
@@ -186,8 +199,8 @@ class ExpertBlock(Block):
         return None
 
     @abstractmethod
-    def expert_formats(self, weights: BlockWeights) -> tuple[str, str, str]:
-        """Formats of the (gate, up, down) matrices; reads no weights."""
+    def expert_formats(self, weights: BlockWeights) -> LayerFormats:
+        """Formats of the experts' matrices; reads no weights."""
 
     @abstractmethod
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:

@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from twofold.blocks import ops
 from twofold.blocks.block import Cost, ExpertBlock, RoutedShape, ShapeOf
 from twofold.blocks.block_weights import BlockWeights
-from twofold.blocks.common_format import UnitedExperts, common_format
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import Activation, ExpertsOnDemand, ExpertWeights, WeightMatrix
+from twofold.weights.weight_format import (
+    Activation,
+    ExpertsOnDemand,
+    ExpertWeights,
+    LayerFormats,
+    WeightMatrix,
+    layer_formats,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +73,7 @@ class RoutedExperts(ExpertBlock):
 
     def host_bytes(self, weights: BlockWeights) -> int:
         """Bytes of all experts in the store."""
-        return self.num_experts * self.routed.expert_bytes(self.expert_formats(weights))
+        return sum(self.routed.bytes_by_expert(self.expert_formats(weights)))
 
     def as_stored(self, shape_of: ShapeOf) -> RoutedExperts:
         """These experts, or those whose fused matrices are not transposed, if the stored shapes say so."""
@@ -102,19 +108,20 @@ class RoutedExperts(ExpertBlock):
         gate, up, down = self._stacked(module).values()
         return gate, up, down
 
-    def expert_formats(self, weights: BlockWeights) -> tuple[str, str, str]:
+    def expert_formats(self, weights: BlockWeights) -> LayerFormats:
         if "gate_up" in weights:
             both = weights.format("gate_up")
             return both, both, weights.format("down")
-        gate, up, down = (common_format(self.stored_formats(weights, part)) for part in PARTS)
-        return gate, up, down
+        if "gate" in weights:
+            return weights.format("gate"), weights.format("up"), weights.format("down")
+        if weights.recoding is not None:
+            return weights.format("gate.0"), weights.format("up.0"), weights.format("down.0")
 
-    def stored_formats(self, weights: BlockWeights, part: str) -> set[str]:
-        """Formats in which the experts' matrices `part` are stored; several are converted to one."""
-        if f"{part}.0" not in weights or weights.recoding is not None:
-            return {weights.format(part if part in weights else f"{part}.0")}
-        entries = (weights.source.entry(weights.specs[f"{part}.{n}"].name) for n in range(self.num_experts))
-        return {entry.format or "" for entry in entries}
+        def stored(part: str) -> str:  # checked when the model was opened
+            return weights.source.entry(weights.specs[part].name).format or ""
+
+        each = range(self.num_experts)
+        return layer_formats((stored(f"gate.{n}"), stored(f"up.{n}"), stored(f"down.{n}")) for n in each)
 
     def experts(self, weights: BlockWeights) -> Sequence[ExpertWeights]:
         if "gate_up" in weights:
@@ -125,7 +132,7 @@ class RoutedExperts(ExpertBlock):
         if "gate" in weights:
             gates, ups, downs = (weights.stack(part) for part in PARTS)
             return list(zip(gates, ups, downs, strict=True))
-        experts = [
+        return [
             (
                 weights.matrix(f"gate.{expert}"),
                 weights.matrix(f"up.{expert}"),
@@ -133,10 +140,6 @@ class RoutedExperts(ExpertBlock):
             )
             for expert in range(self.num_experts)
         ]
-        formats = self.expert_formats(weights)
-        if all(tuple(matrix.format for matrix in expert) == formats for expert in experts):
-            return experts
-        return UnitedExperts(experts, formats)
 
     def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
         """Cost for the largest number of distinct experts that `tokens` tokens can choose, on any processor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from twofold._core.device import ExpertGroups, ExpertLayout
 from twofold.api.errors import ConfigError
 from twofold.experts.slot_plan import MoeShape
+from twofold.weights.weight_format import ExpertFormats, distinct_formats, formats_by_expert
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -45,30 +47,48 @@ class SlotSource(Protocol):
 class StoreLayout(Protocol):
     """Expert offsets in a store, in bytes."""
 
-    def offset(self, layer: int) -> int:
-        """Offset of the layer's first expert from the start of the store."""
+    def offsets(self, layer: int) -> I64:
+        """Offset [experts] of each of a layer's experts from the start of the store."""
 
-    def stride(self, layer: int) -> int:
-        """Distance between two experts of the layer."""
+
+@dataclass(frozen=True)
+class LayerLayouts:
+    """Layouts of a layer's experts: one kind of expert for each distinct triple of formats."""
+
+    kinds: tuple[ExpertLayout, ...]
+    kind_of: npt.NDArray[np.uint8]
+    """Index [experts] into `kinds` of each expert."""
 
 
 class Grouping:
     """A layer's pairs sorted by expert, in device memory as kernels take them."""
 
-    def __init__(self, capacity: int, num_pairs: int, device: torch.device) -> None:
-        """Allocate `capacity` experts and `num_pairs` pairs."""
-        count = torch.zeros(1, dtype=torch.int32, device=device)
-        weights = torch.zeros(capacity, dtype=torch.int64, device=device)
-        begin = torch.zeros(capacity + 1, dtype=torch.int32, device=device)
+    def __init__(self, capacity: int, num_pairs: int, device: torch.device, num_kinds: int = 1) -> None:
+        """Allocate `capacity` experts of each kind and `num_pairs` pairs."""
+        count = torch.zeros(num_kinds, dtype=torch.int32, device=device)
+        weights = torch.zeros((num_kinds, capacity), dtype=torch.int64, device=device)
+        begin = torch.zeros((num_kinds, capacity + 1), dtype=torch.int32, device=device)
         pairs = torch.zeros(num_pairs, dtype=torch.int32, device=device)
-        self._held = (count, weights, begin, pairs)
-        self.groups = ExpertGroups(
-            num_groups=count, weights=weights, begin=begin, pairs=pairs, capacity=capacity
-        )
-        """Kernel argument; valid for as long as this object lives."""
+        self._held = (count, weights[0], begin[0], pairs)
+        self.kinds = [
+            ExpertGroups(
+                num_groups=count[kind:],
+                weights=weights[kind],
+                begin=begin[kind],
+                pairs=pairs,
+                capacity=capacity,
+            )
+            for kind in range(num_kinds)
+        ]
+        """Kernel argument of each kind; valid for as long as this object lives."""
+
+    @property
+    def groups(self) -> ExpertGroups:
+        """Kernel argument of the first kind, which `place` fills with those of all others."""
+        return self.kinds[0]
 
     def fill(self, addresses: I64, begin: I32, pairs: I32) -> None:
-        """Assign the pairs, sorted by `by_expert`, to the experts at `addresses`."""
+        """Assign the pairs, sorted by `by_expert`, to the experts at `addresses`, all of the first kind."""
         count = np.array([len(addresses)], np.int32)
         arrays: tuple[I32 | I64, ...] = (count, addresses, begin, pairs)
         for part, values in zip(self._held, arrays, strict=True):
@@ -82,17 +102,27 @@ def by_expert(ids: I32) -> tuple[I32, I32, I32]:
     return experts, begin, np.argsort(ids, axis=None, kind="stable").astype(np.int32)
 
 
-def layouts_of(shape: MoeShape) -> list[ExpertLayout]:
-    """The expert layout of each layer.
+def layouts_of(shape: MoeShape) -> list[LayerLayouts]:
+    """The layouts of each layer's experts.
 
     Raises:
-        ConfigError: the device has no kernels for a layer's formats.
+        ConfigError: the device has no kernels for an expert's formats.
     """
     limits = shape.limits or (0.0,) * len(shape.formats)
-    return [_layout(formats, shape, limit) for formats, limit in zip(shape.formats, limits, strict=True)]
+    layouts = []
+    for formats, limit in zip(shape.formats, limits, strict=True):
+        distinct = distinct_formats(formats)
+        kind_of = map(distinct.index, formats_by_expert(formats, shape.num_experts))
+        layouts.append(
+            LayerLayouts(
+                tuple(_layout(each, shape, limit) for each in distinct),
+                np.fromiter(kind_of, np.uint8, shape.num_experts),
+            )
+        )
+    return layouts
 
 
-def _layout(formats: tuple[str, str, str], shape: MoeShape, limit: float) -> ExpertLayout:
+def _layout(formats: ExpertFormats, shape: MoeShape, limit: float) -> ExpertLayout:
     gate, up, down = formats
     if gate != up:
         raise ConfigError(
@@ -100,4 +130,9 @@ def _layout(formats: tuple[str, str, str], shape: MoeShape, limit: float) -> Exp
             "expected. Use --accelerator none"
         )
     sizes = shape.hidden, shape.intermediate
+    if len({ExpertLayout(each, each, *sizes).activations for each in (gate, down)}) > 1:
+        raise ConfigError(
+            f"experts with gate and up in {gate} and down in {down} have no kernels on a device, because they take "
+            "activations of two kinds. Use --accelerator none"
+        )
     return ExpertLayout(gate, down, *sizes, activation=shape.activation, biases=shape.biases, limit=limit)

@@ -7,6 +7,7 @@ copies from GPU to GPU directly where the system lets them, else through host me
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from twofold._core.device import (
     EncodedRows,
     ExpertBuffers,
     ExpertGroups,
+    ExpertLayout,
     PrefillRows,
     PrefillTiles,
     tile_groups,
@@ -28,8 +30,9 @@ from twofold._core.device import (
 )
 from twofold.api.errors import CapacityError
 from twofold.device.device import Device
-from twofold.device.layouts import layouts_of
+from twofold.device.layouts import I32, I64, layouts_of
 from twofold.experts.slot_plan import MoeShape
+from twofold.weights.weight_format import distinct_formats
 
 _ALIGNMENT: Final = 16  # alignment for read_host
 DECODE_TOKENS: Final = 32
@@ -50,8 +53,9 @@ class _Room:
 
 @dataclass(frozen=True)
 class _Launch:
-    """Kernel arguments for one part of a layer's experts."""
+    """Kernel arguments for those experts of a part of a layer that have the same formats."""
 
+    layout: ExpertLayout
     groups: ExpertGroups
     num_groups: int
     tiles: PrefillTiles | None = None
@@ -79,9 +83,9 @@ class PlacedShare:
         self._shared_bytes = device.shared_bytes
         self._room: _Room | None = None
         self._many = False
-        self._ready = self._awaited = _Launch(
-            ExpertGroups(num_groups=0, weights=0, begin=0, pairs=0, capacity=0), 0
-        )
+        self._encoded_as = ""
+        self._ready: Sequence[_Launch] = ()
+        self._awaited: Sequence[_Launch] = ()
 
     @property
     def outputs(self) -> Tensor:
@@ -92,7 +96,7 @@ class PlacedShare:
     @property
     def has_work(self) -> bool:
         """Whether experts of the open layer run here."""
-        return self._ready.num_groups + self._awaited.num_groups > 0
+        return bool(self._ready or self._awaited)
 
     def open(self, plan: _core.LayerPlan, layer: int, num_tokens: int) -> Parcel:
         """Begin a layer of `num_tokens` tokens. Returns its parcel, to which the caller may add before `send`.
@@ -116,34 +120,65 @@ class PlacedShare:
     def compute(self, normed: Tensor) -> None:
         """Launch this device's experts of rows `normed` bf16 [T, hidden], which are on this device."""
         stream = self.device.stream()
+        self._encoded_as = ""
         if not self._many and self.has_work:
-            self._encode(normed)
-        self._launch(self._ready, normed)
+            self._encode(normed, (*self._ready, *self._awaited)[0].layout.activations)
+        for launch in self._ready:
+            self._launch(launch, normed)
         self._accelerator.before_compute(stream, self.index)
-        self._launch(self._awaited, normed)
+        for launch in self._awaited:
+            self._launch(launch, normed)
         self._accelerator.after_compute(stream, self.index)
 
-    def _packed(self, part: _core.PlacedGroups, parcel: Parcel) -> _Launch:
-        count, begin, pairs = len(part), part.begin, part.pairs
+    def _packed(self, part: _core.PlacedGroups, parcel: Parcel) -> list[_Launch]:
+        layouts, begin, pairs = self._layouts[self._layer], part.begin, part.pairs
+        if len(part) == 0:
+            return []
+        if len(layouts.kinds) == 1:
+            return [self._packed_kind(layouts.kinds[0], part.addresses, begin, pairs, parcel=parcel)]
+        launches = []
+        kind_of = layouts.kind_of[part.experts]
+        for kind in np.unique(kind_of):
+            (mine,) = np.nonzero(kind_of == kind)
+            ends = np.cumsum(begin[mine + 1] - begin[mine])
+            launches.append(
+                self._packed_kind(
+                    layouts.kinds[kind],
+                    part.addresses[mine],
+                    np.concatenate([[0], ends]).astype(np.int32),
+                    np.concatenate([pairs[begin[group] : begin[group + 1]] for group in mine]),
+                    parcel=parcel,
+                )
+            )
+        return launches
+
+    def _packed_kind(
+        self, layout: ExpertLayout, addresses: I64, begin: I32, pairs: I32, *, parcel: Parcel
+    ) -> _Launch:
+        count = len(addresses)
         groups = ExpertGroups(
             num_groups=parcel.put(np.array([count], np.int32)),
-            weights=parcel.put(part.addresses),
+            weights=parcel.put(addresses),
             begin=parcel.put(begin),
             pairs=parcel.put(pairs),
             capacity=count,
         )
-        if not self._many or count == 0:
-            return _Launch(groups, count)
+        if not self._many:
+            return _Launch(layout, groups, count)
         tile_tokens = tile_tokens_for(len(pairs), count)
         tiles = tile_groups(begin, tile_tokens)
         return _Launch(
-            groups, count, PrefillTiles(tiles=parcel.put(tiles), count=len(tiles), tokens=tile_tokens)
+            layout, groups, count, PrefillTiles(tiles=parcel.put(tiles), count=len(tiles), tokens=tile_tokens)
         )
 
-    def _encode(self, normed: Tensor) -> None:
+    def _encode(self, normed: Tensor, kind: str) -> None:
+        """Encode the layer's rows, unless they are encoded as `kind` already."""
+        if kind == self._encoded_as:
+            return
         assert self._room is not None
+        self._encoded_as = kind
         rows = EncodedRows(
-            kind=self._layouts[self._layer].activations,
+            kind=kind,
             rows=normed,
             num_tokens=len(normed),
             columns=self._shape.hidden,
@@ -152,11 +187,9 @@ class PlacedShare:
         self._native.encode(rows, self.device.stream())
 
     def _launch(self, part: _Launch, normed: Tensor) -> None:
-        if part.num_groups == 0:
-            return
-        room = self._room
+        room, layout = self._room, part.layout
         assert room is not None
-        layout, stream, top_k = self._layouts[self._layer], self.device.stream(), self._shape.top_k
+        stream, top_k = self.device.stream(), self._shape.top_k
         buffers = ExpertBuffers(
             encoded=room.encoded, intermediate=room.intermediate, outputs=room.outputs, gate_up=room.gate_up
         )
@@ -164,6 +197,7 @@ class PlacedShare:
             rows = PrefillRows(x=normed, num_tokens=len(normed), top_k=top_k)
             self._native.prefill_experts(layout, part.groups, buffers, part.tiles, rows, stream)
         else:
+            self._encode(normed, layout.activations)
             bounds = DecodeShape(
                 num_tokens=len(normed),
                 top_k=top_k,
@@ -191,15 +225,15 @@ class PlacedShare:
             return torch.empty(size, dtype=dtype, device=self.device.torch_device)
 
         tensor_cores = num_tokens > DECODE_TOKENS and any(self._tensor_cores)
+        kinds = [layout for layouts in self._layouts for layout in layouts.kinds]
         # Per expert an address, a start and a tile; per pair a number (twice, once as int64), a place and a share of a
-        # tile.
-        parcel_bytes = 20 * shape.num_experts + 14 * num_pairs + num_tokens + 1024
+        # tile; per kind of expert the ends of arrays, in either part of a layer.
+        most_kinds = max(len(layouts.kinds) for layouts in self._layouts)
+        parcel_bytes = 20 * shape.num_experts + 14 * num_pairs + num_tokens + 768 + 256 * most_kinds
         return _Room(
             num_tokens=num_tokens,
-            encoded=empty(max(layout.encoded_bytes(num_tokens) for layout in self._layouts), torch.uint8),
-            intermediate=empty(
-                max(layout.intermediate_bytes(num_pairs) for layout in self._layouts), torch.uint8
-            ),
+            encoded=empty(max(layout.encoded_bytes(num_tokens) for layout in kinds), torch.uint8),
+            intermediate=empty(max(layout.intermediate_bytes(num_pairs) for layout in kinds), torch.uint8),
             outputs=empty((num_pairs, shape.hidden), torch.float32),
             gate_up=empty(2 * num_pairs * shape.intermediate if tensor_cores else 0, torch.float32),
             parcel=Parcel(self.device, parcel_bytes),
@@ -209,7 +243,10 @@ class PlacedShare:
 def layers_on_tensor_cores(shape: MoeShape) -> list[bool]:
     """For each layer, whether steps of many tokens run on tensor cores."""
     whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
-    return [whole and "f32" not in formats for formats in shape.formats]
+    return [
+        whole and not any("f32" in formats for formats in distinct_formats(of_layer))
+        for of_layer in shape.formats
+    ]
 
 
 class Parcel:

@@ -73,7 +73,7 @@ class KernelProbe:
         Raises:
             CapacityError, KernelError: the device lacks memory, or failed.
         """
-        gate, _, down = (shape.format.split("/") * 3)[:3]
+        gate, _, down = shape.usual
         self._device, self._native, self._shape = device, device.native, shape
         self._layout = ExpertLayout(
             gate, down, shape.hidden, shape.intermediate, shape.activation, shape.biases

@@ -22,6 +22,7 @@ from twofold._core.device import (
     DecodeShape,
     EncodedRows,
     ExpertBuffers,
+    ExpertLayout,
     MailboxShape,
     PlacedLayer,
     PlacementTables,
@@ -82,10 +83,13 @@ class TableLayers:
         self._step = empty(1, torch.int32)
         self._num_on_cpu = empty(shape.num_layers, torch.int32)
         self._where = empty((shape.num_layers, num_pairs), torch.uint8)
-        self._grouping = Grouping(min(num_pairs, shape.num_experts), num_pairs, device.torch_device)
-        layouts = self._layouts
-        encoded = max((layout.encoded_bytes(max_tokens) for layout in layouts), default=0)
-        intermediate = max((layout.intermediate_bytes(num_pairs) for layout in layouts), default=0)
+        num_kinds = max((len(layouts.kinds) for layouts in self._layouts), default=1)
+        self._grouping = Grouping(
+            min(num_pairs, shape.num_experts), num_pairs, device.torch_device, num_kinds=num_kinds
+        )
+        kinds = [layout for layouts in self._layouts for layout in layouts.kinds]
+        encoded = max((layout.encoded_bytes(max_tokens) for layout in kinds), default=0)
+        intermediate = max((layout.intermediate_bytes(num_pairs) for layout in kinds), default=0)
         self._encoded, self._intermediate = empty(encoded, torch.uint8), empty(intermediate, torch.uint8)
         self._outputs = empty((num_pairs, shape.hidden), torch.float32)
         self._buffers = ExpertBuffers(
@@ -95,6 +99,8 @@ class TableLayers:
         self._always = empty(1, torch.int32).fill_(1)
         self._split = empty((shape.top_k + 1) ** 2, torch.uint8)
         self._prices = empty(len(slots.read_prices()), torch.int32)
+        self._offsets = empty((shape.num_layers, shape.num_experts), torch.int64)
+        self._kinds = empty((shape.num_layers, shape.num_experts), torch.uint8)
         self._tables = [
             self._tables_of(layer, store, reads=layer not in cpu_layers) for layer in range(shape.num_layers)
         ]
@@ -118,13 +124,13 @@ class TableLayers:
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
         """See `model.DeviceMoe.forward`: one layer of a decode step."""
         native, shape, stream = self._native, self._shape, self._device.stream()
-        layout, groups, num_tokens = self._layouts[moe_layer], self._grouping.groups, len(normed)
+        num_tokens = len(normed)
         where, on_cpu = self._where[moe_layer], self._num_on_cpu[moe_layer]
         ahead, self._ahead = self._ahead, None
         routed = RoutedLayer(
             ids=ids, weights=weights, normed=normed, num_tokens=num_tokens, layer=moe_layer, ahead=ahead
         )
-        placed = PlacedLayer(groups=groups, where=where, num_on_cpu=on_cpu)
+        placed = PlacedLayer(groups=self._grouping.groups, where=where, num_on_cpu=on_cpu)
         mailbox = self.mailbox.address if self._posting else None
         native.place(
             routed,
@@ -135,20 +141,7 @@ class TableLayers:
             step=self._step,
             stream=stream,
         )
-        columns, encoded = shape.hidden, self._encoded
-        native.encode(
-            EncodedRows(
-                kind=layout.activations, rows=normed, num_tokens=num_tokens, columns=columns, out=encoded
-            ),
-            stream,
-        )
-        bounds = DecodeShape(
-            num_tokens=num_tokens,
-            top_k=shape.top_k,
-            num_experts=shape.num_experts,
-            shared_bytes=self._shared_bytes,
-        )
-        native.decode_experts(layout, groups, self._buffers, bounds, stream)
+        self._compute(self._layouts[moe_layer].kinds, normed)
         add = functools.partial(self._add, weights, hidden)
         results = self.mailbox.results
         if not self._posting:
@@ -167,6 +160,29 @@ class TableLayers:
         add(where, shape.top_k)
         # also rows with no CPU expert in this layer: rows deferred from the previous layer join here
         return add(self._all_rows, 1, results, joined_ns)
+
+    def _compute(self, kinds: Sequence[ExpertLayout], normed: Tensor) -> None:
+        """Launch the placed experts, each kind with its own kernels."""
+        shape, stream, num_tokens = self._shape, self._device.stream(), len(normed)
+        bounds = DecodeShape(
+            num_tokens=num_tokens,
+            top_k=shape.top_k,
+            num_experts=shape.num_experts,
+            shared_bytes=self._shared_bytes,
+        )
+        encoded_as = ""
+        for layout, groups in zip(kinds, self._grouping.kinds, strict=False):
+            if layout.activations != encoded_as:
+                encoded_as = layout.activations
+                rows = EncodedRows(
+                    kind=encoded_as,
+                    rows=normed,
+                    num_tokens=num_tokens,
+                    columns=shape.hidden,
+                    out=self._encoded,
+                )
+                self._native.encode(rows, stream)
+            self._native.decode_experts(layout, groups, self._buffers, bounds, stream)
 
     def _add(
         self,
@@ -228,14 +244,20 @@ class TableLayers:
         self._prices.copy_(torch.from_numpy(prices.view(np.int32)))
 
     def _tables_of(self, layer: int, store: StoreLayout, *, reads: bool) -> PlacementTables:
-        slots, num_experts = self._slots, self._shape.num_experts
+        slots, num_experts, layouts = self._slots, self._shape.num_experts, self._layouts[layer]
+        reads = reads and slots.store_base != 0
+        if reads:
+            self._offsets[layer].copy_(torch.from_numpy(store.offsets(layer)))
+        self._kinds[layer].copy_(torch.from_numpy(layouts.kind_of))
         return PlacementTables(
             slots=slots.slot_table + 4 * num_experts * layer,
             split=self._split,
             slot_base=slots.slot_base,
             slot_stride=slots.slot_stride,
-            store_base=slots.store_base + store.offset(layer) if slots.store_base and reads else 0,
-            store_stride=store.stride(layer),
+            store_base=slots.store_base if reads else 0,
+            store_offsets=self._offsets[layer],
             num_experts=num_experts,
             prices=self._prices,
+            kinds=self._kinds[layer],
+            num_kinds=len(layouts.kinds),
         )

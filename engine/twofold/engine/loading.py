@@ -312,7 +312,8 @@ def _load_on_cpu(
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     model = files.config
     num_layers, num_experts = len(model.moe_layers), model.num_experts
-    largest = max(map(model.routed.expert_bytes, files.expert_formats()), default=1)
+    sizes = map(model.routed.bytes_by_expert, files.expert_formats())
+    largest = max(map(max, sizes), default=1)
     slot_bytes = _core.slot_stride(largest)
     slots = num_slots(config, num_layers, num_experts, slot_bytes)
     split = (

@@ -40,7 +40,7 @@ from twofold.weights.panel_file import (
 )
 from twofold.weights.panel_writing import PanelFileWriter
 from twofold.weights.tensor_source import scales_name
-from twofold.weights.weight_format import scale_grid
+from twofold.weights.weight_format import LayerFormats, MixedFormats, scale_grid
 
 Rows = npt.NDArray[Any]
 _SLACK_BYTES: Final = 64 * 1024 * 1024
@@ -141,7 +141,7 @@ def _expert_panels(
     """Expert panels layer by layer, in the layout of one store of all layers."""
 
     @functools.lru_cache(maxsize=1)  # fresh memory per layer would cost its page faults
-    def store_of(formats: tuple[str, str, str]) -> _core.ExpertStore:
+    def store_of(formats: LayerFormats) -> _core.ExpertStore:
         return make_store(replace(shape, num_layers=1, formats=(formats,), limits=()), pool)
 
     try:
@@ -180,9 +180,12 @@ def _write_rows(files: ModelFiles, writer: PanelFileWriter) -> dict[str, StoredT
         files.tensors.release_pages([name, *files.tensors.companions(name)])
     for block, weights in files.blocks():
         if isinstance(block, ExpertBlock):
-            for spec, format in zip(
-                block.stacked_experts(weights), block.expert_formats(weights), strict=True
-            ):
+            formats = block.expert_formats(weights)
+            if isinstance(formats, MixedFormats):
+                for part, spec in weights.specs.items():  # a stack has one format
+                    put(spec.name, weights.format(part), spec.shape, None, None)
+                continue
+            for spec, format in zip(block.stacked_experts(weights), formats, strict=True):
                 put(spec.name, format, spec.shape, None, None)
             for spec in block.stacked_biases(weights):
                 put(spec.name, "f32", spec.shape, None, None)

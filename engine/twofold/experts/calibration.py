@@ -110,7 +110,7 @@ class LayerTimer:
     ) -> None:
         self._clock = clock
         layers = max(1, min(shape.num_layers, MAX_STORE_BYTES // (_expert_bytes(shape) * shape.num_experts)))
-        self.shape = replace(shape, num_layers=layers, formats=(_usual(shape),) * layers, limits=())
+        self.shape = replace(shape, num_layers=layers, formats=(shape.usual,) * layers, limits=())
         self._store = random_store(self.shape, pool, seed)
         self._random = np.random.default_rng(seed)
         self._rows = np.empty((0, shape.hidden), np.float32)
@@ -324,21 +324,15 @@ def to_profile(
     )
 
 
-def _usual(shape: MoeShape) -> tuple[str, str, str]:
-    """The formats named by `MoeShape.format`."""
-    gate, up, down = (shape.format.split("/") * 3)[:3]
-    return gate, up, down
-
-
 def _expert_bytes(shape: MoeShape) -> int:
-    return packed_expert_bytes(_usual(shape), shape.hidden, shape.intermediate, biases=shape.biases)
+    return packed_expert_bytes(shape.usual, shape.hidden, shape.intermediate, biases=shape.biases)
 
 
 def random_store(shape: MoeShape, pool: ops.ThreadPool, seed: int = 0) -> _core.ExpertStore:
     """Experts of random weights, each in its own memory."""
     store = make_store(shape, pool)
     random = np.random.default_rng(seed)
-    gate, up, down = _usual(shape)
+    gate, up, down = shape.usual
     # Values do not affect timing, memory does: every expert has its own copy.
     expert = (
         random_matrix(random, gate, shape.intermediate, shape.hidden),

@@ -23,7 +23,7 @@ def machine_cost_model(
     """The native cost model of a machine with an accelerator."""
     return _core.CostModel(
         machine.native(),
-        max(1, store.expert_bytes),  # 0 in a model without experts
+        max(1, store.mean_expert_bytes),  # 0 in a model without experts
         store.flops_per_token,
         curve.points if curve else (),
     )

@@ -96,6 +96,7 @@ class MoeRuntime:
             else pack_experts(shape, experts, pool, progress, spread)
         )
         self.expert_bytes: int = self.store.expert_bytes
+        """Bytes of the largest expert, which a slot has room for."""
         self.accelerator: _core.DeviceAccelerator | None = None
         """Expert slots of a real device; None without one."""
         self._slots, self._dense_cost, self._machine = slots, dense_cost, machine
@@ -127,7 +128,7 @@ class MoeRuntime:
             return _core.MoeExecutor(
                 pool,
                 self.store,
-                cpu_cost_model(curve, self.expert_bytes) if curve else None,
+                cpu_cost_model(curve, self.store.mean_expert_bytes) if curve else None,
                 slots.num_deferred,
             )
         try:

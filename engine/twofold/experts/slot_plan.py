@@ -12,7 +12,7 @@ from twofold.experts.device_split import split_slots
 from twofold.experts.pins import check_pins
 from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
 from twofold.experts.policies import POLICIES
-from twofold.weights.weight_format import Activation
+from twofold.weights.weight_format import Activation, ExpertFormats, LayerFormats, formats_by_expert
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class MoeShape:
     top_k: int
     hidden: int
     intermediate: int
-    formats: tuple[tuple[str, str, str], ...]
-    """Formats of (gate, up, down), one for each layer."""
+    formats: tuple[LayerFormats, ...]
+    """Formats of each layer's experts."""
     activation: Activation = "silu"
     biases: bool = False
     """Whether gate, up and down have biases."""
@@ -33,12 +33,20 @@ class MoeShape:
     """Bound of gate and up of each layer, 0 for none; empty: none has one."""
 
     @property
-    def format(self) -> str:
-        """Format of most layers, as used for curves and display: "q4_0", or "q4_k/q4_k/q6_k" if matrices differ."""
+    def usual(self) -> ExpertFormats:
+        """Formats of most experts."""
         if not self.formats:
-            return "f32"  # a dense model: not read
-        (most, _), *_ = Counter(self.formats).most_common(1)
-        return most[0] if len(set(most)) == 1 else "/".join(most)
+            return "f32", "f32", "f32"  # a dense model: not read
+        counts: Counter[ExpertFormats] = Counter()
+        for of_layer in self.formats:
+            counts.update(formats_by_expert(of_layer, self.num_experts))
+        (most, _), *_ = counts.most_common(1)
+        return most
+
+    @property
+    def format(self) -> str:
+        """`usual`, as used for curves and display: "q4_0", or "q4_k/q4_k/q6_k" if matrices differ."""
+        return self.usual[0] if len(set(self.usual)) == 1 else "/".join(self.usual)
 
 
 @dataclass(frozen=True)

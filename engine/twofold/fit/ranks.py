@@ -149,15 +149,15 @@ def _measure_cuts(files: ModelFiles) -> None:
 
 def _expert_bytes(config: EngineConfig, files: ModelFiles, parallel: ParallelConfig) -> list[int]:
     """Each rank's bytes of routed experts."""
-    model, size = files.config, parallel.tensor_parallel_size
-    of_layers = [model.routed.expert_bytes(formats) for formats in files.expert_formats()]
+    model, num_ranks = files.config, parallel.tensor_parallel_size
+    sizes = [size for formats in files.expert_formats() for size in model.routed.bytes_by_expert(formats)]
     spread = expert_spread(config, files)
     if spread is None:
-        return [model.num_experts * sum(of_layers), *[0] * (size - 1)]
-    held = [0] * size
-    for place, holders in enumerate(spread.holders):
-        for rank in range(size):
-            held[rank] += of_layers[place // model.num_experts] * (holders >> rank & 1)
+        return [sum(sizes), *[0] * (num_ranks - 1)]
+    held = [0] * num_ranks
+    for size, holders in zip(sizes, spread.holders, strict=True):
+        for rank in range(num_ranks):
+            held[rank] += size * (holders >> rank & 1)
     return held
 
 

@@ -205,7 +205,8 @@ def _few(shape: MoeShape) -> MoeShape:
     """One layer of the shape, with fewer experts if they are large."""
     one = 3 * shape.hidden * shape.intermediate
     count = min(shape.num_experts, max(2 * shape.top_k, _STORE_BYTES // one))
-    return replace(shape, num_layers=1, num_experts=count, formats=shape.formats[:1])
+    first = replace(shape, formats=shape.formats[:1])
+    return replace(first, num_layers=1, num_experts=count, formats=(first.usual,))
 
 
 def _chunk_loads(shape: MoeShape, tokens: int, timed: int) -> tuple[tuple[int, ...], float]:

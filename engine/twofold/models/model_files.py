@@ -18,7 +18,6 @@ from typing import Final, Literal
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
-from twofold.blocks.experts import PARTS, RoutedExperts
 from twofold.blocks.head import CLASSIFIER, HEAD
 from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.blocks.recoding import RecodedExperts, Recoding
@@ -31,7 +30,7 @@ from twofold.weights.gguf_source import GgufSource
 from twofold.weights.panel_file import PANEL_FILE, PanelSource
 from twofold.weights.tensor_source import TensorSource
 from twofold.weights.tensor_spec import Found, TensorSpec
-from twofold.weights.weight_format import ExpertWeights, LayerExperts
+from twofold.weights.weight_format import ExpertWeights, LayerExperts, LayerFormats
 
 _log = logging.getLogger(__name__)
 
@@ -146,8 +145,8 @@ class ModelFiles:
         for _, weights in self.layers[index]:
             self.tensors.release_pages(weights.names)
 
-    def expert_formats(self) -> tuple[tuple[str, str, str], ...]:
-        """Formats of (gate, up, down) of every layer with experts, in order."""
+    def expert_formats(self) -> tuple[LayerFormats, ...]:
+        """Formats of the experts of every layer that has any, in order."""
         return tuple(
             block.expert_formats(weights)
             for block, weights in self.blocks()
@@ -155,7 +154,7 @@ class ModelFiles:
         )
 
     def expert_weights(self, layer: int) -> Sequence[ExpertWeights]:
-        """The experts of model layer `layer`, views of the mapped files; each of the three matrices has one format.
+        """The experts of model layer `layer`, views of the mapped files.
 
         Raises ValueError for a layer without experts, ModelLoadError if fused experts cannot be told apart.
         """
@@ -305,7 +304,6 @@ def check_model_files(
         part.check(weights)
     known = {name for weights in opened for name in weights.names}
     _report_left_out(config, tensors)
-    _report_common_formats(config, opened, tensors)
     ignored = (*config.ignored, *config.head.ignored, *(pattern for _, pattern in _left_out(config)))
     unknown = [
         name
@@ -322,27 +320,6 @@ def check_model_files(
     layers = tuple(tuple((block, next(remaining)) for block in layer) for layer in config.layers)
     dtype = _PLAIN.get(embedding.format("table"), config.dtype)
     return ModelFiles(replace(config, dtype=dtype), tensors, embedding, layers, head)
-
-
-def _report_common_formats(
-    config: ModelConfig, opened: Sequence[BlockWeights], tensors: TensorSource
-) -> None:
-    """Log, in one line, the layers whose experts are stored in several formats and computed in one."""
-    mixed: dict[tuple[str, ...], int] = {}
-    for part, weights in zip(model_parts(config), opened, strict=True):
-        if isinstance(part, RoutedExperts):
-            stored = set().union(
-                *(part.stored_formats(weights, each) for each in PARTS if "gate_up" not in weights)
-            )
-            computed = set(part.expert_formats(weights))
-            if not stored <= computed:
-                key = (", ".join(sorted(stored)), ", ".join(sorted(computed)))
-                mixed[key] = mixed.get(key, 0) + 1
-    for (stored_as, computed_as), count in mixed.items():
-        _log.info(
-            "%s: experts of %d layers are stored as %s; each matrix of a layer has one format, so they are computed as "
-            "%s", tensors.where, count, stored_as, computed_as,
-        )  # fmt: skip
 
 
 def _left_out(config: ModelConfig) -> list[tuple[str, str]]:

@@ -88,7 +88,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
     """The size of opened files. kv_cache_dtype: as --kv-cache-dtype takes it."""
     config = files.config
     dense = [(part, weights) for part, weights in files.parts() if not isinstance(part, ExpertBlock)]
-    experts = [config.routed.expert_bytes(formats) for formats in files.expert_formats()]
+    experts = [config.routed.bytes_by_expert(formats) for formats in files.expert_formats()]
     # The device has cosines and sines of the whole context, in float32.
     rotation = 4 * config.max_context * sum(dim for _, dim in config.rotations)
     of_layer = [0] * len(config.layers)
@@ -98,8 +98,8 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
     return ModelSize(
         config=config,
         dense_bytes=sum(part.host_bytes(weights) for part, weights in dense),
-        expert_bytes=config.num_experts * sum(experts),
-        one_expert_bytes=max(experts, default=0),
+        expert_bytes=sum(map(sum, experts)),
+        one_expert_bytes=max(map(max, experts), default=0),
         kv_bytes_per_token=config.cache_bytes_per_token(config.cache_dtype(kv_cache_dtype)),
         bytes_per_sequence=config.bytes_per_sequence,
         file_bytes=files.file_bytes,
@@ -152,7 +152,8 @@ def trace_sizes(files: ModelFiles) -> TraceSizes:
     """Sizes of a model for recorded traces, means over its MoE layers. Everything after the last one counts as the
     head."""
     routed, formats = files.config.routed, files.expert_formats()
-    expert_bytes = sum(map(routed.expert_bytes, formats)) / max(1, len(formats))
+    total_bytes = sum(sum(routed.bytes_by_expert(each)) for each in formats)
+    expert_bytes = total_bytes / max(1, len(formats) * routed.num_experts)
     bits = 8 * expert_bytes / (3 * routed.hidden_size * max(1, routed.intermediate_size))
     *before, last = dense_stretches(files)[0]
     dense_bytes = sum(before) / max(1, len(before))

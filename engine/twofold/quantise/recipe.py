@@ -21,7 +21,13 @@ from twofold.blocks.recoding import recoded_rows
 from twofold.models.model_files import ModelFiles
 from twofold.quantise.rules import Rules
 from twofold.weights.tensor_spec import TensorSpec
-from twofold.weights.weight_format import BLOCK_FORMATS, FORMATS, WeightMatrix, source_row_bytes
+from twofold.weights.weight_format import (
+    BLOCK_FORMATS,
+    FORMATS,
+    WeightMatrix,
+    distinct_formats,
+    source_row_bytes,
+)
 
 TARGETS: Final = tuple(name for name in BLOCK_FORMATS if FORMATS[name].quantised)
 """Formats that a model can be quantised to."""
@@ -163,7 +169,8 @@ class _Maker:
         """A layer's experts, with each of the three matrices stacked over all experts."""
         made = []
         for part, spec in enumerate(block.stacked_experts(weights)):
-            source = block.expert_formats(weights)[part]
+            sources = {formats[part] for formats in distinct_formats(block.expert_formats(weights))}
+            source = sources.pop() if len(sources) == 1 else "f32"
             target = self._target(block, block.layer, spec)
             format = format_for(target, spec.shape[-1], source if source in _PLAIN else "f32")
 

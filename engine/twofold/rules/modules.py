@@ -9,6 +9,7 @@ from typing import Final
 from twofold.blocks.block import Block, ExpertBlock, ModelPart
 from twofold.blocks.block_weights import BlockWeights
 from twofold.models.model_files import ModelFiles
+from twofold.weights.weight_format import distinct_formats
 
 CLASSES: Final = (
     "attention", "gqa", "mla", "gated_delta", "short_convolution", "router", "experts", "shared_experts", "dense",
@@ -40,7 +41,7 @@ class Module:
     def formats(self) -> tuple[str, ...]:
         """Formats of its weights in memory, excluding norms, biases and other exact tensors."""
         if isinstance(self.part, ExpertBlock):
-            return tuple(sorted(set(self.part.expert_formats(self.weights))))
+            return tuple(sorted(set().union(*distinct_formats(self.part.expert_formats(self.weights)))))
         return tuple(sorted({self.weights.format(part) for part in self.recodable}))
 
     @property

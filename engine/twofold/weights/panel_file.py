@@ -31,6 +31,10 @@ from twofold.weights.tensor_source import TensorEntry, TensorSource
 from twofold.weights.weight_format import (
     CACHE_LINE,
     FORMATS,
+    LayerFormats,
+    MixedFormats,
+    formats_by_expert,
+    layer_formats,
     packed_bytes,
     packed_expert_bytes,
     source_row_bytes,
@@ -41,7 +45,8 @@ PANEL_FILE: Final = "model.panels"
 """File name in a packed model's directory."""
 SUFFIX: Final = ".panels"
 MAGIC: Final = b"2FPANELS"
-VERSION: Final = 1
+VERSIONS: Final = (1, 2)
+"""Versions that are read. 2: experts of a layer differ in their formats."""
 PREFIX: Final = struct.Struct("<8sIIQQ")
 """Magic, version, CRC-32 of the contents, their offset and length."""
 MAX_CONTENTS_BYTES: Final = 64 * 1024 * 1024
@@ -81,16 +86,19 @@ class StoredExperts:
     num_experts: int
     hidden: int
     intermediate: int
-    formats: tuple[tuple[str, str, str], ...]
-    """Formats of (gate, up, down), one for each layer."""
+    formats: tuple[LayerFormats, ...]
+    """Formats of each layer's experts."""
     stretches: tuple[Stretch, ...]
     biases: bool = False
     """Whether each expert's biases follow its panels."""
 
     def layer_bytes(self, layer: int) -> int:
         """Bytes of a layer's experts; each begins on a cache line."""
-        one = packed_expert_bytes(self.formats[layer], self.hidden, self.intermediate, biases=self.biases)
-        return self.num_experts * (-(-one // CACHE_LINE) * CACHE_LINE)
+        sizes = (
+            packed_expert_bytes(formats, self.hidden, self.intermediate, biases=self.biases)
+            for formats in formats_by_expert(self.formats[layer], self.num_experts)
+        )
+        return sum(-(-size // CACHE_LINE) * CACHE_LINE for size in sizes)
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,12 @@ class Contents:
     """Unix time that the file's modification time is set to: while they are equal, the file is unchanged. 0:
     unknown."""
 
+    @property
+    def version(self) -> int:
+        """Version of a file with these contents, the first one that has them."""
+        is_mixed = any(isinstance(formats, MixedFormats) for formats in self.experts.formats)
+        return VERSIONS[1 if is_mixed else 0]
+
     def as_json(self) -> str:
         return json.dumps(asdict(self))
 
@@ -154,8 +168,11 @@ def read_contents(path: Path) -> Contents:
             if prefix[: len(MAGIC)] != MAGIC or len(prefix) < PREFIX.size:
                 _refuse(path, f"begins with {prefix[:8]!r}, expected {MAGIC!r}: not a file of packed panels")
             _, version, crc32, offset, num_bytes = PREFIX.unpack(prefix)
-            if version != VERSION:
-                _refuse(path, f"is of version {version}, expected {VERSION}: another Twofold wrote it")
+            if version not in VERSIONS:
+                _refuse(
+                    path,
+                    f"is of version {version}, expected {VERSIONS[-1]} at most: another Twofold wrote it",
+                )
             if num_bytes > MAX_CONTENTS_BYTES:
                 _refuse(
                     path, f"says its contents are {num_bytes} bytes, expected {MAX_CONTENTS_BYTES} at most"
@@ -202,12 +219,14 @@ def _matrix(data: Any, end: int) -> StoredMatrix:
 
 
 def _experts(data: Any, end: int) -> StoredExperts:
-    formats = tuple((_format(gate), _format(up), _format(down)) for gate, up, down in data["formats"])
+    formats = tuple(map(_layer_formats, data["formats"]))
     stretches = tuple(_stretch(each, end, CACHE_LINE) for each in data["stretches"])
     num_experts, hidden, inner = (_count(data[name]) for name in ("num_experts", "hidden", "intermediate"))
     biases = data.get("biases", False)
     if not isinstance(biases, bool):
         raise ValueError(f"{biases!r} does not say whether experts have biases")
+    for each in formats:
+        _expect(len(formats_by_expert(each, num_experts)), num_experts)
     experts = StoredExperts(num_experts, hidden, inner, formats, stretches, biases)
     _expect(len(stretches), len(formats))
     at = stretches[0].offset if stretches else 0
@@ -216,6 +235,13 @@ def _experts(data: Any, end: int) -> StoredExperts:
         _expect(stretch.num_bytes, experts.layer_bytes(layer))
         at = stretch.end
     return experts
+
+
+def _layer_formats(data: Any) -> LayerFormats:
+    if isinstance(data[0], str):
+        gate, up, down = map(_format, data)
+        return gate, up, down
+    return layer_formats((_format(gate), _format(up), _format(down)) for gate, up, down in data)
 
 
 def _tensor(data: Any, end: int) -> StoredTensor:

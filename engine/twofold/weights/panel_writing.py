@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from twofold.weights.panel_file import MAGIC, PAGE, PREFIX, VERSION, Contents, Stretch
+from twofold.weights.panel_file import MAGIC, PAGE, PREFIX, Contents, Stretch
 from twofold.weights.weight_format import CACHE_LINE
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
@@ -95,7 +95,7 @@ class PanelFileWriter:
         offset = self.at
         self._put(memoryview(text))
         self._flush()
-        prefix = PREFIX.pack(MAGIC, VERSION, zlib.crc32(text), offset, len(text))
+        prefix = PREFIX.pack(MAGIC, contents.version, zlib.crc32(text), offset, len(text))
         os.pwrite(self._file, prefix, 0)
         os.utime(self._file, (written_s, written_s))
         os.fsync(self._file)

@@ -7,7 +7,7 @@ packs nothing.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, overload
@@ -78,8 +78,36 @@ def packed_bytes(format: str, rows: int, columns: int) -> int:
     return panels * -(-columns // layout.panel_columns) * layout.panel_block_bytes
 
 
+ExpertFormats = tuple[str, str, str]
+"""Formats of an expert's (gate, up, down)."""
+
+
+class MixedFormats(tuple[ExpertFormats, ...]):
+    """Formats of each of a layer's experts, where they differ."""
+
+
+LayerFormats = ExpertFormats | MixedFormats
+"""Formats of a layer's experts: of all, or of each where they differ."""
+
+
+def layer_formats(experts: Iterable[ExpertFormats]) -> LayerFormats:
+    """Formats of a layer with these experts, at least one."""
+    each = MixedFormats(experts)
+    return each if len(set(each)) > 1 else each[0]
+
+
+def formats_by_expert(formats: LayerFormats, num_experts: int) -> tuple[ExpertFormats, ...]:
+    """Formats of each of a layer's experts."""
+    return formats if isinstance(formats, MixedFormats) else (formats,) * num_experts
+
+
+def distinct_formats(formats: LayerFormats) -> tuple[ExpertFormats, ...]:
+    """Formats that occur among a layer's experts, in order of the first one that has them."""
+    return tuple(dict.fromkeys(formats)) if isinstance(formats, MixedFormats) else (formats,)
+
+
 def packed_expert_bytes(
-    formats: tuple[str, str, str], hidden: int, intermediate: int, *, biases: bool = False
+    formats: ExpertFormats, hidden: int, intermediate: int, *, biases: bool = False
 ) -> int:
     """Bytes of an expert of (gate, up, down) in memory; biases are float32, each matrix's on a cache line."""
     gate, up, down = formats

@@ -42,8 +42,8 @@ def errors_of(simt: ModuleType, files: ModelFiles) -> dict[str, float]:
     """Relative errors of every expert format and every variant of a layer."""
     device, pool = FakeDevice(simt.open_device(tick_us=2.0)), ops.ThreadPool(1)
     found = [
-        check_format(device, pool, functools.partial(expert_pair, files, pool, layer))
-        for layer in layers_by_format(files).values()
+        check_format(device, pool, functools.partial(expert_pair, files, pool, layer, formats))
+        for formats, layer in layers_by_format(files).items()
     ]
     found += [check_layer(device, pool, files, layer) for layer in layers_to_check(files, every_variant=True)]
     return {name: error for figures in found for name, error in figures["relative_error"].items()}

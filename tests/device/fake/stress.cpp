@@ -169,7 +169,7 @@ class Run {
     for (const Move& move : decision.moves) {
       if (move.staged) continue;
       // A slot given up by a withdrawn prefetch may be taken again in the same layer.
-      if (!in_flight_.insert(move.slot).second && decision.num_withdrawn == 0)
+      if (!in_flight_.insert(move.slot).second && decision.withdrawn.empty())
         fail("slot " + std::to_string(move.slot) + " was given away with an upload in flight");
     }
     for (const Move& move : decision.moves) counts_.begun_ahead += move.staged && move.layer > decision.layer;

@@ -38,6 +38,7 @@ from tests.device.test_placed_layers import (
     LAYERS,
     TOP_K,
     alone,
+    formats_of,
     make_store,
     run_step,
     steps,
@@ -84,12 +85,12 @@ def machine(
     everything = sum(slots) == LAYERS * EXPERTS
     executor = _core.MoeExecutor.on_device(pool, store, accelerator, everything)
     executor.events_enabled = True
-    shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple((f, f, f) for f in formats))
+    shape = MoeShape(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, tuple(map(formats_of, formats)))
     layers = PlacedLayers([FakeDevice(each) for each in opened], accelerator, executor, shape, homes=homes)
     return SimpleNamespace(layers=layers, executor=executor, accelerator=accelerator)
 
 
-@pytest.mark.parametrize("name", ["f32", "bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["f32", "bf16", "q8_0", "q4_0", "bf16+q4_0"])
 @pytest.mark.parametrize(
     ("slots", "homes"),
     [((12, 12), ()), ((6, 18), ()), ((8, 9, 7), ()), ((12, 12), (0, 1, 1)), ((8, 9, 7), (0, 1, 2))],
@@ -113,7 +114,7 @@ def test_sums_have_the_bits_of_one_device(
 def test_devices_and_cpu_add_up_to_what_the_cpu_computes(
     fake: ModuleType, pool: ops.ThreadPool, slots: tuple[int, ...]
 ) -> None:
-    formats = ["f32", "q8_0", "bf16"]
+    formats = ["f32", "q8_0+q4_0", "bf16"]
     store = make_store(pool, formats)
     several = machine(fake, pool, store, formats, slots)
     for number, layers in enumerate(steps(21, SIZES)):

@@ -37,7 +37,7 @@ void bind_scheduler(py::module_& m) {
       .def_readonly("moves", &LayerDecision::moves)
       .def_readonly("times", &LayerDecision::times)
       .def_readonly("start_us", &LayerDecision::start_us)
-      .def_readonly("num_withdrawn", &LayerDecision::num_withdrawn)
+      .def_readonly("withdrawn", &LayerDecision::withdrawn)
       .def_property_readonly(
           "arrived",
           [](const LayerDecision& d) {

@@ -105,7 +105,7 @@ struct LayerDecision {
   std::vector<Move> moves;
   std::optional<Rejection> rejection;  // the most valuable one: if its upload does not pay, none does
   std::vector<Publication> arrivals;   // uploads ahead and prefetches that ended in time for this layer
-  int num_withdrawn = 0;               // prefetches withdrawn: moves of an earlier decision that never began
+  std::vector<int> withdrawn;          // experts whose prefetch, a move of an earlier decision, never began
   LayerTimes times;
   double start_us = 0;
 };

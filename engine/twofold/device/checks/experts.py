@@ -23,10 +23,12 @@ from twofold.device.backend import StepServer
 from twofold.device.checks.fixed_experts import DeviceExperts
 from twofold.device.checks.running import Figures, WrongResultError
 from twofold.device.device import Device
+from twofold.device.layouts import layouts_of
 from twofold.device.placed_share import DECODE_TOKENS, layers_on_tensor_cores
 from twofold.experts.slot_plan import MoeShape
 from twofold.models.model_files import ModelFiles
 from twofold.step.expert_loading import moe_shape, open_mapped_experts
+from twofold.weights.weight_format import ExpertFormats, distinct_formats, formats_by_expert
 
 LIMIT: Final = 5e-2
 """Largest relative error against the CPU: twice that of one side against f32, which tests/gpu allows 2e-2."""
@@ -37,13 +39,15 @@ _DECODE_ROWS: Final = 2
 
 @dataclass(frozen=True)
 class ExpertPair:
-    """Experts 0 and 1 of one layer; expert 0 alone where the model has one."""
+    """Two experts of one layer in the same formats; one where there are no two."""
 
     store: _core.ExpertStore
     layer: int
     """Number of the layer in `store`."""
     shape: MoeShape
-    """Shape of a model with this layer alone, whose tokens are routed to all experts of the pair."""
+    """Shape of a model with this layer alone, in the pair's formats, whose tokens are routed to the pair."""
+    experts: tuple[int, ...]
+    """Their numbers in the layer."""
 
     def on_device(
         self,
@@ -53,12 +57,13 @@ class ExpertPair:
         max_tokens: int = _DECODE_ROWS,
         handshake: str = "kernels",
     ) -> DeviceExperts:
-        """The first `num_resident` experts in slots of `device`."""
-        panels, stride = np.asarray(self.store.panels(self.layer)), self.store.stride(self.layer)
+        """The first `num_resident` of the pair in slots of `device`."""
+        panels, offsets = np.asarray(self.store.panels(self.layer)), self.store.offsets(self.layer)
+        size = layouts_of(self.shape)[0].kinds[0].bytes
         experts: list[Tensor | None] = [None] * self.shape.num_experts
-        for expert in range(num_resident):
-            part = panels.reshape(-1)[expert * stride : (expert + 1) * stride]
-            experts[expert] = torch.from_numpy(np.array(part))
+        for expert in self.experts[:num_resident]:
+            begin = offsets[expert] - offsets[0]
+            experts[expert] = torch.from_numpy(np.array(panels.reshape(-1)[begin : begin + size]))
         return DeviceExperts(device, [experts], self.shape, max_tokens, handshake, _WAIT_S)
 
     def on_cpu(self, pool: ops.ThreadPool, rows: LayerRows) -> Tensor:
@@ -81,36 +86,44 @@ class LayerRows:
     weights: Tensor
 
     @classmethod
-    def random(cls, device: torch.device, shape: MoeShape, num_tokens: int) -> LayerRows:
-        """Random rows, all of them routed to the first `shape.top_k` experts."""
+    def random(cls, device: torch.device, pair: ExpertPair, num_tokens: int) -> LayerRows:
+        """Random rows, all of them routed to the pair."""
         generator = torch.Generator().manual_seed(num_tokens)
-        normed = torch.randn(num_tokens, shape.hidden, generator=generator).bfloat16()
-        weights = torch.rand(num_tokens, shape.top_k, generator=generator) + 0.1
-        ids = torch.arange(shape.top_k, dtype=torch.int32).repeat(num_tokens, 1)
+        normed = torch.randn(num_tokens, pair.shape.hidden, generator=generator).bfloat16()
+        weights = torch.rand(num_tokens, pair.shape.top_k, generator=generator) + 0.1
+        ids = torch.tensor(pair.experts, dtype=torch.int32).repeat(num_tokens, 1)
         return cls(normed.to(device), ids.to(device), weights.to(device))
 
 
-def layers_by_format(files: ModelFiles) -> dict[tuple[str, str, str], int]:
-    """The first layer with experts, counted among those, for each triple of formats of (gate, up, down)."""
-    found: dict[tuple[str, str, str], int] = {}
-    for layer, formats in enumerate(files.expert_formats()):
-        found.setdefault(formats, layer)
+def layers_by_format(files: ModelFiles) -> dict[ExpertFormats, int]:
+    """The first layer with such experts, counted among those with any, for each triple of formats of (gate, up,
+    down)."""
+    found: dict[ExpertFormats, int] = {}
+    for layer, of_layer in enumerate(files.expert_formats()):
+        for formats in distinct_formats(of_layer):
+            found.setdefault(formats, layer)
     return found
 
 
-def expert_pair(files: ModelFiles, pool: ops.ThreadPool, moe_layer: int) -> ExpertPair:
-    """Experts of layer `moe_layer`, counted among layers with experts; packed now unless they are in a panel file."""
+def expert_pair(
+    files: ModelFiles, pool: ops.ThreadPool, moe_layer: int, formats: ExpertFormats | None = None
+) -> ExpertPair:
+    """The first experts of layer `moe_layer`, counted among layers with experts, that are in `formats`; None: in those
+    of the first expert. Packed now unless they are in a panel file."""
     whole = moe_shape(files)
     limits = whole.limits[moe_layer : moe_layer + 1]
+    of_layer = formats_by_expert(whole.formats[moe_layer], whole.num_experts)
+    formats = formats or of_layer[0]
+    numbers = tuple(number for number, each in enumerate(of_layer) if each == formats)[:2]
     shape = dataclasses.replace(
         whole,
         num_layers=1,
-        top_k=min(2, whole.num_experts),
-        formats=(whole.formats[moe_layer],),
+        top_k=len(numbers),
+        formats=(formats,),
         limits=limits,
     )
     if files.mapped is not None:
-        return ExpertPair(open_mapped_experts(files.mapped, whole), moe_layer, shape)
+        return ExpertPair(open_mapped_experts(files.mapped, whole), moe_layer, shape, numbers)
     store = _core.ExpertStore(
         shape.top_k,
         shape.hidden,
@@ -121,10 +134,13 @@ def expert_pair(files: ModelFiles, pool: ops.ThreadPool, moe_layer: int) -> Expe
         limits=limits,
     )
     layer = files.config.moe_layers[moe_layer]
-    store.put(pool, 0, 0, list(files.expert_weights(layer)[: shape.top_k]))
+    weights = files.expert_weights(layer)
+    store.put(pool, 0, 0, [weights[number] for number in numbers])
     if (biases := files.expert_biases(layer)) is not None:
-        store.put_biases(0, 0, np.ascontiguousarray(biases[: shape.top_k]))
-    return ExpertPair(store, 0, dataclasses.replace(shape, num_experts=shape.top_k))
+        store.put_biases(0, 0, np.ascontiguousarray(biases[list(numbers)]))
+    return ExpertPair(
+        store, 0, dataclasses.replace(shape, num_experts=len(numbers)), tuple(range(len(numbers)))
+    )
 
 
 def check_format(device: Device, pool: ops.ThreadPool, pair: Callable[[], ExpertPair]) -> Figures:
@@ -136,7 +152,7 @@ def check_format(device: Device, pool: ops.ThreadPool, pair: Callable[[], Expert
         if not num_tokens:
             continue
         with device.active():
-            rows = LayerRows.random(device.torch_device, experts.shape, num_tokens)
+            rows = LayerRows.random(device.torch_device, experts, num_tokens)
             on_device = experts.on_device(
                 device, experts.shape.top_k, max_tokens=min(num_tokens, DECODE_TOKENS)
             )
@@ -160,7 +176,7 @@ def check_served_step(
     experts = pair()
     with device.active():
         kind = kind or device.handshake(experts.shape.hidden)
-        rows = LayerRows.random(device.torch_device, experts.shape, 1)
+        rows = LayerRows.random(device.torch_device, experts, 1)
         on_device = experts.on_device(device, 1, handshake=kind)
         hidden = torch.zeros((1, experts.shape.hidden), device=device.torch_device)
 

@@ -26,7 +26,7 @@ from twofold.api.errors import KernelError
 from twofold.blocks import ops
 from twofold.device.backend import StepServer
 from twofold.device.device import Device
-from twofold.device.layouts import I32, Grouping, by_expert, layouts_of
+from twofold.device.layouts import I32, I64, Grouping, by_expert, layouts_of
 from twofold.device.table_layers import TableLayers
 from twofold.experts.slot_plan import MoeShape
 
@@ -63,11 +63,8 @@ class _FixedSlots:
     def read_prices(self) -> Sequence[int]:
         return []
 
-    def offset(self, layer: int) -> int:
-        return 0
-
-    def stride(self, layer: int) -> int:
-        return 0
+    def offsets(self, layer: int) -> I64:
+        return np.zeros(self.host_table.shape[1], np.int64)
 
 
 class DeviceExperts(TableLayers):
@@ -95,12 +92,13 @@ class DeviceExperts(TableLayers):
         )  # fmt: skip
 
     def prefill(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
-        """A layer of a prefill chunk with all experts resident; waits for the routing.
+        """A layer of a prefill chunk with all experts resident and of the same formats; waits for the routing.
 
         Raises:
             KernelError: an expert is not resident.
         """
-        native, shape, layout = self._native, self._shape, self._layouts[moe_layer]
+        native, shape = self._native, self._shape
+        (layout,) = self._layouts[moe_layer].kinds
         device, stream = self._device.torch_device, self._device.stream()
         num_tokens, num_pairs = len(normed), ids.numel()
         experts, begin, pairs = by_expert(ids.cpu().numpy())
@@ -138,7 +136,8 @@ class DeviceExperts(TableLayers):
 def _filled(
     resident: Sequence[Sequence[Tensor | None]], shape: MoeShape, device: torch.device
 ) -> _FixedSlots:
-    stride = _core.slot_stride(max(layout.bytes for layout in layouts_of(shape)))
+    kinds = (layout for layouts in layouts_of(shape) for layout in layouts.kinds)
+    stride = _core.slot_stride(max(layout.bytes for layout in kinds))
     count = sum(expert is not None for layer in resident for expert in layer)
     slots = torch.empty((max(count, 1), stride), dtype=torch.uint8, device=device)
     table = np.full((shape.num_layers, shape.num_experts), -1, np.int32)

@@ -147,7 +147,9 @@ def _formats(device: Device, files: ModelFiles, pool: ops.ThreadPool) -> list[Ch
     return [
         Check(
             f"experts in {'/'.join(dict.fromkeys(formats))}",
-            functools.partial(check_format, device, pool, functools.partial(expert_pair, files, pool, layer)),
+            functools.partial(
+                check_format, device, pool, functools.partial(expert_pair, files, pool, layer, formats)
+            ),
         )
         for formats, layer in layers_by_format(files).items()
     ]

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from twofold.tools.cli.doctor.memory_table import ContextNeeds, memory_table
 from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path
 from twofold.weights import gguf_nvfp4
 from twofold.weights.gguf_file import is_gguf
-from twofold.weights.weight_format import FORMATS
+from twofold.weights.weight_format import FORMATS, distinct_formats
 
 _MOST_FOUND: Final = 200
 _GIB: Final = 2**30
@@ -91,7 +92,9 @@ def _examine(path: Path) -> dict[str, Any]:
         "architecture": files.config.architecture,
         "layers": files.config.num_layers,
         "experts_per_layer": files.config.num_experts,
-        "expert_formats": sorted({format for each in files.expert_formats() for format in each}),
+        "expert_formats": sorted(
+            set().union(*chain.from_iterable(map(distinct_formats, files.expert_formats())))
+        ),
         "embeddings": pooling.describe(),
         "file_bytes": files.file_bytes,
         "contexts": [dataclasses.asdict(row) for row in rows],
