@@ -290,7 +290,8 @@ CASE(a_step_groups_experts_by_their_layout) {
   for (const int kinds : {2, 3}) {
     check_place({.tokens = 1, .experts = 67, .top_k = 8, .hidden = 8, .reads_host = true, .kinds = kinds});
     check_place({.tokens = 12, .experts = 20, .top_k = 4, .hidden = 8, .reads_host = true, .kinds = kinds});
-    check_place({.tokens = 3, .experts = 8, .top_k = 2, .hidden = 16, .looks = true, .kinds = kinds});
+    check_place(
+        {.tokens = 3, .experts = 8, .top_k = 2, .hidden = 16, .posts = true, .looks = true, .kinds = kinds});
   }
 }
 
