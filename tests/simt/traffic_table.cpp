@@ -264,7 +264,7 @@ void step() {
   auto* num_on_cpu = run.memory<uint32_t>("num_on_cpu", 1);
   run.check(launch_place(
                 {ids, weights, run.zeros<uint16_t>("normed", size_t(kTokens * kHidden)), kTokens, 0},
-                {run.copy("slots", slots), nullptr, 0x100000, 4096, 0, 512, kExperts},
+                {run.copy("slots", slots), nullptr, 0x100000, 4096, 0, nullptr, kExperts},
                 {{run.memory<int32_t>("num_groups", 1), run.memory<uint64_t>("group weights", size_t(groups)),
                   run.memory<int32_t>("begin", size_t(groups) + 1),
                   run.memory<int32_t>("pairs", size_t(kPairs)), groups},
