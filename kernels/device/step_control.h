@@ -32,7 +32,7 @@ TWOFOLD_HD ExpertGroups groups_of_kind(const ExpertGroups& first, int kind) {
 
 // What one layer's routing becomes.
 struct PlacedLayer {
-  ExpertGroups groups;   // of the first kind, see groups_of_kind
+  ExpertGroups groups;   // those of the first kind, see groups_of_kind
   uint8_t* where;        // [pairs], see placement.h
   uint32_t* num_on_cpu;  // [1]
 };

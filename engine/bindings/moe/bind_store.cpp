@@ -37,7 +37,7 @@ SourceMatrix expert_matrix(const py::handle& matrix, const std::string& what, in
 }
 
 using FormatNames = std::tuple<std::string, std::string, std::string>;
-// Of a layer's experts: for all, or for each.
+// Formats of a layer's experts: one for all, or one each.
 using LayerNames = std::variant<FormatNames, std::vector<FormatNames>>;
 
 // limits: one per layer, or none.

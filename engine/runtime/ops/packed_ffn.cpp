@@ -82,7 +82,7 @@ void PackedFfn::plan(const FfnRows& rows) {
     return product_us(static_cast<double>(kernels::panel_bytes(format, columns)),
                       2.0 * kPanelRows * columns * load);
   };
-  double pair_us = 0, down_us = 0;  // of a panel; means over the formats
+  double pair_us = 0, down_us = 0;  // time of a panel, mean over the formats
   bool whole_rows = false;
   for (const FfnFormats& each : formats_) {
     pair_us += us_of(each.gate, hidden_) + us_of(each.up, hidden_);
