@@ -14,7 +14,13 @@ from twofold.blocks import ops
 from twofold.device.placed_layers import PlacedLayers
 from twofold.device.placed_share import DECODE_TOKENS, Parcel
 from twofold.experts.slot_plan import MoeShape
-from twofold.weights.weight_format import LayerFormats, WeightMatrix, formats_by_expert, layer_formats
+from twofold.weights.weight_format import (
+    LayerFormats,
+    WeightMatrix,
+    formats_by_expert,
+    layer_formats,
+    packed_expert_bytes,
+)
 
 from tests.device.fake_device import FakeDevice
 
@@ -182,7 +188,11 @@ def test_both_sides_add_up_to_what_the_cpu_computes(
         assert min(counts["cpu_misses"], counts["fetched"]) > 0
     assert ("prefill_experts" in device.calls) == (formats != ["f32"] * 3)
     assert "decode_experts" in device.calls
-    rows = device.executor.drain_events()["token_layer"]
+    events = device.executor.drain_events()
+    rows, uploads = events["token_layer"], events["upload"]
+    for upload in uploads:
+        own = formats_by_expert(formats_of(formats[upload["layer"]]), EXPERTS)[upload["expert"]]
+        assert upload["size_bytes"] == packed_expert_bytes(own, HIDDEN, INTERMEDIATE)
     assert len(rows) == sum(len(layers[0][0]) for layers in played) * LAYERS
     assert (rows["layer_us"] > 0).all()
 

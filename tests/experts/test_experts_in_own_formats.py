@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.parallel_config import ParallelConfig
 from twofold.blocks import ops
+from twofold.blocks.recoding import Recoding
 from twofold.engine import Engine
 from twofold.engine.packing import pack_directory
 from twofold.fit.ranks import fit_ranks
 from twofold.models.model_files import open_model_files
 from twofold.models.sizing import measure_files
+from twofold.tools.cli.main import main
 from twofold.weights.panel_file import PANEL_FILE, read_contents
 from twofold.weights.weight_format import MixedFormats
 
@@ -73,6 +76,19 @@ def test_every_expert_takes_its_own_bytes(tmp_path: Path) -> None:
         assert engine.expert_bytes == total
     finally:
         engine.close()
+
+
+def test_a_quantised_model_has_one_format_and_the_weights_that_have_it_already(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    write_by_expert(source, *ONE_PLAIN)
+    assert main(["quantize", str(source), str(made), "--format", "q4_0", "--max-tokens", "0"]) == 0
+    before, after = open_model_files(source), open_model_files(made)
+    assert set(after.expert_formats()) == {("q4_0",) * 3}
+    for expert in (0, 2):
+        for old, new in zip(before.expert_weights(1)[expert], after.expert_weights(1)[expert], strict=True):
+            np.testing.assert_array_equal(old.data, new.data)
+    recoded = before.recoded([Recoding("int8", None)] * len(list(before.parts())))
+    assert set(recoded.expert_formats()) == {("int8",) * 3}
 
 
 def test_the_version_of_a_panel_file_says_whether_formats_are_by_expert(tmp_path: Path) -> None:
