@@ -25,8 +25,7 @@ from tests.engine.model_runs import random_prompt
 from tests.tiny_models.kernel_sizes import FORMATS, MODELS, QWEN
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
-from tests.weights.scheme_cases import MODEL
-from tests.weights.test_schemes import write_by_expert
+from tests.weights.scheme_cases import MODEL, write_by_expert
 
 TOKENS = 6
 

@@ -384,3 +384,31 @@ def write(directory: Path, case: Case, model: TinyModel = MODEL) -> dict[str, An
 def write_config(directory: Path, quantization: dict[str, Any], model: TinyModel = MODEL) -> None:
     config = tiny_config(model) | {"quantization_config": quantization}
     (directory / "config.json").write_text(json.dumps(config))
+
+
+def stored_by_expert(name: str, of_expert_3: str | None) -> Any:
+    """How a tensor is stored: expert 3 by another case than the other experts, or plainly; the rest plainly."""
+    if ".experts." not in name or not name.endswith("_proj.weight"):
+        return None
+    return CASES["gptq"].store if ".experts.3." not in name else of_expert_3 and CASES[of_expert_3].store
+
+
+def write_by_expert(
+    directory: Path, of_expert_3: str | None, dynamic: dict[str, Any], model: TinyModel = MODEL
+) -> dict[str, Any]:
+    """The model, its experts stored by `stored_by_expert` → the values of its tensors by name."""
+    rng = np.random.default_rng(1)
+    stored: Parts = {}
+    values: dict[str, Any] = {}
+    for name, weight in tiny_weights(model).items():
+        store = stored_by_expert(name, of_expert_3)
+        parts, values[name] = (
+            store(rng, *weight.shape) if store else ({"weight": torch.tensor(weight)}, weight)
+        )
+        stored |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+    write_tiny_model(directory, model)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in stored.items()}, str(directory / "model.safetensors")
+    )
+    write_config(directory, CASES["gptq"].config | {"dynamic": dynamic}, model)
+    return values

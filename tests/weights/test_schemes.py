@@ -31,6 +31,7 @@ from tests.weights.scheme_cases import (
     gptq,
     nvfp4,
     write,
+    write_by_expert,
     write_config,
 )
 
@@ -93,34 +94,6 @@ def test_a_nested_text_part_has_its_own_configuration(tmp_path: Path) -> None:
             ops.dequantise(ops.ThreadPool(1), files.tensors.matrix(ours, values.shape)), values
         )
     assert len(load(directory).greedy(random_prompt(5), 3)[0]) == 3
-
-
-def stored_by_expert(name: str, of_expert_3: str | None) -> Any:
-    """How a tensor is stored: expert 3 by another case than the other experts, or plainly; the rest plainly."""
-    if ".experts." not in name or not name.endswith("_proj.weight"):
-        return None
-    return CASES["gptq"].store if ".experts.3." not in name else of_expert_3 and CASES[of_expert_3].store
-
-
-def write_by_expert(
-    directory: Path, of_expert_3: str | None, dynamic: dict[str, Any], model: TinyModel = MODEL
-) -> dict[str, Any]:
-    """The model, its experts stored by `stored_by_expert` → the values of its tensors by name."""
-    rng = np.random.default_rng(1)
-    stored: Parts = {}
-    values: dict[str, Any] = {}
-    for name, weight in tiny_weights(model).items():
-        store = stored_by_expert(name, of_expert_3)
-        parts, values[name] = (
-            store(rng, *weight.shape) if store else ({"weight": torch.tensor(weight)}, weight)
-        )
-        stored |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
-    write_tiny_model(directory, model)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in stored.items()}, str(directory / "model.safetensors")
-    )
-    write_config(directory, CASES["gptq"].config | {"dynamic": dynamic}, model)
-    return values
 
 
 @pytest.mark.parametrize(
