@@ -1,1 +1,1 @@
-"""Measurements of the whole product, run by hand: `python -m benchmarks.serving`, `python -m benchmarks.soak`."""
+"""Measurements of the whole product, run by hand: `python -m benchmarks` lists them."""

@@ -1,4 +1,4 @@
-"""The figure of `benchmarks.sweep_placement`, if TWOFOLD_PLACEMENT_SWEEP names its CSV."""
+"""The figure of `benchmarks placement`, if TWOFOLD_PLACEMENT_SWEEP names its CSV."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_sweep(path: Path) -> dict[str, Lines]:
                 point = float(row["ratio"]), float(row["decode_tokens_per_s"])
             except (KeyError, TypeError, ValueError):
                 raise ValueError(
-                    f"row {number + 1} is not from benchmarks.sweep_placement: {str(row)[:200]}"
+                    f"row {number + 1} is not from `benchmarks placement`: {str(row)[:200]}"
                 ) from None
             if number >= _MAX_ROWS or not all(map(math.isfinite, point)):
                 raise ValueError(f"row {number + 1}: at most {_MAX_ROWS} rows of finite numbers are shown")

@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from cuda_compiler import places  # noqa: E402
 
-from benchmarks.gpu.kernel_table import (  # noqa: E402
+from scripts.cuda_table.sass import Compiled, Instance, codes_of, parse_report, widths_of  # noqa: E402
+from scripts.cuda_table.table import (  # noqa: E402
     ARCHITECTURES,
     Launch,
     Table,
@@ -37,7 +38,6 @@ from benchmarks.gpu.kernel_table import (  # noqa: E402
     tabulate,
     to_markdown,
 )
-from benchmarks.gpu.sass import Compiled, Instance, codes_of, parse_report, widths_of  # noqa: E402
 
 TABLE = ROOT / "kernels/cuda/kernel_table.md"
 TRAFFIC = Path(os.environ.get("TWOFOLD_BUILD_DIR") or ROOT / "build") / "dev/tests/simt/simt_traffic"

@@ -7,7 +7,6 @@ times; the round's figure is the median of these.
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -17,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from benchmarks.scenario import BenchmarkError, say
+
+OURS: Final = "twofold"
 TESTS: Final = ("pp", "tg")
-_WORKERS: Final = Path(__file__).resolve().parent / "workers"
+WORKERS: Final = Path(__file__).resolve().parent / "workers"
 _TIMEOUT_S: Final = 1800.0
-
-
-class PeerError(Exception):
-    """An engine cannot be measured. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,12 @@ class Engine(Protocol):
     name: str
 
     def measure(self, model: Path, work: Workload) -> Round:
-        """Run one round. Raises PeerError."""
+        """Run one round. Raises BenchmarkError."""
         ...
 
 
-def last_json_lines(
-    command: Sequence[str], what: str, missing: str, env: dict[str, str] | None = None
-) -> list[Any]:
-    """Run `command` and return what it printed as JSON, line by line. PeerError names `what`; code 3 adds `missing`."""
+def json_lines(command: Sequence[str], what: str, missing: str) -> list[Any]:
+    """Run `command` and return what it printed as JSON, line by line. Errors name `what`; code 3 adds `missing`."""
     try:
         done = subprocess.run(
             command,
@@ -74,12 +70,11 @@ def last_json_lines(
             text=True,
             timeout=_TIMEOUT_S,
             check=False,
-            env={**os.environ, **(env or {})},
         )
     except FileNotFoundError as error:
-        raise PeerError(f"{what}: {command[0]} is not there; {missing}") from error
+        raise BenchmarkError(f"{what}: {command[0]} is not there; {missing}") from error
     except subprocess.TimeoutExpired as error:
-        raise PeerError(f"{what} took longer than {_TIMEOUT_S:.0f} s and was ended") from error
+        raise BenchmarkError(f"{what} took longer than {_TIMEOUT_S:.0f} s and was ended") from error
     lines = []
     for line in done.stdout.splitlines():
         try:
@@ -90,19 +85,16 @@ def last_json_lines(
         said = next((line["error"] for line in lines if isinstance(line, dict) and "error" in line), None)
         said = said or (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         advice = f"; {missing}" if done.returncode == 3 else ""
-        raise PeerError(f"{what} ended with code {done.returncode}: {said}{advice}")
+        raise BenchmarkError(f"{what} ended with code {done.returncode}: {said}{advice}")
     return lines
 
 
 def round_of(lines: Sequence[Any], work: Workload, what: str) -> Round:
-    """The medians of a worker's repeats. PeerError if it printed none."""
+    """The medians of a worker's repeats. BenchmarkError if it printed none."""
     repeats = [line for line in lines if isinstance(line, dict) and "prefill_s" in line]
     if not repeats:
-        raise PeerError(f"{what} printed no measurement")
-    details = {key: value for line in lines for key, value in line.items() if not key.endswith("_s")}
-    loads = [line["load_s"] for line in lines if "load_s" in line]
-    if loads:
-        details["load_s"] = loads[0]
+        raise BenchmarkError(f"{what} printed no measurement")
+    details = {key: value for line in lines if line not in repeats for key, value in line.items()}
     return Round(
         statistics.median(work.prompt_tokens / line["prefill_s"] for line in repeats),
         statistics.median(work.new_tokens / line["decode_s"] for line in repeats),
@@ -115,8 +107,8 @@ class TwofoldEngine:
 
     name = "twofold"
 
-    def __init__(self, python: str = sys.executable, flags: Sequence[str] = ()) -> None:
-        self._python, self._flags = python, list(flags)
+    def __init__(self, python: str = sys.executable) -> None:
+        self._python = python
 
     def measure(self, model: Path, work: Workload) -> Round:
         command = [
@@ -131,40 +123,34 @@ class TwofoldEngine:
             "--max-num-batched-tokens", str(max(512, work.prompt_tokens)),
             "--max-model-len", str(work.prompt_tokens + work.new_tokens + 64),
             "--max-num-seqs", "1",
-            *self._flags,
         ]  # fmt: skip
-        lines = last_json_lines(command, f"twofold bench {model.name}", "install it: make build")
+        lines = json_lines(command, f"twofold bench {model.name}", "install it: make build")
         try:
             result = lines[-1]
             speed = result["twofold"]
             details = {key: result[key] for key in ("cpu_isa", "cpu_threads") if key in result}
             return Round(speed["prefill_tokens_per_s"], speed["decode_tokens_per_s"], details)
         except (IndexError, KeyError, TypeError) as error:
-            raise PeerError(f"twofold bench {model.name} printed no result") from error
+            raise BenchmarkError(f"twofold bench {model.name} printed no result") from error
 
 
 class LlamaEngine:
     """llama.cpp by llama-cpp-python, in whichever settings were fastest on this machine for each test."""
 
     name = "llama.cpp"
-    _SWITCHES: tuple[str, ...] = ("flash_attention", "mmap", "repack")
-    _WORKER = "llama_worker.py"
+    _SWITCHES = ("flash_attention", "mmap", "repack")
     _MISSING = (
         "install it: pip install 'twofold[peers]', or name an interpreter that has it: --llama-python PATH"
     )
 
     def __init__(self, python: str = sys.executable) -> None:
         self._python = python
-        self._env: dict[str, str] = {}
-        self._settings: dict[tuple[str, str], dict[str, bool]] = {}
-
-    def settings(self, model: Path) -> dict[str, dict[str, bool]]:
-        """The switches that `choose` selected, by test."""
-        return {test: self._settings.get((str(model), test), {}) for test in TESTS}
+        self._settings: dict[Path, dict[str, dict[str, bool]]] = {}
+        """Switches by model and test."""
 
     def choose(self, model: Path, work: Workload) -> None:
         """Turn each switch off in turn and keep for each test what helped it. One short process for every try; one
-        that the library refuses (no repacking of this format) falls out. PeerError if all do.
+        that the library refuses (no repacking of this format) falls out. BenchmarkError if all do.
         """
         short = replace(
             work, prompt_tokens=min(128, work.prompt_tokens), new_tokens=min(16, work.new_tokens), repeats=1
@@ -175,68 +161,68 @@ class LlamaEngine:
         for settings in tries:
             try:
                 rounds.append((settings, self._run(model, short, settings)))
-            except PeerError as error:
+            except BenchmarkError as error:
                 refused.append(error)
         if not rounds:
             raise refused[0]
-        for test in TESTS:
-            best = max(rounds, key=lambda tried: getattr(tried[1], test))
-            self._settings[str(model), test] = best[0]
+        self._settings[model] = {
+            test: max(rounds, key=lambda tried: getattr(tried[1], test))[0] for test in TESTS
+        }
 
     def measure(self, model: Path, work: Workload) -> Round:
-        if (str(model), "pp") not in self._settings:
+        if model not in self._settings:
             self.choose(model, work)
-        wanted = self.settings(model)
+        wanted = self._settings[model]
         first = self._run(model, work, wanted["pp"])
         second = first if wanted["pp"] == wanted["tg"] else self._run(model, work, wanted["tg"])
         return Round(first.pp, second.tg, {**first.details, "settings": wanted})
 
     def _run(self, model: Path, work: Workload, settings: dict[str, bool]) -> Round:
-        task = {**_task(model, work), **settings}
-        command = [self._python, str(_WORKERS / self._WORKER), json.dumps(task)]
+        task = {
+            "model": str(model),
+            "prompt": work.prompt,
+            "new_tokens": work.new_tokens,
+            "repeats": work.repeats,
+            "threads": work.threads,
+            **settings,
+        }
+        command = [self._python, str(WORKERS / "llama_worker.py"), json.dumps(task)]
         what = f"{self.name} on {model.name}"
-        return round_of(last_json_lines(command, what, self._MISSING, self._env), work, what)
+        return round_of(json_lines(command, what, self._MISSING), work, what)
 
 
-class IkLlamaEngine(LlamaEngine):
-    """ik_llama.cpp by ik-llama-cpp-python. `path`: an interpreter that has it, or a libllama.so (or its directory)
-    that this interpreter's package shall load.
+@dataclass(frozen=True)
+class Outcome:
+    """Rounds of each engine, and the engines left out, with reasons."""
+
+    rounds: dict[str, list[Round]]
+    left_out: dict[str, str]
+
+    def samples(self, engine: str, test: str) -> list[float]:
+        """tokens/s of every round; empty for an engine that was not measured."""
+        return [getattr(one, test) for one in self.rounds.get(engine, [])]
+
+
+def alternate(
+    engines: Sequence[Engine], model: Path, work: Workload, format_name: str, num_rounds: int
+) -> Outcome:
+    """Engines take turns, A B A B …, so that what else the machine does hits all of them. An engine that fails is left
+    out from then on, and named.
     """
-
-    name = "ik_llama.cpp"
-    _SWITCHES = ("flash_attention", "repack", "fused_moe")
-    _WORKER = "ik_worker.py"
-    _MISSING = "install it: pip install ik-llama-cpp-python, and name the interpreter that has it: --ik PATH"
-
-    def __init__(self, path: str) -> None:
-        library = Path(path, "libllama.so") if Path(path).is_dir() else Path(path)
-        is_library = ".so" in library.suffixes
-        super().__init__(sys.executable if is_library else path)
-        if is_library:
-            self._env = {"IK_LLAMA_CPP_LIB_PATH": str(library)}
-
-
-class TransformersEngine:
-    """transformers on the same weights; `directories` gives the checkpoint directory of a GGUF file."""
-
-    name = "transformers"
-
-    def __init__(self, directories: dict[Path, Path], python: str = sys.executable) -> None:
-        self._directories, self._python = directories, python
-
-    def measure(self, model: Path, work: Workload) -> Round:
-        task = _task(self._directories[model], work)
-        command = [self._python, str(_WORKERS / "transformers_worker.py"), json.dumps(task)]
-        what = f"transformers on {model.name}"
-        lines = last_json_lines(command, what, "install it: pip install 'twofold[peers]'")
-        return round_of(lines, work, what)
-
-
-def _task(model: Path, work: Workload) -> dict[str, Any]:
-    return {
-        "model": str(model),
-        "prompt": work.prompt,
-        "new_tokens": work.new_tokens,
-        "repeats": work.repeats,
-        "threads": work.threads,
-    }
+    outcome = Outcome({}, {})
+    for turn in range(num_rounds):
+        for engine in engines:
+            if engine.name in outcome.left_out:
+                continue
+            try:
+                measured = engine.measure(model, work)
+            except BenchmarkError as error:
+                outcome.left_out[engine.name] = str(error)
+                say(f"{format_name}: {engine.name} is left out: {error}")
+                continue
+            outcome.rounds.setdefault(engine.name, []).append(measured)
+            say(
+                f"{format_name} round {turn + 1}/{num_rounds} {engine.name}: "
+                f"pp{work.prompt_tokens} {measured.pp:.1f}, tg{work.new_tokens} {measured.tg:.1f} tokens/s"
+            )
+    return outcome

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.peers.shapes import FullShape
+from benchmarks.models.gguf_model import cached_model
+from benchmarks.models.shapes import FullShape
+from benchmarks.peers.engines import Workload
+from benchmarks.scenario import markdown_table
 
 Verdict = Literal["pass", "short", "not measured"]
 
@@ -24,32 +28,36 @@ class Line:
     note: str = ""
 
 
-def at_least(check: str, what: str, least: float, figure: float | None, unit: str, note: str = "") -> Line:
-    """Passes from `least` on."""
-    return _line(
-        check,
-        f"{what} ≥ {least:g} {unit}".strip(),
-        figure,
-        unit,
-        figure is not None and figure >= least,
-        note,
-    )
+@dataclass(frozen=True)
+class Target:
+    """A bound of a check."""
+
+    check: str
+    what: str
+    relation: Literal["≥", "≤"]
+    bound: float
+    unit: str
+
+    def line(self, figure: float | None, note: str = "") -> Line:
+        """The bound itself passes."""
+        enough = figure is not None and (
+            figure >= self.bound if self.relation == "≥" else figure <= self.bound
+        )
+        verdict: Verdict = "not measured" if figure is None else "pass" if enough else "short"
+        target = f"{self.what} {self.relation} {self.bound:g} {self.unit}".strip()
+        return Line(self.check, target, figure, self.unit, verdict, note)
 
 
-def at_most(check: str, what: str, most: float, figure: float | None, unit: str, note: str = "") -> Line:
-    """Passes up to `most`."""
-    return _line(
-        check, f"{what} ≤ {most:g} {unit}".strip(), figure, unit, figure is not None and figure <= most, note
-    )
+def at_least(check: str, what: str, least: float, unit: str) -> Target:
+    return Target(check, what, "≥", least, unit)
+
+
+def at_most(check: str, what: str, most: float, unit: str) -> Target:
+    return Target(check, what, "≤", most, unit)
 
 
 def not_measured(check: str, target: str, why: str) -> Line:
     return Line(check, target, None, "", "not measured", why)
-
-
-def _line(check: str, target: str, figure: float | None, unit: str, enough: bool, note: str) -> Line:
-    verdict: Verdict = "not measured" if figure is None else "pass" if enough else "short"
-    return Line(check, target, figure, unit, verdict, note)
 
 
 @dataclass(frozen=True)
@@ -63,32 +71,26 @@ class Settings:
     rounds: int
     python: str
     llama_python: str
-    kt_python: str
     keep_models: bool
     prompt_tokens: int = 512
     new_tokens: int = 32
     seed: int = 0
-    say: Callable[[str], None] = field(default=print)
 
+    @property
+    def workload(self) -> Workload:
+        return Workload(
+            self.prompt_tokens, self.new_tokens, 3, self.threads, seed=self.seed, vocab=self.shape.vocab
+        )
 
-def table(lines: Sequence[Line]) -> str:
-    """Lines as a readable table."""
-    shown = [f"{'verdict':<14}{'figure':>14}  {'target':<62} note"]
-    shown += [f"{line.verdict:<14}{figure_of(line):>14}  {line.target:<62} {line.note}" for line in lines]
-    short = sum(line.verdict == "short" for line in lines)
-    missing = sum(line.verdict == "not measured" for line in lines)
-    shown.append(f"{len(lines) - short - missing} pass, {short} short, {missing} not measured")
-    return "\n".join(shown)
+    def random_model(self, format_name: str) -> AbstractContextManager[Path]:
+        """The model's file: from the cache, or made now and deleted afterwards unless it is to be kept."""
+        return cached_model(self.cache, self.shape, format_name, self.seed, keep=self.keep_models)
 
 
 def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The same as a Markdown table, from what --json printed."""
-    rows = ["| target | measured | verdict | |", "|---|---|---|---|"]
+    """Lines as a table."""
+    rows = []
     for line in lines:
         figure = "-" if line["figure"] is None else f"{line['figure']:.3g} {line['unit']}".strip()
-        rows.append(f"| {line['target']} | {figure} | {line['verdict']} | {line['note']} |")
-    return "\n".join(rows)
-
-
-def figure_of(line: Line) -> str:
-    return "-" if line.figure is None else f"{line.figure:.3g} {line.unit}".strip()
+        rows.append((line["target"], figure, line["verdict"], line["note"]))
+    return markdown_table(("target", "measured", "verdict", ""), rows)

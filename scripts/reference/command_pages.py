@@ -24,7 +24,7 @@ CONFIGS: Final = (EngineConfig, ServerConfig, ModelsConfig, ParallelConfig, Tele
 
 VARIABLES: Final = {
     "TWOFOLD_ISA": ("run", "CPU kernel level: generic, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx"),
-    "TWOFOLD_PLACEMENT_SWEEP": ("run", "CSV file of `benchmarks.sweep_placement` that the dashboard shows"),
+    "TWOFOLD_PLACEMENT_SWEEP": ("run", "CSV file of `benchmarks placement` that the dashboard shows"),
     "OPENAI_API_KEY": ("run", "key that `twofold bench serve` sends, before TWOFOLD_API_KEY"),
     "XDG_CONFIG_HOME": ("run", "folder for `twofold/machine.json` and `twofold/threads.json` (default: ~/.config)"),
     "XDG_CACHE_HOME": ("run", "folder for `huggingface/hub`, the cache of models by name (default: ~/.cache)"),
@@ -55,7 +55,7 @@ VARIABLES: Final = {
     "PIP_CERT": ("build", "certificates for downloads"),
     "TWOFOLD_TESTS_NEED_ALL": ("test", "1: a test whose tool is missing fails instead of being skipped"),
     "TWOFOLD_LITELLM_PYTHON": ("test", "interpreter with litellm, for its test"),
-    "TWOFOLD_GUIDELLM": ("test", "program of GuideLLM, for its test and `benchmarks.load_tools`"),
+    "TWOFOLD_GUIDELLM": ("test", "program of GuideLLM, for its test"),
     "TWOFOLD_AIPERF": ("test", "program of AIPerf, likewise"),
 }  # fmt: skip
 """(when it is read, what it does) of variables that are not settings."""

@@ -15,8 +15,8 @@ from twofold.fit.plan import FitPlan, Machine, plan_fit
 from twofold.fit.speed import Speed, cpu_speed, device_speed, profile_rates
 from twofold.models.model_files import ModelFiles, open_model_files
 
-from benchmarks.peers.gguf_model import write_model
-from benchmarks.peers.shapes import FULL_SHAPES, FullShape
+from benchmarks.models.gguf_model import write_model
+from benchmarks.models.shapes import FULL_SHAPES, FullShape
 
 _CONTEXT: Final = 4096
 _FREE_SHARE: Final = 0.92

@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from benchmarks.models.gguf_model import write_model
+from benchmarks.models.shapes import FULL_SHAPES
 from benchmarks.peers.engines import (
-    IkLlamaEngine,
+    WORKERS,
     LlamaEngine,
-    PeerError,
     Round,
-    TransformersEngine,
     TwofoldEngine,
     Workload,
+    alternate,
     round_of,
 )
-from benchmarks.peers.workers.ik_worker import check_settings, settings_in
+from benchmarks.scenario import BenchmarkError
 
 WORK = Workload(prompt_tokens=100, new_tokens=10, repeats=3, threads=2, seed=7, vocab=512)
 MODEL = Path("models/m.gguf")
@@ -81,44 +85,78 @@ def test_llama_tries_its_switches_once_and_keeps_the_best_for_each_test(
     assert (task["prompt"], task["threads"], task["new_tokens"]) == (WORK.prompt, 2, 10)
 
 
-def test_a_setting_that_ik_refuses_falls_out(tmp_path, fake_python) -> None:
-    python = fake_python("ik-python", [])
+def test_a_setting_that_the_library_refuses_falls_out(tmp_path, fake_python) -> None:
+    python = fake_python("llama-python", [])
     answers = Path(python)
     source = answers.read_text(encoding="utf-8").replace(
         "print('')",
-        "import os\n"
         "task = json.loads(sys.argv[2])\n"
         "if task['repack']: sys.exit('no such panels')\n"
-        "assert os.environ.get('IK_LLAMA_CPP_LIB_PATH') is None\n"
         "for _ in range(task['repeats']): print(json.dumps({'prefill_s': 0.5, 'decode_s': 0.1}))",
     )
     answers.write_text(source, encoding="utf-8")
-    measured = IkLlamaEngine(python).measure(MODEL, WORK)
-    assert measured.details["settings"]["tg"] == {"flash_attention": True, "repack": False, "fused_moe": True}
+    measured = LlamaEngine(python).measure(MODEL, WORK)
+    assert measured.details["settings"]["tg"] == {"flash_attention": True, "mmap": True, "repack": False}
     answers.write_text(source.replace("task['repack']", "task"), encoding="utf-8")
-    with pytest.raises(PeerError, match="no such panels"):
-        IkLlamaEngine(python).measure(MODEL, WORK)
-
-
-def test_ik_is_held_to_what_it_was_told() -> None:
-    log = (
-        "============ Repacked 43 tensors\n"
-        "llama_init_from_model: n_batch       = 64\n"
-        "llama_init_from_model: fused_moe     = 1\n"
-        "llama_init_from_model: ser           = -1, 0\n"
-    )
-    does = settings_in(log)
-    assert does == {"n_batch": 64, "fused_moe": 1, "repacked": 1}
-    check_settings({"n_batch": 64, "repacked": 1}, does)
-    for told in ({"fused_moe": 0}, {"flash_attn": 1}):
-        with pytest.raises(RuntimeError, match=f"{next(iter(told))} = "):
-            check_settings(told, does)
-    assert settings_in(log.replace("43", "0"))["repacked"] == 0
+    with pytest.raises(BenchmarkError, match="no such panels"):
+        LlamaEngine(python).measure(MODEL, WORK)
 
 
 @pytest.mark.parametrize("lines", [[], [{"load_s": 1.0}], [[1]], [{"twofold": None}]])
 def test_an_engine_without_figures_is_an_error(fake_python, lines) -> None:
     python = fake_python("python", lines)
-    for engine in (TwofoldEngine(python), TransformersEngine({MODEL: MODEL}, python)):
-        with pytest.raises(PeerError, match="printed no"):
+    for engine in (TwofoldEngine(python), LlamaEngine(python)):
+        with pytest.raises(BenchmarkError, match="printed no"):
             engine.measure(MODEL, WORK)
+
+
+@dataclass
+class Scripted:
+    """An engine that gives prepared rounds and notes whose turn it was; a text is an error."""
+
+    name: str
+    rounds: list[Round | str]
+    log: list[str]
+
+    def measure(self, model: Path, work: Workload) -> Round:
+        self.log.append(self.name)
+        told = self.rounds.pop(0)
+        if isinstance(told, str):
+            raise BenchmarkError(told)
+        return told
+
+
+def test_engines_take_turns_and_one_that_fails_is_left_out_and_named() -> None:
+    log: list[str] = []
+    ours = Scripted("twofold", [Round(1000, 60), Round(1200, 40), Round(1100, 50)], log)
+    theirs = Scripted("llama.cpp", [Round(500, 30), "out of memory"], log)
+    outcome = alternate([ours, theirs], MODEL, WORK, "q8_0", 3)
+    assert log == [*("twofold", "llama.cpp") * 2, "twofold"]
+    assert outcome.left_out == {"llama.cpp": "out of memory"}
+    assert outcome.samples("twofold", "pp") == [1000, 1200, 1100]
+    assert outcome.samples("llama.cpp", "tg") == [30]
+
+
+def run_worker(task: dict[str, object]) -> list[dict[str, object]]:
+    done = subprocess.run(
+        [sys.executable, str(WORKERS / "engine_worker.py"), json.dumps(task)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_our_worker_loads_holds_and_times_steps_in_which_all_sequences_take_part(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(path, FULL_SHAPES["tiny"], "q8_0", 1)
+    task = {"model": str(path), "threads": 1}
+    loaded, ready = run_worker({**task, "hold": True})
+    assert loaded["load_s"] > 0
+    assert ready == {"ready": True}
+    batches = {"batches": [1, 3], "prompt_tokens": 8, "new_tokens": 4, "seed": 0}
+    _, *lines = run_worker({**task, **batches})
+    assert [line["batch"] for line in lines] == [1, 3]
+    assert all(0 < line["python_s"] < line["decode_s"] for line in lines)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.layers import Timing
-from benchmarks.peers.shapes import FULL_SHAPES
-from benchmarks.targets import engine_checks, file_checks, layer_checks
+from benchmarks.models.shapes import FULL_SHAPES
+from benchmarks.targets import engine_checks, file_checks
 from benchmarks.targets.lines import Settings, at_least, at_most
 
 # As `twofold bench --profile --json` prints it, among other things.
@@ -24,58 +23,18 @@ def settings(tmp_path: Path, **changes: object) -> Settings:
         "rounds": 2,
         "python": "no/python",
         "llama_python": "no/python",
-        "kt_python": "no/python",
         "keep_models": False,
         "prompt_tokens": 64,
-        "say": lambda text: None,
     }
     return Settings(**{**plain, **changes})
 
 
 def test_a_target_is_met_at_its_limit_and_not_beyond() -> None:
-    assert at_least("c", "x", 2, 2.0, "×").verdict == "pass"
-    assert at_least("c", "x", 2, 1.99, "×").verdict == "short"
-    assert at_most("c", "x", 3, 3.0, "%").verdict == "pass"
-    assert at_most("c", "x", 3, 3.01, "%").verdict == "short"
-    assert at_most("c", "x", 3, None, "%").verdict == "not measured"
-
-
-def test_amortisation_is_time_over_experts_touched() -> None:
-    timings = [
-        Timing(1, [0.001], [8]),
-        Timing(2, [0.003, 0.002, 0.0021], [16, 15, 14]),
-        Timing(64, [0.032], [128]),
-    ]
-    # 15 experts on average would take 1.875 times one token; 2.1 were needed.
-    assert layer_checks.amortisation(timings, 8) == {
-        2: pytest.approx(2.1 / 1.875),
-        64: pytest.approx(32 / 16),
-    }
-
-
-def test_small_batches_report_the_worst(tmp_path, fake_layer_python) -> None:
-    # Any number of tokens touches 8 experts here: 64 tokens may cost four times one token (8 experts, top 2).
-    good = fake_layer_python("good", gain=16)
-    lines = layer_checks.small_batches(settings(tmp_path, python=good))
-    assert [line.verdict for line in lines] == ["pass", "pass"]
-    assert lines[0].figure == pytest.approx(64 / 16 / 4)
-    lines = layer_checks.small_batches(settings(tmp_path, python=fake_layer_python("bad", gain=4)))
-    assert [line.verdict for line in lines] == ["short", "short"]
-    assert lines[0].figure == pytest.approx(64 / 4 / 4)
-
-
-def test_shares_of_the_ceilings(tmp_path, fake_layer_python, monkeypatch) -> None:
-    python = fake_layer_python("python", one_s=0.001, gain=32)
-    monkeypatch.setattr(
-        layer_checks.ceilings,
-        "measure",
-        lambda threads, python: {"read_gb_per_s": 2.1, "int8_gop_per_s": 20.0},
-    )
-    read, products = layer_checks.shares_of_the_ceilings(settings(tmp_path, python=python))
-    # A token reads two experts of 1 MB in 1 ms.
-    assert (read.figure, read.verdict) == (pytest.approx(100 * 2.0 / 2.1), "pass")
-    # 8 experts of 32 tokens at top 2 are 128 tokens: 4 ms for 128 * 2 experts of 3 * 256 * 256 weights.
-    assert products.figure == pytest.approx(100 * 128 * 2 * 2 * 3 * 256 * 256 / 0.004 / 1e9 / 20)
+    assert at_least("c", "x", 2, "×").line(2.0).verdict == "pass"
+    assert at_least("c", "x", 2, "×").line(1.99).verdict == "short"
+    assert at_most("c", "x", 3, "%").line(3.0).verdict == "pass"
+    assert at_most("c", "x", 3, "%").line(3.01).verdict == "short"
+    assert at_most("c", "x", 3, "%").line(None).verdict == "not measured"
 
 
 def test_busy_processes_compute_and_end(tmp_path) -> None:

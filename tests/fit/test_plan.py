@@ -26,8 +26,8 @@ from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.models.sizing import measure_files
 from twofold.tools.cli.main import main
 
-from benchmarks.peers.gguf_model import write_model
-from benchmarks.peers.shapes import FULL_SHAPES
+from benchmarks.models.gguf_model import write_model
+from benchmarks.models.shapes import FULL_SHAPES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 GIB = 2**30

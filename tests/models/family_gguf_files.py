@@ -1,7 +1,7 @@
 """Writes random models of the families that llama.cpp loads, for a comparison by hand:
 
 python -m tests.models.family_gguf_files DIR [NAME ...]
-python -m benchmarks.peers.gguf_agreement DIR/*.gguf --f32-cache
+python -m benchmarks agreement DIR/*.gguf --f32-cache
 """
 
 from __future__ import annotations

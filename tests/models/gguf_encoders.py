@@ -10,8 +10,8 @@ import numpy as np
 from twofold._testing import kernels
 from twofold.blocks import ops
 
-from benchmarks.peers.random_blocks import FORMATS as BLOCKS
-from benchmarks.peers.random_blocks import random_rows as random_blocks
+from benchmarks.models.random_blocks import FORMATS as BLOCKS
+from benchmarks.models.random_blocks import random_rows as random_blocks
 
 
 def nearest(values: Any, table: Any) -> Any:

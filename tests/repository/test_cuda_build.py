@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_cuda  # noqa: E402
 
-from benchmarks.gpu.sass import parse_report  # noqa: E402
+from scripts.cuda_table.sass import parse_report  # noqa: E402
 
 SPILLING = """
 ptxas info    : Compiling entry function '_Z1aPf' for 'sm_90'

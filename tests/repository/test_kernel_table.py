@@ -14,10 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_cuda  # noqa: E402
 
-from benchmarks.gpu import kernel_table, sass  # noqa: E402
-from benchmarks.gpu.kernel_table import ARCHITECTURES, Launch, Row, Table, compare  # noqa: E402
-from benchmarks.gpu.occupancy import occupancy  # noqa: E402
-from benchmarks.gpu.sass import Compiled, Instance  # noqa: E402
+from scripts.cuda_table import sass  # noqa: E402
+from scripts.cuda_table import table as kernel_table  # noqa: E402
+from scripts.cuda_table.occupancy import occupancy  # noqa: E402
+from scripts.cuda_table.sass import Compiled, Instance  # noqa: E402
+from scripts.cuda_table.table import ARCHITECTURES, Launch, Row, Table, compare  # noqa: E402
 
 # Machine words beside what nvdisasm 13 calls them.
 LDG_EF_128 = (0x0000800C1C207981, 0x000EA8000C0E1D00)  # LDG.E.EF.128 R32, [R28.64+0x80], sm_80

@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from benchmarks.__main__ import SCENARIOS
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -61,14 +63,12 @@ def test_scripts_that_documents_name_exist() -> None:
 
 
 def test_programs_that_documents_name_exist() -> None:
-    named = {
-        match
-        for path in DOCUMENTS
-        for match in re.findall(
-            r"python3? -m ((?:benchmarks|scripts|tests)[a-z_.]*)", path.read_text(encoding="utf-8")
-        )
-    }
-    assert {"benchmarks.peers", "benchmarks.targets", "benchmarks.serving"} <= named
+    program = re.compile(r"python3? -m ((?:benchmarks|scripts|tests)[a-z_.]*)(?: ([a-z-]+))?")
+    texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS]
+    found = {match for text in texts for match in program.findall(text)}
+    scenarios = {name for module, name in found if module == "benchmarks" and name}
+    assert {"peers", "targets", "serving"} <= scenarios <= {*SCENARIOS}
+    named = {module for module, _ in found}
     places = {name: ROOT / name.replace(".", "/") for name in named}
     missing = [
         name

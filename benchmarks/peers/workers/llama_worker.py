@@ -13,31 +13,30 @@ import ctypes
 import json
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 
 def main() -> int:
     task: dict[str, Any] = json.loads(sys.argv[1])
-    lib = quiet_llama_cpp()
-    if lib is None:
+    try:
+        import llama_cpp as lib
+    except ImportError as error:
+        print(json.dumps({"error": f"llama-cpp-python cannot be imported: {error}"}))
         return 3
-    return time_steps(lib, task, _load, _context)
 
+    @lib.llama_log_callback
+    def log(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+        if level == 4:  # errors
+            sys.stderr.write(text.decode(errors="replace"))
 
-def time_steps(
-    lib: Any, task: dict[str, Any], load: Callable[..., Any], make_context: Callable[..., Any]
-) -> int:
-    """Load, warm up, measure and print. `lib` has llama.cpp's functions by their names; the process's exit code."""
+    lib.llama_log_set(log, ctypes.c_void_p(0))
     lib.llama_backend_init()
     begun = time.perf_counter()
-    model = load(lib, task)
-    if not model:
-        print(json.dumps({"error": f"the model {task['model']} could not be loaded"}))
-        return 4
-    context = make_context(lib, model, task)
+    model = _load(lib, task)
+    context = _context(lib, model, task) if model else None
     if not context:
-        print(json.dumps({"error": "no context could be made"}))
+        what = "no context could be made" if model else f"the model {task['model']} could not be loaded"
+        print(json.dumps({"error": what}))
         return 4
     loaded = {
         "load_s": time.perf_counter() - begun,
@@ -55,27 +54,6 @@ def time_steps(
     lib.llama_free(context)
     lib.llama_model_free(model)
     return 0
-
-
-def quiet_llama_cpp() -> Any:
-    """The module llama_cpp, which logs errors only. None where it cannot be imported, which is then printed."""
-    try:
-        import llama_cpp as lib
-    except ImportError as error:
-        print(json.dumps({"error": f"llama-cpp-python cannot be imported: {error}"}))
-        return None
-    _be_quiet(lib)
-    return lib
-
-
-def _be_quiet(lib: Any) -> None:
-    @lib.llama_log_callback
-    def log(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-        if level == 4:  # errors
-            sys.stderr.write(text.decode(errors="replace"))
-
-    lib.llama_log_set(log, ctypes.c_void_p(0))
-    _be_quiet.callback = log  # type: ignore[attr-defined]  # the library keeps only the pointer
 
 
 def _load(lib: Any, task: dict[str, Any]) -> Any:

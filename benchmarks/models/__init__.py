@@ -1,0 +1,1 @@
+"""Random models of the shapes of public ones, written as GGUF files."""

@@ -1,0 +1,1 @@
+"""Measurements of running servers, over HTTP."""
