@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -22,7 +21,7 @@ from typing import Any
 from twofold.api.errors import ConfigError
 from twofold.tools.loadgen.capacity import Capacity, highest_rate
 from twofold.tools.loadgen.generator import Load, LoadPlan
-from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError, check_url
+from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError, api_key, check_url, served_model
 from twofold.tools.loadgen.loadtest_plan import CapacityPlan
 from twofold.tools.loadgen.sample_store import SampleStore
 from twofold.tools.loadgen.workload import CHAT, PromptShape, Workload, prepare
@@ -90,8 +89,8 @@ class Measurements:
 
 async def search(plan: CapacityPlan) -> tuple[Capacity, SampleStore]:
     host = check_url(plan.host, flag="--host", allow_remote=plan.allow_remote_host)
-    client = HttpClient(host, os.environ.get("OPENAI_API_KEY") or os.environ.get("TWOFOLD_API_KEY") or None)
-    model = plan.model or str((await client.json("GET", "/v1/models"))["data"][0]["id"])
+    client = HttpClient(host, api_key())
+    model = plan.model or served_model(await client.json("GET", "/v1/models"))[0]
     workload = await prepare(
         client,
         path=CHAT,

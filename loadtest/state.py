@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from locust.env import Environment
-from twofold.tools.loadgen.http_client import BlockingHttpClient, HttpStatusError, check_url
+from twofold.tools.loadgen.http_client import (
+    BlockingHttpClient,
+    HttpStatusError,
+    api_key,
+    check_url,
+    served_model,
+)
 from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
 from twofold.tools.loadgen.sample_store import SampleStore
 from twofold.tools.loadgen.shapes import stage_at
@@ -57,8 +62,7 @@ def prepare(environment: Environment, plan: LoadTestPlan, kinds: Iterable[str]) 
         UnreachableError: no OpenAI server answers there.
     """
     host = check_url(plan.host, flag="--host", allow_remote=plan.allow_remote_host)
-    key = os.environ.get("OPENAI_API_KEY") or os.environ.get("TWOFOLD_API_KEY") or None
-    client = BlockingHttpClient(host, key)
+    client = BlockingHttpClient(host, api_key())
     model, max_context = _served_model(client, plan.model)
     workers: Workers = environment.loadtest_workers
     workers.begin(plan.to_json())
@@ -79,11 +83,9 @@ def prepare(environment: Environment, plan: LoadTestPlan, kinds: Iterable[str]) 
 def _served_model(client: BlockingHttpClient, wanted: str) -> tuple[str, int]:
     """(name, tokens of its context)."""
     try:
-        listed = client.json("GET", "/v1/models")["data"]
-        card = next((card for card in listed if card["id"] == wanted), listed[0])
-        context = card.get("max_model_len")
-        return wanted or str(card["id"]), context if isinstance(context, int) else _DEFAULT_CONTEXT
-    except (HttpStatusError, OSError, ValueError, LookupError, TypeError) as error:
+        name, context = served_model(client.json("GET", "/v1/models"), wanted)
+        return name, context or _DEFAULT_CONTEXT
+    except (HttpStatusError, OSError, ValueError) as error:
         raise UnreachableError(
             f"no OpenAI server answers at {client.base_url} ({error}); start one with `make run` or "
             "`twofold serve`, or give its --host"

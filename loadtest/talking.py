@@ -15,13 +15,13 @@ from locust.env import Environment
 from twofold.tools.loadgen.answer_stream import AnswerStream, MalformedStreamError
 from twofold.tools.loadgen.generator import failure_of
 from twofold.tools.loadgen.http_client import HttpStatusError
-from twofold.tools.loadgen.metrics import Sample
+from twofold.tools.loadgen.metrics import Failure, Sample
 from twofold.tools.loadgen.user_kinds import USER_KINDS, Asker, Turn
+from twofold.tools.loadgen.workload import CHAT
 
 from loadtest.prompts import FOLLOW_UPS, OPENINGS
 from loadtest.state import LoadTest
 
-CHAT: Final = "/v1/chat/completions"
 TIMEOUT_S: Final = 600.0
 _NAP_S: Final = 0.2
 
@@ -76,7 +76,7 @@ class Talker:
         stage = test.stage()
         body = json.dumps(turn.body).encode()
         answer = AnswerStream(time.perf_counter())
-        failure: tuple[str, str] | tuple[None, None] = (None, None)
+        failure: Failure = (None, None)
         gave_up = False
         limit_s = TIMEOUT_S if turn.patience_s is None else turn.patience_s
         # Not a TimeoutError: httpx would turn that into an error of the connection.
@@ -98,19 +98,16 @@ class Talker:
             failure = (None, None) if gave_up else failure_of(reason, limit_s)
         except (HttpStatusError, MalformedStreamError, OSError) as error:
             failure = failure_of(answer.first_error(error), limit_s)
-        sample = Sample(
-            self._number,
-            number,
+        sample = Sample.finished(
             answer,
-            0.0,
-            error_kind=failure[0],
-            error=failure[1],
+            time.perf_counter(),
+            failure,
+            number=self._number,
+            turn=number,
             gave_up=gave_up,
             name=self._kind,
             stage=stage,
             num_users=test.workers.total(),
-            finished_s=time.time(),
-            took_ms=1e3 * (time.perf_counter() - answer.sent_s),
         )
         test.store.add(sample)
         self._tell_locust(sample)

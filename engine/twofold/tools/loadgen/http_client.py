@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import ssl
 import time
 import urllib.parse
@@ -50,6 +51,27 @@ def check_url(url: str, *, flag: str, allow_remote: bool) -> str:
             "Give http://127.0.0.1:PORT, or --allow-remote-host if the server is yours"
         )
     return url.rstrip("/").removesuffix("/v1")
+
+
+def api_key() -> str | None:
+    """The key for a running server, from the environment."""
+    return os.environ.get("OPENAI_API_KEY") or os.environ.get("TWOFOLD_API_KEY") or None
+
+
+def served_model(listed: Any, wanted: str | None = None) -> tuple[str, int | None]:
+    """(name, tokens of its context if stated) of the wanted or first model in what GET /v1/models answered.
+
+    ValueError if it lists none.
+    """
+    try:
+        cards = listed["data"]
+        card = next((card for card in cards if card["id"] == wanted), cards[0])
+        context = card.get("max_model_len")
+        return wanted or str(card["id"]), context if isinstance(context, int) else None
+    except (LookupError, TypeError, AttributeError):
+        raise ValueError(
+            "/v1/models lists no model; name one: --served-model-name of bench serve, --model of loadtest"
+        ) from None
 
 
 def _settings(base_url: str, api_key: str | None) -> dict[str, Any]:

@@ -4,10 +4,11 @@ otherwise."""
 from __future__ import annotations
 
 import statistics
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from twofold.tools.loadgen.slo import SLO_METRICS, Slo
 
 PERCENTILES: Final = (90, 95, 99)
 METRICS: Final = SLO_METRICS
+Failure = tuple[str, str] | tuple[None, None]
+"""(kind, message) of a request that failed, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,19 @@ class Sample:
     """Unix time of its end."""
     took_ms: float = 0.0
     """From the send to its end, also for a failure."""
+
+    @classmethod
+    def finished(cls, answer: AnswerStream, now_s: float, failure: Failure, **further: Any) -> Self:
+        """The sample of a request that has just ended. now_s: by the clock of the answer's times."""
+        took_ms = 1e3 * (now_s - answer.sent_s)
+        return cls(
+            answer=answer,
+            error_kind=failure[0],
+            error=failure[1],
+            finished_s=time.time(),
+            took_ms=took_ms,
+            **further,
+        )
 
     @property
     def complete(self) -> bool:

@@ -26,7 +26,7 @@ from twofold.api.whole_file import whole_file
 from twofold.tools.cli.bar import Bar
 from twofold.tools.cli.number_options import add_options, number, several, whole
 from twofold.tools.loadgen.generator import Load, LoadPlan
-from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError, check_url
+from twofold.tools.loadgen.http_client import HttpClient, HttpStatusError, api_key, check_url, served_model
 from twofold.tools.loadgen.report import as_json, objectives, table
 from twofold.tools.loadgen.sample_store import SampleStore
 from twofold.tools.loadgen.server_process import serving
@@ -241,10 +241,9 @@ def _cells(args: argparse.Namespace) -> list[_Cell]:
 @contextlib.contextmanager
 def _server(args: argparse.Namespace) -> Iterator[HttpClient]:
     """The server under load, for the duration of the block. ConfigError for an address that may not be loaded."""
-    key = os.environ.get("OPENAI_API_KEY") or os.environ.get("TWOFOLD_API_KEY") or None
     if args.model is None:
         url = check_url(args.base_url or DEFAULT_URL, flag="--base-url", allow_remote=args.allow_remote_host)
-        yield HttpClient(url, key)
+        yield HttpClient(url, api_key())
         return
     if args.base_url is not None:
         raise ConfigError(
@@ -265,7 +264,7 @@ def _server(args: argparse.Namespace) -> Iterator[HttpClient]:
 
 async def _measure(client: HttpClient, args: argparse.Namespace, cells: list[_Cell]) -> int:
     try:
-        model = args.served_model_name or await _served_model(client)
+        model = args.served_model_name or served_model(await client.json("GET", "/v1/models"))[0]
         workload = await prepare(
             client,
             path=args.endpoint or (CHAT if args.num_turns > 1 else COMPLETIONS),
@@ -318,14 +317,6 @@ def _result(cell: _Cell, found: dict[str, Any], checks: list[dict[str, Any]]) ->
     load = vars(cell.plan) | {"burstiness": str(cell.plan.burstiness)}
     load["slos"] = [vars(slo) for slo in cell.plan.slos]
     return {"shape": vars(cell.shape), "load": load, "objectives": checks} | found
-
-
-async def _served_model(client: HttpClient) -> str:
-    listed = await client.json("GET", "/v1/models")
-    try:
-        return str(listed["data"][0]["id"])
-    except (LookupError, TypeError):
-        raise ValueError("/v1/models lists no model; give --served-model-name") from None
 
 
 def _extra_body(args: argparse.Namespace, model: str) -> dict[str, Any]:
