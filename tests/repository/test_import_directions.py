@@ -1,7 +1,8 @@
 """Allowed imports, as in docs/design.md, read from the sources: `import` by AST, `#include` by line.
 
 Every import counts, also one inside a function or under TYPE_CHECKING. The checkers are tried on small wrong trees as
-well, so that a green result means something.
+well, so that a green result means something. Not by import-linter: its contracts say what is forbidden, while the table
+here says what is used, and a row that allows too much fails as well.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ KTRANSFORMERS_SERVER: Final = (
     _ignored("assistants, users and uploads are not stored", "--db-type", "--db-host", "--db-port", "--db-name",
              "--db-pool-size", "--db-database", "--file-upload-dir", "--assistant-store-dir"),
     _refused("there are no users; --api-key guards the server", "--user-secret-key", "--user-algorithm"),
-    _refused("one GPU is used", "--gpu-split"),
+    _refused("--devices names several GPUs, and --tensor-split their shares of the expert slots", "--gpu-split"),
     _refused("the model's files set it; another value would change its answers", "--rope-scale", "--rope-alpha",
              "--experts-per-token"),
     _refused("draft models are given as --speculative-config", "--draft-model-path", "--draft-gguf-path",
