@@ -10,8 +10,8 @@ from typing import Any, Final
 from starlette.testclient import TestClient
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of
-from twofold.server.bridge.state import ServerState
-from twofold.server.http.fields import ENDPOINTS, FIELDS, State
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.openai.fields import ENDPOINTS, FIELDS, State
 from twofold.telemetry import migrations, schema
 
 from scripts.reference.tables import anchor, cell, table

@@ -20,7 +20,7 @@ EXCEPTIONS = {
     "engine/twofold/server/admin/routes.py: router",
     "engine/twofold/server/admin/status.py: _engine_gauges",
     "engine/twofold/server/admin/status.py: router",
-    "engine/twofold/server/bridge/crossing.py: submit",
+    "engine/twofold/server/bridge/models/crossing.py: submit",
     "engine/twofold/server/ollama/routes.py: router",
     "engine/twofold/text/chat/dialects/harmony.py: read_answer",
     "engine/twofold/text/tokenizer/chat_template.py: render",

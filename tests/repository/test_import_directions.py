@@ -54,10 +54,13 @@ ROOMS_USED: dict[str, set[str]] = {
     },
     "quantise": {"api", "blocks", "experts", "models", "rules", "step", "text.tokenizer", "weights"},
     "server.http": {"api"},
-    "server.bridge": {
+    "server.bridge": set(),
+    "server.bridge.observe": {"api", "server.http"},
+    "server.bridge.models": {
         "__init__",
         "api",
         "models",
+        "server.bridge.observe",
         "server.http",
         "telemetry",
         "text.chat",
@@ -65,10 +68,13 @@ ROOMS_USED: dict[str, set[str]] = {
         "text.tokenizer",
         "weights",
     },
+    "server.bridge.requests": {"api", "server.bridge.models", "server.bridge.observe", "server.http"},
     "server.openai": {
         "__init__",
         "api",
-        "server.bridge",
+        "server.bridge.models",
+        "server.bridge.observe",
+        "server.bridge.requests",
         "server.http",
         "text.chat",
         "text.conversation",
@@ -78,30 +84,52 @@ ROOMS_USED: dict[str, set[str]] = {
     "server.admin": {
         "__init__",
         "api",
-        "server.bridge",
+        "server.bridge.models",
+        "server.bridge.observe",
+        "server.bridge.requests",
         "server.http",
-        "server.ollama",
-        "server.openai",
         "telemetry",
         "weights",
     },
-    "server.anthropic": {"api", "server.bridge", "server.http", "server.openai", "text.conversation"},
-    "server.pooling": {"api", "server.bridge", "server.http", "server.openai"},
-    "server.llama_cpp": {"api", "server.bridge", "server.http", "server.openai"},
+    "server.anthropic": {
+        "api",
+        "server.bridge.models",
+        "server.bridge.requests",
+        "server.http",
+        "server.openai",
+        "text.conversation",
+    },
+    "server.pooling": {
+        "api",
+        "server.bridge.models",
+        "server.bridge.observe",
+        "server.bridge.requests",
+        "server.http",
+        "server.openai",
+    },
+    "server.llama_cpp": {
+        "api",
+        "server.bridge.models",
+        "server.bridge.requests",
+        "server.http",
+        "server.openai",
+    },
     "server.ollama": {
         "__init__",
         "api",
-        "server.bridge",
+        "server.bridge.models",
+        "server.bridge.requests",
         "server.http",
         "server.openai",
         "server.pooling",
         "text.chat",
         "weights",
     },
-    "server.web": {"api", "server.bridge", "server.http", "telemetry"},
+    "server.web": {"api", "server.bridge.models", "server.http", "telemetry"},
     "server.responses": {
         "api",
-        "server.bridge",
+        "server.bridge.models",
+        "server.bridge.requests",
         "server.http",
         "server.openai",
         "text.chat",
@@ -112,7 +140,8 @@ ROOMS_USED: dict[str, set[str]] = {
         "api",
         "server.admin",
         "server.anthropic",
-        "server.bridge",
+        "server.bridge.models",
+        "server.bridge.requests",
         "server.http",
         "server.llama_cpp",
         "server.ollama",
@@ -122,7 +151,14 @@ ROOMS_USED: dict[str, set[str]] = {
         "server.web",
         "telemetry",
     },
-    "server.fleet": {"api", "server", "server.bridge", "server.http"},
+    "server.fleet": {
+        "api",
+        "server",
+        "server.bridge.models",
+        "server.bridge.observe",
+        "server.bridge.requests",
+        "server.http",
+    },
     "text": set(),
     "tools": set(),
     "tools.loadgen": {"api"},
@@ -140,7 +176,7 @@ ROOMS_USED: dict[str, set[str]] = {
         "quantise",
         "rules",
         "server",
-        "server.bridge",
+        "server.bridge.models",
         "server.fleet",
         "step",
         "telemetry",
@@ -199,11 +235,11 @@ def python_imports(source: Path, module: str) -> Iterator[tuple[int, str]]:
 
 
 def room_of(module: str) -> str:
-    """The room of a dotted module name below `twofold`: its first part, or two where the first holds rooms."""
+    """The room of a dotted module name below `twofold`: its first part, or two or three where these hold rooms."""
     parts = module.split(".")[1:] or ["__init__"]
-    pair = ".".join(parts[:2])
-    if pair in ROOMS_USED:
-        return pair
+    for count in (3, 2):
+        if ".".join(parts[:count]) in ROOMS_USED:
+            return ".".join(parts[:count])
     return "__init__" if parts[0].startswith("__") else parts[0]
 
 

@@ -1,8 +1,8 @@
 """An engine without a model, for faults that a real one will not produce on demand.
 
-Speaks the protocol of `twofold.server.bridge.protocol`: words as tokens, the prompt said back, one word per turn of its
-thread, with log probabilities that the token's id gives. `fail_on_submit`, `fail_after_words` and `hold` inject errors
-and a computation that does not end.
+Speaks the protocol of `twofold.server.bridge.models.protocol`: words as tokens, the prompt said back, one word per turn
+of its thread, with log probabilities that the token's id gives. `fail_on_submit`, `fail_after_words` and `hold` inject
+errors and a computation that does not end.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 from fake_engine import FakeEngine
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ModelLoadError, TwofoldError
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.listening import bind
 from twofold.server.process import ServerProcess
 

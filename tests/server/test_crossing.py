@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from twofold.api.types import Chunk
-from twofold.server.bridge.crossing import AnswerStream, Crossing
+from twofold.server.bridge.models.crossing import AnswerStream, Crossing
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from twofold.api.request_record import RequestRecord
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.server.app import create_app
-from twofold.server.bridge.sampling_defaults import sampling_defaults
+from twofold.server.bridge.models.sampling_defaults import sampling_defaults
 from twofold.telemetry.sink import TelemetrySink
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model

@@ -14,12 +14,13 @@ from twofold import __version__
 from twofold.api.config import ServerConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import SamplingParams
-from twofold.server.admin import expert_recording, inspection, model_routes, sglang_info, status
+from twofold.server import model_routes
+from twofold.server.admin import expert_recording, inspection, sglang_info, status
 from twofold.server.admin import routes as admin
 from twofold.server.anthropic import routes as anthropic_messages
-from twofold.server.bridge.middleware import RequestFrame
-from twofold.server.bridge.protocol import ServingEngine
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.protocol import ServingEngine
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.middleware import RequestFrame
 from twofold.server.http import errors as api_errors
 from twofold.server.http import openapi
 from twofold.server.http.errors import ApiError

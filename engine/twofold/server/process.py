@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from twofold.api.types import SamplingParams
 from twofold.server.app import app_of
-from twofold.server.bridge.protocol import ServingEngine
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.protocol import ServingEngine
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.http.connections import ConnectionLimits
 from twofold.server.listening import HttpServer, certificate_of, connection_bound
 

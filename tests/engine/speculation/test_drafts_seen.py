@@ -14,7 +14,7 @@ from twofold.api.types import RunInfo, SamplingParams, SpeculationCounts, StepRe
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path
 from twofold.server.app import app_of
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
 from twofold.telemetry.sink import TelemetrySink
 
 from tests.engine.model_runs import random_prompt

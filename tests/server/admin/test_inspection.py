@@ -17,7 +17,7 @@ from twofold.api.config import ServerConfig
 from twofold.api.types import GenerationRequest, RequestProgress, SamplingParams
 from twofold.server.admin.inspection import SlotTable
 from twofold.server.app import app_of, create_app
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
 
 from tests.e2e.waiting import wait_until
 

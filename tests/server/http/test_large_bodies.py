@@ -17,10 +17,10 @@ from fake_engine import EMULATED, FakeEngine, WordTokenizer
 from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of, create_app
-from twofold.server.bridge import bounded_tokenizer
-from twofold.server.bridge.body_worker import MAX_VALUES, BodyWorker
-from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer, TooManyTokensError
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models import bounded_tokenizer
+from twofold.server.bridge.models.body_worker import MAX_VALUES, BodyWorker
+from twofold.server.bridge.models.bounded_tokenizer import BoundedTokenizer, TooManyTokensError
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.schemas import ChatRequest

@@ -15,7 +15,7 @@ from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
 from twofold.api.errors import CapacityError, KernelError, RequestError
 from twofold.server.app import create_app
-from twofold.server.http.fields import FIELDS as TABLE
+from twofold.server.openai.fields import FIELDS as TABLE
 from twofold.telemetry.sink import LoadSample, TelemetrySink
 
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from twofold.api.request_times import PARTS, RequestTimes
 from twofold.api.types import Chunk, SpeculationCounts, Usage
-from twofold.server.bridge.metrics import (
+from twofold.server.bridge.observe.metrics import (
     _STAGES,
     Metrics,
     Series,

@@ -20,10 +20,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
 from twofold.server.app import app_of
-from twofold.server.bridge import spans as spans_module
-from twofold.server.bridge import state as state_module
-from twofold.server.bridge.spans import RequestSpans
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models import state as state_module
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.observe import spans as spans_module
+from twofold.server.bridge.observe.spans import RequestSpans
 
 from tests.e2e.waiting import wait_until
 from tests.server.fake_engine import FakeEngine
@@ -362,7 +362,7 @@ def test_an_exporter_that_raises_is_counted(engine: FakeEngine) -> None:
 
 
 def test_without_the_extra_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "twofold.server.bridge.spans", None)
+    monkeypatch.setitem(__import__("sys").modules, "twofold.server.bridge.observe.spans", None)
     with pytest.raises(ConfigError, match=r"--otlp-endpoint.*pip install 'twofold\[otel\]'"):
         state_module.ServerState(ServerConfig(otlp_endpoint="http://127.0.0.1:4318"), None)
 

@@ -13,8 +13,8 @@ from fake_engine import FakeEngine
 from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
 from twofold.server.app import create_app
-from twofold.server.http.fields import ENDPOINTS, FIELDS, Endpoint, RequestField, table_of
 from twofold.server.openai.completion_schema import CompletionRequest
+from twofold.server.openai.fields import ENDPOINTS, FIELDS, Endpoint, RequestField, table_of
 from twofold.server.openai.schemas import ChatRequest
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}

@@ -24,8 +24,8 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.models_config import ModelsConfig, parsed_keep_alive
 from twofold.server.app import app_of
-from twofold.server.bridge.served_model import ModelDescription
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ModelDescription
+from twofold.server.bridge.models.state import ServerState
 
 
 @dataclass

@@ -18,7 +18,7 @@ from twofold.api.models_config import ModelsConfig
 from twofold.api.settings import from_namespace
 from twofold.engine.prefix.loading import open_store
 from twofold.server.app import app_of
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
 from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.hub.several_models import SharedByModels, completed, on_demand_models

@@ -7,9 +7,6 @@ from typing import Any, Literal, NotRequired
 # Python 3.11's own TypedDict does not tell pydantic which fields are optional.
 from typing_extensions import TypedDict
 
-from twofold.server.ollama.answer_schemas import OllamaModel
-from twofold.server.openai.answer_schemas import Model
-
 Phase = Literal["loading", "ready", "draining", "failed"]
 
 
@@ -42,15 +39,6 @@ class Health(Readiness):
     queue: NotRequired[dict[str, int]]
     models: NotRequired[dict[str, Any]]
     """With several models: each one's state, and the fields of its engine while it is loaded."""
-
-
-class ModelList(TypedDict):
-    object: Literal["list"]
-    data: list[Model]
-    first_id: str
-    last_id: str
-    has_more: Literal[False]
-    models: list[OllamaModel]
 
 
 class ModelInfo(TypedDict):
@@ -108,10 +96,6 @@ class Slot(TypedDict):
     prompt: NotRequired[str]
     model: NotRequired[str]
     """With several models."""
-
-
-class ModelChanged(TypedDict):
-    success: Literal[True]
 
 
 class Props(TypedDict):

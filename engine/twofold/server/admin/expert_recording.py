@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
 from twofold.api.errors import ConfigError
-from twofold.server.bridge.request_body import small_body
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import small_body
 from twofold.server.http.errors import ApiError
 
 _MAX_BODY: Final = 4096

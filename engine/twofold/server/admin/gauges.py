@@ -8,10 +8,10 @@ from typing import get_args
 
 from twofold.api.types import EngineStats, RunInfo, SpeculationCounts
 from twofold.server.admin.process_metrics import process_rows
-from twofold.server.bridge.metrics import Gauge, Series, label_text, step_tokens
-from twofold.server.bridge.protocol import ServingEngine
-from twofold.server.bridge.served_model import ModelState, ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.protocol import ServingEngine
+from twofold.server.bridge.models.served_model import ModelState, ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.observe.metrics import Gauge, Series, label_text, step_tokens
 from twofold.telemetry.sink import LEVELS, TelemetrySink
 
 

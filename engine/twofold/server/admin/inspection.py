@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from twofold import __version__
 from twofold.api.types import RequestProgress, SamplingParams
 from twofold.server.admin.answer_schemas import Props, Readiness, Slot, Version
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers
 from twofold.weights.gguf_file import model_name

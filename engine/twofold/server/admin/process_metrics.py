@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from twofold.server.bridge.metrics import Gauge
+from twofold.server.bridge.observe.metrics import Gauge
 
 _PROC = Path("/proc/self")
 

@@ -21,10 +21,10 @@ from twofold.api.control import MemoryUse, Resize
 from twofold.api.errors import ConfigError
 from twofold.api.types import RequestProgress
 from twofold.server.admin.inspection import phase_of
-from twofold.server.bridge.protocol import ServingEngine
-from twofold.server.bridge.request_body import small_body
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.protocol import ServingEngine
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import small_body
 from twofold.server.http.errors import ApiError
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from twofold import __version__
 from twofold.server.admin.answer_schemas import ModelInfo, ServerInfo
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.http.openapi import answers
 from twofold.weights.gguf_file import model_name
 

@@ -14,11 +14,11 @@ from twofold import __version__
 from twofold.api.addresses import is_loopback
 from twofold.server.admin.answer_schemas import Health
 from twofold.server.admin.gauges import series
-from twofold.server.bridge.metrics import exposition
-from twofold.server.bridge.protocol import ServingEngine
-from twofold.server.bridge.request_body import read_body
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.protocol import ServingEngine
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.observe.metrics import exposition
+from twofold.server.bridge.requests.request_body import read_body
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers, text_answer
 from twofold.telemetry.sink import parse_load_samples

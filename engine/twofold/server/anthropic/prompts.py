@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from twofold.server.anthropic.schemas import Block, CountTokensRequest, OfferedTool, ToolChoice, Turn
-from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.bridge.models.protocol import ServingTokenizer
 from twofold.server.http.errors import ApiError, wrong_field
 from twofold.server.openai.template_variables import thinking_variables
 from twofold.text.conversation.content import readable

@@ -12,9 +12,9 @@ from twofold.server.anthropic.errors import anthropic_error
 from twofold.server.anthropic.format import AnthropicMessage
 from twofold.server.anthropic.prompts import chat_fields
 from twofold.server.anthropic.schemas import CountTokensRequest, MessagesChat, MessagesRequest
-from twofold.server.bridge.request_body import parse_body, translated
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import parse_body, translated
 from twofold.server.http.errors import set_error_format
 from twofold.server.http.openapi import body_of
 from twofold.server.openai.chat_reading import ChatReading

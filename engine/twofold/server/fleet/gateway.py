@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 
 import twofold.server.app  # noqa: F401 (registers the error formats of the APIs)
 from twofold.api.config import ServerConfig
-from twofold.server.bridge.connected import while_connected
-from twofold.server.bridge.request_body import read_body
+from twofold.server.bridge.requests.connected import while_connected
+from twofold.server.bridge.requests.request_body import read_body
 from twofold.server.fleet.forwarding import ROUTING_HEADER, TOKENS_BEGIN, Header, RoutedRequest, is_stream
 from twofold.server.fleet.merged_metrics import merged_metrics
 from twofold.server.fleet.prefix_labels import PromptIdentity, prompt_of

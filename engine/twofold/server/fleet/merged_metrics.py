@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from twofold.server.bridge.metrics import label_text
+from twofold.server.bridge.observe.metrics import label_text
 
 
 def merged_metrics(pages: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from ray import serve
 
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.fleet.door import Door
 from twofold.server.fleet.serving_actor import ServingActor
 from twofold.server.listening import bind, url_of

@@ -8,9 +8,9 @@ from typing import Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
-from twofold.server.bridge.request_body import parse_body, translated
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import parse_body, translated
 from twofold.server.http.openapi import answers, body_of, events_of
 from twofold.server.llama_cpp.answer_schemas import InfillAnswer, InfillEvent
 from twofold.server.llama_cpp.formats import InfillFormat

@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from twofold.api.models_config import KEEP_ALIVE_FORM, parsed_keep_alive
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.http.errors import wrong_field
 from twofold.server.ollama.model_card import served_name
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.ollama.model_sizes import model_sizes
 from twofold.server.openai.fill_in import fill_marks
 from twofold.server.openai.model_card import listed_models, rfc3339

@@ -16,9 +16,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from twofold import __version__
-from twofold.server.bridge.request_body import parse_body, translated
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import parse_body, translated
 from twofold.server.http.errors import ApiError, set_error_format
 from twofold.server.http.openapi import answers, body_of, lines_of
 from twofold.server.ollama.answer_schemas import (

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from twofold.api.types import Chunk, Usage
-from twofold.server.bridge.connected import ConnectedAnswer
-from twofold.server.bridge.crossing import AnswerStream
-from twofold.server.bridge.metrics import RequestTimer
+from twofold.server.bridge.models.crossing import AnswerStream
+from twofold.server.bridge.observe.metrics import RequestTimer
+from twofold.server.bridge.requests.connected import ConnectedAnswer
 from twofold.server.http.arrival import call_answer_hook
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.formats import AnswerFormat, joined_chunks

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twofold.api.constraints import Constraint
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
 from twofold.server.http.errors import wrong_field
 from twofold.server.openai.schemas import ChatRequest
 from twofold.text.chat.answer_grammar import Calls, answer_constraint

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, 
 from pydantic_core import PydanticCustomError
 
 from twofold.server.http.errors import CONTEXT_LENGTH, too_long
-from twofold.server.http.fields import refusing
+from twofold.server.openai.fields import refusing
 from twofold.server.openai.messages import Text
 from twofold.server.openai.schemas import (
     MAX_CHOICES,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from twofold.api.errors import RequestError
-from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.bridge.models.protocol import ServingTokenizer
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from twofold import __version__
 from twofold.api.types import Chunk, FinishReason, TokenLogprob, Usage
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.logprobs import CompletionLogprobs, TokenNames, joined, prompt_logprobs
 from twofold.server.openai.schemas import SamplingFields

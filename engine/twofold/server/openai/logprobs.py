@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twofold.api.types import TokenLogprob
-from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.bridge.models.protocol import ServingTokenizer
 
 
 class TokenNames:

@@ -19,7 +19,7 @@ from twofold.text.conversation.content import THINKING, apart, is_unreadable, re
 
 if TYPE_CHECKING:
     # The process that parses large bodies imports this file and needs no tokenizer.
-    from twofold.server.bridge.protocol import ServingTokenizer
+    from twofold.server.bridge.models.protocol import ServingTokenizer
 
 MAX_MESSAGES: Final = 2048
 MAX_CALLS: Final = 128

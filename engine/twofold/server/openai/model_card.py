@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
 from twofold.weights.gguf_file import model_name
 
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Final
 
 from twofold.api.errors import RequestError, TemplateLimitExceededError
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
-from twofold.server.bridge.token_cache import TokenCache
-from twofold.server.bridge.turn_ends import turn_ends
+from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.models.token_cache import TokenCache
+from twofold.server.bridge.requests.turn_ends import turn_ends
 from twofold.server.openai.chat_tools import with_parameters
 from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.fill_in import fill_prompt

@@ -14,12 +14,12 @@ from starlette.types import Scope
 
 from twofold.api.request_times import RequestTimes
 from twofold.api.types import GenerationRequest
-from twofold.server.bridge.answered import SETTINGS, AnsweredRequest, note_answered
-from twofold.server.bridge.crossing import AnswerStream, RequestPlan, submit
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
-from twofold.server.bridge.request_body import parse_body
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.crossing import AnswerStream, RequestPlan, submit
+from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.observe.answered import SETTINGS, AnsweredRequest, note_answered
+from twofold.server.bridge.requests.request_body import parse_body
 from twofold.server.http.arrival import origin_of, prefix_labels_of, times_of
 from twofold.server.http.openapi import answers, body_of, events_of
 from twofold.server.openai.answer_schemas import ChatChunk, ChatCompletion, TextChunk, TextCompletion

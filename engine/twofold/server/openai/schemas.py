@@ -21,8 +21,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES, Range
 from twofold.api.types import SamplingParams
 from twofold.server.http.bodies import Body, ModelName
-from twofold.server.http.fields import refusing
 from twofold.server.openai.chat_tools import Choice, Tool, as_function, tool_name
+from twofold.server.openai.fields import refusing
 from twofold.server.openai.messages import MAX_MESSAGES, Message
 from twofold.server.openai.structured_outputs import StructuredFields
 from twofold.server.openai.template_fields import TemplateFields

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.bridge.models.protocol import ServingTokenizer
 from twofold.server.openai.template_fields import TemplateFields
 
 _logger = logging.getLogger("twofold.server")

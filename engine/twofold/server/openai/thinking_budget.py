@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from twofold.api.constraints import CompiledConstraint
-from twofold.server.bridge.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
 from twofold.text.chat.bounded_thinking import BoundedThinking, ThinkingMarks
 from twofold.text.chat.dialects import REASONING_PARSERS, TOOL_PARSERS
 from twofold.text.chat.marks import ChatMarks

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from twofold.api.errors import RequestError
-from twofold.server.bridge.protocol import ServingTokenizer
-from twofold.server.bridge.request_body import parse_body
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.protocol import ServingTokenizer
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import parse_body
 from twofold.server.http.openapi import answers, body_of
 from twofold.server.openai.answer_schemas import Detokenized, Tokenized
 from twofold.server.openai.logprobs import TokenNames

@@ -22,10 +22,10 @@ from starlette.types import Receive, Scope, Send
 from twofold.api.errors import CapacityError, RequestError, TwofoldError
 from twofold.api.pooling import ModelPooling, Pooling
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
-from twofold.server.bridge.connected import ConnectedAnswer
-from twofold.server.bridge.crossing import AnswerStream
-from twofold.server.bridge.metrics import RequestTimer
-from twofold.server.bridge.served_model import ServedModel
+from twofold.server.bridge.models.crossing import AnswerStream
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.observe.metrics import RequestTimer
+from twofold.server.bridge.requests.connected import ConnectedAnswer
 from twofold.server.http import errors as api_errors
 from twofold.server.http.arrival import origin_of, times_of
 from twofold.server.http.errors import ApiError, wrong_field

@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from twofold.server.bridge.request_body import parse_body
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import parse_body
 from twofold.server.http.errors import wrong_field
 from twofold.server.http.openapi import answers, body_of
 from twofold.server.pooling.answer_schemas import Embeddings

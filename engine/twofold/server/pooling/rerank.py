@@ -18,9 +18,9 @@ from starlette.responses import Response
 
 from twofold.api.errors import RequestError
 from twofold.api.pooling import Pooling
-from twofold.server.bridge.request_body import parse_body
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import parse_body
 from twofold.server.http.openapi import answers, body_of
 from twofold.server.pooling.answer_schemas import Reranked, Scores
 from twofold.server.pooling.answers import F32, answer_pooled, embedding_of

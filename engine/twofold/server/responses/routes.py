@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse, Response
 
 from twofold.api.errors import RequestError
 from twofold.api.types import Usage
-from twofold.server.bridge.request_body import parse_body, translated
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import parse_body, translated
 from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
 from twofold.server.http.openapi import answers, body_of, events_of

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import FileResponse, PlainTextResponse
 
 from twofold.api.errors import ConfigError
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import text_answer
 from twofold.server.web.placement import answer_placement

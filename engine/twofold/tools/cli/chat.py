@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from twofold.server.bridge.sampling_defaults import sampling_defaults
+    from twofold.server.bridge.models.sampling_defaults import sampling_defaults
 
     config = engine_config(args)
     sampling = sampling_from(args, sampling_defaults(Path(config.model)))

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace, leader: Leader | None = None) -> int:
     """Answer the prompt. leader: rank 0, if other processes hold parts of the weights."""
-    from twofold.server.bridge.sampling_defaults import sampling_defaults
+    from twofold.server.bridge.models.sampling_defaults import sampling_defaults
 
     config = engine_config(args)
     prompt = read_prompt(args.prompt)

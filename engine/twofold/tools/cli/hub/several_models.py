@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from twofold.engine import Engine
     from twofold.engine.prefix.store import PrefixStore
     from twofold.fit.plan import Machine
-    from twofold.server.bridge.protocol import ServingEngine
-    from twofold.server.bridge.served_model import ModelDescription
+    from twofold.server.bridge.models.protocol import ServingEngine
+    from twofold.server.bridge.models.served_model import ModelDescription
     from twofold.telemetry.sink import TelemetrySink
 
 
@@ -98,7 +98,7 @@ class OnDemandModel:
         self._weight_bytes: int | None = None
 
     def describe(self) -> ModelDescription:
-        from twofold.server.bridge.served_model import ModelDescription
+        from twofold.server.bridge.models.served_model import ModelDescription
         from twofold.step.capacity import longest_request
 
         model = self._files().config
@@ -110,7 +110,7 @@ class OnDemandModel:
 
     def load(self) -> LoadedOnDemand:
         from twofold.engine import Engine
-        from twofold.server.bridge.sampling_defaults import sampling_defaults
+        from twofold.server.bridge.models.sampling_defaults import sampling_defaults
 
         config, num_bytes = self._fit()
         defaults = dataclasses.replace(sampling_defaults(Path(self.path)), seed=config.seed)

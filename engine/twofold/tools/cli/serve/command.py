@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from twofold.api.types import RunInfo, SamplingParams
     from twofold.engine import Engine
     from twofold.parallel.session import Leader
-    from twofold.server.bridge.protocol import ServingEngine
+    from twofold.server.bridge.models.protocol import ServingEngine
     from twofold.server.process import ServerProcess
 
 
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: Leader | None = None) -> int:
     """Serve one model. leader: rank 0, if other processes hold parts of the weights."""
-    from twofold.server.bridge.sampling_defaults import sampling_defaults
-    from twofold.server.bridge.state import ServerState
+    from twofold.server.bridge.models.sampling_defaults import sampling_defaults
+    from twofold.server.bridge.models.state import ServerState
     from twofold.server.listening import bind, url_of
     from twofold.server.process import ServerProcess
 

@@ -30,8 +30,8 @@ from twofold.tools.cli.serve.several import SeveralModels, open_several
 if TYPE_CHECKING:
     from ray.serve import Application
 
-    from twofold.server.bridge.protocol import ServingEngine
-    from twofold.server.bridge.state import ServerState
+    from twofold.server.bridge.models.protocol import ServingEngine
+    from twofold.server.bridge.models.state import ServerState
     from twofold.telemetry.sink import TelemetrySink
 
 APPLICATION: Final = "twofold"
@@ -48,7 +48,7 @@ class LoadedReplica:
     close_engine: Callable[[], None]
 
     def state(self, config: ServerConfig) -> ServerState:
-        from twofold.server.bridge.state import ServerState
+        from twofold.server.bridge.models.state import ServerState
 
         state = ServerState(config, self.sink)
         state.ready(self.engine, self.sampling_defaults)
@@ -72,7 +72,7 @@ class ReplicaLoader:
 
     def __call__(self, replica: str) -> LoadedReplica | SeveralModels:
         """The loaded replica of this id. ConfigError, before anything is loaded, if it differs from the fleet's."""
-        from twofold.server.bridge.sampling_defaults import sampling_defaults
+        from twofold.server.bridge.models.sampling_defaults import sampling_defaults
 
         self._check_version()
         args = serve_arguments(self.arguments)

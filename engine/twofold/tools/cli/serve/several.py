@@ -14,7 +14,7 @@ from twofold.tools.cli.model_options import open_telemetry
 
 if TYPE_CHECKING:
     from twofold.engine.prefix.store import PrefixStore
-    from twofold.server.bridge.state import ServerState
+    from twofold.server.bridge.models.state import ServerState
     from twofold.telemetry.sink import TelemetrySink
     from twofold.tools.cli.hub.several_models import OnDemandModel
 
@@ -30,7 +30,7 @@ class SeveralModels:
 
     def state(self, config: ServerConfig) -> ServerState:
         """The state of a server with these models."""
-        from twofold.server.bridge.state import ServerState
+        from twofold.server.bridge.models.state import ServerState
 
         return ServerState(config, self.sink, self.sources, self.limits)
 

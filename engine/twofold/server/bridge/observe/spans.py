@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from twofold.server.bridge.answered import AnsweredRequest, answered
+from twofold.server.bridge.observe.answered import AnsweredRequest, answered
 from twofold.server.http.arrival import times_of
 
 _MAX_QUEUED: Final = 8192

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from twofold.api.errors import RequestError
-from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.bridge.models.protocol import ServingTokenizer
 
 
 def turn_ends(

@@ -17,8 +17,8 @@ from typing import Any
 from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.request_times import RequestTimes
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
-from twofold.server.bridge.protocol import Prompt, ServingEngine
-from twofold.server.bridge.threads import Threads
+from twofold.server.bridge.models.protocol import Prompt, ServingEngine
+from twofold.server.bridge.models.threads import Threads
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError, too_long
 
 

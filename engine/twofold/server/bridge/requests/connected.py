@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from twofold.api.types import Chunk
-from twofold.server.bridge.crossing import AnswerStream
-from twofold.server.bridge.metrics import RequestTimer
+from twofold.server.bridge.models.crossing import AnswerStream
+from twofold.server.bridge.observe.metrics import RequestTimer
 from twofold.server.http.errors import ApiError, unavailable
 
 

@@ -13,10 +13,10 @@ from twofold.api.config import ServerConfig
 from twofold.api.models_config import ModelsConfig
 from twofold.api.types import SamplingParams
 from twofold.api.valid_text import valid_text
-from twofold.server.bridge.model_manager import ModelManager
-from twofold.server.bridge.protocol import ServingEngine
-from twofold.server.bridge.resources import ServerResources
-from twofold.server.bridge.served_model import ModelSource, ServedModel
+from twofold.server.bridge.models.model_manager import ModelManager
+from twofold.server.bridge.models.protocol import ServingEngine
+from twofold.server.bridge.models.resources import ServerResources
+from twofold.server.bridge.models.served_model import ModelSource, ServedModel
 from twofold.server.http.errors import ApiError
 from twofold.telemetry.sink import TelemetrySink
 from twofold.text.chat.marks import check_parsers

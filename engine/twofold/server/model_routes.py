@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
 
-from twofold.server.admin.answer_schemas import ModelChanged, ModelList
-from twofold.server.bridge.request_body import parse_body
-from twofold.server.bridge.state import ServerState
+# Python 3.11's own TypedDict does not tell pydantic which fields are optional.
+from typing_extensions import TypedDict
+
+from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.request_body import parse_body
 from twofold.server.http.bodies import Body, ModelName
 from twofold.server.http.errors import ApiError
 from twofold.server.http.openapi import answers, body_of
+from twofold.server.ollama.answer_schemas import OllamaModel
 from twofold.server.ollama.model_card import ollama_cards
 from twofold.server.openai.answer_schemas import Model
 from twofold.server.openai.model_card import listed_models, openai_card
 
 _DONE: Final = {"success": True}
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: Literal[False]
+    models: list[OllamaModel]
+
+
+class ModelChanged(TypedDict):
+    success: Literal[True]
 
 
 class ModelBody(Body):

@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from twofold.server.bridge.body_worker import parse
-from twofold.server.bridge.served_model import ServedModel
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.body_worker import parse
+from twofold.server.bridge.models.served_model import ServedModel
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.arrival import times_of
 from twofold.server.http.content_encoding import BodyDecoder

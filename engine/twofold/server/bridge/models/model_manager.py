@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from twofold.api.errors import CapacityError, TwofoldError
 from twofold.api.models_config import ModelsConfig
-from twofold.server.bridge.served_model import LoadedModel, ModelSource, ServedModel
+from twofold.server.bridge.models.served_model import LoadedModel, ModelSource, ServedModel
 from twofold.server.http.errors import unavailable
 
 _log = logging.getLogger("twofold.server")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.bridge.models.protocol import ServingTokenizer
 from twofold.text.tokenizer.literal_text import PromptText
 
 _CHARS_PER_TOKEN: Final = 8

@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twofold.server.bridge.metrics import RequestTimer
+from twofold.server.bridge.observe.metrics import RequestTimer
 
 _SCOPE_KEY: Final = "twofold.answered"
 SETTINGS: Final = (

@@ -10,7 +10,7 @@ from array import array
 from collections import OrderedDict
 from typing import Final
 
-from twofold.server.bridge.protocol import ServingTokenizer
+from twofold.server.bridge.models.protocol import ServingTokenizer
 
 _MAX_BYTES: Final = 32 << 20
 _ENTRY_BYTES: Final = 300

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.api.errors import TwofoldError
-from twofold.server.bridge.state import ServerState
+from twofold.server.bridge.models.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.arrival import origin_of, set_origin, trace_id
 from twofold.server.http.errors import ApiError

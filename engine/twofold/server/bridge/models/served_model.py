@@ -10,13 +10,13 @@ from typing import Literal, Protocol, cast
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
 from twofold.models.registry import chat_marks
-from twofold.server.bridge.bounded_tokenizer import BoundedTokenizer
-from twofold.server.bridge.crossing import AnswerStream
-from twofold.server.bridge.metrics import Metrics
-from twofold.server.bridge.protocol import ServingEngine, ServingTokenizer
-from twofold.server.bridge.resources import ServerResources
-from twofold.server.bridge.sampling_defaults import OPENAI_DEFAULTS
-from twofold.server.bridge.token_cache import TokenCache
+from twofold.server.bridge.models.bounded_tokenizer import BoundedTokenizer
+from twofold.server.bridge.models.crossing import AnswerStream
+from twofold.server.bridge.models.protocol import ServingEngine, ServingTokenizer
+from twofold.server.bridge.models.resources import ServerResources
+from twofold.server.bridge.models.sampling_defaults import OPENAI_DEFAULTS
+from twofold.server.bridge.models.token_cache import TokenCache
+from twofold.server.bridge.observe.metrics import Metrics
 from twofold.server.http.errors import unavailable
 from twofold.telemetry.sink import TelemetrySink
 from twofold.text.chat.marks import ChatMarks, chosen_marks

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from twofold import __version__
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
-from twofold.server.bridge.body_worker import BodyWorker
-from twofold.server.bridge.crossing import Crossing
-from twofold.server.bridge.metrics import HttpCounts
-from twofold.server.bridge.threads import Threads
+from twofold.server.bridge.models.body_worker import BodyWorker
+from twofold.server.bridge.models.crossing import Crossing
+from twofold.server.bridge.models.threads import Threads
+from twofold.server.bridge.observe.metrics import HttpCounts
 from twofold.server.http.errors import unavailable
 
 if TYPE_CHECKING:
-    from twofold.server.bridge.spans import RequestSpans
+    from twofold.server.bridge.observe.spans import RequestSpans
 
 Phase = Literal["loading", "ready", "draining"]
 
@@ -58,7 +58,7 @@ def _open_spans(endpoint: str | None) -> RequestSpans | None:
     if endpoint is None:
         return None
     try:
-        from twofold.server.bridge.spans import otlp_spans
+        from twofold.server.bridge.observe.spans import otlp_spans
     except ImportError as error:
         raise ConfigError(
             f"--otlp-endpoint was given, but OpenTelemetry cannot be imported ({error}); "

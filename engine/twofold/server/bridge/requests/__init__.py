@@ -1,0 +1,1 @@
+"""One request: its frame and body, and the connection that its answer goes to."""
