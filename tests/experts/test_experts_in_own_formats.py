@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.parallel.ranks_in_process import RanksInProcess, answered
 from twofold.api.config import EngineConfig
 from twofold.api.parallel_config import ParallelConfig
 from twofold.blocks import ops
@@ -21,6 +20,7 @@ from twofold.tools.cli.main import main
 from twofold.weights.panel_file import PANEL_FILE, read_contents
 from twofold.weights.weight_format import MixedFormats
 
+from tests.parallel.ranks_in_process import RanksInProcess, answered
 from tests.weights.scheme_cases import CASES, MODEL, write, write_by_expert
 
 ONE_PLAIN: tuple[str | None, dict[str, Any]] = (None, {"-:.*experts\\.3\\..*": {}})
