@@ -33,15 +33,15 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
   constexpr int kElements = kHeadDim / kLanesOfToken;
   auto& [q, scores, largest, total, fade] = static_shared<SplitShared<kHeadDim>>();
   const int sequence = blockIdx.z;
-  const SplitRange range = split_range(blockIdx.x, attention.seq_lens[sequence],
-                                       attention.window_of(attention.seq_lens[sequence]));
+  const int length = attention.seq_lens[sequence];
+  const SplitRange range = split_range(blockIdx.x, length, attention.select.first(length - 1));
   if (range.begin >= range.end) return;
   const HeadRange heads = head_range(blockIdx.y, attention.num_heads, pages.num_kv_heads);
   const int thread = threadIdx.x, lane = thread % kLanesOfToken;
   const uint16_t* queries = static_cast<const uint16_t*>(attention.q) +
                             (int64_t(sequence) * attention.num_heads + heads.first) * kHeadDim;
   for (int g = 0; g < heads.count; ++g)
-    q[g][thread] = float_of_bits(uint32_t(queries[g * kHeadDim + thread]) << 16) * attention.scale;
+    q[g][thread] = float_of_bits(uint32_t(queries[g * kHeadDim + thread]) << 16) * attention.rule.scale;
   if (thread < kAttentionHeads) {
     largest[thread] = -INFINITY;
     total[thread] = 0;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
         for (int j = 0; j < kElements; ++j) sum = fused(q[g][lane * kElements + j], k[j], sum);
 #pragma unroll
         for (int step = kLanesOfToken / 2; step > 0; step /= 2) sum += __shfl_xor_sync(together, sum, step);
-        if (lane == 0) scores[g][i] = sum;
+        if (lane == 0) scores[g][i] = attention.rule.of(sum);
       }
     }
     __syncthreads();
@@ -137,16 +137,16 @@ __global__ void __launch_bounds__(kHeadDim)
     attention_join_kernel(DecodeAttention attention, float* workspace, int splits, uint16_t* out) {
   const int sequence = blockIdx.y, head = blockIdx.x, thread = threadIdx.x;
   const int64_t row = int64_t(sequence) * attention.num_heads + head;
-  const int length = attention.seq_lens[sequence];
+  const int length = attention.seq_lens[sequence], first = attention.select.first(length - 1);
   float most = attention.sinks != nullptr ? attention.sinks[head] : -INFINITY;
   for (int s = 0; s < num_splits(length); ++s) {
-    const SplitRange range = split_range(s, length, attention.window_of(length));
+    const SplitRange range = split_range(s, length, first);
     if (range.begin < range.end) most = fmaxf(most, partial(workspace, row, s, splits, kHeadDim)[0]);
   }
   float total = attention.sinks != nullptr ? __expf(attention.sinks[head] - most) : 0.0f;
   float value = 0;
   for (int s = 0; s < num_splits(length); ++s) {
-    const SplitRange range = split_range(s, length, attention.window_of(length));
+    const SplitRange range = split_range(s, length, first);
     if (range.begin >= range.end) continue;
     const float* part = partial(workspace, row, s, splits, kHeadDim);
     const float weight = __expf(part[0] - most);

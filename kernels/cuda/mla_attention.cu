@@ -17,13 +17,14 @@ __global__ void __launch_bounds__(kMlaThreads)
     mla_split_kernel(MlaDecode decode, MlaPages pages, float* workspace, int splits) {
   uint32_t* memory = dynamic_shared<uint32_t>();
   const int sequence = blockIdx.z, thread = threadIdx.x;
-  const SplitRange range = split_range(blockIdx.x, decode.seq_lens[sequence], 0);
+  const int length = decode.seq_lens[sequence];
+  const SplitRange range = split_range(blockIdx.x, length, decode.select.first(length - 1));
   if (range.begin >= range.end) return;
   const int cached = pages.latent + pages.rope, head = int(blockIdx.y) * kMlaHeads;
   const MlaTile tile(memory, cached, pages.latent, min(kMlaHeads, decode.num_heads - head));
   const int64_t row = int64_t(sequence) * decode.num_heads + head;
   const int32_t* table = decode.page_tables + int64_t(sequence) * decode.max_pages;
-  mla_begin(tile, thread, static_cast<const uint16_t*>(decode.absorbed) + row * cached, decode.scale);
+  mla_begin(tile, thread, static_cast<const uint16_t*>(decode.absorbed) + row * cached, decode.rule.scale);
   float sums[kMlaHeads][2] = {};
   for (int first = range.begin; first < range.end; first += kMlaChunk) {
     const int count = min(kMlaChunk, range.end - first);
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kMlaThreads)
       return reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(pages.rows) + slot * cached);
     });
     __syncthreads();
-    mla_score(tile, thread, count);
+    mla_score(tile, thread, count, decode.rule);
     __syncthreads();
     mla_largest(tile, thread, count);
     __syncthreads();
@@ -49,9 +50,10 @@ __global__ void __launch_bounds__(kMlaThreads)
 __global__ void mla_join_kernel(MlaDecode decode, float* workspace, int splits, int latent, uint16_t* out) {
   const int sequence = blockIdx.y;
   const int64_t row = int64_t(sequence) * decode.num_heads + blockIdx.x;
+  const int length = decode.seq_lens[sequence], first = decode.select.first(length - 1);
   for (int column = threadIdx.x; column < latent; column += blockDim.x) {
     out[row * latent + column] =
-        bf16_of_float(mla_join(workspace, row, decode.seq_lens[sequence], splits, latent, column));
+        bf16_of_float(mla_join(workspace, row, length, first, splits, latent, column));
   }
 }
 

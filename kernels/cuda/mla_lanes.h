@@ -6,6 +6,7 @@
 
 #include "launch_shapes.h"
 #include "number_formats.h"
+#include "twofold/attention_parts.h"
 
 namespace twofold::cuda {
 
@@ -67,7 +68,7 @@ TWOFOLD_HD void mla_load(const MlaTile& tile, int thread, int count, RowOf row_o
 }
 
 // A lane scores one position for every eighth head.
-TWOFOLD_HD void mla_score(const MlaTile& tile, int thread, int count) {
+TWOFOLD_HD void mla_score(const MlaTile& tile, int thread, int count, const kernels::ScoreRule& rule) {
   const int position = thread % kMlaChunk;
   if (position >= count) return;
   const uint32_t* row = tile.rows + position * mla_row_words(tile.cached);
@@ -78,7 +79,7 @@ TWOFOLD_HD void mla_score(const MlaTile& tile, int thread, int count) {
       even = fused(query[2 * word], bf16_low(row[word]), even);
       odd = fused(query[2 * word + 1], bf16_high(row[word]), odd);
     }
-    tile.scores[head * kMlaChunk + position] = even + odd;
+    tile.scores[head * kMlaChunk + position] = rule.of(even + odd);
   }
 }
 
@@ -146,13 +147,14 @@ TWOFOLD_HD void mla_leave(const MlaTile& tile, int thread, const float (&sums)[k
   }
 }
 
-// Column `column` of one head's mean latent, from its splits in order.
-TWOFOLD_HD float mla_join(float* workspace, int64_t row, int length, int splits, int latent, int column) {
+// Column `column` of one head's mean latent, from its splits in order; `first` as in split_range.
+TWOFOLD_HD float mla_join(float* workspace, int64_t row, int length, int first, int splits, int latent,
+                          int column) {
   float most = -INFINITY;
-  for (int s = 0; s < num_splits(length); ++s)
+  for (int s = first / kSplitTokens; s < num_splits(length); ++s)
     most = fmaxf(most, mla_partial(workspace, row, s, splits, latent)[0]);
   float total = 0, value = 0;
-  for (int s = 0; s < num_splits(length); ++s) {
+  for (int s = first / kSplitTokens; s < num_splits(length); ++s) {
     const float* part = mla_partial(workspace, row, s, splits, latent);
     const float weight = expf(part[0] - most);
     total = fused(part[1], weight, total);

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "expert_layer.h"
+#include "twofold/attention_parts.h"
 #include "twofold/host_device.h"
 #include "twofold/router_shape.h"
 
@@ -50,15 +51,9 @@ struct DecodeAttention {
   int num_heads;
   int max_pages;
   int max_length;  // bounds the launch
-  float scale;
-  int window;          // attend to the last so many positions; 0: all
-  const float* sinks;  // [heads] logit that takes weight and gives nothing; null: none
-  int chunk = 0;       // attend within chunks of so many positions; 0: there are none
-
-  // Number of a sequence's last positions that are attended to.
-  TWOFOLD_HD constexpr int window_of(int length) const {
-    return chunk > 0 ? (length + chunk - 1) % chunk + 1 : window;
-  }
+  kernels::ScoreRule rule;
+  kernels::Stretch select;
+  const float* sinks = nullptr;  // [heads] logit that takes weight and gives nothing; null: none
 };
 
 // Bytes that the partial results of the splits need.

@@ -96,8 +96,8 @@ struct SplitRange {
   int begin;
   int end;
 };
-TWOFOLD_HD constexpr SplitRange split_range(int split, int length, int window) {
-  const int first = window > 0 && length > window ? length - window : 0;
+// first: the first position that the last token attends to.
+TWOFOLD_HD constexpr SplitRange split_range(int split, int length, int first) {
   const int begin = split * kSplitTokens > first ? split * kSplitTokens : first;
   const int end = (split + 1) * kSplitTokens < length ? (split + 1) * kSplitTokens : length;
   return {begin, end};

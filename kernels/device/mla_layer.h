@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "expert_layer.h"
+#include "twofold/attention_parts.h"
 
 namespace twofold::cuda {
 
@@ -44,7 +45,8 @@ struct MlaDecode {
   int num_heads;
   int max_pages;
   int max_length;  // bounds the launch
-  float scale;
+  kernels::ScoreRule rule;
+  kernels::Stretch select;
 };
 
 // Bytes that the partial results of the splits need.

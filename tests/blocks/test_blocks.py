@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 from twofold import _testing
 from twofold.blocks import ops
+from twofold.blocks.attention.norms import HeadNorms
+from twofold.blocks.attention.projections import Projections
+from twofold.blocks.attention.scores import Scores
+from twofold.blocks.attention.selection import Window
 from twofold.blocks.block import Block, Pages
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.experts import RoutedExperts
@@ -21,13 +25,13 @@ from twofold.weights.tensor_spec import TensorSpec
 
 from tests.tiny_models.writing import write_safetensors
 
-GQA = Gqa(3, 64, num_heads=4, num_kv_heads=2, head_dim=16, eps=1e-6, sliding_window=8)
+GQA = Gqa(3, 64, num_heads=4, num_kv_heads=2, head_dim=16, eps=1e-6, select=Window(8))
 EXPERTS = RoutedExperts(3, 64, num_experts=4, top_k=2, intermediate_size=32)
 BLOCKS = [
     GQA,
-    Gqa(3, 64, 4, 2, 16, 1e-6, bias=True, o_bias=True, qk_norm=True),
-    Gqa(3, 64, 4, 2, 16, 1e-6, qk_norm=True, flat_norms=True),
-    Gqa(3, 64, 4, 2, 16, 1e-6, sinks=True),
+    Gqa(3, 64, 4, 2, 16, 1e-6, project=Projections(bias=True), o_bias=True, norms=HeadNorms()),
+    Gqa(3, 64, 4, 2, 16, 1e-6, norms=HeadNorms("flat")),
+    Gqa(3, 64, 4, 2, 16, 1e-6, scores=Scores(sinks=True)),
     DenseFfn(3, 64, 96, 1e-6),
     Router(3, 64, 4, 2, 1e-6, renormalise=True, bias=True),
     Router(3, 64, 4, 2, 1e-6, renormalise=False, gates=("router",), gate_bias=True),

@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 import torch
+from twofold.blocks.attention.scores import Scores
+from twofold.blocks.attention.selection import Everything, Window
 from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLayer
 from twofold.blocks.gated_delta import GatedDelta, GatedDeltaOnDevice
 from twofold.blocks.mla import Mla, MlaOnDevice
@@ -84,7 +86,8 @@ def attention(machine: Machine) -> dict[str, Any]:
     """Against torch, with and without window and head norms."""
     worst = 0.0
     for head_dim, heads, kv_heads, window in ((128, 32, 4, 0), (64, 64, 8, 100), (64, 6, 6, 0)):
-        shape = HeadShape(heads, kv_heads, head_dim, head_dim**-0.5, window, 1e-6)
+        select = Window(window) if window else Everything()
+        shape = HeadShape(heads, kv_heads, head_dim, 1e-6, select, Scores(head_dim**-0.5))
         lengths = torch.tensor([1, 17, 256, 700, 0], dtype=torch.int32, device=machine.device)
         tables = torch.randperm(5 * 48, device=machine.device).view(5, 48).int()
         places = torch.where(

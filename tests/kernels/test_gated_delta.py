@@ -105,16 +105,16 @@ class Net:
         packed = [ops.PackedMatrix(self.pool, [weight_matrix(matrix)]) for matrix in (self.inputs, self.out)]
         block = ops.GatedDelta(
             self.pool,
-            norm_weight=self.norm,
-            in_weight=packed[0],
+            project={"weight": packed[0], "norm": self.norm, "eps": 1e-6},
             conv=self.conv,
             decay_rate=self.rate,
             decay_bias=self.bias,
-            head_norm=self.head_norm,
-            out_weight=packed[1],
+            head_norm={"weight": self.head_norm, "eps": 1e-6},
+            gate={"activation": "silu"},
+            out={"weight": packed[1]},
             **self.shape,
+            value_dim=V,
             **order,
-            eps=1e-6,
             layer=0,
         )
         self.decoder = ops.Decoder([block])

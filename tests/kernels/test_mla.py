@@ -78,24 +78,25 @@ class Setup(reference.PagedAttention):
         keys, values = self.kv_b[:, : c.nope], self.kv_b[:, c.nope :]
         attention = ops.Mla(
             pool,
-            norm_weight=self.norm,
-            a_weight=reference.packed(pool, self.a),
-            a_bias=self.a_bias,
-            q_norm=self.q_norm if self.q_b is not None else None,
-            q_b_weight=None if self.q_b is None else reference.packed(pool, self.q_b),
-            latent_norm=self.latent_norm,
-            k_b_weight=reference.packed(pool, *(np.ascontiguousarray(head.T) for head in keys)),
-            v_b_weight=reference.packed(pool, *(np.ascontiguousarray(head) for head in values)),
-            o_weight=reference.packed(pool, self.o),
-            o_bias=self.o_bias,
+            layer=layer,
             num_heads=c.heads,
             nope_dim=c.nope,
             rope_dim=c.rope,
-            eps=EPS,
-            latent_eps=LATENT_EPS,
-            scale=self.scale,
-            neighbours=c.neighbours,
-            layer=layer,
+            project={
+                "weight": reference.packed(pool, self.a),
+                "bias": self.a_bias,
+                "norm": self.norm,
+                "eps": EPS,
+            },
+            q_b=None
+            if self.q_b is None
+            else {"weight": reference.packed(pool, self.q_b), "norm": self.q_norm, "eps": LATENT_EPS},
+            latent_norm={"weight": self.latent_norm, "eps": LATENT_EPS},
+            k_b=reference.packed(pool, *(np.ascontiguousarray(head.T) for head in keys)),
+            v_b=reference.packed(pool, *(np.ascontiguousarray(head) for head in values)),
+            rotation={"neighbours": c.neighbours},
+            scores={"rule": ops.ScoreRule(scale=self.scale)},
+            out={"weight": reference.packed(pool, self.o), "bias": self.o_bias},
         )
         return ops.Decoder([attention])
 
@@ -209,9 +210,9 @@ def test_refuses_what_does_not_fit() -> None:
         block.forward(rows[:1], few, cache)
     wrong = Setup(replace(setup.case, value=13))
     wrong.o = setup.o
-    with pytest.raises(KernelError, match=r"Mla: o_weight is packed \(48, 48\); expected \(48, 52\)"):
+    with pytest.raises(KernelError, match=r"Mla.out: weight is packed \(48, 48\); expected \(48, 52\)"):
         wrong.block(pool)
     wrong.kv_b = wrong.kv_b.reshape(2, -1, setup.case.latent)
-    with pytest.raises(KernelError, match="Mla: k_b_weight"):
+    with pytest.raises(KernelError, match="Mla: k_b"):
         wrong.block(pool)
     assert np.array_equal(rows, setup.hidden[:2]), "a refused call must change nothing"

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 from twofold.api.errors import ModelLoadError
+from twofold.blocks.attention.norms import NO_NORMS, HeadNorms
+from twofold.blocks.attention.projections import Projections
+from twofold.blocks.attention.selection import Everything, Window
 from twofold.blocks.block import RoutedShape
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
@@ -34,7 +37,7 @@ def test_qwen3_moe_fields(tmp_path: Path) -> None:
     model = TinyModel(num_layers=4, mlp_only_layers=(1,), decoder_sparse_step=1, attention_bias=True)
     config = read_config(write_tiny_model(tmp_path, model))
     assert config.architecture == "Qwen3MoeForCausalLM"
-    attention = Gqa(1, 48, 4, 2, 16, 1e-6, bias=True, o_bias=True, qk_norm=True)
+    attention = Gqa(1, 48, 4, 2, 16, 1e-6, project=Projections(bias=True), norms=HeadNorms(), o_bias=True)
     assert (config.hidden_size, config.num_layers, config.rope_dim) == (48, 4, 16)
     assert config.layers[1] == (attention, DenseFfn(1, 48, 64, 1e-6))
     assert config.layers[2] == (
@@ -71,8 +74,8 @@ def test_mixtral_fields(tmp_path: Path) -> None:
     assert config.routed.intermediate_size == 24
     attention, router, _ = config.layers[2]
     assert isinstance(attention, Gqa)
-    assert not attention.qk_norm
-    assert attention.sliding_window == 32
+    assert attention.norms == NO_NORMS
+    assert attention.select == Window(32)
     assert isinstance(router, Router)
     assert router.renormalise
 
@@ -92,7 +95,7 @@ def test_defaults_when_fields_are_absent(tmp_path: Path) -> None:
         del raw[key]
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = read_config(tmp_path)
-    assert config.layers[0][0] == Gqa(0, 48, 4, 2, 12, 1e-6, qk_norm=True)
+    assert config.layers[0][0] == Gqa(0, 48, 4, 2, 12, 1e-6, norms=HeadNorms())
     assert config.rope_dim == 12
     assert config.rope.theta == 10_000.0
     assert config.head.eps == 1e-6
@@ -105,9 +108,9 @@ def test_defaults_when_fields_are_absent(tmp_path: Path) -> None:
 
 def test_sliding_window_counts_only_when_switched_on(tmp_path: Path) -> None:
     config = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=False))
-    assert config.layers[0][0].sliding_window is None
+    assert config.layers[0][0].select == Everything()
     config = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=True))
-    assert config.layers[0][0].sliding_window == 8
+    assert config.layers[0][0].select == Window(8)
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])

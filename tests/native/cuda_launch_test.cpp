@@ -10,6 +10,7 @@
 #include "mailbox_layout.h"
 #include "number_formats.h"
 #include "packed_matrix.h"
+#include "twofold/attention_parts.h"
 
 using namespace twofold;
 using namespace twofold::cuda;
@@ -106,9 +107,10 @@ CASE(prefill_tiles_cover_each_pair_once) {
 CASE(attention_splits_cover_each_position_in_the_window_once) {
   for (const int length : {0, 1, 63, 256, 257, 1000, 4097}) {
     for (const int window : {0, 1, 100, 256, 2000}) {
+      const twofold::kernels::Stretch select{.window = window};
       std::vector<int> times(size_t(length), 0);
       for (int split = 0; split < num_splits(length) + 2; ++split) {
-        const SplitRange range = split_range(split, length, window);
+        const SplitRange range = split_range(split, length, select.first(length - 1));
         CHECK(range.begin >= range.end || split < num_splits(length));
         for (int i = range.begin; i < range.end; ++i) ++times[size_t(i)];
       }

@@ -88,9 +88,11 @@ struct Layer {
   PackedMatrix packed_in = packed(pool, in, 3 * kHidden), packed_out = packed(pool, out, kHidden);
   ShortConvolution block{kernels::kernel_table(),
                          pool,
-                         {norm.data(), &packed_in, nullptr, conv.data(), nullptr, &packed_out, nullptr},
-                         kTaps,
-                         1e-6f};
+                         {.project = {.weight = &packed_in, .norm = norm.data(), .eps = 1e-6f},
+                          .conv = conv.data(),
+                          .conv_bias = nullptr,
+                          .out = {.weight = &packed_out}},
+                         kTaps};
 };
 
 struct Sequence {

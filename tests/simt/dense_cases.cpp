@@ -182,10 +182,9 @@ void check_attention(const AttentionCase& c) {
                                     c.heads,
                                     max_pages,
                                     max_length,
-                                    scale,
-                                    c.window,
-                                    c.sinks ? run.copy("sinks", sinks) : nullptr,
-                                    c.chunk};
+                                    {.scale = scale},
+                                    {.window = c.window, .chunk = c.chunk},
+                                    c.sinks ? run.copy("sinks", sinks) : nullptr};
     // Splits without positions leave their part alone; so the rest of it is not compared.
     std::memset(workspace, 0, size_t(attention_workspace_bytes(S, c.heads, D, max_length)));
     run.check(launch_decode_attention(attention, kv, workspace, out, nullptr), "decode_attention");
@@ -223,6 +222,7 @@ void check_attention(const AttentionCase& c) {
 struct MlaCase {
   int heads, latent, rope;
   bool neighbours;
+  int window = 0;
 };
 
 void check_mla(const MlaCase& c) {
@@ -293,16 +293,24 @@ void check_mla(const MlaCase& c) {
     auto* workspace = run.memory<float>("workspace", bytes / 4);
     std::memset(workspace, 0, bytes);
     auto* out = run.memory<uint16_t>("latent means", size_t(S * c.heads * c.latent));
-    run.check(launch_mla_decode({absorbed, run.copy("tables", tables), run.copy("lengths", lengths), S,
-                                 c.heads, max_pages, max_length, scale},
+    run.check(launch_mla_decode({absorbed,
+                                 run.copy("tables", tables),
+                                 run.copy("lengths", lengths),
+                                 S,
+                                 c.heads,
+                                 max_pages,
+                                 max_length,
+                                 {.scale = scale},
+                                 {.window = c.window}},
                                 pages, workspace, out, nullptr),
               "mla_decode");
     for (int s = 0; s < S; ++s) {
       for (int head = 0; head < c.heads; ++head) {
         const int length = lengths[size_t(s)];
+        const int first = c.window > 0 ? std::max(0, length - c.window) : 0;
         std::vector<double> weights;
         double most = -INFINITY, total = 0;
-        for (int p = 0; p < length; ++p) {
+        for (int p = first; p < length; ++p) {
           double score = 0;
           for (int i = 0; i < cached; ++i)
             score += double(test::float_of_bf16(absorbed[(s * c.heads + head) * cached + i])) *
@@ -313,8 +321,8 @@ void check_mla(const MlaCase& c) {
         for (double& weight : weights) total += weight = std::exp(weight - most);
         for (int i = 0; i < c.latent; ++i) {
           double value = 0;
-          for (int p = 0; p < length; ++p)
-            value += weights[size_t(p)] * double(test::float_of_bf16(rows[slot(s, p) * cached + i]));
+          for (int p = first; p < length; ++p)
+            value += weights[size_t(p - first)] * double(test::float_of_bf16(rows[slot(s, p) * cached + i]));
           const double expected = length > 0 ? value / total : 0;
           near(test::float_of_bf16(out[(s * c.heads + head) * c.latent + i]), expected,
                std::abs(expected) / 250 + 1e-4, "mla_decode");
@@ -360,4 +368,5 @@ CASE(attention_rotates_stores_and_attends_as_the_scalar_one) {
 CASE(latent_attention_stores_and_attends_as_the_scalar_one) {
   check_mla({17, 130, 6, false});
   check_mla({3, 512, 64, true});
+  check_mla({3, 64, 8, true, 30});
 }

@@ -158,8 +158,8 @@ void attention(int head_dim) {
                               kHeads,
                               kPages,
                               kPages * kPage,
-                              1.0f,
-                              0,
+                              {},
+                              {},
                               nullptr};
   auto* workspace = run.zeros<float>(
       "workspace", size_t(attention_workspace_bytes(kSequences, kHeads, head_dim, kPages * kPage) / 4));
@@ -194,10 +194,17 @@ void latent_attention() {  // DeepSeek-V2-Lite
   std::iota(tables.begin(), tables.end(), 0);
   auto* workspace = run.zeros<float>(
       "workspace", size_t(mla_workspace_bytes(kSequences, kHeads, kLatent, kPages * kPage) / 4));
-  run.check(launch_mla_decode(
-                {absorbed, run.copy("tables", tables), run.copy("lengths", std::vector<int32_t>{kLength}),
-                 kSequences, kHeads, kPages, kPages * kPage, 1.0f},
-                pages, workspace, run.zeros<uint16_t>("out", size_t(kSequences * kHeads * kLatent)), nullptr),
+  run.check(launch_mla_decode({absorbed,
+                               run.copy("tables", tables),
+                               run.copy("lengths", std::vector<int32_t>{kLength}),
+                               kSequences,
+                               kHeads,
+                               kPages,
+                               kPages * kPage,
+                               {},
+                               {}},
+                              pages, workspace,
+                              run.zeros<uint16_t>("out", size_t(kSequences * kHeads * kLatent)), nullptr),
             "mla_decode");
   tell(run, "mla_split");
   tell(run, "mla_join");

@@ -131,7 +131,7 @@ def test_dense_weights_by_name(tmp_path: Path) -> None:
         expected = raw[f"model.layers.0.self_attn.{name}_proj.weight"]
         np.testing.assert_array_equal(attention.matrix(name).data, expected)
     biases = [raw[f"model.layers.0.self_attn.{name}_proj.bias"] for name in "qkv"]
-    np.testing.assert_array_equal(block.qkv_bias(attention), np.concatenate(biases))
+    np.testing.assert_array_equal(block.linear.bias(attention), np.concatenate(biases))
     np.testing.assert_array_equal(files.head.matrix("vocabulary").data, raw["lm_head.weight"])
     assert files.head.specs["vocabulary"] != files.embedding.specs["table"]
 

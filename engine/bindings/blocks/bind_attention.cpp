@@ -3,8 +3,10 @@
 #include <string>
 #include <utility>
 
+#include "blocks/attention_parts.h"
 #include "blocks/bind_blocks.h"
 #include "blocks/block_arguments.h"
+#include "fields.h"
 #include "moe/blocks.h"
 #include "ops/attention/gqa.h"
 #include "ops/attention/mla.h"
@@ -35,180 +37,176 @@ int expect_taps(const BlockArguments& given, const TensorView& conv) {
   return taps;
 }
 
-Temperature temperature_of(BlockArguments& given) {
-  return {.period = given.value("period", 0.0f),
-          .slope = given.value("slope", 0.0f),
-          .shift = given.has("shift") ? given.at_least(0, "shift") : 1};
+// The heads, and where the projection has them; `gate` says where it has their gates.
+QkvRows qkv_rows_of(BlockArguments& given) {
+  return given.part("heads", [](BlockArguments& part) {
+    const int head_dim = part.at_least(1, "head_dim");
+    const QkvRows rows{
+        .num_heads = part.at_least(1, "num_heads"),
+        .num_kv_heads = part.at_least(1, "num_kv_heads"),
+        .head_dim = head_dim,
+        .value_dim = part.has("value_dim") ? part.at_least(1, "value_dim") : head_dim,
+        .keys_are_values = part.value("keys_are_values", false),
+        .shares_kv = part.value("shares_kv", false),
+        .value_scale = part.value("value_scale", 1.0f),
+    };
+    expect_multiple(part, "num_heads", rows.num_heads, "num_kv_heads", rows.num_kv_heads);
+    if (rows.value_dim != head_dim && rows.keys_are_values)
+      throw part.failure("value_dim is given with keys_are_values; expected one of them");
+    return rows;
+  });
 }
 
-GqaShape gqa_shape(BlockArguments& given) {
-  const float eps = given.value<float>("eps");
-  const int head_dim = given.at_least(1, "head_dim");
-  const GqaShape shape{
-      .num_heads = given.at_least(1, "num_heads"),
-      .num_kv_heads = given.at_least(1, "num_kv_heads"),
-      .head_dim = head_dim,
-      .value_dim = given.has("value_dim") ? given.at_least(1, "value_dim") : head_dim,
-      .eps = eps,
-      .scale = given.value<float>("scale"),
-      .window = {.size = given.positive_or_zero("sliding_window"), .chunk = given.positive_or_zero("chunk")},
-      .flat_norms = given.value("flat_norms", false),
-      .rotated = given.value("rotated", true),
-      .neighbours = given.value("neighbours", false),
-      .temperature = temperature_of(given),
-      .gated = given.value("gated", false),
-      .gate_rows = given.has("gate_rows") ? given.at_least(0, "gate_rows") : 0,
-      .softplus = given.value("softplus", false),
-      .value_scale = given.value("value_scale", 1.0f),
-      .keys_are_values = given.value("keys_are_values", false),
-      .shares_kv = given.value("shares_kv", false),
-      .rotation = given.has("rotation") ? given.at_least(0, "rotation") : 0,
-      .head_eps = given.value("head_eps", eps),
-  };
-  expect_multiple(given, "num_heads", shape.num_heads, "num_kv_heads", shape.num_kv_heads);
-  if (shape.gated && shape.flat_norms)
-    throw given.failure("gated and flat_norms are given; expected one of them");
-  if (shape.gate_rows > 0 && (shape.gated || (shape.gate_rows != 1 && shape.gate_rows != shape.value_dim)))
-    throw given.failure("gate_rows is " + std::to_string(shape.gate_rows) +
-                        "; expected 1 or value_dim, without gated");
-  if (shape.value_dim != head_dim && (shape.keys_are_values || shape.gated))
-    throw given.failure("value_dim is given with keys_are_values or gated; expected one of them");
-  if (shape.flat_norms && (!given.has("q_norm") || !given.has("k_norm")))
+// A gate of the heads' outputs, whose place it enters in `rows`.
+OutputGate output_gate_of(BlockArguments& given, QkvRows& rows) {
+  if (!given.has("gate")) return {};
+  return given.part("gate", [&](BlockArguments& part) {
+    OutputGate gate{.kind = gate_kind_of(part)};
+    rows.interleaved_gate = part.value("interleaved", false);
+    rows.gate_rows = part.at_least(0, "rows");
+    gate.by_head = rows.gate_rows == 1;
+    if (rows.interleaved_gate ? rows.gate_rows != 0 : rows.gate_rows != 1 && rows.gate_rows != rows.value_dim)
+      throw part.failure("rows is " + std::to_string(rows.gate_rows) +
+                         "; expected 1 or value_dim, or 0 for an interleaved gate");
+    if (rows.interleaved_gate && rows.value_dim != rows.head_dim)
+      throw part.failure("interleaved is given with a value_dim; expected one of them");
+    return gate;
+  });
+}
+
+HeadNorms head_norms_of(BlockArguments& given, const QkvRows& rows) {
+  HeadNorms norms;
+  norms.flat = given.value("flat_norms", false);
+  norms.q = norm_of(given, "q_norm", norms.flat ? rows.query_rows() : rows.head_dim);
+  norms.k = norm_of(given, "k_norm", norms.flat ? rows.key_rows() : rows.head_dim);
+  norms.v = norm_of(given, "v_norm", rows.value_dim);
+  if (norms.flat && (norms.q.weight == nullptr || norms.k.weight == nullptr))
     throw given.failure("flat_norms is given without q_norm and k_norm; expected all or none");
-  if (shape.shares_kv && shape.flat_norms)
-    throw given.failure("shares_kv and flat_norms are given; expected one of them");
-  return shape;
+  if (norms.flat && (rows.interleaved_gate || rows.shares_kv))
+    throw given.failure("flat_norms is given with an interleaved gate or shares_kv; expected one of them");
+  return norms;
 }
 
 std::shared_ptr<GqaBlock> make_gqa(BlockArguments given) {
   const int layer = given.value<int>("layer");
-  const GqaShape shape = gqa_shape(given);
-  const int64_t out_rows = int64_t{shape.num_heads} * shape.head_dim;
-  const int64_t kv_heads = shape.shares_kv ? 0 : shape.num_kv_heads, kv_rows = kv_heads * shape.head_dim;
-  const int64_t value_rows = shape.keys_are_values ? 0 : kv_heads * shape.value_dim;
-  const int64_t gate_rows = int64_t{shape.num_heads} * shape.gate_rows;
-  const int64_t rows = (shape.gated ? 2 : 1) * out_rows + kv_rows + value_rows + gate_rows;
-  const PackedMatrix& qkv = given.packed("qkv_weight", rows, kAny);
-  const int64_t hidden = qkv.columns();
-  const GqaWeights weights{
-      .norm = given.optional_vector("norm_weight", hidden),
-      .qkv = &qkv,
-      .qkv_bias = given.optional_vector("qkv_bias", rows),
-      .q_norm = given.optional_vector("q_norm", shape.flat_norms ? out_rows : shape.head_dim),
-      .k_norm = given.optional_vector("k_norm", shape.flat_norms ? kv_rows : shape.head_dim),
-      .v_norm = given.optional_vector("v_norm", shape.value_dim),
-      .q_scale = given.optional_vector("q_scale", shape.head_dim),
-      .o = &given.packed("o_weight", hidden, int64_t{shape.num_heads} * shape.value_dim),
-      .o_bias = given.optional_vector("o_bias", hidden),
-      .sinks = given.optional_vector("sinks", shape.num_heads),
-  };
+  GqaParts parts;
+  parts.rows = qkv_rows_of(given);
+  parts.gate = output_gate_of(given, parts.rows);
+  const QkvRows& rows = parts.rows;
+  parts.project = projection_of(given, "project", rows.size(), kAny);
+  parts.norms = head_norms_of(given, rows);
+  parts.rotation = rotation_of(given);
+  parts.scale = query_scale_of(given, rows.head_dim);
+  parts.select = selection_of(given);
+  parts.scores = scores_of(given, rows.num_heads);
+  const int64_t hidden = parts.project.columns();
+  parts.out = projection_of(given, "out", hidden, int64_t{rows.num_heads} * rows.value_dim);
   const PoolView& pool = given.pool();
-  return given.own(GqaBlock(GqaAttention(pool.kernels(), pool, weights, shape), layer));
+  return given.own(GqaBlock(GqaAttention(pool.kernels(), pool, std::move(parts)), layer));
 }
 
 std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
-  const int layer = given.value<int>("layer"), num_heads = given.at_least(1, "num_heads");
-  const int nope = given.at_least(1, "nope_dim"), rope = given.at_least(1, "rope_dim");
-  if (rope % 2 != 0) throw given.failure("rope_dim is " + std::to_string(rope) + "; expected an even number");
-  if (given.has("q_b_weight") && !given.has("q_norm"))
-    throw given.failure("q_b_weight is given without q_norm; expected both or none");
-  const int64_t queries = int64_t{num_heads} * (nope + rope);
-  const PackedMatrix* q_b = given.has("q_b_weight") ? &given.packed("q_b_weight", queries, kAny) : nullptr;
-  const int64_t q_rows = q_b != nullptr ? q_b->columns() : queries;
-  const PackedMatrix& v_b = given.packed("v_b_weight", kAny, kAny);
-  const int64_t latent = v_b.columns(), value = v_b.rows() / num_heads;
-  const PackedMatrix& k_b = given.packed("k_b_weight", num_heads * latent, nope);
-  given.expect_heads("k_b_weight", k_b, num_heads, latent);
-  given.expect_heads("v_b_weight", v_b, num_heads, value);
-  const PackedMatrix& a = given.packed("a_weight", q_rows + latent + rope, kAny);
-  const int64_t hidden = a.columns();
-  const MlaWeights weights{
-      .norm = given.vector("norm_weight", hidden),
-      .a = &a,
-      .a_bias = given.optional_vector("a_bias", a.rows()),
-      .q_norm = given.optional_vector("q_norm", q_rows),
+  const int layer = given.value<int>("layer");
+  MlaShape shape{.num_heads = given.at_least(1, "num_heads"),
+                 .nope = given.at_least(1, "nope_dim"),
+                 .rope = given.at_least(1, "rope_dim"),
+                 .latent = 0,
+                 .value = 0};
+  if (shape.rope % 2 != 0)
+    throw given.failure("rope_dim is " + std::to_string(shape.rope) + "; expected an even number");
+  const PackedMatrix& v_b = given.packed("v_b", kAny, kAny);
+  shape.latent = static_cast<int>(v_b.columns());
+  shape.value = static_cast<int>(v_b.rows()) / shape.num_heads;
+  const PackedMatrix& k_b = given.packed("k_b", int64_t{shape.num_heads} * shape.latent, shape.nope);
+  given.expect_heads("k_b", k_b, shape.num_heads, shape.latent);
+  given.expect_heads("v_b", v_b, shape.num_heads, shape.value);
+  const int64_t queries = int64_t{shape.num_heads} * shape.key();
+  const Projection q_b = given.has("q_b") ? projection_of(given, "q_b", queries, kAny) : Projection{};
+  if (q_b.weight != nullptr && q_b.norm == nullptr)
+    throw given.failure("q_b is given without a norm; expected both or none");
+  const int64_t q_rows = q_b.weight != nullptr ? q_b.columns() : queries;
+  const Projection project = projection_of(given, "project", q_rows + shape.cached(), kAny);
+  MlaParts parts{
+      .shape = shape,
+      .project = project,
       .q_b = q_b,
-      .latent_norm = given.vector("latent_norm", latent),
+      .latent_norm = norm_of(given, "latent_norm", shape.latent),
+      .rotation = rotation_of(given),
+      .scale = query_scale_of(given, 0),
       .k_b = &k_b,
       .v_b = &v_b,
-      .o = &given.packed("o_weight", hidden, num_heads * value),
-      .o_bias = given.optional_vector("o_bias", hidden),
-  };
-  const MlaShape shape{
-      .num_heads = num_heads,
-      .nope = nope,
-      .rope = rope,
-      .latent = static_cast<int>(latent),
-      .value = static_cast<int>(value),
-      .eps = given.value<float>("eps"),
-      .latent_eps = given.value<float>("latent_eps"),
-      .scale = given.value<float>("scale"),
-      .neighbours = given.value<bool>("neighbours"),
-      .temperature = temperature_of(given),
+      .select = selection_of(given),
+      .scores = scores_of(given, shape.num_heads),
+      .out = projection_of(given, "out", project.columns(), int64_t{shape.num_heads} * shape.value),
   };
   const PoolView& pool = given.pool();
-  return given.own(MlaBlock(MlaAttention(pool.kernels(), pool, weights, shape), layer));
+  return given.own(MlaBlock(MlaAttention(pool.kernels(), pool, std::move(parts)), layer));
 }
 
 std::shared_ptr<GatedDeltaBlock> make_gated_delta(BlockArguments given) {
   const int layer = given.value<int>("layer");
-  const TensorView conv = given.array("conv"), head_norm = given.array("head_norm");
-  const float* of_head = expect_f32(head_norm, given.where("head_norm").c_str(), {kAny});
+  const TensorView conv = given.array("conv");
   GatedDeltaShape shape{
       .num_k_heads = given.at_least(1, "num_k_heads"),
       .num_v_heads = given.at_least(1, "num_v_heads"),
       .key_dim = given.at_least(1, "key_dim"),
-      .value_dim = static_cast<int>(head_norm.shape[0]),
+      .value_dim = given.at_least(1, "value_dim"),
       .taps = 0,
-      .eps = given.value<float>("eps"),
       .tiled = given.value<bool>("tiled"),
       .grouped = given.value<bool>("grouped"),
       .grouped_gates = given.value<bool>("grouped_gates"),
   };
   expect_multiple(given, "num_v_heads", shape.num_v_heads, "num_k_heads", shape.num_k_heads);
-  if (shape.value_dim < 1) throw given.failure("value_dim is 0; expected at least 1");
   const float* taps = expect_f32(conv, given.where("conv").c_str(), {kAny, shape.channels()});
   shape.taps = expect_taps(given, conv);
   if (shape.tiled && (shape.grouped || shape.grouped_gates))
     throw given.failure("tiled and grouped are given; expected one of them");
-  const PackedMatrix& in = given.packed("in_weight", shape.inputs(), kAny);
-  const GatedDeltaWeights weights{
-      .norm = given.vector("norm_weight", in.columns()),
-      .in = &in,
+  const Projection project = projection_of(given, "project", shape.inputs(), kAny);
+  const GatedDeltaParts parts{
+      .project = project,
       .conv = taps,
       .decay_rate = given.vector("decay_rate", shape.num_v_heads),
       .decay_bias = given.vector("decay_bias", shape.num_v_heads),
-      .head_norm = of_head,
-      .out = &given.packed("out_weight", in.columns(), shape.values()),
+      .head_norm = norm_of(given, "head_norm", shape.value_dim),
+      .gate = {.kind = given.part("gate", gate_kind_of)},
+      .out = projection_of(given, "out", project.columns(), shape.values()),
   };
   const PoolView& pool = given.pool();
-  return given.own(GatedDeltaBlock(GatedDeltaNet(pool.kernels(), pool, weights, shape), layer));
+  return given.own(GatedDeltaBlock(GatedDeltaNet(pool.kernels(), pool, parts, shape), layer));
 }
 
 std::shared_ptr<ConvolutionBlock> make_convolution(BlockArguments given) {
   const int layer = given.value<int>("layer");
-  const float eps = given.value<float>("eps");
-  const PackedMatrix& in = given.packed("in_weight", kAny, kAny);
-  const int64_t hidden = in.columns();
-  given.expect_size("in_weight", in, 3 * hidden, hidden);
+  const Projection project = projection_of(given, "project", kAny, kAny);
+  const int64_t hidden = project.columns();
+  given.expect_size("project", *project.weight, 3 * hidden, hidden);
   const TensorView conv = given.array("conv");
-  const ShortConvolutionWeights weights{
-      .norm = given.vector("norm_weight", hidden),
-      .in = &in,
-      .in_bias = given.optional_vector("in_bias", 3 * hidden),
+  const ShortConvolutionParts parts{
+      .project = project,
       .conv = expect_f32(conv, given.where("conv").c_str(), {kAny, hidden}),
       .conv_bias = given.optional_vector("conv_bias", hidden),
-      .out = &given.packed("out_weight", hidden, hidden),
-      .out_bias = given.optional_vector("out_bias", hidden),
+      .out = projection_of(given, "out", hidden, hidden),
   };
   const PoolView& pool = given.pool();
-  return given.own(ConvolutionBlock(
-      ShortConvolution(pool.kernels(), pool, weights, expect_taps(given, conv), eps), layer));
+  return given.own(
+      ConvolutionBlock(ShortConvolution(pool.kernels(), pool, parts, expect_taps(given, conv)), layer));
 }
 
 }  // namespace
 
+#define TWOFOLD_BIND_FIELD(type, name, otherwise) , field(#name, &Struct::name, type{otherwise})
+
 void bind_attention(py::module_& m) {
+  {
+    using Struct = kernels::Stretch;
+    def_fields(py::class_<Struct>(m, "Stretch", "One stretch of positions that a query attends to.")
+                   TWOFOLD_STRETCH(TWOFOLD_BIND_FIELD));
+  }
+  {
+    using Struct = kernels::ScoreRule;
+    def_fields(py::class_<Struct>(m, "ScoreRule", "What becomes of the product of a query and a key.")
+                   TWOFOLD_SCORE_RULE(TWOFOLD_BIND_FIELD));
+  }
   bind_block<GqaBlock>(m, "Gqa", "Grouped-query attention.", &make_gqa);
   bind_block<MlaBlock>(m, "Mla", "Multi-head latent attention.", &make_mla);
   bind_block<ConvolutionBlock>(m, "ShortConvolution", "A gated short convolution.", &make_convolution);

@@ -22,8 +22,8 @@ namespace twofold::bindings {
 class __attribute__((visibility("hidden"))) BlockArguments {
  public:
   // block: begins messages.
-  BlockArguments(std::string block, const PoolView& pool, const pybind11::kwargs& given)
-      : block_(std::move(block)), pool_(pool), given_(given) {}
+  BlockArguments(std::string block, const PoolView& pool, const pybind11::dict& given)
+      : block_(std::move(block)), pool_(pool), given_(given.attr("copy")()) {}
 
   const PoolView& pool() const { return pool_; }
   // "Gqa: sinks"
@@ -56,6 +56,16 @@ class __attribute__((visibility("hidden"))) BlockArguments {
   void expect_heads(const char* name, const PackedMatrix& matrix, int heads, int64_t rows) const;
   // Whether an optional argument is there; None counts as missing.
   bool has(const char* name);
+
+  // What `read` makes of a part: an argument that is a dict of arguments, all of which it must read.
+  template <typename Read>
+  auto part(const char* name, Read read) {
+    BlockArguments inner(block_ + "." + name, pool_, value<pybind11::dict>(name));
+    auto made = read(inner);
+    inner.refuse_unread();
+    owners_.insert(owners_.end(), inner.owners_.begin(), inner.owners_.end());
+    return made;
+  }
 
   // The block, with the pool and all arrays and matrices that were read. TypeError if an argument was not.
   template <typename Kind>

@@ -34,9 +34,8 @@ void bind_attention_launches(py::module_& m) {
              field("seq_lens", &DecodeAttention::seq_lens),
              field("num_sequences", &DecodeAttention::num_sequences),
              field("num_heads", &DecodeAttention::num_heads), field("max_pages", &DecodeAttention::max_pages),
-             field("max_length", &DecodeAttention::max_length), field("scale", &DecodeAttention::scale),
-             field("window", &DecodeAttention::window), field("sinks", &DecodeAttention::sinks, Address{}),
-             field("chunk", &DecodeAttention::chunk, 0));
+             field("max_length", &DecodeAttention::max_length), field("rule", &DecodeAttention::rule),
+             field("select", &DecodeAttention::select), field("sinks", &DecodeAttention::sinks, Address{}));
   def_fields(
       py::class_<MlaPages>(m, "MlaPages", "One layer's latents: bf16 [pages, page_size, latent + rope]."),
       field("rows", &MlaPages::rows), field("page_size", &MlaPages::page_size),
@@ -52,7 +51,8 @@ void bind_attention_launches(py::module_& m) {
              field("absorbed", &MlaDecode::absorbed), field("page_tables", &MlaDecode::page_tables),
              field("seq_lens", &MlaDecode::seq_lens), field("num_sequences", &MlaDecode::num_sequences),
              field("num_heads", &MlaDecode::num_heads), field("max_pages", &MlaDecode::max_pages),
-             field("max_length", &MlaDecode::max_length), field("scale", &MlaDecode::scale));
+             field("max_length", &MlaDecode::max_length), field("rule", &MlaDecode::rule),
+             field("select", &MlaDecode::select));
 }
 
 void bind_delta(py::module_& m) {

@@ -427,63 +427,60 @@ class Block:
 
     hidden_size: Final[int]
 
+_Part = Mapping[str, object] | None
+"""Arguments of one part of a block (engine/bindings/blocks/attention_parts.h). A projection has weight, and where given
+bias, norm and eps of the norm; a norm has weight and eps."""
+
+@final
+class Stretch:
+    """One stretch of positions that a query attends to: the last ones, those of its chunk, or (0) all."""
+
+    def __init__(self, *, window: int = 0, chunk: int = 0) -> None: ...
+
+@final
+class ScoreRule:
+    """What becomes of the product of a query and a key (kernels/include/twofold/attention_parts.h)."""
+
+    def __init__(self, *, scale: float = 1.0) -> None: ...
+
 @final
 class Gqa(Block):
+    """Grouped-query attention, composed of parts."""
+
     def __init__(
         self,
         pool: ThreadPool,
         *,
-        norm_weight: _F32 | None,
-        qkv_weight: PackedMatrix,
-        qkv_bias: _F32 | None,
-        q_norm: _F32 | None,
-        k_norm: _F32 | None,
-        o_weight: PackedMatrix,
-        o_bias: _F32 | None,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        eps: float,
-        scale: float,
-        sliding_window: int | None,
         layer: int,
+        heads: _Part,
+        project: _Part,
+        scores: _Part,
+        out: _Part,
+        q_norm: _Part = None,
+        k_norm: _Part = None,
+        v_norm: _Part = None,
         flat_norms: bool = False,
-        chunk: int | None = None,
-        rotated: bool = True,
-        neighbours: bool = False,
-        period: float = 0.0,
-        slope: float = 0.0,
-        shift: int = 1,
-        gated: bool = False,
-        gate_rows: int = 0,
-        softplus: bool = False,
-        value_dim: int | None = None,
-        value_scale: float = 1.0,
-        q_scale: _F32 | None = None,
-        sinks: _F32 | None = None,
-        v_norm: _F32 | None = None,
-        keys_are_values: bool = False,
-        shares_kv: bool = False,
-        rotation: int = 0,
-        head_eps: float = ...,
+        rotation: _Part = None,
+        scale: _Part = None,
+        select: Stretch | None = None,
+        gate: _Part = None,
     ) -> None:
         """layer: index in the cache, where it has num_kv_heads planes of head_dim elements for keys, then as many of
-        value_dim (None: head_dim) for values. Without norm_weight, the hidden state is read as it is.
+        value_dim for values.
 
-        chunk: attention stays within chunks of this many positions. Without `rotated`, queries and keys keep their
-        values; `neighbours`: rotation pairs elements 2i and 2i + 1. With a period, queries are multiplied by
-        1 + slope * log1p(floor((position + shift) / period)).
-
-        flat_norms: q_norm and k_norm span all heads, [num_heads * head_dim] and [num_kv_heads * head_dim].
-        gated: a head's gate follows its query in qkv_weight; the head's output is multiplied by the gate's sigmoid.
-        gate_rows: 1 or value_dim rows of qkv_weight per head, after all values, are that head's gate; softplus: its
-        softplus is taken instead of the sigmoid. value_scale: factor of values. q_scale [head_dim]: factor of queries
-        after the rotation.
-        sinks [num_heads]: logits that take part in the softmax and have no value.
-        head_eps: epsilon of the norms of q, k and v; without it `eps`.
-        keys_are_values: qkv_weight has no rows of v; values are the keys before norm and rotation.
-        shares_kv: qkv_weight has no rows of k and v; `layer` of the cache has keys and values already.
-        rotation: index of the batch's rotation.
+        Args:
+            heads: num_heads, num_kv_heads, head_dim, value_dim (None: head_dim); keys_are_values: the projection has no
+                rows of v, values are the keys before norm and rotation; shares_kv: it has no rows of k and v, `layer`
+                of the cache has keys and values already; value_scale: factor of values.
+            project: rows of all queries, keys, values and gates, with the norm of the input.
+            scores: rule, and sinks [num_heads]: logits that take part in the softmax and have no value.
+            flat_norms: q_norm and k_norm span all heads, [num_heads * head_dim] and [num_kv_heads * head_dim].
+            rotation: index of the batch's rotation; neighbours: it pairs elements 2i and 2i + 1. None: queries and keys
+                carry no positions.
+            scale: with a period, queries are multiplied by 1 + slope * log1p(floor((position + shift) / period));
+                elements [head_dim]: factors of the rotated queries.
+            gate: activation (sigmoid, softplus, silu) by which a head's output is multiplied; interleaved: each head's
+                gate follows its query; else rows: 1 or value_dim rows per head after all values.
         """
 
 @final
@@ -494,31 +491,30 @@ class GatedDelta(Block):
         self,
         pool: ThreadPool,
         *,
-        norm_weight: _F32,
-        in_weight: PackedMatrix,
+        layer: int,
+        project: _Part,
         conv: _F32,
         decay_rate: _F32,
         decay_bias: _F32,
-        head_norm: _F32,
-        out_weight: PackedMatrix,
+        head_norm: _Part,
+        gate: _Part,
+        out: _Part,
         num_k_heads: int,
         num_v_heads: int,
         key_dim: int,
-        eps: float,
+        value_dim: int,
         tiled: bool,
         grouped: bool,
         grouped_gates: bool,
-        layer: int,
     ) -> None:
         """layer: index in the cache, where its records have `record_bytes`.
 
         Args:
-            in_weight: queries, keys, values and z of all heads, then b and a; `grouped` and `grouped_gates`: by key
-                head.
+            project: queries, keys, values and z of all heads, then b and a; `grouped` and `grouped_gates`: by key head.
             conv: [taps, channels] of all queries, all keys, all values.
             decay_rate: [num_v_heads], negative.
             decay_bias: [num_v_heads].
-            head_norm: [value_dim].
+            gate: activation of z.
             tiled: value head h uses key head h % num_k_heads; otherwise the value heads of a key head are adjacent.
         """
 
@@ -535,17 +531,13 @@ class ShortConvolution(Block):
         self,
         pool: ThreadPool,
         *,
-        norm_weight: _F32,
-        in_weight: PackedMatrix,
-        in_bias: _F32 | None,
+        layer: int,
+        project: _Part,
         conv: _F32,
         conv_bias: _F32 | None,
-        out_weight: PackedMatrix,
-        out_bias: _F32 | None,
-        eps: float,
-        layer: int,
+        out: _Part,
     ) -> None:
-        """in_weight: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
+        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
 
 @final
 class Mla(Block):
@@ -555,32 +547,24 @@ class Mla(Block):
         self,
         pool: ThreadPool,
         *,
-        norm_weight: _F32,
-        a_weight: PackedMatrix,
-        a_bias: _F32 | None,
-        q_norm: _F32 | None,
-        q_b_weight: PackedMatrix | None,
-        latent_norm: _F32,
-        k_b_weight: PackedMatrix,
-        v_b_weight: PackedMatrix,
-        o_weight: PackedMatrix,
-        o_bias: _F32 | None,
+        layer: int,
         num_heads: int,
         nope_dim: int,
         rope_dim: int,
-        eps: float,
-        latent_eps: float,
-        scale: float,
-        neighbours: bool,
-        layer: int,
-        period: float = 0.0,
-        slope: float = 0.0,
-        shift: int = 1,
+        project: _Part,
+        latent_norm: _Part,
+        k_b: PackedMatrix,
+        v_b: PackedMatrix,
+        rotation: _Part,
+        scores: _Part,
+        out: _Part,
+        q_b: _Part = None,
+        scale: _Part = None,
+        select: Stretch | None = None,
     ) -> None:
-        """a_weight: queries or, with q_norm and q_b_weight, their low-rank part, then latent and shared key. k_b_weight
-        and v_b_weight have a part per head: [latent, nope_dim] and [value_dim, latent]. neighbours: rotation pairs (2i,
-        2i + 1). layer: index in the cache, where it has one plane of latent + rope_dim elements. period, slope, shift:
-        as for Gqa."""
+        """project: queries or, with q_b, their low-rank part, then latent and shared key. k_b and v_b have a part per
+        head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane of latent +
+        rope_dim elements. rotation, scale, select, scores: as for Gqa."""
 
 @final
 class RouterShape:

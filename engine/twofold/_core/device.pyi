@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
+from twofold._core import ScoreRule, Stretch
 
 class _Tensor(Protocol):
     def data_ptr(self) -> int: ...
@@ -195,10 +196,9 @@ class DecodeAttention:
         num_heads: int,
         max_pages: int,
         max_length: int,
-        scale: float,
-        window: int,
+        rule: ScoreRule,
+        select: Stretch,
         sinks: _Address = None,
-        chunk: int = 0,
     ) -> None: ...
 
 @final
@@ -242,7 +242,8 @@ class MlaDecode:
         num_heads: int,
         max_pages: int,
         max_length: int,
-        scale: float,
+        rule: ScoreRule,
+        select: Stretch,
     ) -> None: ...
 
 @final

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 from twofold.blocks import ops
 from twofold.blocks.block_weights import F32, BlockWeights
@@ -61,6 +61,18 @@ class Cost:
     flops: float
     prediction_bytes: float = 0.0
     """Part of the weights that is read a second time to predict the next layer's experts, in bytes."""
+
+
+@dataclass(frozen=True)
+class BlockPart:
+    """One part of a block."""
+
+    name: str
+    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+    settings: object = None
+    """Dataclass that says what kind of part it is."""
+    per_position: Cost | None = None
+    """Cost of one query and each position that it attends to; None: the part reads no state by position."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +147,10 @@ class Block(ModelPart):
         """This block, or the variant of it that a checkpoint with tensors of these shapes stores."""
         return self
 
+    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+        """The block's parts, in the order of computation; a block that is not composed is one part."""
+        return (BlockPart(self.kind, dict(self.tensors(found)), self),)
+
     @property
     def state(self) -> tuple[State, ...]:
         """State that the block keeps per sequence."""
@@ -176,6 +192,29 @@ class Block(ModelPart):
     ) -> DeviceState:
         """Device memory for the state of all sequences."""
         return ()
+
+
+@dataclass(frozen=True)
+class ComposedBlock(Block):
+    """A block composed of parts."""
+
+    @abstractmethod
+    def parts(self, found: Found) -> tuple[BlockPart, ...]: ...
+
+    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+        return {role: spec for part in self.parts(found) for role, spec in part.tensors.items()}
+
+
+Changed = TypeVar("Changed", bound=Block)
+
+
+def changed(block: Changed, parts: Mapping[str, Any]) -> Changed:
+    """`block` with other parts: a mapping changes fields of the part that is there, anything else replaces it."""
+    values = {
+        name: replace(getattr(block, name), **part) if isinstance(part, Mapping) else part
+        for name, part in parts.items()
+    }
+    return replace(block, **values)
 
 
 class ExpertBlock(Block):

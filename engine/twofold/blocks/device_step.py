@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from twofold._core import device as launches
+    from twofold.blocks.attention.scores import Scores
+    from twofold.blocks.attention.selection import Selection
 
 Norms = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
 """Norm weights of q, k and v."""
@@ -92,12 +94,10 @@ class HeadShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float
-    window: int
-    """Sliding window, positions; 0: none."""
     epsilon: float
-    chunk: int = 0
-    """Attention chunk size, positions; 0: none."""
+    select: Selection
+    scores: Scores
+    """With a scale."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class DeviceKernels(Protocol):
 
         Args:
             q: [Q, heads, head_dim].
-            positions: int64 [Q], of the queries; each attends to itself and earlier positions, within the window.
+            positions: int64 [Q], of the queries; each attends to itself and earlier positions, as selected.
             pages: int32, the sequence's pages in order.
         """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -16,11 +16,15 @@ import numpy.typing as npt
 
 from twofold._core.device import DeltaRecords, DeltaRows
 from twofold.blocks import ops
-from twofold.blocks.block import Block, Cost, Record
+from twofold.blocks.attention.gate import SILU_OF_Z, Gate
+from twofold.blocks.attention.layer_names import LayerNames
+from twofold.blocks.attention.linear import Linear, LinearOnDevice
+from twofold.blocks.attention.norms import norm_part
+from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Record
 from twofold.blocks.block_weights import F32, BlockWeights
-from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
+from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.blocks.device_tails import keep_chained
-from twofold.weights.tensor_spec import Found, Role, TensorSpec
+from twofold.weights.tensor_spec import Found
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +33,7 @@ I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class GatedDelta(Block):
+class GatedDelta(ComposedBlock):
     kind: ClassVar[str] = "attention"
 
     hidden_size: int
@@ -46,6 +50,8 @@ class GatedDelta(Block):
     """Whether checkpoints store the layer's norm minus 1."""
     log_decay: bool = True
     """Whether checkpoints store the logarithm of the decay rate; else the negative rate."""
+    gate: Gate = SILU_OF_Z
+    """Gate of the outputs, after their norm."""
     tiled: bool = False
     """Whether value head h uses key head h % num_k_heads, as in GGUF files of Qwen3.5; else value heads of a key head
     are adjacent."""
@@ -72,40 +78,35 @@ class GatedDelta(Block):
         if self.taps < 2:
             yield f"linear_conv_kernel_dim is {self.taps}, at least 2 were expected"
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
-        hf, gguf, hidden = f"model.layers.{self.layer}", f"blk.{self.layer}", self.hidden_size
-
-        def of(part: str, theirs: str, *shape: int, role: Role = "matrix") -> TensorSpec:
-            return TensorSpec(f"{hf}.linear_attn.{part}", shape, role, f"{gguf}.{theirs}")
-
-        norm = TensorSpec(
-            f"{hf}.input_layernorm.weight",
-            (hidden,),
-            "exact",
-            f"{gguf}.attn_norm.weight",
-            zero_centred=self.zero_centred,
-        )
-        heads, values = self.num_v_heads, self.values
-        together = of("in_proj_qkvz.weight", "ssm_in.weight", self.channels + values, hidden)
-        gates = of("in_proj_ba.weight", "ssm_ba.weight", 2 * heads, hidden, role="exact")
-        specs = {"norm": norm}
+    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+        names = LayerNames(self.layer, "linear_attn", zero_centred=self.zero_centred)
+        hidden, heads, values = self.hidden_size, self.num_v_heads, self.values
+        project = {"norm": names.input_norm(hidden)}
+        together = names.matrix("in_proj_qkvz", "ssm_in", self.channels + values, hidden)
+        gates = names.matrix("in_proj_ba", "ssm_ba", 2 * heads, hidden, role="exact")
         if found(together):
-            specs["qkvz"] = together
+            project["qkvz"] = together
         else:
-            specs["qkv"] = of("in_proj_qkv.weight", "attn_qkv.weight", self.channels, hidden)
-            specs["z"] = of("in_proj_z.weight", "attn_gate.weight", values, hidden)
+            project["qkv"] = names.matrix("in_proj_qkv", "attn_qkv", self.channels, hidden)
+            project["z"] = names.matrix("in_proj_z", "attn_gate", values, hidden)
         if found(gates):
-            specs["ba"] = gates
+            project["ba"] = gates
         else:
-            specs["b"] = of("in_proj_b.weight", "ssm_beta.weight", heads, hidden, role="exact")
-            specs["a"] = of("in_proj_a.weight", "ssm_alpha.weight", heads, hidden, role="exact")
-        return specs | {
-            "conv": of("conv1d.weight", "ssm_conv1d.weight", self.channels, 1, self.taps, role="exact"),
-            "decay": of("A_log", "ssm_a", heads, role="exact"),
-            "decay_bias": of("dt_bias", "ssm_dt.bias", heads, role="exact"),
-            "head_norm": of("norm.weight", "ssm_norm.weight", self.value_dim, role="exact"),
-            "out": of("out_proj.weight", "ssm_out.weight", hidden, values),
+            project["b"] = names.matrix("in_proj_b", "ssm_beta", heads, hidden, role="exact")
+            project["a"] = names.matrix("in_proj_a", "ssm_alpha", heads, hidden, role="exact")
+        conv = names.exact("conv1d.weight", "ssm_conv1d.weight", self.channels, 1, self.taps)
+        decay = {
+            "decay": names.exact("A_log", "ssm_a", heads),
+            "decay_bias": names.exact("dt_bias", "ssm_dt.bias", heads),
         }
+        return (
+            BlockPart("project", project),
+            BlockPart("convolve", {"conv": conv}),
+            BlockPart("recur", decay),
+            BlockPart("norm", {"head_norm": names.exact("norm.weight", "ssm_norm.weight", self.value_dim)}),
+            BlockPart("gate", settings=self.gate),
+            BlockPart("out", {"out": names.matrix("out_proj", "ssm_out", hidden, values)}),
+        )
 
     @property
     def state(self) -> tuple[Record]:
@@ -129,9 +130,10 @@ class GatedDelta(Block):
         of_state = 7.0 * self.values * self.key_dim  # per token: decay, two products, one outer product
         return Cost(base.num_bytes + 2 * self.state[0].num_bytes, base.flops + tokens * of_state)
 
-    def projections(self, weights: BlockWeights) -> tuple[str, ...]:
-        """Parts that hidden states are multiplied by, in the operator's order."""
-        return tuple(part for part in ("qkvz", "qkv", "z", "ba", "b", "a") if part in weights)
+    def project(self, weights: BlockWeights) -> Linear:
+        """Product with hidden states, its parts in the operator's order."""
+        parts = (part for part in ("qkvz", "qkv", "z", "ba", "b", "a") if part in weights)
+        return Linear(tuple(parts), "norm", self.eps)
 
     def decay_rate(self, weights: BlockWeights) -> F32:
         """Negative decay rate [num_v_heads]: the state is multiplied by exp(rate * softplus(a + bias))."""
@@ -142,17 +144,17 @@ class GatedDelta(Block):
         where = f"layer {self.layer}, gated delta net"
         return ops.GatedDelta(
             pool,
-            norm_weight=weights.vector("norm"),
-            in_weight=weights.packed(pool, where, *self.projections(weights)),
+            project=self.project(weights).cpu(weights, pool, where),
             conv=np.ascontiguousarray(weights.vector("conv")[:, 0].T),
             decay_rate=self.decay_rate(weights),
             decay_bias=weights.vector("decay_bias"),
-            head_norm=weights.vector("head_norm"),
-            out_weight=weights.packed(pool, where, "out"),
+            head_norm=norm_part(weights.vector("head_norm"), self.eps),
+            gate={"activation": self.gate.activation},
+            out=Linear(("out",)).cpu(weights, pool, where),
             num_k_heads=self.num_k_heads,
             num_v_heads=self.num_v_heads,
             key_dim=self.key_dim,
-            eps=self.eps,
+            value_dim=self.value_dim,
             tiled=self.tiled,
             grouped="qkvz" in weights,
             grouped_gates="ba" in weights,
@@ -173,10 +175,9 @@ class GatedDelta(Block):
         import torch
 
         source = weights.source
-        parts = self.projections(source)
-        rows, heads, values = self._order(grouped="qkvz" in parts, grouped_gates="ba" in parts)
-        projections, out = weights.matrix(*parts), weights.matrix("out")
-        device = projections.device
+        rows, heads, values = self._order(grouped="qkvz" in source, grouped_gates="ba" in source)
+        project, out = self.project(source).device(weights), weights.matrix("out")
+        device = project.weight.device
         channels = np.concatenate([np.arange(2 * self.keys), 2 * self.keys + values])
 
         def exact(array: F32) -> Tensor:
@@ -184,13 +185,12 @@ class GatedDelta(Block):
 
         return GatedDeltaOnDevice(
             self,
-            norm=weights.norm(),
-            projections=projections[torch.from_numpy(rows).to(device)],
+            project=replace(project, weight=project.weight[torch.from_numpy(rows).to(device)]),
             conv=exact(source.vector("conv")[channels, 0]),
             decay_rate=exact(self.decay_rate(source)[heads]),
             decay_bias=exact(source.vector("decay_bias")[heads]),
             head_norm=weights.norm("head_norm"),
-            out=out[:, torch.from_numpy(values).to(device)].contiguous(),
+            out=LinearOnDevice(out[:, torch.from_numpy(values).to(device)].contiguous()),
         )
 
     def _order(self, *, grouped: bool, grouped_gates: bool) -> tuple[I64, I64, I64]:
@@ -245,22 +245,21 @@ class GatedDeltaOnDevice:
     """
 
     shape: GatedDelta
-    norm: Tensor
-    projections: Tensor
+    project: LinearOnDevice
     """Rows of all queries, all keys, all values (the channels), then z, b, a."""
     conv: Tensor
     """f32 [channels, taps]."""
     decay_rate: Tensor
     decay_bias: Tensor
     head_norm: Tensor
-    out: Tensor
+    out: LinearOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
         from torch.nn import functional
 
         shape, batch = self.shape, step.batch
-        projected = functional.linear(normed(hidden, self.norm, shape.eps), self.projections)
+        projected = self.project(hidden)
         attended = torch.empty(
             (len(hidden), shape.num_v_heads, shape.value_dim), dtype=torch.float32, device=hidden.device
         )
@@ -275,8 +274,7 @@ class GatedDeltaOnDevice:
                 keep_chained(channels, positions, records, chain, state[1])
         z = projected[:, shape.channels : shape.channels + shape.values].view(attended.shape)
         gated = functional.rms_norm(attended, attended.shape[2:], self.head_norm, shape.eps)
-        gated = gated * functional.silu(z.float())
-        total += functional.linear(gated.flatten(1).bfloat16(), self.out)
+        total += self.out(shape.gate.apply(gated, z.float()).flatten(1))
 
     def _keep(self, projected: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> None:
         """Store the convolution's last inputs, each in its position's slot; padding goes to the last record."""

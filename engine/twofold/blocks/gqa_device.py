@@ -1,10 +1,12 @@
-"""Grouped-query attention on a device."""
+"""Grouped-query attention on a device: the parts' operators in the order of a layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from twofold.blocks.attention.linear import LinearOnDevice
+from twofold.blocks.attention.rotation import unrotated
 from twofold.blocks.device_step import (
     DeviceState,
     DeviceStep,
@@ -17,115 +19,92 @@ from twofold.blocks.device_step import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from twofold.blocks.temperature import Temperature
+    from twofold.blocks.attention.gate import Gate
+    from twofold.blocks.attention.norms import HeadNorms
+    from twofold.blocks.attention.projections import Heads, Projections
+    from twofold.blocks.attention.query_scale import QueryScale
+    from twofold.blocks.attention.rotation import Rotation
 
 
-class GqaFields(Protocol):
-    """Fields of `blocks.gqa.Gqa` that its device operator reads."""
+class GqaComposition(Protocol):
+    """`blocks.gqa.Gqa` as its device operator reads it."""
 
     @property
-    def eps(self) -> float: ...
+    def heads(self) -> Heads: ...
     @property
-    def head_dim(self) -> int: ...
+    def project(self) -> Projections: ...
     @property
-    def value_dim(self) -> int: ...
+    def norms(self) -> HeadNorms: ...
     @property
-    def value_scale(self) -> float: ...
+    def rotation(self) -> Rotation | None: ...
     @property
-    def flat_norms(self) -> bool: ...
+    def scale(self) -> QueryScale | None: ...
     @property
-    def rotated(self) -> bool: ...
-    @property
-    def rotation(self) -> int: ...
-    @property
-    def temperature(self) -> Temperature | None: ...
-    @property
-    def keys_are_values(self) -> bool: ...
-    @property
-    def kv_layer(self) -> int | None: ...
-    @property
-    def gated(self) -> bool: ...
+    def gate(self) -> Gate | None: ...
     @property
     def gate_rows(self) -> int: ...
-    @property
-    def all_gate_rows(self) -> int: ...
-    @property
-    def softplus(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class GqaOnDevice:
     """See `blocks.gqa`. Where values are shorter than keys, both get zeros up to a length that kernels have."""
 
-    attention: GqaFields
+    attention: GqaComposition
     shape: HeadShape
-    norm: Tensor | None
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    project: LinearOnDevice
     norms: Norms
-    o: Tensor
-    o_bias: Tensor | None
+    query_factors: Tensor | None
+    """f32 [head_dim], of the queries after rotation."""
     sinks: Tensor | None
     """f32 [heads]."""
-    q_scale: Tensor | None = None
-    """f32 [head_dim], of the queries after rotation."""
+    out: LinearOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        import torch
-        from torch.nn import functional
+        attention, kv = self.attention, KvLayer(*state)
+        qkv, gate = self._ungated(self.project(hidden))
+        q = self._stored(qkv, kv, step)
+        if attention.scale is not None:
+            q = (q * attention.scale.factors(step.batch.positions)[:, None, None]).to(q.dtype)
+        if self.query_factors is not None:
+            q = (q * self.query_factors).to(q.dtype)
+        attended = self._attended(q, kv, step)[..., : attention.heads.value_dim]
+        if attention.gate is not None and gate is not None:
+            attended = attention.gate.apply(attended, gate)
+        total += self.out(attended.flatten(1))
 
-        rows = hidden.bfloat16() if self.norm is None else normed(hidden, self.norm, self.attention.eps)
-        qkv = functional.linear(rows, self.qkv, self.qkv_bias)
-        kv, norms = KvLayer(*state), self.norms
-        gate = None
-        if self.attention.gated:
-            qkv, gate = self._ungated(qkv)
-        elif self.attention.gate_rows:
-            qkv, gate = torch.tensor_split(qkv, (len(self.qkv) - self.attention.all_gate_rows,), dim=1)
-            qkv, gate = qkv.contiguous(), gate.reshape(len(gate), self.shape.num_heads, -1)
-        if self.attention.value_dim != self.shape.head_dim or self.attention.value_scale != 1.0:
-            qkv = self._padded(qkv)
-        if self.attention.flat_norms:
-            qkv, norms = self._normed(qkv), (None, None, norms[2])
-        if self.attention.keys_are_values and self.attention.kv_layer is None:
-            qkv = torch.cat([qkv, qkv[:, -self.shape.num_kv_heads * self.shape.head_dim :]], 1)
-        slots = step.batch.slot_mapping
-        if self.attention.kv_layer is not None:  # keys and values are there already: nothing is stored
-            qkv = functional.pad(qkv, (0, 2 * self.shape.num_kv_heads * self.shape.head_dim))
-            slots = torch.full_like(slots, -1)
-        cos, sin = step.rotations[self.attention.rotation]
-        angles = (cos, sin) if self.attention.rotated else (cos[:, :0], sin[:, :0])
-        q = step.kernels.rope_store(qkv, norms, angles, slots, kv, self.shape)
-        if self.attention.temperature is not None:
-            q = (q * self.attention.temperature.factors(step.batch.positions)[:, None, None]).to(q.dtype)
-        if self.q_scale is not None:
-            q = (q * self.q_scale).to(q.dtype)
-        attended = self._attended(q, kv, step)[..., : self.attention.value_dim]
-        if gate is not None:
-            attended = attended * (functional.softplus(gate) if self.attention.softplus else gate.sigmoid())
-        total += functional.linear(attended.flatten(1), self.o, self.o_bias)
-
-    def _ungated(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """qkv without the gate rows, and the gates, [T, heads, head_dim]."""
+    def _ungated(self, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
+        """qkv without the gate rows, and the gates, [T, heads, head_dim or 1]."""
         import torch
 
-        shape = self.shape
-        both = qkv[:, : 2 * shape.num_heads * shape.head_dim]
-        q, gate = both.view(len(qkv), shape.num_heads, 2, shape.head_dim).unbind(2)
+        attention, heads = self.attention, self.attention.heads
+        if attention.gate is None:
+            return qkv, None
+        if attention.gate_rows:
+            qkv, gate = torch.tensor_split(qkv, (qkv.shape[1] - attention.gate_rows,), dim=1)
+            return qkv.contiguous(), gate.reshape(len(gate), heads.num, -1)
+        both = qkv[:, : 2 * heads.num * heads.dim]
+        q, gate = both.view(len(qkv), heads.num, 2, heads.dim).unbind(2)
         return torch.cat([q.flatten(1), qkv[:, both.shape[1] :]], 1), gate
 
-    def _padded(self, qkv: Tensor) -> Tensor:
-        """qkv with scaled values, and with heads of the shape's length."""
+    def _stored(self, qkv: Tensor, kv: KvLayer, step: DeviceStep) -> Tensor:
+        """Normed and rotated queries bf16 [T, heads, head_dim]; keys and values are stored."""
         import torch
         from torch.nn import functional
 
-        heads, size = self.shape.num_kv_heads, self.attention.value_dim
-        q_and_k, values = torch.tensor_split(qkv, (qkv.shape[1] - heads * size,), dim=1)
-        values = (values * self.attention.value_scale).reshape(len(qkv), heads, size)
-        keys = q_and_k.reshape(len(qkv), -1, self.attention.head_dim)
-        full = self.shape.head_dim
-        parts = [functional.pad(part, (0, full - part.shape[2])).flatten(1) for part in (keys, values)]
-        return torch.cat(parts, 1)
+        attention, shape, norms, slots = self.attention, self.shape, self.norms, step.batch.slot_mapping
+        heads, project = attention.heads, attention.project
+        if heads.value_dim != shape.head_dim or project.value_scale != 1.0:
+            qkv = project.padded(qkv, heads, shape.head_dim)
+        if attention.norms.qk == "flat":
+            qkv, norms = self._normed(qkv), (None, None, norms[2])
+        kv_elements = shape.num_kv_heads * shape.head_dim
+        if project.kv_layer is not None:  # keys and values are there already: nothing is stored
+            qkv = functional.pad(qkv, (0, 2 * kv_elements))
+            slots = torch.full_like(slots, -1)
+        elif project.keys_are_values:
+            qkv = torch.cat([qkv, qkv[:, -kv_elements:]], 1)
+        angles = unrotated(step) if attention.rotation is None else attention.rotation.angles(step)
+        return step.kernels.rope_store(qkv, norms, angles, slots, kv, shape)
 
     def _normed(self, qkv: Tensor) -> Tensor:
         """qkv with the norms of q and k applied, each over all its heads."""

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
 
 from twofold._core.device import MlaDecode, MlaPages, MlaRows
 from twofold.blocks import ops
-from twofold.blocks.block import Block, Cost, Pages
-from twofold.blocks.block_weights import F32, BlockWeights
-from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
-from twofold.blocks.temperature import Temperature
-from twofold.weights.tensor_spec import Found, Role, TensorSpec
+from twofold.blocks.attention.layer_names import LayerNames
+from twofold.blocks.attention.linear import Linear, LinearOnDevice
+from twofold.blocks.attention.norms import norm_part
+from twofold.blocks.attention.query_scale import QueryScale
+from twofold.blocks.attention.rotation import PAIRED, Rotation
+from twofold.blocks.attention.scores import Scores
+from twofold.blocks.attention.selection import Everything, Selection
+from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Pages
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+from twofold.weights.tensor_spec import Found
 from twofold.weights.weight_format import SCALE_GRID, WeightMatrix, packed_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ _PLAIN = ("f32", "bf16", "f16")
 
 
 @dataclass(frozen=True)
-class Mla(Block):
+class Mla(ComposedBlock):
     """Multi-head latent attention; field names follow Hugging Face where they are clear."""
 
     kind: ClassVar[str] = "attention"
@@ -44,13 +48,13 @@ class Mla(Block):
     qk_rope_head_dim: int
     v_head_dim: int
     eps: float
-    scale: float
-    """Scale of the attention scores."""
+    scores: Scores
     bias: bool = False
     """Whether the projections from the hidden state and the output projection have biases; q_proj has none."""
-    neighbours: bool = True
-    """Whether the rotation pairs elements (2i, 2i + 1), as published; else (i, i + d/2)."""
-    temperature: Temperature | None = None
+    rotation: Rotation = PAIRED
+    """As published; some checkpoints pair halves."""
+    scale: QueryScale | None = None
+    select: Selection = field(default_factory=Everything)
     latent_eps: float = 1e-6
     """Epsilon of the norms of low-rank queries and latents; not in any configuration."""
 
@@ -67,45 +71,52 @@ class Mla(Block):
         if self.qk_rope_head_dim % 2:
             yield f"qk_rope_head_dim {self.qk_rope_head_dim} is odd, rotary embeddings need an even one"
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
-        hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
-        heads, latent, hidden = self.num_heads, self.kv_lora_rank, self.hidden_size
-
-        def of(
-            part: str, theirs: str, *shape: int, role: Role = "matrix", kind: str = "weight"
-        ) -> TensorSpec:
-            return TensorSpec(f"{hf}.{part}.{kind}", shape, role, f"{gguf}.{theirs}.{kind}")
-
-        specs = {"norm": of("input_layernorm", "attn_norm", hidden, role="exact")}
+    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+        names, heads, latent = LayerNames(self.layer), self.num_heads, self.kv_lora_rank
+        hidden, of = self.hidden_size, LayerNames(self.layer).matrix
         first, rows, theirs = "q_proj", heads * self.qk_head_dim, "attn_q"
         if self.q_lora_rank is not None:
             first, rows, theirs = "q_a_proj", self.q_lora_rank, "attn_q_a"
-            specs |= {
-                "q_norm": of("self_attn.q_a_layernorm", "attn_q_a_norm", rows, role="exact"),
-                "q_b": of("self_attn.q_b_proj", "attn_q_b", heads * self.qk_head_dim, rows),
-            }
-        specs |= {
-            "q": of(f"self_attn.{first}", theirs, rows, hidden),
-            "kv": of("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", self.cached, hidden),
-            "latent_norm": of("self_attn.kv_a_layernorm", "attn_kv_a_norm", latent, role="exact"),
-            "o": of("self_attn.o_proj", "attn_output", hidden, heads * self.v_head_dim),
+        project = {
+            "norm": names.input_norm(hidden),
+            "q": of(first, theirs, rows, hidden),
+            "kv": of("kv_a_proj_with_mqa", "attn_kv_a_mqa", self.cached, hidden),
         }
+        if self.bias and self.q_lora_rank is not None:
+            project["q_bias"] = names.bias(first, theirs, rows)
         if self.bias:
-            if self.q_lora_rank is not None:
-                specs["q_bias"] = of(f"self_attn.{first}", theirs, rows, role="exact", kind="bias")
-            specs |= {
-                "kv_bias": of(
-                    "self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", self.cached, role="exact", kind="bias"
-                ),
-                "o_bias": of("self_attn.o_proj", "attn_output", hidden, role="exact", kind="bias"),
-            }
+            project["kv_bias"] = names.bias("kv_a_proj_with_mqa", "attn_kv_a_mqa", self.cached)
+        expand = {}
+        if self.q_lora_rank is not None:
+            expand["q_norm"] = names.norm("q_a_layernorm", "attn_q_a_norm", rows)
+            expand["q_b"] = of("q_b_proj", "attn_q_b", heads * self.qk_head_dim, rows)
+        out = {"o": of("o_proj", "attn_output", hidden, heads * self.v_head_dim)}
+        if self.bias:
+            out["o_bias"] = names.bias("o_proj", "attn_output", hidden)
         # As published; or by head, with the keys' part transposed, as in newer GGUF files. Quantising skips the tensor:
         # absorbed matrices are multiplied with its columns, not with its rows.
         nope, value = self.qk_nope_head_dim, self.v_head_dim
-        kv_b = of("self_attn.kv_b_proj", "attn_kv_b", heads * (nope + value), latent, role="exact")
-        k_b = of("self_attn.k_b_proj", "attn_k_b", heads, latent, nope, role="exact")
-        v_b = of("self_attn.v_b_proj", "attn_v_b", heads, value, latent, role="exact")
-        return specs | ({"k_b": k_b, "v_b": v_b} if found(k_b) and not found(kv_b) else {"kv_b": kv_b})
+        kv_b = of("kv_b_proj", "attn_kv_b", heads * (nope + value), latent, role="exact")
+        k_b = of("k_b_proj", "attn_k_b", heads, latent, nope, role="exact")
+        v_b = of("v_b_proj", "attn_v_b", heads, value, latent, role="exact")
+        by_head = found(k_b) and not found(kv_b)
+        latent_norm = {"latent_norm": names.norm("kv_a_layernorm", "attn_kv_a_norm", latent)}
+        return (
+            BlockPart("project", project),
+            BlockPart("norm", latent_norm),
+            BlockPart("expand", expand),
+            BlockPart("absorb", {"k_b": k_b, "v_b": v_b} if by_head else {"kv_b": kv_b}),
+            BlockPart("rotate", settings=self.rotation),
+            BlockPart("scale", settings=self.scale),
+            BlockPart("select", settings=self.select),
+            BlockPart("attend", self.scores.tensors(names, heads), self.scores, self._per_position),
+            BlockPart("out", out),
+        )
+
+    @property
+    def _per_position(self) -> Cost:
+        # A device keeps bf16.
+        return Cost(2 * self.cached, 2.0 * self.num_heads * (self.cached + self.kv_lora_rank))
 
     @property
     def state(self) -> tuple[Pages]:
@@ -131,19 +142,20 @@ class Mla(Block):
 
     def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
         base = super().cost(weights, tokens, context_len)
-        pairs = sum(context_len + token + 1 for token in range(tokens))
-        return Cost(
-            base.num_bytes + 2 * context_len * self.cached,  # a device keeps bf16
-            base.flops + 2.0 * pairs * self.num_heads * (self.cached + self.kv_lora_rank),
-        )
+        seen = [self.select.num_before(context_len + token) for token in range(tokens)]
+        read, pairs = min(context_len, seen[0] if seen else 0), sum(seen) + tokens
+        each = self._per_position
+        return Cost(base.num_bytes + read * each.num_bytes, base.flops + pairs * each.flops)
 
-    def a_bias(self, weights: BlockWeights) -> F32 | None:
-        """Concatenated biases of q and kv; q_proj has none."""
-        if "kv_bias" not in weights:
-            return None
-        rows = weights.specs["q"].shape[0]
-        of_q = weights.vector("q_bias") if "q_bias" in weights else np.zeros(rows, np.float32)
-        return np.concatenate([of_q, weights.vector("kv_bias")])
+    @property
+    def project(self) -> Linear:
+        """Projections of queries, or of their low-rank part, of latents and of the shared key."""
+        return Linear(("q", "kv"), "norm", self.eps)
+
+    @property
+    def expand(self) -> Linear:
+        """Queries from their low-rank part."""
+        return Linear(("q_b",), "q_norm", self.latent_eps)
 
     def absorbed(
         self, weights: BlockWeights, pool: ops.ThreadPool
@@ -180,59 +192,44 @@ class Mla(Block):
         return "f32", format  # blocks of a row's columns
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        where, temperature = f"layer {self.layer}, attention", self.temperature or Temperature()
+        where = f"layer {self.layer}, attention"
         absorbed = functools.cache(lambda: self.absorbed(weights, pool))
         name = f"layer {self.layer}: {{}}, absorbed"
         keys = weights.pack(pool, where, name.format("keys"), lambda: absorbed()[0], by_head=True)
         values = weights.pack(pool, where, name.format("values"), lambda: absorbed()[1], by_head=True)
         return ops.Mla(
             pool,
-            norm_weight=weights.vector("norm"),
-            a_weight=weights.packed(pool, where, "q", "kv"),
-            a_bias=self.a_bias(weights),
-            q_norm=weights.optional_vector("q_norm"),
-            q_b_weight=weights.packed(pool, where, "q_b") if "q_b" in weights else None,
-            latent_norm=weights.vector("latent_norm"),
-            k_b_weight=keys,
-            v_b_weight=values,
-            o_weight=weights.packed(pool, where, "o"),
-            o_bias=weights.optional_vector("o_bias"),
+            layer=self.layer,
             num_heads=self.num_heads,
             nope_dim=self.qk_nope_head_dim,
             rope_dim=self.qk_rope_head_dim,
-            eps=self.eps,
-            latent_eps=self.latent_eps,
-            scale=self.scale,
-            neighbours=self.neighbours,
-            layer=self.layer,
-            period=temperature.period,
-            slope=temperature.slope,
-            shift=temperature.shift,
+            project=self.project.cpu(weights, pool, where),
+            q_b=self.expand.cpu(weights, pool, where) if "q_b" in weights else None,
+            latent_norm=norm_part(weights.vector("latent_norm"), self.latent_eps),
+            k_b=keys,
+            v_b=values,
+            rotation=self.rotation.cpu(),
+            scale=None if self.scale is None else self.scale.cpu(),
+            select=self.select.native,
+            scores=self.scores.cpu(weights),
+            out=Linear(("o",)).cpu(weights, pool, where),
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        import torch
-
         nope, value, latent = self.qk_nope_head_dim, self.v_head_dim, self.kv_lora_rank
         if "kv_b" in weights.source:
             by_head = weights.matrix("kv_b").view(self.num_heads, nope + value, latent)
             k_b, v_b = by_head[:, :nope].contiguous(), by_head[:, nope:].transpose(1, 2).contiguous()
         else:
             k_b, v_b = (weights.stack(part).transpose(1, 2).contiguous() for part in ("k_b", "v_b"))
-        a_bias = self.a_bias(weights.source)
-        a = weights.matrix("q", "kv")
         return MlaOnDevice(
             self,
-            norm=weights.norm(),
-            a=a,
-            a_bias=None if a_bias is None else torch.from_numpy(a_bias).to(a.device, torch.bfloat16),
-            q_norm=weights.vector("q_norm"),
-            q_b=weights.matrix("q_b") if "q_b" in weights.source else None,
+            project=self.project.device(weights),
+            expand=self.expand.device(weights) if "q_b" in weights.source else None,
             latent_norm=weights.norm("latent_norm"),
             k_b=k_b,
             v_b=v_b,
-            o=weights.matrix("o"),
-            o_bias=weights.bias("o_bias"),
+            out=Linear(("o",)).device(weights),
         )
 
     def device_state(
@@ -247,45 +244,41 @@ class MlaOnDevice:
     reference)."""
 
     shape: Mla
-    norm: Tensor
-    a: Tensor
-    """Projections of q and kv."""
-    a_bias: Tensor | None
-    q_norm: Tensor | None
-    q_b: Tensor | None
+    project: LinearOnDevice
+    expand: LinearOnDevice | None
+    """Queries from their low-rank part; None: they have none."""
     latent_norm: Tensor
     k_b: Tensor
     """[heads, nope, latent]."""
     v_b: Tensor
     """[heads, latent, value]."""
-    o: Tensor
-    o_bias: Tensor | None
+    out: LinearOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
-        from torch.nn.functional import linear
 
         shape = self.shape
-        a = linear(normed(hidden, self.norm, shape.eps), self.a, self.a_bias)
+        a = self.project(hidden)
         q, compressed = a[:, : -shape.cached], a[:, -shape.cached :]
-        if self.q_b is not None and self.q_norm is not None:
-            q = linear(normed(q.float(), self.q_norm, shape.latent_eps), self.q_b)
+        if self.expand is not None:
+            q = self.expand(q.float())
         q = q.reshape(len(q), shape.num_heads, shape.qk_head_dim).contiguous()
         absorbed = q.new_empty((len(q), shape.num_heads, shape.cached))
         latents = torch.bmm(q[..., : shape.qk_nope_head_dim].transpose(0, 1), self.k_b)
         absorbed[..., : shape.kv_lora_rank] = latents.transpose(0, 1)
         self._store(compressed, q, absorbed, state[0], step)
-        if shape.temperature is not None:
-            absorbed *= shape.temperature.factors(step.batch.positions)[:, None, None].to(absorbed.dtype)
+        if shape.scale is not None:
+            absorbed *= shape.scale.factors(step.batch.positions)[:, None, None].to(absorbed.dtype)
         values = torch.bmm(self._attended(absorbed, state[0], step).transpose(0, 1), self.v_b)
-        total += linear(values.transpose(0, 1).flatten(1), self.o, self.o_bias)
+        total += self.out(values.transpose(0, 1).flatten(1))
 
     def _store(self, compressed: Tensor, q: Tensor, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> None:
         """Write normalised latents and rotated keys to the cache, and rotated query parts after the absorbed
         queries."""
         import torch
 
-        shape, native, (cos, sin) = self.shape, step.kernels.native, step.rotations[0]
+        shape, native = self.shape, step.kernels.native
+        cos, sin = shape.rotation.angles(step)
         if native is not None:
             of_batch = MlaRows(
                 compressed=compressed,
@@ -298,22 +291,22 @@ class MlaOnDevice:
                 epsilon=shape.latent_eps,
                 cos=cos,
                 sin=sin,
-                neighbours=shape.neighbours,
+                neighbours=shape.rotation.neighbours,
                 slot_mapping=step.batch.slot_mapping,
             )
             native.device.mla_store(of_batch, self._pages(kept), absorbed=absorbed, stream=native.stream())
             return
         latent, key = compressed[:, : shape.kv_lora_rank].float(), compressed[:, shape.kv_lora_rank :].float()
         latent = torch.nn.functional.rms_norm(latent, latent.shape[1:], self.latent_norm, shape.latent_eps)
-        rows = torch.cat([latent, self._rotated(key, cos, sin)], 1).to(kept.dtype)
+        rows = torch.cat([latent, shape.rotation.rotated(key, cos, sin)], 1).to(kept.dtype)
         slots = step.batch.slot_mapping
         kept.view(-1, shape.cached)[slots[slots >= 0]] = rows[slots >= 0]
-        turned = self._rotated(q[..., shape.qk_nope_head_dim :].float(), cos[:, None], sin[:, None])
+        queries = q[..., shape.qk_nope_head_dim :].float()
+        turned = shape.rotation.rotated(queries, cos[:, None], sin[:, None])
         absorbed[..., shape.kv_lora_rank :] = turned.to(absorbed.dtype)
 
     def _attended(self, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> Tensor:
         """Weighted latents [T, heads, latent]. Leading sequences of one token each share a launch."""
-        import torch
 
         batch, native, shape = step.batch, step.kernels.native, self.shape
         num_decode, others = batch.sequences()
@@ -335,7 +328,8 @@ class MlaOnDevice:
                 num_heads=shape.num_heads,
                 max_pages=tables.shape[1],
                 max_length=max_length,
-                scale=shape.scale,
+                rule=shape.scores.native,
+                select=shape.select.native,
             )
             workspace, pages = native.workspace(num_bytes, absorbed.device), self._pages(kept)
             native.device.mla_decode(decode, pages, workspace=workspace, out=out, stream=native.stream())
@@ -345,16 +339,10 @@ class MlaOnDevice:
         for s, rows in others:
             length = int(batch.seq_lens[s]) if s < num_decode else batch.host_seq_lens[s]
             used = batch.page_tables[s, : -(-length // kept.shape[1])].long()
-            latents = kept[used].flatten(0, 1)[:length].to(absorbed.dtype)[None, None]
-            seen = torch.arange(length, device=kept.device)[None, :] <= batch.positions[rows][:, None]
-            out[rows] = torch.nn.functional.scaled_dot_product_attention(
-                absorbed[rows].transpose(0, 1)[None],
-                latents,
-                latents[..., : shape.kv_lora_rank],
-                attn_mask=seen,
-                scale=shape.scale,
-                enable_gqa=True,
-            )[0].transpose(0, 1)
+            latents = kept[used].flatten(0, 1)[:length].to(absorbed.dtype)[:, None]
+            seen = shape.select.seen(batch.positions[rows], length)
+            values = latents[..., : shape.kv_lora_rank]
+            out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen)
         return out
 
     def _pages(self, kept: Tensor) -> MlaPages:
@@ -362,9 +350,3 @@ class MlaOnDevice:
         return MlaPages(
             rows=kept, page_size=kept.shape[1], latent=shape.kv_lora_rank, rope=shape.qk_rope_head_dim
         )
-
-    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        import torch
-
-        first, second = (x[..., 0::2], x[..., 1::2]) if self.shape.neighbours else x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, Cost, Record
+from twofold.blocks.attention.layer_names import LayerNames
+from twofold.blocks.attention.linear import Linear, LinearOnDevice
+from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Record
 from twofold.blocks.block_weights import BlockWeights
-from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
+from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.blocks.device_tails import first_records, keep_chained, slots_of
-from twofold.weights.tensor_spec import Found, Role, TensorSpec
+from twofold.weights.tensor_spec import Found
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class ShortConvolution(Block):
+class ShortConvolution(ComposedBlock):
     kind: ClassVar[str] = "attention"
 
     hidden_size: int
@@ -37,26 +39,20 @@ class ShortConvolution(Block):
         if self.taps < 2:
             yield f"conv_L_cache is {self.taps}, at least 2 were expected"
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
-        hf, gguf, hidden = f"model.layers.{self.layer}", f"blk.{self.layer}", self.hidden_size
-
-        def of(part: str, *shape: int, role: Role = "matrix") -> TensorSpec:
-            return TensorSpec(f"{hf}.conv.{part}", shape, role, f"{gguf}.shortconv.{part}")
-
-        norm = f"{hf}.input_layernorm.weight", (hidden,)
-        specs = {
-            "norm": TensorSpec(*norm, "exact", f"{gguf}.attn_norm.weight"),
-            "in": of("in_proj.weight", 3 * hidden, hidden),
-            "conv": of("conv.weight", hidden, 1, self.taps, role="exact"),
-            "out": of("out_proj.weight", hidden, hidden),
+    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+        hidden = self.hidden_size
+        names = LayerNames(self.layer, "conv", gguf_module="shortconv")
+        project = {
+            "norm": names.input_norm(hidden),
+            "in": names.matrix("in_proj", "in_proj", 3 * hidden, hidden),
         }
+        convolve = {"conv": names.exact("conv.weight", "conv.weight", hidden, 1, self.taps)}
+        out = {"out": names.matrix("out_proj", "out_proj", hidden, hidden)}
         if self.bias:
-            sizes = {"in": 3 * hidden, "conv": hidden, "out": hidden}
-            names = {"in": "in_proj", "conv": "conv", "out": "out_proj"}
-            specs |= {
-                f"{part}_bias": of(f"{names[part]}.bias", size, role="exact") for part, size in sizes.items()
-            }
-        return specs
+            project["in_bias"] = names.bias("in_proj", "in_proj", 3 * hidden)
+            convolve["conv_bias"] = names.bias("conv", "conv", hidden)
+            out["out_bias"] = names.bias("out_proj", "out_proj", hidden)
+        return BlockPart("project", project), BlockPart("convolve", convolve), BlockPart("out", out)
 
     @property
     def state(self) -> tuple[Record]:
@@ -71,18 +67,18 @@ class ShortConvolution(Block):
         base = super().cost(weights, tokens, context_len)
         return Cost(base.num_bytes + 2 * self.state[0].num_bytes, base.flops)
 
+    @property
+    def project(self) -> Linear:
+        return Linear(("in",), "norm", self.eps)
+
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, short convolution"
         return ops.ShortConvolution(
             pool,
-            norm_weight=weights.vector("norm"),
-            in_weight=weights.packed(pool, where, "in"),
-            in_bias=weights.optional_vector("in_bias"),
+            project=self.project.cpu(weights, pool, where),
             conv=np.ascontiguousarray(weights.vector("conv")[:, 0].T),
             conv_bias=weights.optional_vector("conv_bias"),
-            out_weight=weights.packed(pool, where, "out"),
-            out_bias=weights.optional_vector("out_bias"),
-            eps=self.eps,
+            out=Linear(("out",)).cpu(weights, pool, where),
             layer=self.layer,
         )
 
@@ -97,17 +93,14 @@ class ShortConvolution(Block):
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         import torch
 
-        norm = weights.norm()
-        conv = torch.from_numpy(np.ascontiguousarray(weights.source.vector("conv")[:, 0].T)).to(norm.device)
+        project = self.project.device(weights)
+        conv = torch.from_numpy(np.ascontiguousarray(weights.source.vector("conv")[:, 0].T))
         return ShortConvolutionOnDevice(
             self,
-            norm=norm,
-            projections=weights.matrix("in"),
-            projections_bias=weights.bias("in_bias"),
-            conv=conv,
+            project=project,
+            conv=conv.to(project.weight.device),
             conv_bias=weights.vector("conv_bias"),
-            out=weights.matrix("out"),
-            out_bias=weights.bias("out_bias"),
+            out=Linear(("out",)).device(weights),
         )
 
     def device_state(
@@ -126,23 +119,18 @@ class ShortConvolutionOnDevice:
     """Device operator; recomputing a step's token is safe because it overwrites its own slot."""
 
     shape: ShortConvolution
-    norm: Tensor
-    projections: Tensor
+    project: LinearOnDevice
     """Projections of b, c and x."""
-    projections_bias: Tensor | None
     conv: Tensor
     """f32 [taps, hidden], the oldest first."""
     conv_bias: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: LinearOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
-        from torch.nn.functional import linear
 
         batch, (tail,) = step.batch, state
-        projected = linear(normed(hidden, self.norm, self.shape.eps), self.projections, self.projections_bias)
-        b, c, x = projected.float().chunk(3, -1)
+        b, c, x = self.project(hidden).float().chunk(3, -1)
         inputs = b * x
         convolved = [
             self._convolved(inputs[rows], batch.positions[rows], records, tail, batch.chain_of(rows))
@@ -151,7 +139,7 @@ class ShortConvolutionOnDevice:
         y = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
         if self.conv_bias is not None:
             y = y + self.conv_bias
-        total += linear((c * y).bfloat16(), self.out, self.out_bias)
+        total += self.out(c * y)
 
     def _convolved(
         self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor, chain: Tensor | None

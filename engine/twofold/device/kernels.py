@@ -31,23 +31,8 @@ class PromptAttention:
         used = pages[: -(-seq_len // page_size)].long()
         keys = kv.keys[used].flatten(0, 1)[:seq_len].to(q.dtype)
         values = kv.values[used].flatten(0, 1)[:seq_len].to(q.dtype)
-        seen = torch.arange(seq_len, device=q.device)[None, :] <= positions[:, None]
-        if shape.window > 0:
-            seen &= torch.arange(seq_len, device=q.device)[None, :] > positions[:, None] - shape.window
-        if shape.chunk > 0:
-            begin = positions - positions % shape.chunk
-            seen &= torch.arange(seq_len, device=q.device)[None, :] >= begin[:, None]
-        if sinks is not None:
-            q, keys, values, seen = _with_sinks(q, keys, values, seen, sinks / shape.scale)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=seen,
-            scale=shape.scale,
-            enable_gqa=shape.num_heads != shape.num_kv_heads,
-        )
-        return out[0].transpose(0, 1)
+        seen = shape.select.seen(positions, seq_len)
+        return shape.scores.attended(q, keys, values, seen, sinks=sinks)
 
 
 class TorchKernels(PromptAttention):
@@ -119,22 +104,6 @@ class TorchKernels(PromptAttention):
         rotated = cos.shape[-1]
         first, second, rest = torch.tensor_split(x, (rotated, 2 * rotated), dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
-
-
-def _with_sinks(
-    q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Append one position that every query sees: its product with a head's query is that head's sink, and its value is
-    zero. Queries carry their head's sink in an extra element (eight, to keep rows aligned), which is zero in all other
-    keys; so one mask serves all heads.
-    """
-    extra = q.new_zeros((*q.shape[:2], 8))
-    extra[:, :, 0] = sinks
-    sink_key = keys.new_zeros((1, keys.shape[1], keys.shape[2] + 8))
-    sink_key[..., -8] = 1.0
-    more = torch.cat([torch.nn.functional.pad(keys, (0, 8)), sink_key])
-    values = torch.cat([values, torch.zeros_like(values[:1])])
-    return torch.cat([q, extra], -1), more, values, torch.nn.functional.pad(seen, (0, 1), value=True)
 
 
 def _scores(logits: Tensor, score: str) -> Tensor:

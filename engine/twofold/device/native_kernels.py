@@ -102,9 +102,8 @@ class NativeDenseKernels(PromptAttention):
             num_heads=shape.num_heads,
             max_pages=max_pages,
             max_length=max_length,
-            scale=shape.scale,
-            window=shape.window,
-            chunk=shape.chunk,
+            rule=shape.scores.native,
+            select=shape.select.native,
             sinks=sinks,
         )
         self.device.decode_attention(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from twofold.api.errors import ModelLoadError
+from twofold.blocks.attention.projections import Projections
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.gqa import Gqa
@@ -161,7 +162,7 @@ def read_attention(fields: Fields) -> Gqa:
         num_kv_heads=fields.optional_integer("num_key_value_heads", minimum=1) or num_heads,
         head_dim=head_dim or max(1, hidden_size // num_heads),
         eps=fields.number("rms_norm_eps", above=True),
-        bias=bias,
+        project=Projections(bias=bias),
         o_bias=bias,
     )
 

@@ -90,7 +90,7 @@ class Decoder:
     latent: bool = False
     """Whether attention is latent (`Mla`) instead of grouped-query (`Gqa`)."""
     attention: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Gqa` or `Mla` that config.json does not set."""
+    """Parts of `Gqa` or `Mla` that config.json does not set, see `blocks.block.changed`."""
     windowed: Mapping[str, Any] = field(default_factory=dict)
     """Further ones of layers with a sliding window."""
     slides: Callable[[Settings, int], bool] = lambda settings, layer: False

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from twofold.blocks.block import Block
+from twofold.blocks.attention.rotation import Rotation
+from twofold.blocks.attention.scores import Scores
+from twofold.blocks.attention.selection import Window
+from twofold.blocks.block import Block, changed
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.mla import Mla
@@ -165,9 +168,13 @@ class _Layers:
 
     def _said(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a block, those that config.json gives among them."""
-        return {
-            name: each.read(self.fields) if isinstance(each, Said) else each for name, each in values.items()
-        }
+
+        def value(each: Any) -> Any:
+            if isinstance(each, Mapping):
+                return {name: value(inner) for name, inner in each.items()}
+            return each.read(self.fields) if isinstance(each, Said) else each
+
+        return {name: value(each) for name, each in values.items()}
 
     def _normed(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
         """The blocks, and the norm of their sum if the family has one there."""
@@ -200,34 +207,37 @@ class _Layers:
             qk_rope_head_dim=rope_dim,
             v_head_dim=fields.integer("v_head_dim"),
             eps=fields.number("rms_norm_eps", above=True),
-            scale=float((nope_dim + rope_dim) ** -0.5 * mscale**2),
+            scores=Scores(float((nope_dim + rope_dim) ** -0.5 * mscale**2)),
             bias=fields.boolean("attention_bias", False),
         )
-        attention = replace(attention, **self._said(self.decoder.attention))
+        attention = changed(attention, self._said(self.decoder.attention))
         return lambda n: self.decoder.of_layer(self.settings, n, attention), [(rope, rope_dim)]
 
     def _grouped_query(self) -> tuple[Callable[[int], Gqa], Rotations]:
         """Attention of each layer, and the rotations that it refers to."""
         decoder, settings, fields = self.decoder, self.settings, self.fields
-        full = replace(config_json.read_attention(fields), **self._said(decoder.attention))
+        full = changed(config_json.read_attention(fields), self._said(decoder.attention))
         if (scalar := fields.optional_number("query_pre_attn_scalar", above=True)) is not None:
-            full = replace(full, multiplier=scalar**-0.5)
+            full = changed(full, {"scores": {"scale": scalar**-0.5}})
         if decoder.multipliers:
             multiplier = fields.optional_number("attention_multiplier", above=True)
-            full = replace(full, eps=full.eps / self.residual**2, multiplier=multiplier)
+            full = changed(full, {"eps": full.eps / self.residual**2, "scores": {"scale": multiplier}})
         windows = self._windows()
         rotations = [self._rotation(FULL if len(windows) < self.num_layers else SLIDING, full)]
-        if full.late_norms:
+        if full.norms.qk == "late":
             rope, scaling = preserving_length(rotations[0][0])
             rotations = [(rope, rotations[0][1])]
-            full = replace(full, head_eps=full.eps / scaling**2)
+            full = changed(full, {"norms": {"eps": full.eps / scaling**2}})
         window = settings.optional("sliding_window") or None
         if windows and window is None:
             raise fields.error("sliding_window", None, "an integer, because some layers have such a window")
-        sliding = replace(full, sliding_window=window, **decoder.windowed)
-        if windows and (own := self._rotation(SLIDING, sliding)) != rotations[0]:
+        sliding = changed(full, decoder.windowed)
+        if window is not None:
+            sliding = replace(sliding, select=Window(window))
+        own = self._rotation(SLIDING, sliding) if windows else rotations[0]
+        if own != rotations[0] and sliding.rotation is not None:
             rotations.append(own)
-            sliding = replace(sliding, rotation=1)
+            sliding = changed(sliding, {"rotation": {"index": 1}})
         turned = self._turned(rotations)
         return (
             lambda n: decoder.of_layer(settings, n, turned(n, sliding if n in windows else full)),
@@ -269,8 +279,8 @@ class _Layers:
             raise self.fields.error(key, listed, f"0 or a base for each of {self.num_layers} layers")
         bases = list(dict.fromkeys((rope.theta, *(float(each) for each in listed if each))))
         rotations += [(replace(rope, theta=theta), rope_dim) for theta in bases[1:]]
-        rotation = [bases.index(float(each)) if each else 0 for each in listed]
-        return lambda n, attention: replace(attention, rotated=listed[n] > 0, rotation=rotation[n])
+        turned = [Rotation(bases.index(float(each))) if each else None for each in listed]
+        return lambda n, attention: replace(attention, rotation=turned[n])
 
     def _mixture(self, attention: Gqa | Mla) -> tuple[Block, ...]:
         """Router, shared experts and routed experts."""

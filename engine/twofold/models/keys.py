@@ -35,11 +35,14 @@ class Said:
     key: str
     default: bool | float
     """Value of a missing key. A number has to be above 0."""
+    choice: tuple[Any, Any] | None = None
+    """Values of the field where the key is false and where it is true; None: these."""
 
-    def read(self, fields: Fields) -> bool | float:
+    def read(self, fields: Fields) -> Any:
         """The value. Raises ModelLoadError."""
         if isinstance(self.default, bool):
-            return fields.boolean(self.key, self.default)
+            value = fields.boolean(self.key, self.default)
+            return value if self.choice is None else self.choice[value]
         return fields.number(self.key, self.default, above=True)
 
 

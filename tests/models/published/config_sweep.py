@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import transformers
 from twofold.api.errors import ModelLoadError
+from twofold.blocks.gqa import Gqa
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.config_json import architecture_name
 from twofold.models.keys import ALSO
@@ -49,15 +50,14 @@ def ours(config: dict[str, Any]) -> ModelConfig | str:
         found = family.parse_config(fields, GenerationDefaults()).validate("config.json")
     except ModelLoadError as error:
         return str(error)
-    layers = tuple(tuple(map(_with_multiplier, layer)) for layer in found.layers)
+    layers = tuple(tuple(map(_with_scale, layer)) for layer in found.layers)
     unread: dict[str, Any] = dict.fromkeys(_TOKENS[:2]) | {"eos_token_ids": (), "dtype": "float32"}
     return replace(found, layers=layers, ignored=(), left_out=(), prediction=None, **unread)
 
 
-def _with_multiplier(block: Any) -> Any:
-    """The block with the scale of its scores where it is the usual one."""
-    usual = getattr(block, "head_dim", 0) ** -0.5 if getattr(block, "head_dim", 0) else None
-    return replace(block, multiplier=None) if usual and getattr(block, "multiplier", None) == usual else block
+def _with_scale(block: Any) -> Any:
+    """The block with the scale of its scores written out where it is the usual one."""
+    return replace(block, scores=block.scores.of(block.head_dim)) if isinstance(block, Gqa) else block
 
 
 def changes(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -2,7 +2,6 @@
 // by every layer.
 #pragma once
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -10,17 +9,6 @@
 #include "ops/tensor_view.h"
 
 namespace twofold {
-
-// Queries are multiplied by 1 + slope * log1p(floor((position + shift) / period)); period 0: not at all (Llama 4).
-struct Temperature {
-  float period = 0, slope = 0;
-  int shift = 1;
-
-  float factor(int position) const {
-    if (period <= 0) return 1.0f;
-    return 1.0f + slope * std::log1p(std::floor(static_cast<float>(position + shift) / period));
-  }
-};
 
 // Consecutive tokens of one sequence at consecutive positions, attended to together.
 struct AttentionTile {

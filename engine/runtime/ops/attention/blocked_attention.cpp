@@ -183,7 +183,8 @@ void BlockedAttention::add_block(const Rows& rows, int block, const Partial& to)
   const int end = std::min(kBlockPositions, rows.position(rows.num - 1) + 1 - start);
   const int group_begin = first / kGroup * kGroup, group_end = (end + kGroup - 1) / kGroup * kGroup;
   add_scores(rows, start, first, end);
-  const float scale = rows.keys.dtype == kernels::DType::kFP8 ? scale_ * kernels::kFP8Scale : scale_;
+  const float scale =
+      scores_.rule.scale * (rows.keys.dtype == kernels::DType::kFP8 ? kernels::kFP8Scale : 1.0f);
   for (int row = 0; row < rows.num; ++row) {
     float* scores = rows.scores + int64_t{row} * kBlockPositions;
     // Each token's own part of the block; positions beyond it, used by other tokens of the tile, have weight
@@ -192,13 +193,26 @@ void BlockedAttention::add_block(const Rows& rows, int block, const Partial& to)
     const int from = std::clamp(first_position(position + start) - start, first, end);
     const int until = std::clamp(position + 1, from, end);
     kernels::SoftmaxSum sum{kNothing, 0.0f};
-    if (from < until) sum = table_.softmax_exp(scores + from, until - from, scale);
+    const int token = rows.tile.first_token + row / rows.heads;
+    const float left = bend(scores + from, until - from, scale);
+    if (from < until && select_.keep(token, start + from, start + until, scores + from))
+      sum = table_.softmax_exp(scores + from, until - from, left);
+    else
+      std::fill(scores + from, scores + until, 0.0f);
     std::fill(scores + group_begin, scores + from, 0.0f);
     std::fill(scores + until, scores + group_end, 0.0f);
     to.peaks[row] = sum.peak;
     to.totals[row] = sum.total;
   }
   add_values(rows, start, first, end, to.sums);
+}
+
+// Applies a rule that is not linear to n products; returns the factor that the softmax has to apply.
+float BlockedAttention::bend(float* products, int n, float scale) const {
+  const kernels::ScoreRule& rule = scores_.rule;
+  if (rule.is_linear()) return scale;
+  for (int i = 0; i < n; ++i) products[i] = rule.of(products[i] * scale);
+  return 1.0f;
 }
 
 // Scores of positions [first, end) of the block that starts at `start`.
@@ -299,7 +313,7 @@ void BlockedAttention::finish(const Rows& rows, const Partial& all, const Attent
                               const AttentionTile& tile, int part) const {
   const int D = rows.values.width;
   const float scale = rows.values.dtype == kernels::DType::kFP8 ? kernels::kFP8Scale : 1.0f;
-  const float* const sinks = source.sinks(part);
+  const float* const sinks = scores_.sinks == nullptr ? nullptr : scores_.sinks + source.first_head(part);
   for (int row = 0; row < rows.num; ++row) {
     float kept = 1.0f, total = all.totals[row];
     if (sinks != nullptr) {

@@ -9,6 +9,8 @@
 
 #include "host/thread_pool.h"
 #include "ops/attention/attention_batch.h"
+#include "ops/attention/parts/scores.h"
+#include "ops/attention/parts/selection.h"
 #include "ops/state_cache.h"
 
 namespace twofold {
@@ -24,31 +26,19 @@ class AttentionSource {
   virtual int heads(int part) const = 0;
   virtual const StatePlane& keys(int part) const = 0;
   virtual const StatePlane& values(int part) const = 0;
-  // [heads(part)] logits that take part in a row's softmax and have no value; null: none.
-  virtual const float* sinks(int) const { return nullptr; }
+  virtual int first_head(int part) const = 0;  // number of the part's first head
   // [rows, width of keys]; in `room` if they lie nowhere else like that
   virtual const float* queries(const AttentionTile& tile, int part, float* room) const = 0;
   virtual void take(const AttentionTile& tile, int part,
                     const float* sums) const = 0;  // [rows, width of values]
 };
 
-// The positions that a token attends to beside itself: from `first` on. A later token's first is never smaller.
-struct AttentionWindow {
-  int size = 0;   // the last `size` positions, the token's own included; 0: all
-  int chunk = 0;  // the positions of its own chunk of `chunk` positions; 0: there are no chunks
-
-  int first(int position) const {
-    const int of_window = size > 0 ? std::max(0, position + 1 - size) : 0;
-    return chunk > 0 ? std::max(of_window, position - position % chunk) : of_window;
-  }
-};
-
 class BlockedAttention {
  public:
-  // `scale` of the scores. Takes the pool's scratch slots `slot` and `slot + 1`; the caller holds the lock.
-  BlockedAttention(const kernels::KernelTable& table, ThreadPool& pool, float scale, AttentionWindow window,
-                   int slot)
-      : table_(table), pool_(pool), scale_(scale), window_(window), slot_(slot) {}
+  // Takes the pool's scratch slots `slot` and `slot + 1`; the caller holds the lock.
+  BlockedAttention(const kernels::KernelTable& table, ThreadPool& pool, const Scores& scores,
+                   const Selection& select, int slot)
+      : table_(table), pool_(pool), scores_(scores), select_(select), slot_(slot) {}
 
   void run(const AttentionSource& source, const AttentionBatch& batch, std::span<const AttentionTile> tiles,
            int page_size) const;
@@ -58,8 +48,9 @@ class BlockedAttention {
   struct Partial;  // the result of some blocks
   struct Task;
 
-  int first_position(int position) const { return window_.first(position); }
+  int first_position(int position) const { return select_.first(position); }
   void add_block(const Rows& rows, int block, const Partial& to) const;
+  float bend(float* products, int n, float scale) const;
   void add_scores(const Rows& rows, int start, int first, int end) const;
   void add_values(const Rows& rows, int start, int first, int end, float* sums) const;
   void scale_columns(const Rows& rows, const StatePlane& plane, int start, int first, int end) const;
@@ -71,8 +62,8 @@ class BlockedAttention {
 
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
-  float scale_;
-  AttentionWindow window_;
+  const Scores& scores_;
+  const Selection& select_;
   int slot_;
 };
 

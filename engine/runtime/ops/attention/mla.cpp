@@ -1,8 +1,8 @@
 #include "ops/attention/mla.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "host/work_clock.h"
@@ -71,9 +71,8 @@ void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const H
   });
 }
 
-MlaAttention::MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, const MlaWeights& weights,
-                           const MlaShape& shape)
-    : table_(table), pool_(pool), weights_(weights), shape_(shape) {}
+MlaAttention::MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, MlaParts parts)
+    : table_(table), pool_(pool), parts_(std::move(parts)) {}
 
 const StatePlane& MlaAttention::plane(const AttentionBatch& batch, const StateCache& cache, int layer) const {
   if (layer < 0 || layer >= cache.num_layers()) {
@@ -81,14 +80,16 @@ const StatePlane& MlaAttention::plane(const AttentionBatch& batch, const StateCa
                         std::to_string(cache.num_layers() - 1));
   }
   const std::vector<StatePlane>& planes = cache.planes(layer);
-  if (planes.size() != 1 || planes.front().width != shape_.cached()) {
+  const size_t expected = 1 + static_cast<size_t>(parts_.select->num_planes());
+  if (planes.size() != expected || planes.front().width != parts_.shape.cached()) {
     const std::string width = planes.empty() ? "0" : std::to_string(planes.front().width);
     throw KernelFailure("Mla.forward: the cache has " + std::to_string(planes.size()) + " planes of " +
-                        width + " elements; expected 1 of " + std::to_string(shape_.cached()));
+                        width + " elements; expected " + std::to_string(expected) + " of " +
+                        std::to_string(parts_.shape.cached()));
   }
-  if (2 * batch.num_rotated_pairs() != shape_.rope) {
-    throw KernelFailure("Mla.forward: rope_cos rotates " + std::to_string(batch.num_rotated_pairs()) +
-                        " pairs; expected " + std::to_string(shape_.rope / 2));
+  if (2 * parts_.rotation.pairs(batch) != parts_.shape.rope) {
+    throw KernelFailure("Mla.forward: rope_cos rotates " + std::to_string(parts_.rotation.pairs(batch)) +
+                        " pairs; expected " + std::to_string(parts_.shape.rope / 2));
   }
   return planes.front();
 }
@@ -101,15 +102,15 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
   if (T == 0) return;
   const auto lock = pool_.lock_scratch();
   WorkTimer timer(Work::kQkv);
-  float* a = pool_.scratch_floats(kCompressedSlot, T * weights_.a->rows());
-  linear(table_, pool_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
-         *weights_.a, weights_.a_bias, a);
+  float* a = pool_.scratch_floats(kCompressedSlot, T * parts_.project.rows());
+  parts_.project.run(table_, pool_, hidden, hidden_size(), T, a);
   timer.next(Work::kKeysValues);
   store_latents(a, batch, plane, cache.page_size());
+  parts_.select->prepare(hidden, batch, cache, layer);
 
   const Tiling tiling = this->tiling(batch);
   const std::vector<AttentionTile>& tiles = batch.tiles(tiling.tokens);
-  const int64_t query_floats = static_cast<int64_t>(shape_.num_heads) * shape_.cached();
+  const int64_t query_floats = static_cast<int64_t>(parts_.shape.num_heads) * parts_.shape.cached();
   const int64_t most = std::max<int64_t>(tiling.tokens, kQueryFloats / query_floats);
   for (size_t begin = 0; begin < tiles.size();) {
     size_t end = begin;
@@ -123,81 +124,70 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
     attend(queries, batch, plane, cache.page_size(), first, std::span(tiles).subspan(begin, end - begin),
            tiling);
     timer.next(Work::kOutput);
-    const int64_t width = weights_.o->columns();
+    const int64_t width = parts_.out.columns();
     float* values = pool_.scratch_floats(kHeadsSlot, count * width);
-    linear_by_head(table_, pool_, {queries, query_floats, shape_.cached()}, count, *weights_.v_b,
-                   {values, width, shape_.value});
-    linear(table_, pool_, {.x = values, .ld = width}, count, *weights_.o, weights_.o_bias,
-           sum + static_cast<int64_t>(first) * hidden_size(), true);
+    linear_by_head(table_, pool_, {queries, query_floats, parts_.shape.cached()}, count, *parts_.v_b,
+                   {values, width, parts_.shape.value});
+    parts_.out.add(table_, pool_, values, count, sum + static_cast<int64_t>(first) * hidden_size());
     begin = end;
   }
-}
-
-void MlaAttention::rotate(const float* from, float* to, const AttentionBatch& batch, int token) const {
-  const int half = shape_.rope / 2;
-  if (shape_.neighbours) {
-    for (int i = 0; i < half; ++i) {
-      to[i] = from[2 * i];
-      to[half + i] = from[2 * i + 1];
-    }
-  } else {
-    std::memcpy(to, from, static_cast<size_t>(shape_.rope) * sizeof(float));
-  }
-  table_.rope(to, batch.cosine(token), batch.sine(token), half);
 }
 
 void MlaAttention::store_latents(const float* a, const AttentionBatch& batch, const StatePlane& plane,
                                  int page_size) {
   const int T = batch.num_tokens();
-  const int64_t width = weights_.a->rows();
-  const double elements = static_cast<double>(T) * shape_.cached();
+  const MlaShape& shape = parts_.shape;
+  const int64_t width = parts_.project.rows();
+  const double elements = static_cast<double>(T) * shape.cached();
   for_ranges(pool_, T, 1, work_us(12.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
-    std::vector<float> row(static_cast<size_t>(shape_.cached()));
+    std::vector<float> row(static_cast<size_t>(shape.cached()));
     for (int t = static_cast<int>(first); t < first + count; ++t) {
       const float* from = a + t * width + q_rows();
-      table_.rmsnorm(from, weights_.latent_norm, shape_.latent_eps, row.data(), shape_.latent);
-      rotate(from + shape_.latent, row.data() + shape_.latent, batch, t);
+      parts_.latent_norm.apply(table_, from, row.data(), shape.latent);
+      parts_.rotation.apply(table_, batch, t, from + shape.latent, row.data() + shape.latent);
       store_row(table_, row.data(), plane, batch.row(t, page_size));
     }
   });
 }
 
 MlaAttention::Tiling MlaAttention::tiling(const AttentionBatch& batch) const {
-  Tiling tiling{std::max(1, kTileRows / shape_.num_heads), std::min(shape_.num_heads, kTileRows)};
+  Tiling tiling{std::max(1, kTileRows / parts_.shape.num_heads), std::min(parts_.shape.num_heads, kTileRows)};
   if (batch.num_tokens() < 2 * pool_.num_threads()) tiling.tokens = 1;
   if (tiling.tokens > 1) return tiling;
   // Positions are shared out by blocks; if there are few blocks too, heads are shared out.
   int64_t blocks = 0;
   for (int t = 0; t < batch.num_tokens(); ++t) blocks += batch.position(t) / kBlockPositions + 1;
-  while (tiling.heads > kFewestHeads && blocks * shape_.num_heads / tiling.heads < 2 * pool_.num_threads())
+  while (tiling.heads > kFewestHeads &&
+         blocks * parts_.shape.num_heads / tiling.heads < 2 * pool_.num_threads())
     tiling.heads = (tiling.heads + 1) / 2;
   return tiling;
 }
 
 void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int first, int count,
                                 float* queries) {
-  const int64_t a_width = weights_.a->rows();
-  const int heads = shape_.num_heads, key = shape_.key(), cached = shape_.cached();
+  const MlaShape& shape = parts_.shape;
+  const int64_t a_width = parts_.project.rows();
+  const int heads = shape.num_heads, key = shape.key(), cached = shape.cached();
   const float* q = a + first * a_width;
   int64_t width = a_width;
-  if (weights_.q_b != nullptr) {
-    width = weights_.q_b->rows();
+  if (parts_.q_b.weight != nullptr) {
+    width = parts_.q_b.rows();
     float* expanded = pool_.scratch_floats(kHeadsSlot, count * width);
-    linear(table_, pool_, {.x = q, .ld = a_width, .norm = weights_.q_norm, .eps = shape_.latent_eps}, count,
-           *weights_.q_b, nullptr, expanded);
+    parts_.q_b.run(table_, pool_, q, a_width, count, expanded);
     q = expanded;
   }
   const int64_t query_width = static_cast<int64_t>(heads) * cached;
-  linear_by_head(table_, pool_, {q, width, key}, count, *weights_.k_b, {queries, query_width, cached});
-  const double elements = static_cast<double>(count) * heads * shape_.rope;
+  linear_by_head(table_, pool_, {q, width, key}, count, *parts_.k_b, {queries, query_width, cached});
+  const double elements = static_cast<double>(count) * heads * shape.rope;
   for_ranges(pool_, count, 1, work_us(8.0 * elements, 6.0 * elements), [&](int64_t from, int64_t n) {
     for (int64_t t = from; t < from + n; ++t) {
+      const int token = first + static_cast<int>(t);
+      float* query = queries + t * query_width;
       for (int h = 0; h < heads; ++h) {
-        rotate(q + t * width + h * key + shape_.nope, queries + t * query_width + h * cached + shape_.latent,
-               batch, first + static_cast<int>(t));
+        parts_.rotation.apply(table_, batch, token, q + t * width + h * key + shape.nope,
+                              query + h * cached + shape.latent);
       }
-      const float factor = shape_.temperature.factor(batch.position(first + static_cast<int>(t)));
-      for (int64_t i = 0; factor != 1.0f && i < query_width; ++i) queries[t * query_width + i] *= factor;
+      parts_.scale.apply(parts_.scale.factor(batch.position(token)), query, query_width);
     }
   });
 }
@@ -206,10 +196,11 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
 class MlaAttention::Source final : public AttentionSource {
  public:
   Source(const MlaAttention& block, const Tiling& tiling, const StatePlane& plane, float* queries, int first)
-      : shape_(block.shape_), heads_(tiling.heads), plane_(plane), queries_(queries), first_(first) {}
+      : shape_(block.parts_.shape), heads_(tiling.heads), plane_(plane), queries_(queries), first_(first) {}
 
   int parts() const override { return (shape_.num_heads + heads_ - 1) / heads_; }
   int heads(int part) const override { return std::min(heads_, shape_.num_heads - part * heads_); }
+  int first_head(int part) const override { return part * heads_; }
   const StatePlane& keys(int) const override { return plane_; }
   const StatePlane& values(int) const override { return plane_; }
   const float* queries(const AttentionTile& tile, int part, float*) const override { return at(tile, part); }
@@ -236,7 +227,7 @@ class MlaAttention::Source final : public AttentionSource {
 
 void MlaAttention::attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size,
                           int first, std::span<const AttentionTile> tiles, const Tiling& tiling) const {
-  const BlockedAttention attention(table_, pool_, shape_.scale, {}, kBlocksSlot);
+  const BlockedAttention attention(table_, pool_, parts_.scores, *parts_.select, kBlocksSlot);
   attention.run(Source(*this, tiling, plane, queries, first), batch, tiles, page_size);
 }
 

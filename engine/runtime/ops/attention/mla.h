@@ -6,56 +6,56 @@
 // cut: a head's query is multiplied into the latent space (k_b), scores are products with the cached rows, the
 // weighted latents are summed, and the sum becomes the head's values (v_b). Keys and values are never expanded.
 #pragma once
+#include <memory>
 #include <span>
 
 #include "host/thread_pool.h"
 #include "ops/attention/attention_batch.h"
-#include "ops/linear.h"
+#include "ops/attention/parts/norms.h"
+#include "ops/attention/parts/projection.h"
+#include "ops/attention/parts/query_scale.h"
+#include "ops/attention/parts/rotation.h"
+#include "ops/attention/parts/scores.h"
+#include "ops/attention/parts/selection.h"
 #include "ops/packed_matrix.h"
 #include "ops/state_cache.h"
 
 namespace twofold {
 
-// Null pointers mean absent. Nothing is owned: the creator of the block keeps the arrays.
-struct MlaWeights {
-  const float* norm;  // [hidden]
-  const PackedMatrix*
-      a;  // [q rows + latent + rope, hidden]: queries or their low-rank part, latent, shared key
-  const float* a_bias;       // [rows of a]
-  const float* q_norm;       // [q rows], with q_b
-  const PackedMatrix* q_b;   // [heads * (nope + rope), q rows]; null: the q rows are the queries
-  const float* latent_norm;  // [latent]
-  const PackedMatrix* k_b;   // one part of [latent, nope] per head
-  const PackedMatrix* v_b;   // one part of [value, latent] per head
-  const PackedMatrix* o;     // [hidden, heads * value]
-  const float* o_bias;       // [hidden]
-};
-
 struct MlaShape {
   int num_heads;
   int nope, rope;  // dimensions of a head's query without and with rotation
   int latent, value;
-  float eps, latent_eps;  // for the layer's norm; for the norms of low-rank queries and latents
-  float scale;            // scale of the scores
-  bool neighbours;        // rotation pairs (2i, 2i + 1) in the weights' order; else (i, i + rope / 2)
-  Temperature temperature = {};
 
   int key() const { return nope + rope; }
   int cached() const { return latent + rope; }
 };
 
-// Its cache has one plane, `cached` wide.
+// Nothing is owned but the selection: the creator of the block keeps the arrays.
+struct MlaParts {
+  MlaShape shape;
+  Projection project;  // [q rows + latent + rope, hidden]: queries or their low-rank part, latent, shared key
+  Projection q_b;      // [heads * (nope + rope), q rows]; without a weight, the q rows are the queries
+  Norm latent_norm;    // [latent]
+  Rotation rotation;
+  QueryScale scale;
+  const PackedMatrix *k_b, *v_b;  // one part of [latent, nope] and of [value, latent] per head
+  std::shared_ptr<Selection> select;
+  Scores scores;
+  Projection out;  // [hidden, heads * value]
+};
+
+// Its cache has one plane, `cached` wide, then those of the selection.
 class MlaAttention {
  public:
-  MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, const MlaWeights& weights,
-               const MlaShape& shape);
+  MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, MlaParts parts);
 
   // sum += the attention output of hidden, both [T, hidden_size]; they may alias. Stores the tokens' latents in
   // `layer` of the cache first, so tokens of one sequence in one batch see one another. Throws KernelFailure
   // when batch or cache do not fit.
   void forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache, int layer);
 
-  int hidden_size() const { return static_cast<int>(weights_.o->rows()); }
+  int hidden_size() const { return static_cast<int>(parts_.out.rows()); }
 
  private:
   struct Tiling {  // the tokens and heads of one task
@@ -70,13 +70,11 @@ class MlaAttention {
   // Replaces the queries of tiles of tokens, the first of which is `first`, by the weighted latents.
   void attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size, int first,
               std::span<const AttentionTile> tiles, const Tiling& tiling) const;
-  void rotate(const float* from, float* to, const AttentionBatch& batch, int token) const;
-  int64_t q_rows() const { return weights_.a->rows() - shape_.cached(); }
+  int64_t q_rows() const { return parts_.project.rows() - parts_.shape.cached(); }
 
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
-  MlaWeights weights_;
-  MlaShape shape_;
+  MlaParts parts_;
 };
 
 // Rows of M tokens and as many heads as `w` has parts: row (m, h) begins at data + m * token + h * head.

@@ -49,10 +49,10 @@ struct GatedDeltaNet::Buffers {
 };
 
 GatedDeltaNet::GatedDeltaNet(const kernels::KernelTable& table, ThreadPool& pool,
-                             const GatedDeltaWeights& weights, const GatedDeltaShape& shape)
+                             const GatedDeltaParts& parts, const GatedDeltaShape& shape)
     : table_(table),
       pool_(pool),
-      weights_(weights),
+      parts_(parts),
       shape_(shape),
       // rmsnorm divides by the mean of squares; by their sum it would be the L2 norm. Queries are divided by
       // sqrt(key_dim), too.
@@ -129,8 +129,7 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
              .beta = take(v_heads),
              .kq = take(v_heads),
              .attended = pool_.scratch_floats(kAttendedSlot, int64_t{T} * shape_.values())};
-  linear(table_, pool_, {.x = hidden, .ld = hidden_size(), .norm = weights_.norm, .eps = shape_.eps}, T,
-         *weights_.in, nullptr, at.projected);
+  parts_.project.run(table_, pool_, hidden, hidden_size(), T, at.projected);
 
   timer.next(Work::kAttention);
   struct Piece {
@@ -178,11 +177,12 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
     }
     const Piece& piece = pieces[static_cast<size_t>(chunk) - runs.size()];
     std::vector<float> normed(static_cast<size_t>(shape_.value_dim));
-    for (int t = 0; t < piece.count; ++t) gate(at, piece.run->first_token + piece.first + t, normed.data());
+    for (int t = 0; t < piece.count; ++t)
+      gate_output(at, piece.run->first_token + piece.first + t, normed.data());
   });
 
   timer.next(Work::kOutput);
-  linear(table_, pool_, {.x = at.attended, .ld = shape_.values()}, T, *weights_.out, nullptr, sum, true);
+  parts_.out.add(table_, pool_, at.attended, T, sum);
 }
 
 void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const float* tail, int first,
@@ -204,7 +204,7 @@ void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const 
           row = tail + int64_t{(position - back) % (taps - 1)} * channels + channel;
         }
       }
-      table_.delta->short_convolution(rows.data(), taps, weights_.conv + channel, channels, y, n);
+      table_.delta->short_convolution(rows.data(), taps, parts_.conv + channel, channels, y, n);
     };
     float* q = at.q + (g * at.T + t) * K;
     float* k = at.k + (g * at.T + t) * K;
@@ -226,8 +226,7 @@ void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const 
         std::fill(v + columns, v + kColumns, 0.0f);
       }
       const int64_t gates = h * at.T + t;
-      at.decay[gates] =
-          std::exp(weights_.decay_rate[h] * softplus(projected[a_at(h)] + weights_.decay_bias[h]));
+      at.decay[gates] = std::exp(parts_.decay_rate[h] * softplus(projected[a_at(h)] + parts_.decay_bias[h]));
       at.beta[gates] = sigmoid(projected[b_at(h)]);
       at.kq[gates] = kq;
     }
@@ -265,17 +264,16 @@ void GatedDeltaNet::recur(const Buffers& at, const AttentionTile& run, float* st
   }
 }
 
-void GatedDeltaNet::gate(const Buffers& at, int t, float* normed) const {
+void GatedDeltaNet::gate_output(const Buffers& at, int t, float* normed) const {
   const int V = shape_.value_dim;
-  const auto silu_mul = table_.gated_as(kernels::ExpertActivation::kSilu);
   for (int h = 0; h < shape_.num_v_heads; ++h) {
     for (int first = 0; first < V; first += kColumns) {
       const float* out = at.out + ((h * shape_.blocks() + first / kColumns) * at.T + t) * kColumns;
       std::copy_n(out, std::min(kColumns, V - first), normed + first);
     }
-    table_.rmsnorm(normed, weights_.head_norm, shape_.eps, normed, V);
-    silu_mul(at.row(t, shape_.inputs()) + z_at(h), normed, at.attended + int64_t{t} * shape_.values() + h * V,
-             V, 0);
+    parts_.head_norm.in_place(table_, normed, V);
+    parts_.gate.apply(table_, at.row(t, shape_.inputs()) + z_at(h), normed,
+                      at.attended + int64_t{t} * shape_.values() + h * V, V);
   }
 }
 

@@ -10,27 +10,27 @@
 
 #include "host/thread_pool.h"
 #include "ops/attention/attention_batch.h"
-#include "ops/linear.h"
-#include "ops/packed_matrix.h"
+#include "ops/attention/parts/norms.h"
+#include "ops/attention/parts/output_gate.h"
+#include "ops/attention/parts/projection.h"
 #include "ops/state_cache.h"
 
 namespace twofold {
 
 // Nothing is owned: the creator of the block keeps the arrays.
-struct GatedDeltaWeights {
-  const float* norm;       // [hidden]
-  const PackedMatrix* in;  // [inputs(), hidden]: queries, keys, values, gates of the output z, then b and a
-  const float* conv;       // [taps, channels()]: of all queries, all keys, all values
+struct GatedDeltaParts {
+  Projection project;  // [inputs(), hidden]: queries, keys, values, gates of the output z, then b and a
+  const float* conv;   // [taps, channels()]: of all queries, all keys, all values
   const float*
-      decay_rate;  // [value heads], negative: exp(rate * softplus(a + bias)) is what a state is multiplied by
+      decay_rate;  // [value heads], negative: a state is multiplied by exp(rate * softplus(a + bias))
   const float* decay_bias;  // [value heads]
-  const float* head_norm;   // [value_dim]
-  const PackedMatrix* out;  // [hidden, value heads * value_dim]
+  Norm head_norm;           // [value_dim]
+  OutputGate gate;          // by z
+  Projection out;           // [hidden, value heads * value_dim]
 };
 
 struct GatedDeltaShape {
   int num_k_heads, num_v_heads, key_dim, value_dim, taps;
-  float eps = 0;
   bool tiled =
       false;  // the key head of value head h is h % num_k_heads; else h / (value heads of a key head)
   bool grouped = false;  // rows of `in` come by key head: its query, key, values, z; else all queries, ...
@@ -48,14 +48,14 @@ struct GatedDeltaShape {
 
 class GatedDeltaNet {
  public:
-  GatedDeltaNet(const kernels::KernelTable& table, ThreadPool& pool, const GatedDeltaWeights& weights,
+  GatedDeltaNet(const kernels::KernelTable& table, ThreadPool& pool, const GatedDeltaParts& parts,
                 const GatedDeltaShape& shape);
 
   // sum += the block's output for hidden, both [T, hidden_size]; they may alias. Updates the records of the
   // batch's sequences in `layer` of the cache. Throws KernelFailure when batch or cache do not fit.
   void forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache, int layer);
 
-  int hidden_size() const { return static_cast<int>(weights_.out->rows()); }
+  int hidden_size() const { return static_cast<int>(parts_.out.rows()); }
   const GatedDeltaShape& shape() const { return shape_; }
 
  private:
@@ -65,7 +65,7 @@ class GatedDeltaNet {
   void convolve(const Buffers& at, const AttentionTile& run, const float* tail, int first, int count,
                 int k_head) const;
   void recur(const Buffers& at, const AttentionTile& run, float* states, int v_head, int block) const;
-  void gate(const Buffers& at, int token, float* normed) const;
+  void gate_output(const Buffers& at, int token, float* normed) const;
   void keep_tails(const Buffers& at, const AttentionTile& run, float* tail) const;
   // Copies the convolution's inputs of tokens [first, end), the last ones, to a record's tail.
   void write_tail(const Buffers& at, int first, int end, float* tail) const;
@@ -85,7 +85,7 @@ class GatedDeltaNet {
 
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
-  GatedDeltaWeights weights_;
+  GatedDeltaParts parts_;
   GatedDeltaShape shape_;
   std::vector<float> query_scale_, key_scale_, zeros_;
 };

@@ -36,8 +36,7 @@ void ShortConvolution::forward(const float* hidden, float* sum, AttentionBatch& 
   WorkTimer timer(Work::kQkv);
   float* projected = pool_.scratch_floats(kProjectedSlot, int64_t{T} * 3 * H);
   float* convolved = pool_.scratch_floats(kConvolvedSlot, int64_t{T} * H);
-  linear(table_, pool_, {.x = hidden, .ld = H, .norm = weights_.norm, .eps = eps_}, T, *weights_.in,
-         weights_.in_bias, projected);
+  parts_.project.run(table_, pool_, hidden, H, T, projected);
 
   timer.next(Work::kAttention);
   const auto row = [&](int token) { return projected + int64_t{token} * 3 * H; };
@@ -70,12 +69,12 @@ void ShortConvolution::forward(const float* hidden, float* sum, AttentionBatch& 
                    const float* from = position - back >= begin
                                            ? row(t - back)
                                            : tail + int64_t{(position - back) % kept} * H;
-                   const float* taps = weights_.conv + int64_t{j} * H;
+                   const float* taps = parts_.conv + int64_t{j} * H;
                    for (int i = 0; i < H; ++i) y[i] += taps[i] * from[i];
                  }
                  const float* c = row(t) + H;
                  for (int i = 0; i < H; ++i)
-                   y[i] = c[i] * (weights_.conv_bias == nullptr ? y[i] : y[i] + weights_.conv_bias[i]);
+                   y[i] = c[i] * (parts_.conv_bias == nullptr ? y[i] : y[i] + parts_.conv_bias[i]);
                }
              });
   const auto write_tail = [&](int first, int end, float* tail) {
@@ -95,7 +94,7 @@ void ShortConvolution::forward(const float* hidden, float* sum, AttentionBatch& 
   }
 
   timer.next(Work::kOutput);
-  linear(table_, pool_, {.x = convolved, .ld = H}, T, *weights_.out, weights_.out_bias, sum, true);
+  parts_.out.add(table_, pool_, convolved, T, sum);
 }
 
 }  // namespace twofold

@@ -7,34 +7,30 @@
 #pragma once
 #include "host/thread_pool.h"
 #include "ops/attention/attention_batch.h"
-#include "ops/linear.h"
-#include "ops/packed_matrix.h"
+#include "ops/attention/parts/projection.h"
 #include "ops/state_cache.h"
 
 namespace twofold {
 
 // Nothing is owned: the creator of the block keeps the arrays. Null pointers mean absent.
-struct ShortConvolutionWeights {
-  const float* norm;        // [hidden]
-  const PackedMatrix* in;   // [3 hidden, hidden]: b, c, x
-  const float* in_bias;     // [3 hidden]
-  const float* conv;        // [taps, hidden], the oldest first
-  const float* conv_bias;   // [hidden]
-  const PackedMatrix* out;  // [hidden, hidden]
-  const float* out_bias;    // [hidden]
+struct ShortConvolutionParts {
+  Projection project;      // [3 hidden, hidden]: b, c, x
+  const float* conv;       // [taps, hidden], the oldest first
+  const float* conv_bias;  // [hidden]
+  Projection out;          // [hidden, hidden]
 };
 
 class ShortConvolution {
  public:
-  ShortConvolution(const kernels::KernelTable& table, ThreadPool& pool,
-                   const ShortConvolutionWeights& weights, int taps, float eps)
-      : table_(table), pool_(pool), weights_(weights), taps_(taps), eps_(eps) {}
+  ShortConvolution(const kernels::KernelTable& table, ThreadPool& pool, const ShortConvolutionParts& parts,
+                   int taps)
+      : table_(table), pool_(pool), parts_(parts), taps_(taps) {}
 
   // sum += the block's output for hidden, both [T, hidden_size]; they may alias. Updates the records of the
   // batch's sequences in `layer` of the cache. Throws KernelFailure when batch or cache do not fit.
   void forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache, int layer);
 
-  int hidden_size() const { return static_cast<int>(weights_.out->rows()); }
+  int hidden_size() const { return static_cast<int>(parts_.out.rows()); }
   int64_t record_bytes() const { return record_bytes(hidden_size(), taps_); }
   static int64_t record_bytes(int hidden, int taps) { return int64_t{4} * (taps - 1) * hidden; }
 
@@ -43,9 +39,8 @@ class ShortConvolution {
 
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
-  ShortConvolutionWeights weights_;
+  ShortConvolutionParts parts_;
   int taps_;
-  float eps_;
 };
 
 }  // namespace twofold

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from twofold.blocks.attention.norms import HeadNorms
 from twofold.models.decoder import Decoder
 from twofold.models.families.grouped_query import HUNYUAN_NORMS, has_window
 from twofold.models.gguf_config import GgufMetadata
@@ -36,27 +37,27 @@ DENSE: Final = {
         "Llama 2 and 3, and dense models published as such: no experts.",
         "llama",
         only={"mlp_bias": (False, None)},
-        attention={"gguf_pairs_neighbours": True},
+        attention={"project": {"gguf_pairs_neighbours": True}},
         router=None,
     ),
     "mistral": Decoder(
         "Mistral 7B, Nemo, Small: no experts.",
         "mistral",
-        attention={"gguf_pairs_neighbours": True, "bias": False, "o_bias": False},
+        attention={"project": {"gguf_pairs_neighbours": True, "bias": False}, "o_bias": False},
         slides=has_window,
         router=None,
     ),
     "qwen2": Decoder(
         "Qwen2 and Qwen2.5: biases of q, k and v, windows in the last layers, no experts.",
         "qwen2",
-        attention={"bias": True, "o_bias": False},
+        attention={"project": {"bias": True}, "o_bias": False},
         slides=_last_layers,
         router=None,
     ),
     "qwen3": Decoder(
         "Qwen3: per-head norms of queries and keys, no experts.",
         "qwen3",
-        attention={"qk_norm": True},
+        attention={"norms": HeadNorms()},
         slides=_last_layers,
         router=None,
     ),
@@ -71,7 +72,7 @@ DENSE: Final = {
     "hunyuan_v1_dense": Decoder(
         "Hunyuan V1 dense (0.5B to 7B): per-head norms of queries and keys after the rotation, no experts.",
         "hunyuan_v1_dense",
-        attention={"qk_norm": True, "late_norms": True},
+        attention={"norms": HeadNorms("late")},
         stretched=True,
         router=None,
         renamed=HUNYUAN_NORMS,
@@ -84,7 +85,7 @@ DENSE: Final = {
             "use_bidirectional_attention": (False, None),
         },
         scaled_embedding=True,
-        attention={"qk_norm": True, "zero_centred": True},
+        attention={"norms": HeadNorms(), "zero_centred": True},
         slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("sliding_window_pattern", 6)),
         local_theta=10_000.0,
         post_norms=(

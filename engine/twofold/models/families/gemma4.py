@@ -14,7 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Block
+from twofold.blocks.attention.norms import HeadNorms
+from twofold.blocks.attention.rotation import Rotation
+from twofold.blocks.attention.scores import Scores
+from twofold.blocks.attention.selection import Window
+from twofold.blocks.block import Block, changed
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.layer_input import LayerInput, LayerInputs
@@ -51,8 +55,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     fields.only("use_bidirectional_attention", None, "vision")
     num_layers = config_json.num_layers_of(fields)
     windows = config_json.read_layer_types(fields, _SLIDING, lambda n: (n + 1) % 6 != 0) - {num_layers - 1}
-    attention = replace(config_json.read_attention(fields), qk_norm=True, v_norm=True, multiplier=1.0)
-    sliding = replace(attention, sliding_window=fields.integer("sliding_window"))
+    attention = replace(config_json.read_attention(fields), norms=HeadNorms(v=True), scores=Scores(1.0))
+    sliding = replace(attention, select=Window(fields.integer("sliding_window")))
     full = _read_full(fields, attention, {*range(num_layers)} - windows)
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0)
     first_shared = num_layers - num_shared
@@ -74,7 +78,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     def layer(n: int) -> tuple[Block, ...]:
         own = sliding if n in windows else full
         blocks = (
-            own if n < first_shared else replace(own, kv_layer=sources[n in windows]),
+            own if n < first_shared else changed(own, {"project": {"kv_layer": sources[n in windows]}}),
             norm("post_attention_layernorm", "post_attention_norm"),
             dense if n < first_shared else wider,
             *mixture,
@@ -103,11 +107,12 @@ def _read_full(fields: Fields, attention: Gqa, layers: set[int]) -> Gqa:
     """
     shared = fields.boolean("attention_k_eq_v", False)
     own = fields.section("per_layer_config")
+    parts: dict[str, Any] = {"project": {"keys_are_values": shared}, "rotation": Rotation(1)}
     if own is None:
         head_dim = fields.integer("global_head_dim")
         kv_heads = fields.optional_integer("num_global_key_value_heads", minimum=1) if shared else None
     elif not own.data:  # as transformers writes it if all layers have the same heads
-        return replace(attention, rotation=1, keys_are_values=shared)
+        return changed(attention, parts)
     else:
         first = own.section(str(min(layers)))
         if first is None or own.data != {str(layer): first.data for layer in layers}:
@@ -120,7 +125,7 @@ def _read_full(fields: Fields, attention: Gqa, layers: set[int]) -> Gqa:
         head_dim = first.integer("head_dim", attention.head_dim)
         kv_heads = first.optional_integer("num_key_value_heads", minimum=1)
     kv_heads = kv_heads or attention.num_kv_heads
-    return replace(attention, head_dim=head_dim, num_kv_heads=kv_heads, rotation=1, keys_are_values=shared)
+    return changed(attention, {"head_dim": head_dim, "num_kv_heads": kv_heads, **parts})
 
 
 def _read_rope(fields: Fields, kind: str, usual: RopeConfig) -> RopeConfig:

@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from twofold.blocks.attention.gate import Gate
+from twofold.blocks.attention.norms import NO_NORMS, HeadNorms
+from twofold.blocks.attention.rotation import Rotation
+from twofold.blocks.attention.selection import Window
 from twofold.blocks.biased_experts import BiasedExperts
+from twofold.blocks.block import changed
 from twofold.blocks.gqa import Gqa
 from twofold.models.config_json import num_layers_of, rotary_share
 from twofold.models.decoder import Decoder, PredictionLayer
@@ -90,19 +95,18 @@ def _heads_by_layer(settings: Settings, layer: int, attention: Gqa) -> Gqa:
     return replace(
         attention,
         num_heads=heads[layer] if heads else attention.num_heads,
-        gate_of="element" if per_element else "head",
+        gate=Gate("g_proj", "element" if per_element else "head", "softplus"),
     )
 
 
 def _mimo_attention(settings: Settings, layer: int, attention: Gqa) -> Gqa:
     """MiMo's heads: layers with a window have twice the key heads."""
-    doubled = 1 if attention.sliding_window is None else 2
-    return replace(
-        attention,
-        num_kv_heads=doubled * attention.num_kv_heads,
-        v_head_dim=settings.fields.integer("v_head_dim"),
-        value_scale=settings.fields.optional_number("attention_value_scale", above=True) or 1.0,
-    )
+    doubled = 2 if isinstance(attention.select, Window) else 1
+    values = {
+        "v_head_dim": settings.fields.integer("v_head_dim"),
+        "value_scale": settings.fields.optional_number("attention_value_scale", above=True) or 1.0,
+    }
+    return changed(attention, {"num_kv_heads": doubled * attention.num_kv_heads, "project": values})
 
 
 def _mimo_window(fields: Fields) -> dict[str, Any]:
@@ -115,7 +119,7 @@ _GRANITE: Final = Decoder(
     "Granite with experts (1B-A400M, 3B-A800M), with and without shared ones: multipliers, softmax over the chosen.",
     "granitemoe",
     multipliers=True,
-    attention={"gguf_pairs_neighbours": True},
+    attention={"project": {"gguf_pairs_neighbours": True}},
     router={
         "score": "softmax_of_chosen", "renormalise": False, "modules": _GRANITE_MODULE,
         "gates": ("router", "router.layer"),
@@ -135,7 +139,7 @@ GROUPED_QUERY: Final = {
         "Qwen3-MoE: grouped-query attention with per-head q/k norms, softmax-then-top-k routing, "
         "optional dense layers.",
         "qwen3_moe",
-        attention={"qk_norm": True},
+        attention={"norms": HeadNorms()},
         slides=_switched_on,
         # Published models have no prediction layer; trained ones are named as DeepSeek-V3's.
         prediction=PredictionLayer(),
@@ -144,7 +148,7 @@ GROUPED_QUERY: Final = {
     "mixtral": Decoder(
         "Mixtral: grouped-query attention, every layer a mixture, the k routing weights always divided by their sum.",
         "mixtral",
-        attention={"gguf_pairs_neighbours": True},
+        attention={"project": {"gguf_pairs_neighbours": True}},
         slides=has_window,
         router={"modules": _MODULES},
         inner="intermediate_size",
@@ -155,7 +159,7 @@ GROUPED_QUERY: Final = {
         "Qwen2-MoE and Qwen1.5-MoE: biases of q, k and v, softmax-then-top-k routing, gated shared experts.",
         "qwen2_moe",
         restated=_listed_if_switched_on,
-        attention={"bias": Said("qkv_bias", True), "o_bias": False},
+        attention={"project": {"bias": Said("qkv_bias", True)}, "o_bias": False},
         slides=_every_other,
         shared={"module": "mlp.shared_expert", "gated": True},
         gguf=gguf.qwen2,
@@ -164,7 +168,7 @@ GROUPED_QUERY: Final = {
         "OLMoE: norms of queries and keys over all heads together, every layer a mixture, softmax-then-top-k routing.",
         "olmoe",
         only={"clip_qkv": (None,)},
-        attention={"qk_norm": True, "flat_norms": True},
+        attention={"norms": HeadNorms("flat")},
         inner="intermediate_size",
         gguf=gguf.olmoe,
     ),
@@ -172,7 +176,7 @@ GROUPED_QUERY: Final = {
         "GLM-4.5, 4.6, 4.7 and Air: grouped-query attention of which a share of each head is rotated, "
         "DeepSeek-V3's router.",
         "glm4_moe",
-        attention={"qk_norm": Said("use_qk_norm", False), "o_bias": False},
+        attention={"norms": Said("use_qk_norm", False, (NO_NORMS, HeadNorms())), "o_bias": False},
         rotated_share=0.5,
         dense={"gguf_norm": "post_attention_norm"},
         router=SIGMOID | {"gguf_norm": "post_attention_norm"},
@@ -183,7 +187,7 @@ GROUPED_QUERY: Final = {
         "dots.llm1: Qwen3's attention with windows in the last layers, DeepSeek-V3's router, shared experts.",
         "dots1",
         only={"scoring_func": ("noaux_tc", "sigmoid")},  # two names of one score
-        attention={"qk_norm": True},
+        attention={"norms": HeadNorms()},
         slides=lambda settings, layer: (
             has_window(settings, layer) and layer >= settings.integer("max_window_layers")
         ),
@@ -200,7 +204,7 @@ GROUPED_QUERY: Final = {
         "Hunyuan 3 (Hy3): per-head norms of queries and keys, sigmoid router with a scale, shared experts.",
         "hy_v3",
         only={"mlp_bias": (False, None)},
-        attention={"qk_norm": True},
+        attention={"norms": HeadNorms()},
         router=SIGMOID | {"bias_name": "e_score_correction_bias", "renormalise": True},
         renamed=(
             ("*.mlp.router.gate.", "*.mlp.gate."),
@@ -211,7 +215,7 @@ GROUPED_QUERY: Final = {
     "mellum": Decoder(
         "Mellum 2: Qwen3-MoE with windows, and a rotation for each kind of layer.",
         "mellum",
-        attention={"qk_norm": True},
+        attention={"norms": HeadNorms()},
         rotated_share=1.0,
         left_out=(("multi-token prediction", "mtp.*"),),
         gguf=gguf.renormalised,
@@ -220,8 +224,8 @@ GROUPED_QUERY: Final = {
     "exaone_moe": Decoder(
         "K-EXAONE: windows in three of four layers, rotation in those alone, DeepSeek-V3's router, shared experts.",
         "exaone_moe",
-        attention={"qk_norm": True, "bias": False, "o_bias": False, "rotated": False},
-        windowed={"rotated": True},
+        attention={"project": {"bias": False}, "norms": HeadNorms(), "rotation": None, "o_bias": False},
+        windowed={"rotation": Rotation()},
         slides=lambda settings, layer: (
             has_window(settings, layer)
             and bool((layer + 1) % settings.fields.integer("sliding_window_pattern", 4))
@@ -233,8 +237,8 @@ GROUPED_QUERY: Final = {
     "flint": Decoder(
         "Flint: windows with rotation and full layers without, sinks, sigmoid router, a shared expert.",
         "flint",
-        attention={"qk_norm": True, "sinks": True, "rotated": False},
-        windowed={"rotated": True},
+        attention={"norms": HeadNorms(), "rotation": None, "scores": {"sinks": True}},
+        windowed={"rotation": Rotation()},
         slides=lambda settings, layer: not (
             layer < 2 or layer % 4 == 1 or layer == settings.fields.integer("num_hidden_layers") - 1
         ),
@@ -245,7 +249,7 @@ GROUPED_QUERY: Final = {
     "hunyuan_v1_moe": Decoder(
         "Hunyuan-A13B: softmax router, one shared expert, norms of queries and keys after the rotation.",
         "hunyuan_v1_moe",
-        attention={"qk_norm": True, "late_norms": True},
+        attention={"norms": HeadNorms("late")},
         stretched=True,
         router={"renormalise": True, "gates": ("gate.wg",)},
         shared={"module": "mlp.shared_mlp"},
@@ -257,7 +261,7 @@ GROUPED_QUERY: Final = {
         "mimo_v2_flash",
         restated=_mimo_window,
         attention={"o_bias": False},
-        windowed={"sinks": True},
+        windowed={"scores": {"sinks": True}},
         slides=lambda settings, layer: layer > 0 and bool((layer + 1) % 6),
         of_layer=_mimo_attention,
         rotated_share=0.334,
@@ -270,8 +274,8 @@ GROUPED_QUERY: Final = {
         "AFMoE (Trinity): gated attention, windows with rotation and full layers without, norms after blocks too.",
         "afmoe",
         scaled_embedding=Said("mup_enabled", False),
-        attention={"qk_norm": True, "gate": "gate_proj", "rotated": False},
-        windowed={"rotated": True},
+        attention={"norms": HeadNorms(), "rotation": None, "gate": Gate("gate_proj")},
+        windowed={"rotation": Rotation()},
         slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("global_attn_every_n_layers", 4)),
         post_norms=(
             ("post_attention_layernorm", "post_attention_norm"), ("post_mlp_layernorm", "post_ffw_norm"),
@@ -289,7 +293,7 @@ GROUPED_QUERY: Final = {
         "Laguna: gates by head or element, query heads by layer, windows, sigmoid router with capped logits.",
         "laguna",
         only={"moe_apply_router_weight_on_input": (False, None)},
-        attention={"qk_norm": True, "gate": "g_proj", "softplus": True},
+        attention={"norms": HeadNorms()},
         of_layer=_heads_by_layer,
         rotated_share=1.0,
         router=SIGMOID | {"renormalise": True},
@@ -304,7 +308,7 @@ GROUPED_QUERY: Final = {
     "flex_olmo": Decoder(
         "FlexOlmo: OLMoE's heads and router; norms after blocks instead of before them.",
         "flex_olmo",
-        attention={"qk_norm": True, "flat_norms": True, "normed": False},
+        attention={"project": {"normed": False}, "norms": HeadNorms("flat")},
         post_norms=(("post_attention_layernorm", ""), ("post_feedforward_layernorm", "")),
         router={"norm": None},
         inner="intermediate_size",
@@ -314,7 +318,7 @@ GROUPED_QUERY: Final = {
         "minimax_m2",
         only=_MINIMAX_ONLY,
         restated=_minimax_share,
-        attention={"qk_norm": True, "flat_norms": True},
+        attention={"norms": HeadNorms("flat")},
         rotated_share=1.0,
         router=SIGMOID | {"renormalise": True, "bias_name": "e_score_correction_bias", "modules": _MODULES},
         inner="intermediate_size",
@@ -327,7 +331,7 @@ GROUPED_QUERY: Final = {
         "ernie4_5_moe",
         only={"use_bias": (False,)},
         restated=_ernie_layers,
-        attention={"neighbours": True},
+        attention={"rotation": Rotation(neighbours=True)},
         router={"renormalise": True, "bias": True, "bias_name": "moe_statics.e_score_correction_bias"},
         prediction=PredictionLayer(
             dense=True, own_norm=False, unannounced=True, renamed=_ERNIE_PREDICTION, pattern="model.mtp_*"
@@ -340,7 +344,7 @@ GROUPED_QUERY: Final = {
         summary="Granite with experts and windows: sinks, windows in three of four layers, a rotation for each "
                 "layer or none.",
         model_type="granitemoe_swa",
-        attention={**_GRANITE.attention, "sinks": True},
+        attention={**_GRANITE.attention, "scores": {"sinks": True}},
         slides=lambda settings, layer: layer % 4 != 0,
         thetas="layer_rope_theta",
         gguf=gguf.granite_swa,
@@ -352,7 +356,7 @@ GROUPED_QUERY: Final = {
         "and a clamped SwiGLU.",
         "gpt_oss",
         only={"swiglu_alpha": (1.702, None)},
-        attention={"sinks": True},
+        attention={"scores": {"sinks": True}},
         slides=lambda settings, layer: layer % 2 == 0,
         router={
             "score": "softmax_of_chosen", "gates": ("router",), "gate_bias": True, "gguf_norm": "post_attention_norm",

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.mla import Mla
-from twofold.blocks.temperature import Temperature
 from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import Decoder, PredictionLayer, TextPart
 from twofold.models.families.grouped_query import SIGMOID
@@ -45,7 +45,7 @@ def _by_position(settings: Settings, layer: int, attention: Mla) -> Mla:
     if section is None or not slope:
         return attention
     period = section.integer("original_max_position_embeddings")
-    return replace(attention, temperature=Temperature(period, slope, shift=0))
+    return replace(attention, scale=QueryScale(period, slope, shift=0))
 
 
 def _gguf(metadata: GgufMetadata) -> dict[str, Any]:
@@ -106,7 +106,7 @@ _V3: Final = Decoder(
     "deepseek_v3",
     only={"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",), **_MLP_BIAS},
     latent=True,
-    attention={"neighbours": Said("rope_interleave", True)},
+    attention={"rotation": {"neighbours": Said("rope_interleave", True)}},
     router=SIGMOID,
     prediction=PredictionLayer(),
     gguf_whole=_gguf,
@@ -169,7 +169,7 @@ LATENT: Final = {
         "mistral4",
         only={"model_type": ("mistral4",)},
         latent=True,
-        attention={"neighbours": Said("rope_interleave", True)},
+        attention={"rotation": {"neighbours": Said("rope_interleave", True)}},
         of_layer=_by_position,
         rotated_share=1.0,
         text=TextPart(

@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from twofold.blocks.attention.norms import HeadNorms
+from twofold.blocks.attention.query_scale import QueryScale
+from twofold.blocks.attention.rotation import Rotation
+from twofold.blocks.attention.selection import Chunk, Everything
 from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.rope import preserving_length
 from twofold.blocks.shared_experts import SharedExperts
-from twofold.blocks.temperature import Temperature
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.defaults import defaults_of
@@ -33,16 +36,17 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         return without_images(config, (("language_model.", ""),), "vision_model.*", "multi_modal_projector.*")
     fields = fields.defaulting(defaults_of("llama4_text"))
     config_json.read_activation(fields)
-    attention = replace(config_json.read_attention(fields), neighbours=True)
+    attention = replace(config_json.read_attention(fields), rotation=Rotation(neighbours=True))
     turns = _read_rotated(fields)
     normed = fields.boolean("use_qk_norm", True)
     rope, scaling = config_json.read_rope(fields), 1.0
     if normed:
         rope, scaling = preserving_length(rope)
-    rotated = replace(attention, unit_norms=normed, head_eps=attention.eps / scaling**2)
+    norms = HeadNorms("unit" if normed else None, eps=attention.eps / scaling**2)
+    rotated = replace(attention, norms=norms)
     chunked_layers = config_json.read_layer_types(fields, "chunked_attention", lambda n: turns[n])
-    chunk = fields.integer("attention_chunk_size")
-    unrotated = replace(attention, rotated=False, temperature=_read_temperature(fields))
+    chunk = Chunk(fields.integer("attention_chunk_size"))
+    unrotated = replace(attention, rotation=None, scale=_read_temperature(fields))
     mixture, is_moe = _read_mixture(fields, attention), fields.integers("moe_layers")
     if not is_moe:
         step = fields.integer("interleave_moe_layer_step")
@@ -52,7 +56,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
 
     def layer(n: int) -> tuple[Block, ...]:
         own = rotated if turns[n] else unrotated
-        own = replace(own, attention_chunk=chunk if n in chunked_layers else None)
+        own = replace(own, select=chunk if n in chunked_layers else Everything())
         return (own, *mixture) if n in is_moe else (own, dense)
 
     return config_json.read_model(fields, generation, attention, layer, rope)
@@ -67,12 +71,12 @@ def _read_rotated(fields: Fields) -> list[bool]:
     return [bool(listed[n] if listed else (n + 1) % interval) for n in range(num_layers)]
 
 
-def _read_temperature(fields: Fields) -> Temperature | None:
+def _read_temperature(fields: Fields) -> QueryScale | None:
     """Temperature of layers without rotation."""
     fields.only("attn_temperature_tuning", True, False, 4)  # 4: as first published
     if not fields.data.get("attn_temperature_tuning", True):
         return None
-    return Temperature(fields.number("floor_scale", above=True), fields.number("attn_scale"))
+    return QueryScale(fields.number("floor_scale", above=True), fields.number("attn_scale"))
 
 
 def _read_mixture(fields: Fields, attention: Gqa) -> tuple[Block, ...]:

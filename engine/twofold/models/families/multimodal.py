@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from twofold.blocks.attention.norms import HeadNorms
+from twofold.blocks.attention.rotation import Rotation
 from twofold.models.decoder import Decoder, TextPart
 from twofold.models.families.dense import DENSE
 from twofold.models.families.grouped_query import SIGMOID
@@ -16,7 +18,7 @@ MULTIMODAL: Final = {
     "qwen3_vl_moe": Decoder(
         "Qwen3-VL with experts (30B-A3B, 235B-A22B), its text: Qwen3-MoE; the vision tower is ignored.",
         "qwen3_vl_moe_text",
-        attention={"qk_norm": True},
+        attention={"norms": HeadNorms()},
         router={"renormalise": True},
         experts={"transposed": True},
         text=TextPart(),
@@ -33,7 +35,7 @@ MULTIMODAL: Final = {
         "ERNIE-4.5-VL (28B-A3B), its text: ERNIE-4.5 with a gate of text tokens; the experts of images are ignored.",
         "ernie4_5_vl_moe_text",
         only={"use_bias": (False, None)},
-        attention={"neighbours": True},
+        attention={"rotation": Rotation(neighbours=True)},
         router={
             "renormalise": True, "bias": True, "bias_name": "moe_statics.e_score_correction_bias", "of_images": True,
         },
@@ -51,7 +53,7 @@ MULTIMODAL: Final = {
     "qwen3_omni_moe": Decoder(
         "Qwen3-Omni, the text part of its thinker: Qwen3-MoE; audio, vision, talker and codec are ignored.",
         "qwen3_omni_moe_text",
-        attention={"qk_norm": True},
+        attention={"norms": HeadNorms()},
         router={"renormalise": True},
         text=TextPart(
             (

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from twofold.blocks.attention.gate import Gate
+from twofold.blocks.attention.norms import HeadNorms
 from twofold.blocks.gated_delta import GatedDelta
 from twofold.blocks.short_convolution import ShortConvolution
 from twofold.models.decoder import FULL, Decoder, Mixer, PredictionLayer, TextPart
@@ -118,7 +120,7 @@ _QWEN3_NEXT: Final = Decoder(
     mixer=Mixer(
         _LINEAR, _read_delta, lambda fields, n: (n + 1) % fields.integer("full_attention_interval") != 0
     ),
-    attention={"qk_norm": True, "gated": True, "zero_centred": True},
+    attention={"norms": HeadNorms(), "gate": Gate(), "zero_centred": True},
     rotated_share=0.25,
     dense={"gguf_norm": "post_attention_norm", "zero_centred": True},
     router={"gguf_norm": "post_attention_norm", "zero_centred": True},
@@ -144,7 +146,7 @@ RECURRENT: Final = {
         "lfm2_moe",
         restated=_lfm2_names,
         mixer=Mixer(_CONV, _read_convolution),
-        attention={"qk_norm": True},
+        attention={"norms": HeadNorms()},
         router={"score": "sigmoid", "bias": Said("use_expert_bias", True), "bias_name": "expert_bias"},
         renamed=_LFM2_NAMES,
         gguf_whole=_lfm2_gguf,

@@ -12,6 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from twofold.blocks.attention.gate import Gate
+from twofold.blocks.attention.norms import HeadNorms
+from twofold.blocks.attention.selection import Window
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
@@ -29,7 +32,7 @@ from twofold.weights.json_file import Fields
 def _heads(settings: Settings, layer: int, attention: Gqa) -> Gqa:
     heads = settings.fields.optional_integer("num_sliding_attention_heads", minimum=1)
     return (
-        replace(attention, num_heads=heads) if heads and attention.sliding_window is not None else attention
+        replace(attention, num_heads=heads) if heads and isinstance(attention.select, Window) else attention
     )
 
 
@@ -37,7 +40,7 @@ _DECODER: Final = Decoder(
     "Step-3.5 and 3.7 Flash",
     "step3p5",
     only={"mlp_bias": (False, None), "use_bidirectional_attention": (False, None)},
-    attention={"qk_norm": True, "zero_centred": True, "gate": "g_proj", "gate_of": "head"},
+    attention={"norms": HeadNorms(), "gate": Gate("g_proj", "head"), "zero_centred": True},
     of_layer=_heads,
     rotated_share=1.0,
     dense={"zero_centred": True},

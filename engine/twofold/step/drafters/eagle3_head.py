@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
+from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.rope import RopeConfig, RopeTable
@@ -154,7 +155,7 @@ class Eagle3Files:
             for part, (name, shape) in matrices.items()
         }
         specs |= {part: TensorSpec(f"{name}.weight", (hidden,), "exact", "") for part, name in norms.items()}
-        if attention.bias:
+        if attention.project.bias:
             rows = {"q": out_rows, "k": kv_rows, "v": kv_rows}
             specs |= {
                 f"{part}_bias": TensorSpec(f"midlayer.self_attn.{part}_proj.bias", (count,), "exact", "")
@@ -198,20 +199,13 @@ class Eagle3Head:
             [
                 ops.Gqa(
                     pool,
-                    norm_weight=np.full(2 * hidden, _SCALE, np.float32),
-                    qkv_weight=weights.packed(pool, where, "q", "k", "v"),
-                    qkv_bias=attention.qkv_bias(weights),
-                    q_norm=None,
-                    k_norm=None,
-                    o_weight=ops.PackedMatrix(pool, [nothing, o]),
-                    o_bias=None,
-                    num_heads=attention.num_heads,
-                    num_kv_heads=attention.num_kv_heads,
-                    head_dim=attention.head_dim,
-                    eps=_NO_NORM,
-                    scale=attention.scale,
-                    sliding_window=None,
                     layer=0,
+                    heads=attention.project.cpu(attention.heads),
+                    project=attention.linear.cpu(weights, pool, where)
+                    | {"norm": np.full(2 * hidden, _SCALE, np.float32), "eps": _NO_NORM},
+                    rotation=Rotation().cpu(),
+                    scores=attention.scores.of(attention.head_dim).cpu(weights),
+                    out={"weight": ops.PackedMatrix(pool, [nothing, o])},
                 )
             ]
         )

@@ -1,0 +1,62 @@
+#include "blocks/attention_parts.h"
+
+#include <string>
+
+namespace twofold::bindings {
+
+Projection projection_of(BlockArguments& given, const char* name, int64_t rows, int64_t columns) {
+  return given.part(name, [&](BlockArguments& part) {
+    const PackedMatrix& weight = part.packed("weight", rows, columns);
+    Projection made{.weight = &weight, .bias = part.optional_vector("bias", weight.rows())};
+    made.norm = part.optional_vector("norm", weight.columns());
+    if (made.norm != nullptr) made.eps = part.value<float>("eps");
+    return made;
+  });
+}
+
+Norm norm_of(BlockArguments& given, const char* name, int64_t size) {
+  if (!given.has(name)) return {};
+  return given.part(name, [&](BlockArguments& part) {
+    return Norm{.weight = part.vector("weight", size), .eps = part.value<float>("eps")};
+  });
+}
+
+Rotation rotation_of(BlockArguments& given) {
+  if (!given.has("rotation")) return {.positions = false};
+  return given.part("rotation", [](BlockArguments& part) {
+    return Rotation{.index = part.has("index") ? part.at_least(0, "index") : 0,
+                    .neighbours = part.value("neighbours", false)};
+  });
+}
+
+QueryScale query_scale_of(BlockArguments& given, int64_t head_dim) {
+  if (!given.has("scale")) return {};
+  return given.part("scale", [&](BlockArguments& part) {
+    return QueryScale{.period = part.value("period", 0.0f),
+                      .slope = part.value("slope", 0.0f),
+                      .shift = part.has("shift") ? part.at_least(0, "shift") : 1,
+                      .elements = part.optional_vector("elements", head_dim)};
+  });
+}
+
+std::shared_ptr<Selection> selection_of(BlockArguments& given) {
+  if (!given.has("select")) return std::make_shared<StretchSelection>();
+  return std::make_shared<StretchSelection>(given.value<kernels::Stretch>("select"));
+}
+
+Scores scores_of(BlockArguments& given, int64_t num_heads) {
+  return given.part("scores", [&](BlockArguments& part) {
+    return Scores{.rule = part.value<kernels::ScoreRule>("rule"),
+                  .sinks = part.optional_vector("sinks", num_heads)};
+  });
+}
+
+OutputGate::Kind gate_kind_of(BlockArguments& gate) {
+  const auto name = gate.value<std::string>("activation");
+  if (name == "sigmoid") return OutputGate::Kind::kSigmoid;
+  if (name == "softplus") return OutputGate::Kind::kSoftplus;
+  if (name == "silu") return OutputGate::Kind::kSilu;
+  throw gate.failure("activation is \"" + name + "\"; expected sigmoid, softplus or silu");
+}
+
+}  // namespace twofold::bindings
