@@ -111,6 +111,7 @@ def attention_block(
     chunk: int | None = None,
     neighbours: bool = False,
     temperature: tuple[float, float] | None = None,
+    softcap: float = 0.0,
 ) -> F64:
     """One whole sequence at once, from position 0: hidden + o_proj(attention(norm(hidden)))."""
     num_tokens = len(hidden)
@@ -143,6 +144,8 @@ def attention_block(
         for head in range(heads):
             kv = head // (heads // kv_heads)
             scores = k[first : t + 1, kv] @ q[t, head] * head_dim**-0.5
+            if softcap > 0:
+                scores = softcap * np.tanh(scores / softcap)
             if weights.get("sinks") is not None:  # one more, without a value
                 scores = np.append(scores, weights["sinks"][head])
             p = softmax(scores)[: t + 1 - first]

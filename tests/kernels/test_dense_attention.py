@@ -31,6 +31,7 @@ class Case:
     turns: bool = True
     neighbours: bool = False
     temperature: tuple[float, float] | None = None
+    softcap: float = 0.0
     page_size: int = 4
     rotated: int = 8
     tokens: int = 23
@@ -54,6 +55,8 @@ CASES = [
     Case(tokens=1040, page_size=16, hidden=16, heads=4, kv_heads=2, window=530, sinks=True),
     Case(chunk=5, page_size=3, neighbours=True, qk_norm=False),
     Case(turns=False, temperature=(4.0, 0.7)),
+    Case(softcap=1.5, sinks=True, window=9),
+    Case(softcap=0.7, tokens=1100, page_size=64, hidden=16, heads=2, kv_heads=1),
     Case(tokens=1300, page_size=16, hidden=16, heads=2, kv_heads=1, chunk=600),
     # Over the edges of blocks of positions, windows that begin in another block than they end among them.
     Case(tokens=1100, page_size=64, hidden=16, heads=2, kv_heads=1),
@@ -104,7 +107,7 @@ class Setup(reference.PagedAttention):
             rotation={"neighbours": c.neighbours} if c.turns else None,
             scale={"period": period, "slope": slope},
             select=ops.Stretch(window=c.window or 0, chunk=c.chunk or 0),
-            scores={"rule": ops.ScoreRule(scale=c.head_dim**-0.5), "sinks": w["sinks"]},
+            scores={"rule": ops.ScoreRule(scale=c.head_dim**-0.5, softcap=c.softcap), "sinks": w["sinks"]},
             out={"weight": reference.packed(pool, w["o"]), "bias": w["o_bias"]},
         )
         return ops.Decoder([attention])
@@ -127,6 +130,7 @@ class Setup(reference.PagedAttention):
             chunk=c.chunk,
             neighbours=c.neighbours,
             temperature=c.temperature,
+            softcap=c.softcap,
             cos=self.cos[:, : c.rotated * c.turns],
             sin=self.sin[:, : c.rotated * c.turns],
         )

@@ -21,6 +21,10 @@ void near(double ours, double expected, double room, const char* what) {
     test::fail(what, 0, std::to_string(ours) + " instead of " + std::to_string(expected));
 }
 
+double capped(double score, float softcap) {
+  return softcap > 0 ? double(softcap) * std::tanh(score / double(softcap)) : score;
+}
+
 // ids and weights of one token.
 std::pair<std::vector<int>, std::vector<double>> routed(const float* logits, const float* bias, int experts,
                                                         const RouterShape& shape) {
@@ -102,6 +106,7 @@ struct AttentionCase {
   bool norms, sinks;
   int chunk = 0;
   bool v_norm = false;
+  float softcap = 0;
 };
 
 void check_attention(const AttentionCase& c) {
@@ -182,7 +187,7 @@ void check_attention(const AttentionCase& c) {
                                     c.heads,
                                     max_pages,
                                     max_length,
-                                    {.scale = scale},
+                                    {.scale = scale, .softcap = c.softcap},
                                     {.window = c.window, .chunk = c.chunk},
                                     c.sinks ? run.copy("sinks", sinks) : nullptr};
     // Splits without positions leave their part alone; so the rest of it is not compared.
@@ -202,7 +207,7 @@ void check_attention(const AttentionCase& c) {
           double score = 0;
           for (int d = 0; d < D; ++d)
             score += double(test::float_of_bf16(q[(s * c.heads + head) * D + d])) * at(cached_keys, p, d);
-          scores.push_back(score * double(scale));
+          scores.push_back(capped(score * double(scale), c.softcap));
           most = std::max(most, scores.back());
         }
         if (c.sinks) total = std::exp(double(sinks[size_t(head)]) - most);
@@ -223,6 +228,7 @@ struct MlaCase {
   int heads, latent, rope;
   bool neighbours;
   int window = 0;
+  float softcap = 0;
 };
 
 void check_mla(const MlaCase& c) {
@@ -300,7 +306,7 @@ void check_mla(const MlaCase& c) {
                                  c.heads,
                                  max_pages,
                                  max_length,
-                                 {.scale = scale},
+                                 {.scale = scale, .softcap = c.softcap},
                                  {.window = c.window}},
                                 pages, workspace, out, nullptr),
               "mla_decode");
@@ -315,7 +321,7 @@ void check_mla(const MlaCase& c) {
           for (int i = 0; i < cached; ++i)
             score += double(test::float_of_bf16(absorbed[(s * c.heads + head) * cached + i])) *
                      double(test::float_of_bf16(rows[slot(s, p) * cached + i]));
-          weights.push_back(score * double(scale));
+          weights.push_back(capped(score * double(scale), c.softcap));
           most = std::max(most, weights.back());
         }
         for (double& weight : weights) total += weight = std::exp(weight - most);
@@ -360,7 +366,8 @@ CASE(attention_rotates_stores_and_attends_as_the_scalar_one) {
   for (const AttentionCase& c :
        {AttentionCase{64, 6, 2, 64, 0, false, true}, AttentionCase{128, 9, 1, 64, 100, true, false},
         AttentionCase{256, 2, 2, 256, 0, true, false}, AttentionCase{64, 2, 1, 0, 0, false, false, 48},
-        AttentionCase{512, 3, 1, 512, 0, true, false, 0, true}}) {
+        AttentionCase{512, 3, 1, 512, 0, true, false, 0, true},
+        AttentionCase{128, 4, 2, 64, 40, true, true, 0, false, 1.5f}}) {
     check_attention(c);
   }
 }
@@ -368,5 +375,5 @@ CASE(attention_rotates_stores_and_attends_as_the_scalar_one) {
 CASE(latent_attention_stores_and_attends_as_the_scalar_one) {
   check_mla({17, 130, 6, false});
   check_mla({3, 512, 64, true});
-  check_mla({3, 64, 8, true, 30});
+  check_mla({3, 64, 8, true, 30, 0.5f});
 }

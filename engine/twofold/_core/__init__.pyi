@@ -441,7 +441,7 @@ class Stretch:
 class ScoreRule:
     """What becomes of the product of a query and a key (kernels/include/twofold/attention_parts.h)."""
 
-    def __init__(self, *, scale: float = 1.0) -> None: ...
+    def __init__(self, *, scale: float = 1.0, softcap: float = 0.0) -> None: ...
 
 @final
 class Gqa(Block):

@@ -219,6 +219,11 @@ class _Layers:
         full = changed(config_json.read_attention(fields), self._said(decoder.attention))
         if (scalar := fields.optional_number("query_pre_attn_scalar", above=True)) is not None:
             full = changed(full, {"scores": {"scale": scalar**-0.5}})
+        if "attn_logit_softcapping" in defaults_of(
+            decoder.model_type
+        ):  # others' files have it without effect
+            softcap = fields.optional_number("attn_logit_softcapping", above=True)
+            full = changed(full, {"scores": {"softcap": softcap or 0.0}})
         if decoder.multipliers:
             multiplier = fields.optional_number("attention_multiplier", above=True)
             full = changed(full, {"eps": full.eps / self.residual**2, "scores": {"scale": multiplier}})

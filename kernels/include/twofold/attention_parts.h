@@ -1,6 +1,8 @@
 // Parts of attention that the CPU's and the device's kernels share: which positions a query attends to, and what becomes of a
 // score. A field is declared once, here: the bindings take it from these lists.
 #pragma once
+#include <math.h>
+
 #include "twofold/host_device.h"
 
 namespace twofold::kernels {
@@ -12,7 +14,9 @@ namespace twofold::kernels {
   FIELD(int, chunk, 0)  /* positions of the query's own chunk of so many; 0: there are none */
 
 // A rule of the scores, applied to the product of a query and a key.
-#define TWOFOLD_SCORE_RULE(FIELD) FIELD(float, scale, 1.0f) /* factor of the product */
+#define TWOFOLD_SCORE_RULE(FIELD)                         \
+  FIELD(float, scale, 1.0f)   /* factor of the product */ \
+  FIELD(float, softcap, 0.0f) /* above 0: scaled products become softcap * tanh(product / softcap) */
 
 #define TWOFOLD_DECLARE_FIELD(type, name, otherwise) type name = otherwise;
 
@@ -31,9 +35,9 @@ struct ScoreRule {
   TWOFOLD_SCORE_RULE(TWOFOLD_DECLARE_FIELD)
 
   // Whether a score is the scaled product itself.
-  TWOFOLD_HD constexpr bool is_linear() const { return true; }
+  TWOFOLD_HD constexpr bool is_linear() const { return softcap <= 0; }
   // The score of a scaled product.
-  TWOFOLD_HD float of(float scaled) const { return scaled; }
+  TWOFOLD_HD float of(float scaled) const { return is_linear() ? scaled : softcap * tanhf(scaled / softcap); }
 };
 
 #undef TWOFOLD_DECLARE_FIELD

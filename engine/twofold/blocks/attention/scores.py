@@ -21,6 +21,8 @@ class Scores:
 
     scale: float | None = None
     """Factor of the products; None: 1 / sqrt(head_dim)."""
+    softcap: float = 0.0
+    """Bound of the scores: products become softcap * tanh(product / softcap) (Gemma 2); 0: none."""
     sinks: bool = False
     """Whether each head has a logit that takes part in its softmax and has no value (gpt-oss)."""
 
@@ -52,6 +54,8 @@ class Scores:
         import torch
 
         assert self.scale is not None
+        if self.softcap > 0:
+            return self._capped(q, keys, values, seen, sinks)
         if sinks is not None:
             q, keys, values, seen = _with_sinks(q, keys, values, seen, sinks / self.scale)
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -63,6 +67,21 @@ class Scores:
             enable_gqa=q.shape[1] != keys.shape[1],
         )
         return out[0].transpose(0, 1)
+
+    def _capped(self, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
+        """`attended` with a bound, which torch's attention does not have."""
+        import torch
+
+        assert self.scale is not None
+        keys, values = (x.float().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (keys, values))
+        scores = self.softcap * torch.tanh(
+            torch.einsum("qhd,phd->hqp", q.float(), keys) * self.scale / self.softcap
+        )
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(q), 1)], 2)
+        weights = scores.softmax(2)[..., : len(keys)]
+        return torch.einsum("hqp,phd->qhd", weights, values).to(q.dtype)
 
 
 def _with_sinks(
