@@ -21,6 +21,7 @@ NAMES = [
     "native_levels",
     "native_mailbox",
     "native_mailbox_experts",
+    "native_selection",
     "native_state_cache",
     "native_table_step",
     "native_thread_pool",
