@@ -27,6 +27,16 @@ def test_models_says_what_loads_and_what_models_take(tiny, tmp_path, capsys):
     assert main(["models"]) == 0
     assert "Q4_K" in capsys.readouterr().out
 
+    assert main(["models", "qwen3_moe", "gemma3"]) == 0
+    shown = capsys.readouterr().out
+    parts = ("project", "norm", "rotate", "select", "attend", "out")
+    assert [shown.index(f"\n    {part} ") for part in parts] == sorted(
+        shown.index(f"\n    {part} ") for part in parts
+    )
+    assert "Window (size 4096)" in shown
+    assert main(["models", "deepseek_v3", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["deepseek_v3"]
+
     shutil.copytree(tiny, tmp_path / "some" / "tiny")
     write_tiny_gguf(tmp_path / "one.gguf", TinyModel())
     (tmp_path / "broken").mkdir()

@@ -119,7 +119,9 @@ class Gqa(ComposedBlock):
             out["o_bias"] = names.bias("o_proj", "attn_output", hidden)
         return (
             BlockPart("project", self.project.tensors(found, names, hidden, heads, q_rows), self.project),
-            BlockPart("norm", self.norms.tensors(names, widths), self.norms),
+            BlockPart(
+                "norm", self.norms.tensors(names, widths), None if self.norms == NO_NORMS else self.norms
+            ),
             BlockPart("rotate", settings=self.rotation),
             BlockPart("scale", settings=self.scale),
             BlockPart("select", settings=self.select),

@@ -185,8 +185,13 @@ def family_of(
     """The family of a class name. Raises ModelLoadError: `where` names the file, `config` says what it needs."""
     for family in FAMILIES:
         if _with_head(architecture) in family.classes:
-            return _module(family)
+            return module_of(family)
     raise ModelLoadError(f"{where}: architecture {architecture!r} {refusal(architecture, config)}")
+
+
+def family_named(name: str) -> Family | None:
+    """The family of this module, class or GGUF architecture; None: there is none."""
+    return next((each for each in FAMILIES if name in (each.module, *each.classes, each.gguf) and name), None)
 
 
 def _with_head(architecture: str) -> str:
@@ -224,7 +229,7 @@ def _read_gguf(file: GgufFile) -> tuple[FamilyModule, Fields, GgufMetadata]:
     for known in FAMILIES:
         if name == known.gguf:
             metadata = GgufMetadata(file)
-            settings = {"architectures": [known.classes[0]]} | _module(known).gguf_settings(metadata)
+            settings = {"architectures": [known.classes[0]]} | module_of(known).gguf_settings(metadata)
             family = family_of(settings["architectures"][0])
             return family, metadata.config_json(settings), metadata
     own = {key.removeprefix(f"{name}."): value for key, value in file.fields.items()}
@@ -240,13 +245,14 @@ def chat_marks(architecture: str, template: str | None) -> ChatMarks:
 
 def describe_family(family: Family) -> str:
     """A family's models and architecture: its summary, or the first line of its module."""
-    module = _module(family)
+    module = module_of(family)
     if isinstance(module, DecoderFamily):
         return module.decoder.summary
     return (module.__doc__ or "").partition("\n")[0]
 
 
-def _module(family: Family) -> FamilyModule:
+def module_of(family: Family) -> FamilyModule:
+    """The family's description, imported on first use."""
     if family.module in DECODERS:
         return DECODERS[family.module]
     return cast(FamilyModule, importlib.import_module(f"twofold.models.families.{family.module}"))

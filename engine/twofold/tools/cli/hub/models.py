@@ -13,9 +13,10 @@ from typing import Any, Final
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.pooling import PoolerConfig
+from twofold.models.layer_description import describe_layers, example_config
 from twofold.models.model_files import open_model_files
 from twofold.models.pooling import read_pooling
-from twofold.models.registry import FAMILIES, describe_family
+from twofold.models.registry import FAMILIES, Family, describe_family, family_named
 from twofold.tools.cli.doctor.memory_table import ContextNeeds, memory_table
 from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path
 from twofold.weights import gguf_nvfp4
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="*",
         metavar="PATH",
-        help=f"model, or directory that holds models, {MODEL_NAME_HELP} (default: list what is supported)",
+        help="family, to print the parts of its layers in order (shapes, state, cost), or "
+        f"model, or directory that holds models, {MODEL_NAME_HELP} (default: list what is supported)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -41,12 +43,23 @@ def run(args: argparse.Namespace) -> int:
     if not args.paths:
         print(json.dumps(known()) if args.json else "\n".join(_known_lines()))
         return 0
+    families = [family for path in args.paths if (family := family_named(path)) and not Path(path).exists()]
+    if len(families) == len(args.paths):
+        described = {family.module: list(_layer_lines(family)) for family in families}
+        print(json.dumps(described) if args.json else "\n".join(chain.from_iterable(described.values())))
+        return 0
     entries = [_examine(model) for path in args.paths for model in find_models(model_path(path))]
     if args.json:
         print(json.dumps({"models": entries}))
     else:
         print("\n".join(_entry_lines(entries)))
     return 2 if any("error" in entry for entry in entries) else 0
+
+
+def _layer_lines(family: Family) -> Iterator[str]:
+    """The family's layers, in the sizes of transformers' default configuration."""
+    yield f"{family.module}: {describe_family(family)}"
+    yield from describe_layers(example_config(family))
 
 
 def known() -> dict[str, Any]:
@@ -111,6 +124,7 @@ def _known_lines() -> Iterator[str]:
     formats = said["formats"]
     yield f"Weight formats computed without conversion: {', '.join(formats['computed'])}"
     yield f"Tensor types of GGUF: {', '.join(formats['gguf'])}"
+    yield "Layers of a family, part by part: twofold models FAMILY, e.g. twofold models qwen3_moe"
     yield "Memory of a model: twofold models PATH; memory by context length: twofold doctor MODEL"
 
 
