@@ -73,7 +73,7 @@ def drawn(name: str, r: random.Random) -> TinyModel:
         sizes["nested"] = r.random() < 0.5
     if "kv_lora_rank" in settings:
         sizes["num_kv_heads"] = sizes["num_heads"]
-    if base.row.model_type in ("gemma3_text", "llama"):  # transformers refuses other sizes
+    if base.row.model_type in ("gemma2", "gemma3_text", "llama"):  # transformers refuses other sizes
         sizes["hidden_size"] = sizes["num_heads"] * r.randint(3, 9)
     if base.row.model_type == "gemma3_text":
         sizes["tie_word_embeddings"] = base.tie_word_embeddings

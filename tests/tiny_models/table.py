@@ -365,6 +365,10 @@ DENSE: Final = {
         attention_bias=True, attention_out_bias=False,
     ),
     "hunyuan_v1_dense": _of("HunYuanDenseV1ForCausalLM", Row("hunyuan_v1_dense", keys=_DENSE, gguf="hunyuan-dense")),
+    "gemma2": _of(
+        "Gemma2ForCausalLM", Row("gemma2", keys=_DENSE), hidden_size=64, sliding_window=9, query_pre_attn_scalar=24,
+        hidden_activation="gelu_pytorch_tanh", attn_logit_softcapping=0.5, final_logit_softcapping=30.0,
+    ),
     "gemma3": _of(
         "Gemma3ForCausalLM", Row("gemma3_text", keys=_DENSE, gguf="gemma3"), head_dim=24, final_logit_softcapping=30.0,
         **_GEMMA3,

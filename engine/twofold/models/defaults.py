@@ -95,6 +95,12 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "moe_intermediate_size": 512, "shared_expert_intermediate_size": 1024, "num_experts": 256,
         "num_experts_per_tok": 6, "norm_topk_prob": True, "decoder_sparse_step": 1, "layer_types": None,
     },
+    "gemma2": {
+        "vocab_size": 256_000, "hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216, "max_position_embeddings": 8192,
+        "sliding_window": 4096, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+        "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
+    },
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
         "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216,

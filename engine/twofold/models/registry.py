@@ -77,6 +77,7 @@ FAMILIES: Final = (
     Family("qwen2", ("Qwen2ForCausalLM",), "qwen2", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("qwen3", ("Qwen3ForCausalLM",), "qwen3", _QWEN3),
     Family("seed_oss", ("SeedOssForCausalLM",), "seed_oss", FamilyChat(("seed_oss",), ("seed_oss",))),
+    Family("gemma2", ("Gemma2ForCausalLM",), ""),
     Family("gemma3", ("Gemma3ForCausalLM",), "gemma3"),
     Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), ""),
     Family(

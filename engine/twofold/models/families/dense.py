@@ -32,6 +32,11 @@ def _gemma3_gguf(metadata: GgufMetadata) -> dict[str, Any]:
     }
 
 
+_GEMMA_FFN: Final = {"activation": "gelu_tanh", "zero_centred": True, "norm": "pre_feedforward_layernorm"}
+_GEMMA_NORMS: Final = (
+    ("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm"),
+)  # fmt: skip
+
 DENSE: Final = {
     "llama": Decoder(
         "Llama 2 and 3, and dense models published as such: no experts.",
@@ -77,6 +82,17 @@ DENSE: Final = {
         router=None,
         renamed=HUNYUAN_NORMS,
     ),
+    "gemma2": Decoder(
+        "Gemma 2 (2B, 9B, 27B): windows in every other layer, capped scores, norms after blocks, no experts.",
+        "gemma2",
+        only={"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False, None)},
+        scaled_embedding=True,
+        attention={"zero_centred": True},
+        slides=lambda settings, layer: layer % 2 == 0,
+        post_norms=_GEMMA_NORMS,
+        dense=_GEMMA_FFN,
+        router=None,
+    ),
     "gemma3": Decoder(
         "Gemma 3, text only (270M, 1B): windows in five of six layers, norms after blocks too, no experts.",
         "gemma3_text",
@@ -88,10 +104,8 @@ DENSE: Final = {
         attention={"norms": HeadNorms(), "zero_centred": True},
         slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("sliding_window_pattern", 6)),
         local_theta=10_000.0,
-        post_norms=(
-            ("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm"),
-        ),
-        dense={"activation": "gelu_tanh", "zero_centred": True, "norm": "pre_feedforward_layernorm"},
+        post_norms=_GEMMA_NORMS,
+        dense=_GEMMA_FFN,
         router=None,
         gguf=_gemma3_gguf,
     ),
