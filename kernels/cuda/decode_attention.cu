@@ -25,7 +25,8 @@ struct SplitShared {
   float largest[kAttentionHeads], total[kAttentionHeads], fade[kAttentionHeads];
 };
 
-template <int kHeadDim>
+// kBends: whether the scores' rule is not linear; registers that its formula takes would cost other models occupancy.
+template <int kHeadDim, bool kBends>
 __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
     attention_split_kernel(DecodeAttention attention, KvPages pages, float* workspace, int splits) {
   constexpr int kWarps = kHeadDim / kWarpSize;
@@ -79,12 +80,15 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
         for (int j = 0; j < kElements; ++j) sum = fused(q[g][lane * kElements + j], k[j], sum);
 #pragma unroll
         for (int step = kLanesOfToken / 2; step > 0; step /= 2) sum += __shfl_xor_sync(together, sum, step);
-        if (lane == 0) scores[g][i] = attention.rule.of(sum);
+        if (lane == 0) scores[g][i] = sum;
       }
     }
     __syncthreads();
     for (int g = thread / kWarpSize; g < heads.count; g += kWarps) {
       const int at = thread % kWarpSize;
+      if constexpr (kBends) {
+        for (int i = at; i < count; i += kWarpSize) scores[g][i] = attention.rule.of(scores[g][i]);
+      }
       float most = largest[g];
       for (int i = at; i < count; i += kWarpSize) most = fmaxf(most, scores[g][i]);
 #pragma unroll
@@ -160,9 +164,9 @@ template <int kHeadDim>
 int run(const DecodeAttention& attention, const KvPages& pages, float* workspace, void* out, Stream stream) {
   const int splits = num_splits(attention.max_length);
   const dim3 grid(splits, head_blocks(attention.num_heads, pages.num_kv_heads), attention.num_sequences);
-  if (int error = launch(attention_split_kernel<kHeadDim>, grid, kHeadDim, 0, stream, attention, pages,
-                         workspace, splits))
-    return error;
+  const auto split = attention.rule.is_linear() ? attention_split_kernel<kHeadDim, false>
+                                                : attention_split_kernel<kHeadDim, true>;
+  if (int error = launch(split, grid, kHeadDim, 0, stream, attention, pages, workspace, splits)) return error;
   return launch(attention_join_kernel<kHeadDim>, dim3(attention.num_heads, attention.num_sequences), kHeadDim,
                 0, stream, attention, workspace, splits, static_cast<uint16_t*>(out));
 }

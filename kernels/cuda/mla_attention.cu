@@ -35,8 +35,12 @@ __global__ void __launch_bounds__(kMlaThreads)
       return reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(pages.rows) + slot * cached);
     });
     __syncthreads();
-    mla_score(tile, thread, count, decode.rule);
+    mla_score(tile, thread, count);
     __syncthreads();
+    if (!decode.rule.is_linear()) {
+      mla_bend(tile, thread, count, decode.rule);
+      __syncthreads();
+    }
     mla_largest(tile, thread, count);
     __syncthreads();
     mla_weigh(tile, thread, count);

@@ -68,7 +68,7 @@ TWOFOLD_HD void mla_load(const MlaTile& tile, int thread, int count, RowOf row_o
 }
 
 // A lane scores one position for every eighth head.
-TWOFOLD_HD void mla_score(const MlaTile& tile, int thread, int count, const kernels::ScoreRule& rule) {
+TWOFOLD_HD void mla_score(const MlaTile& tile, int thread, int count) {
   const int position = thread % kMlaChunk;
   if (position >= count) return;
   const uint32_t* row = tile.rows + position * mla_row_words(tile.cached);
@@ -79,7 +79,14 @@ TWOFOLD_HD void mla_score(const MlaTile& tile, int thread, int count, const kern
       even = fused(query[2 * word], bf16_low(row[word]), even);
       odd = fused(query[2 * word + 1], bf16_high(row[word]), odd);
     }
-    tile.scores[head * kMlaChunk + position] = rule.of(even + odd);
+    tile.scores[head * kMlaChunk + position] = even + odd;
+  }
+}
+
+// Applies a rule that is not linear.
+TWOFOLD_HD void mla_bend(const MlaTile& tile, int thread, int count, const kernels::ScoreRule& rule) {
+  for (int i = thread; i < tile.num_heads * kMlaChunk; i += kMlaThreads) {
+    if (i % kMlaChunk < count) tile.scores[i] = rule.of(tile.scores[i]);
   }
 }
 

@@ -50,7 +50,7 @@ std::vector<float> play(const Case& c, const std::vector<uint16_t>& cache, const
           return reinterpret_cast<const uint32_t*>(cache.data() + size_t(slot) * size_t(cached));
         };
         all([&](int t) { mla_load(tile, t, count, row_of); });
-        all([&](int t) { mla_score(tile, t, count, {}); });
+        all([&](int t) { mla_score(tile, t, count); });
         all([&](int t) { mla_largest(tile, t, count); });
         all([&](int t) { mla_weigh(tile, t, count); });
         all([&](int t) { mla_sum(tile, t, count, sums[size_t(t)]); });
