@@ -3,8 +3,8 @@
 #include <cmath>
 #include <utility>
 
-#include "twofold/layer_scheduler.h"
 #include "twofold/reject.h"
+#include "twofold/scheduler_config.h"
 
 namespace twofold {
 
@@ -72,8 +72,24 @@ std::vector<int> spread_slots(int num_slots, int num_layers, int num_experts,
   return of_layer;
 }
 
-double default_upload_price(const CostModel& cost) {
+double default_upload_price(const DeviceCost& cost) {
   return kCpuBusyShare * cost.profile().contention * cost.upload_us() / cost.miss_us();
+}
+
+void LayerSchedulerConfig::validate(int devices, size_t num_links) const {
+  if (num_links != static_cast<size_t>(devices) || num_devices() != devices) {
+    throw std::invalid_argument("layer scheduler: slots for " + std::to_string(num_devices()) +
+                                " devices and " + std::to_string(num_links) + " links given, " +
+                                std::to_string(devices) +
+                                " of each expected, one per device of the machine");
+  }
+  const auto is_known = [devices](int home) { return home >= 0 && home < devices; };
+  if (!homes.empty() && (homes.size() != static_cast<size_t>(num_layers) ||
+                         !std::all_of(homes.begin(), homes.end(), is_known))) {
+    throw std::invalid_argument("layer scheduler: homes of " + std::to_string(homes.size()) +
+                                " layers given, a device for each of " + std::to_string(num_layers) +
+                                " expected");
+  }
 }
 
 std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config,
@@ -83,9 +99,12 @@ std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedu
   cache.num_experts = config.num_experts;
   cache.top_k = config.top_k;
   cache.pins = config.pins;
-  if (device > 0) std::replace(cache.pins.begin(), cache.pins.end(), LayerPin::kResident, LayerPin::kNever);
-  cache.slots_per_layer =
-      spread_slots(config.slots_of(device), config.num_layers, config.num_experts, cache.pins);
+  for (int layer = 0; layer < static_cast<int>(cache.pins.size()); ++layer) {
+    LayerPin& pin = cache.pins[static_cast<size_t>(layer)];
+    if (pin == LayerPin::kResident && config.home(layer) != device) pin = LayerPin::kNever;
+  }
+  cache.slots_per_layer = spread_slots(config.slots[static_cast<size_t>(device)], config.num_layers,
+                                       config.num_experts, cache.pins);
   cache.policy = config.policy;
   cache.upload_price =
       config.upload_price < 0 ? default_upload_price(cost.device(device)) : config.upload_price;

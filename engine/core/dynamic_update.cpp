@@ -1,8 +1,8 @@
 #include "twofold/dynamic_update.h"
 
 #include <algorithm>
-#include <iterator>
 #include <numeric>
+#include <utility>
 
 namespace twofold {
 
@@ -22,15 +22,15 @@ DynamicUpdateCounts DynamicUpdate::counts() const {
   return counts;
 }
 
-void DynamicUpdate::choose(int layer, ExpertCache& cache) {
+void DynamicUpdate::choose(int layer, Devices& devices) {
   chosen_.clear();
-  if (!applies_ || cache.config().pin(layer) != LayerPin::kFree) return;
-  const auto active = cache.active(layer);
-  const auto loads = cache.loads(layer);
+  if (!applies_ || devices.cache(0).config().pin(layer) != LayerPin::kFree) return;
+  const auto active = devices.active(layer);
+  const auto loads = devices.loads(layer);
   std::fill(load_.begin(), load_.end(), 0);
   for (size_t i = 0; i < active.size(); ++i) load_[static_cast<size_t>(active[i])] = loads[i];
   const auto load = [this](int expert) { return load_[static_cast<size_t>(expert)]; };
-  const auto is_present = [&](int expert) { return cache.state(layer, expert) != ExpertState::kAbsent; };
+  const auto is_present = [&](int expert) { return devices.holds(layer, expert); };
 
   order_.resize(load_.size());
   std::iota(order_.begin(), order_.end(), 0);
@@ -38,46 +38,60 @@ void DynamicUpdate::choose(int layer, ExpertCache& cache) {
     // Ties go to residents: nothing to copy.
     return load(a) != load(b) ? load(a) > load(b) : is_present(a) > is_present(b);
   });
-  int num_free = cache.num_free(layer);
-  const auto num_kept = std::min(static_cast<int>(order_.size()), cache.num_held(layer) + num_free);
+  int num_usable = 0;
+  std::vector<Replacement> places;  // in the order of their use: free slots, then the least routed residents
+  for (int d = 0; d < devices.count(); ++d) {
+    const ExpertCache& cache = devices.cache(d);
+    num_usable += cache.num_held(layer) + cache.num_free(layer);
+    for (int n = 0; n < cache.num_free(layer); ++n) places.push_back({-1, d, -1});
+  }
+  const auto num_kept = std::min(static_cast<int>(order_.size()), num_usable);
   const auto kept_end = order_.begin() + num_kept;
-  std::vector<int> victims;  // the least routed last
-  std::copy_if(kept_end, order_.end(), std::back_inserter(victims),
-               [&](int expert) { return cache.is_resident(layer, expert); });
+  for (auto expert = order_.end(); expert != kept_end; --expert) {
+    for (int d = 0; d < devices.count(); ++d) {
+      if (devices.cache(d).is_resident(layer, expert[-1])) places.push_back({-1, d, expert[-1]});
+    }
+  }
+  auto place = places.begin();
   for (auto expert = order_.begin(); expert != kept_end && load(*expert) > 0; ++expert) {
     if (is_present(*expert)) continue;
-    if (num_free > 0) {
-      --num_free;
-      chosen_.push_back({*expert, -1});
-    } else if (!victims.empty()) {
-      cache.evict(layer, victims.back());
-      chosen_.push_back({*expert, victims.back()});
-      victims.pop_back();
-    }
+    if (place == places.end()) break;
+    if (place->victim >= 0) devices.cache(place->device).evict(layer, place->victim);
+    chosen_.push_back({*expert, place->device, place->victim});
+    ++place;
   }
   counts_.experts += static_cast<int64_t>(chosen_.size());
 }
 
-Admission DynamicUpdate::admission_of(int layer, const Replacement& replacement, ExpertCache& cache) {
-  Admission admission = *cache.admit(layer, replacement.expert, true);  // there is a free slot for each
+Admission DynamicUpdate::admission_of(int layer, const Replacement& replacement, Devices& devices) {
+  // There is a free slot for each.
+  Admission admission = *devices.cache(replacement.device).admit(layer, replacement.expert, true);
   admission.evicted = replacement.victim;
   admission.evicted_layer = replacement.victim < 0 ? -1 : layer;
   return admission;
 }
 
-std::optional<Admission> DynamicUpdate::admit(int layer, int expert, ExpertCache& cache) {
+std::optional<Admission> DynamicUpdate::admit(int layer, int expert, int device, Devices& devices) {
   const auto found = std::find_if(chosen_.begin(), chosen_.end(),
                                   [expert](const Replacement& each) { return each.expert == expert; });
   if (found == chosen_.end()) return std::nullopt;
-  const Replacement replacement = *found;
-  chosen_.erase(found);
-  return admission_of(layer, replacement, cache);
+  // The layer's plan says which device fetches it: its place there may have been meant for another.
+  const auto there = found->device == device ? found
+                                             : std::find_if(chosen_.begin(), chosen_.end(), [&](const auto& each) {
+                                                 return each.device == device;
+                                               });
+  if (there == chosen_.end()) return std::nullopt;
+  std::swap(found->expert, there->expert);
+  const Replacement replacement = *there;
+  chosen_.erase(there);
+  return admission_of(layer, replacement, devices);
 }
 
-void DynamicUpdate::admit_rest(int layer, ExpertCache& cache,
-                               const std::function<void(int expert, const Admission&)>& upload) {
+void DynamicUpdate::admit_rest(
+    int layer, Devices& devices,
+    const std::function<void(int expert, int device, const Admission&)>& upload) {
   for (const Replacement& replacement : chosen_)
-    upload(replacement.expert, admission_of(layer, replacement, cache));
+    upload(replacement.expert, replacement.device, admission_of(layer, replacement, devices));
   chosen_.clear();
 }
 

@@ -17,17 +17,18 @@ constexpr std::pair<const char*, FetchRule> kNames[] = {
 std::vector<int> two_ended(const CostModel& cost, std::span<const ExpertLoad> misses, double gpu_us,
                            double backlog_us) {
   std::vector<int> fetch;
-  double cpu_us = cost.profile().handshake_us;
+  const DeviceCost& home = cost.home();
+  double cpu_us = home.profile().handshake_us;
   double link_us = backlog_us;
   for (size_t heavy = 0, light = misses.size(); heavy < light;) {
     const double by_link =
-        std::max(link_us + cost.upload_us(), gpu_us) + cost.gpu_expert_us(misses[heavy].tokens);
+        std::max(link_us + home.upload_us(), gpu_us) + home.gpu_expert_us(misses[heavy].tokens);
     const double by_cpu = cpu_us + cost.cpu_expert_us(misses[light - 1].tokens);
     if (by_cpu <= by_link) {
       cpu_us = by_cpu;
       --light;
     } else {
-      link_us += cost.upload_us();
+      link_us += home.upload_us();
       gpu_us = by_link;
       fetch.push_back(misses[heavy++].expert);
     }
@@ -49,10 +50,11 @@ FetchRule fetch_rule_of(const std::string& name) {
 std::vector<int> peer_fetches(FetchRule rule, const CostModel& cost, std::span<const ExpertLoad> active,
                               double backlog_us) {
   std::vector<ExpertLoad> misses;
-  double gpu_us = cost.profile().gpu_launch_us;
+  const DeviceCost& home = cost.home();
+  double gpu_us = home.profile().gpu_launch_us;
   for (const ExpertLoad& load : active) {
     if (load.resident) {
-      gpu_us += cost.gpu_expert_us(load.tokens);
+      gpu_us += home.gpu_expert_us(load.tokens);
     } else {
       misses.push_back(load);
     }
@@ -67,7 +69,7 @@ std::vector<int> peer_fetches(FetchRule rule, const CostModel& cost, std::span<c
       break;
     case FetchRule::kMinSum:
       for (const ExpertLoad& miss : misses) {
-        if (cost.upload_us() + cost.gpu_expert_us(miss.tokens) < cost.cpu_expert_us(miss.tokens)) {
+        if (home.upload_us() + home.gpu_expert_us(miss.tokens) < cost.cpu_expert_us(miss.tokens)) {
           fetch.push_back(miss.expert);
         }
       }
@@ -79,8 +81,8 @@ std::vector<int> peer_fetches(FetchRule rule, const CostModel& cost, std::span<c
       for (const ExpertLoad& miss : misses) fetch.push_back(miss.expert);
       break;
     case FetchRule::kLinkShare: {
-      const double link = cost.profile().link_bandwidth_gbps;
-      const double share = link / (link + cost.profile().cpu_bandwidth_gbps);
+      const double link = home.profile().link_bandwidth_gbps;
+      const double share = link / (link + cost.profile().host.cpu_bandwidth_gbps);
       const auto count = static_cast<size_t>(std::lround(share * static_cast<double>(misses.size())));
       for (size_t i = 0; i < count; ++i) fetch.push_back(misses[i].expert);
       break;

@@ -38,24 +38,34 @@ Prefetcher::Prefetcher(const CostModel& cost, int num_layers, int num_experts, i
 
 void Prefetcher::recalibrate(const CostModel& cost) {
   cost_ = cost;
+  stall_us_.clear();
+  for (int d = 0; d < cost_.num_devices(); ++d) stall_us_.push_back(stalls_of(cost_.device(d)));
+}
+
+std::vector<double> Prefetcher::stalls_of(const DeviceCost& device) const {
   const auto side = static_cast<size_t>(top_k_) + 1;
-  stall_us_.assign(side * side, 0);
-  const double hit_us = cost_.gpu_expert_us(1);
+  std::vector<double> stalls(side * side, 0);
+  const double hit_us = device.gpu_expert_us(1);
   const double cpu_us = cost_.cpu_expert_us(1);
+  const std::vector<double> fetched_us(side, hit_us);
   for (int hits = 0; hits <= top_k_; ++hits) {
     for (int misses = 0; hits + misses <= top_k_; ++misses) {
       double best = -1;
       for (int fetched = 0; fetched <= misses; ++fetched) {
-        const std::vector<double> fetched_us(static_cast<size_t>(fetched), hit_us);
         const int on_cpu = misses - fetched;
-        const double us =
-            cost_.layer_from_sums(hits, hits * hit_us, fetched_us, on_cpu, on_cpu * cpu_us, 0, 0, false)
-                .layer_us;
+        const DeviceTimes times = device.times(
+            DeviceSums{.num_hits = hits,
+                       .hit_us = hits * hit_us,
+                       .fetched_us = std::span(fetched_us).first(static_cast<size_t>(fetched))});
+        double busy = 0;
+        const double of_cpu = cost_.cpu_from_sums(on_cpu, on_cpu * cpu_us, {&times.copying_us, 1}, busy);
+        const double us = std::max(times.gpu_us, of_cpu) + cost_.home().profile().join_us;
         if (best < 0 || us < best) best = us;
       }
-      stall_us_[static_cast<size_t>(hits) * side + static_cast<size_t>(misses)] = best;
+      stalls[static_cast<size_t>(hits) * side + static_cast<size_t>(misses)] = best;
     }
   }
+  return stalls;
 }
 
 int Prefetcher::margin_bucket(double margin) {
@@ -69,7 +79,7 @@ double Prefetcher::probability(int layer, double margin) const {
   return (t.routed + kPriorTries * top_k_ / num_experts_) / (t.tried + kPriorTries);
 }
 
-void Prefetcher::predict(int layer, std::span<const float> logits, int num_tokens, ExpertCache& cache) {
+void Prefetcher::predict(int layer, std::span<const float> logits, int num_tokens, Devices& devices) {
   if (layer < 0 || layer >= static_cast<int>(predictions_.size()) || num_tokens < 1 ||
       logits.size() != static_cast<size_t>(num_tokens) * static_cast<size_t>(num_experts_)) {
     throw std::invalid_argument("prefetcher: " + std::to_string(logits.size()) + " logits of " +
@@ -84,7 +94,7 @@ void Prefetcher::predict(int layer, std::span<const float> logits, int num_token
   prediction.num_hits = prediction.num_misses = 0;
   prediction.absent.resize(static_cast<size_t>(num_experts_));
   for (int e = 0; e < num_experts_; ++e) {
-    prediction.absent[static_cast<size_t>(e)] = cache.state(layer, e) == ExpertState::kAbsent;
+    prediction.absent[static_cast<size_t>(e)] = !devices.holds(layer, e);
   }
   const int considered = std::min(num_experts_, top_k_ + kSpareCandidates);
   order_.resize(static_cast<size_t>(num_experts_));
@@ -125,18 +135,20 @@ void Prefetcher::predict(int layer, std::span<const float> logits, int num_token
             [](const Proposal& a, const Proposal& b) {
               return a.probability > b.probability || (a.probability == b.probability && a.expert < b.expert);
             });
-  cache.expect(layer, expected_);
+  for (int d = 0; d < devices.count(); ++d) devices.cache(d).expect(layer, expected_);
 }
 
-const PrefetchArrivals& Prefetcher::begin_layer(int layer, ExpertCache& cache, Link& link) {
+const PrefetchArrivals& Prefetcher::begin_layer(int layer, Devices& devices) {
   if (layer > 0 && last_end_us_ >= 0) {
-    shorten(gap_us_[static_cast<size_t>(layer)], link.now_us() - last_end_us_);
+    shorten(gap_us_[static_cast<size_t>(layer)], devices.now_us() - last_end_us_);
   }
   arrivals_.landed.clear();
   arrivals_.withdrawn.clear();
   for (const Prefetch& prefetch : in_flight_) {
     if (prefetch.layer != layer) continue;
     const int slot = prefetch.admission.slot;
+    ExpertCache& cache = devices.cache(prefetch.device);
+    Link& link = devices.link(prefetch.device);
     const auto upload = link.take_if_landed({prefetch.layer, prefetch.expert, slot});
     if (upload && !upload->failed) {
       cache.publish(slot);
@@ -206,18 +218,18 @@ double Prefetcher::begin_of(int target, int layer, double end_us) const {
   return end_us;
 }
 
-double Prefetcher::stall_saved_us(int num_hits, int num_misses) const {
-  const int side = top_k_ + 1;
-  if (num_misses < 1) return cost_.miss_us();
-  if (num_hits + num_misses > top_k_) return cost_.miss_us();
-  return stall_us_[static_cast<size_t>(num_hits * side + num_misses)] -
-         stall_us_[static_cast<size_t>((num_hits + 1) * side + num_misses - 1)];
+double Prefetcher::stall_saved_us(int device, const Prediction& prediction) const {
+  const int hits = prediction.num_hits, misses = prediction.num_misses, side = top_k_ + 1;
+  if (misses < 1 || hits + misses > top_k_) return cost_.device(device).miss_us();
+  const std::vector<double>& stalls = stall_us_[static_cast<size_t>(device)];
+  return stalls[static_cast<size_t>(hits * side + misses)] -
+         stalls[static_cast<size_t>((hits + 1) * side + misses - 1)];
 }
 
-double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission, double saved_us,
+double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission, double saved_us, int device,
                            const ExpertCache& cache) const {
   const double p = proposal.probability;
-  const double miss_us = cost_.miss_us();
+  const double miss_us = cost_.device(device).miss_us();
   if (cache.policy().prefetches != Prefetching::kAuto) {
     // The policy's values have no unit: a victim is worth an average expert's next use.
     const double victim = admission.evicted < 0 ? 0 : static_cast<double>(top_k_) / num_experts_;
@@ -230,45 +242,65 @@ double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission,
   return p * (saved_us + miss_us * used_later) + miss_us * ((1 - p) * later - victim);
 }
 
-void Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times, ExpertCache& cache,
-                       const Link& link, const std::function<void(const Prefetch&)>& upload) {
-  int num_issued = 0;
-  const double end_us = link.now_us() + times.layer_us;
-  LayerWork shared = work;
+Prefetcher::Offer Prefetcher::best_offer(const Proposal& proposal, const Prediction& prediction,
+                                         double deadline_us, const LayerTimes& times, Devices& devices) {
+  Offer best;
+  if (devices.holds(proposal.layer, proposal.expert)) return best;
+  for (int d = 0; d < devices.count(); ++d) {
+    ExpertCache& cache = devices.cache(d);
+    const Link& link = devices.link(d);
+    const auto possible = cache.can_admit(proposal.layer, proposal.expert, true);
+    if (!possible || !link.may_begin(possible->slot)) continue;
+    DeviceWork& work = shared_[static_cast<size_t>(d)];
+    const double queued_us = work.queued_us;
+    work.queued_us = std::max(queued_us, work.backlog_us) + link.upload_us();
+    const LayerTimes slowed = cost_.layer(shared_work_);
+    work.queued_us = queued_us;
+    const double gain = gain_us(proposal, *possible, stall_saved_us(d, prediction), d, cache) -
+                        (slowed.layer_us - times.layer_us);
+    if (gain <= 0 || gain <= best.gain_us) continue;
+    if (link.now_us() + link.queued_us() + link.upload_us() + kSlackUs > deadline_us) {
+      best.is_late = true;
+      continue;
+    }
+    best = {d, false, gain, slowed};
+  }
+  return best;
+}
+
+void Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times, Devices& devices,
+                       const std::function<void(const Prefetch&)>& upload) {
+  const double end_us = devices.now_us() + times.layer_us;
+  shared_.assign(work.devices.begin(), work.devices.end());
+  shared_work_ = work;
+  shared_work_.devices = shared_;
   // Earliest deadline first; within a layer the likeliest.
   for (int target = layer + 1; target < static_cast<int>(predictions_.size()); ++target) {
     Prediction& prediction = predictions_[static_cast<size_t>(target)];
     if (!prediction.valid || prediction.proposals.empty()) continue;
     const double deadline_us = begin_of(target, layer, end_us);
-    int num_hits = prediction.num_hits;
-    int num_misses = prediction.num_misses;
     for (const Proposal& proposal : prediction.proposals) {
-      const auto possible = cache.can_admit(target, proposal.expert, true);
-      if (!possible || !link.may_begin(possible->slot)) continue;
-      const double saved_us = stall_saved_us(num_hits, num_misses);
-      shared.queued_us =
-          std::max(work.queued_us, work.backlog_us) + static_cast<double>(num_issued + 1) * link.upload_us();
-      const LayerTimes slowed = cost_.layer(shared);
-      const double price_us = slowed.layer_us - times.layer_us;
-      if (gain_us(proposal, *possible, saved_us, cache) <= price_us) continue;
-      if (link.now_us() + link.queued_us() + link.upload_us() + kSlackUs > deadline_us) {
-        ++counts_.dropped;
+      const Offer offer = best_offer(proposal, prediction, deadline_us, times, devices);
+      if (offer.device < 0) {
+        counts_.dropped += offer.is_late;
         continue;
       }
-      const auto admission = cache.reserve(target, proposal.expert);
+      const auto admission = devices.cache(offer.device).reserve(target, proposal.expert);
       if (!admission) continue;
-      in_flight_.push_back({target, proposal.expert, *admission});
+      in_flight_.push_back({target, proposal.expert, offer.device, *admission});
       upload(in_flight_.back());
-      ++num_issued;
       ++counts_.issued;
-      ++num_hits;
-      --num_misses;
-      times = slowed;
+      ++prediction.num_hits;
+      --prediction.num_misses;
+      DeviceWork& device = shared_[static_cast<size_t>(offer.device)];
+      device.queued_us =
+          std::max(device.queued_us, device.backlog_us) + devices.link(offer.device).upload_us();
+      times = offer.times;
     }
     prediction.proposals.clear();  // decided; later layers use their own predictions
   }
   shorten(layer_us_[static_cast<size_t>(layer)], times.layer_us);
-  last_end_us_ = link.now_us() + times.layer_us;
+  last_end_us_ = devices.now_us() + times.layer_us;
 }
 
 void Prefetcher::begin_step() {

@@ -16,7 +16,7 @@ void check(const RoutingTrace& trace, const LayerScheduler& scheduler, const std
                                 " entries given, num_layers + 1 = " + std::to_string(trace.num_layers + 1) +
                                 " expected");
   }
-  const CacheConfig& cache = scheduler.cache().config();
+  const CacheConfig& cache = scheduler.devices().cache(0).config();
   if (cache.num_layers != trace.num_layers || cache.num_experts < trace.num_experts ||
       cache.top_k != trace.top_k) {
     throw std::invalid_argument("simulate: the scheduler's cache has another shape than the trace");
@@ -37,7 +37,7 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
   EventReader reader(trace);
   std::vector<int64_t> rows;
   const double start_us = scheduler.now_us();
-  const double link_before_us = scheduler.link_us();
+  const double link_before_us = scheduler.copied_us();
   for (StepShape shape; next_step(rows, shape, result); shape = {}) {
     const bool prompt = !shape.prefill_rows.empty();
     const double step_us = scheduler.now_us();
@@ -46,7 +46,7 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
       scheduler.advance(dense(static_cast<size_t>(layer), rows.size()));
       reader.read(rows, layer);
       const LayerDecision& decision =
-          scheduler.decide(layer, reader.ids, reader.weights, static_cast<int>(rows.size()));
+          scheduler.decide({layer, reader.ids, reader.weights, static_cast<int>(rows.size())});
       for (const ExpertDecision& expert : decision.experts) {
         result.num_hits += expert.where == Placement::kHit;
         result.num_cpu += expert.where == Placement::kCpu;
@@ -70,7 +70,7 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
       result.prompt_us += scheduler.now_us() - step_us;
     }
   }
-  result.link_us = scheduler.link_us() - link_before_us;
+  result.link_us = scheduler.copied_us() - link_before_us;
   return result;
 }
 
@@ -79,7 +79,10 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
 SimulationResult simulate(const RoutingTrace& trace, int batch, LayerScheduler& scheduler,
                           const std::vector<double>& dense_us, bool keep_layer_us) {
   check(trace, scheduler, dense_us);
-  if (scheduler.cache().policy().offline) scheduler.cache().set_future(future_of(trace, batch));
+  if (scheduler.devices().cache(0).policy().offline) {
+    const auto future = future_of(trace, batch);
+    for (int d = 0; d < scheduler.devices().count(); ++d) scheduler.devices().cache(d).set_future(future);
+  }
   BatchSchedule schedule(trace, batch);
   return play(trace, scheduler, dense_us, {}, keep_layer_us,
               [&](std::vector<int64_t>& rows, StepShape& shape, const SimulationResult&) {
@@ -102,8 +105,8 @@ void check_prompts(const char* what, int tokens, const LayerScheduler& scheduler
     throw std::invalid_argument("simulate: " + std::string(what) + " of " + std::to_string(tokens) +
                                 " tokens given, >= 1 expected");
   }
-  if (scheduler.cache().policy().offline) {
-    throw std::invalid_argument("simulate: policy " + scheduler.cache().config().policy +
+  if (scheduler.devices().cache(0).policy().offline) {
+    throw std::invalid_argument("simulate: policy " + scheduler.devices().cache(0).config().policy +
                                 " given, one that needs no future expected for prompts");
   }
 }
@@ -159,8 +162,8 @@ SimulationResult simulate_requests(const RoutingTrace& trace, int prompt_tokens,
 SimulationResult simulate_steps(const RoutingTrace& trace, LayerScheduler& scheduler,
                                 const std::vector<double>& dense_us, const NextRows& next_rows) {
   check(trace, scheduler, dense_us);
-  if (scheduler.cache().policy().offline) {
-    throw std::invalid_argument("simulate: policy " + scheduler.cache().config().policy +
+  if (scheduler.devices().cache(0).policy().offline) {
+    throw std::invalid_argument("simulate: policy " + scheduler.devices().cache(0).config().policy +
                                 " given, one that needs no future expected for drafts");
   }
   const auto& offsets = trace.offsets;

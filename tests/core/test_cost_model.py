@@ -81,7 +81,7 @@ def test_one_transfer_pays_the_latency_once():
 
 def test_empty_sides_cost_nothing():
     assert model().cpu_us([], 1.0) == 0
-    assert model().gpu_us([]) == 0
+    assert model().layer([], [], [])[0].gpu_us == 0
     assert model().layer([], [], [])[0].layer_us == 4.0
 
 

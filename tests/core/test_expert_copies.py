@@ -81,9 +81,7 @@ def test_the_market_comes_near_the_best_placement(
     slots: tuple[int, int], skew: float, second_speed: float
 ) -> None:
     cost = cost_of(second_speed)
-    config = _core.SchedulerConfig(
-        1, EXPERTS, TOP_K, slots[0], further_slots=slots[1:], num_staging=0, upload_price=0.5
-    )
+    config = _core.SchedulerConfig(1, EXPERTS, TOP_K, slots, num_staging=0, upload_price=0.5)
     scheduler = testing.LayerScheduler(cost, config, [_core.Timeline(10_010.0) for _ in range(DEVICES)])
     events = routing(7, skew, 3000)
     times = []

@@ -77,8 +77,8 @@ def test_right_predictions_turn_misses_into_hits_and_save_time():
     assert sum(len(hits) for *_, hits, _ in ahead) > 1.1 * sum(len(hits) for *_, hits, _ in plain)
     assert ahead_us < 0.98 * plain_us
     counts = s.prefetch_counts
-    assert counts.used > 50
-    assert counts.used > 0.75 * counts.issued
+    assert counts["used"] > 50
+    assert counts["used"] > 0.75 * counts["issued"]
 
 
 def test_a_landed_prefetch_is_a_hit_of_the_very_next_layer():
@@ -88,7 +88,7 @@ def test_a_landed_prefetch_is_a_hit_of_the_very_next_layer():
     fresh = [set(arrived) & set(ids[step, layer]) for step, layer, _, _, _, arrived in seen]
     for (_, _, _, _, hits, _), arrived in zip(seen, fresh, strict=True):
         assert arrived <= set(hits)
-    assert sum(map(len, fresh)) == s.prefetch_counts.used > 0
+    assert sum(map(len, fresh)) == s.prefetch_counts["used"] > 0
 
 
 def test_precision_and_recall_are_those_of_the_predictions():
@@ -96,12 +96,18 @@ def test_precision_and_recall_are_those_of_the_predictions():
     play(s, routing(100), right=1.0)
     counts = s.prefetch_counts
     assert (
-        counts.predicted == counts.correct == counts.misses == counts.foreseen == 100 * (LAYERS - 1) * TOP_K
+        counts["predicted"]
+        == counts["correct"]
+        == counts["misses"]
+        == counts["foreseen"]
+        == 100 * (LAYERS - 1) * TOP_K
     )
     wrong = scheduler(cost_model(), num_slots=0)
     play(wrong, routing(100), right=0.0)
     chance = TOP_K / EXPERTS
-    assert wrong.prefetch_counts.correct / wrong.prefetch_counts.predicted == pytest.approx(chance, abs=0.05)
+    assert wrong.prefetch_counts["correct"] / wrong.prefetch_counts["predicted"] == pytest.approx(
+        chance, abs=0.05
+    )
 
 
 def test_useless_predictions_cost_next_to_nothing():
@@ -118,8 +124,8 @@ def test_uploads_too_long_for_one_layer_are_dropped_and_cost_nothing():
     seen, with_us = play(s, ids, right=1.0)
     _, without_us = play(scheduler(slow, prefetch=False), ids, predict=False)
     assert not [m for *_, moves, _, _ in seen for m in moves if m.reason == _core.UploadReason.PREFETCH]
-    assert s.prefetch_counts.issued == 0
-    assert s.prefetch_counts.dropped > 0
+    assert s.prefetch_counts["issued"] == 0
+    assert s.prefetch_counts["dropped"] > 0
     assert with_us <= 1.01 * without_us
 
 
@@ -160,8 +166,8 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
                 assert move.end_us <= plain[step, layer, move.expert] + 1e-6
 
     counts = s.prefetch_counts
-    assert counts.issued == counts.used + counts.late + counts.wasted
-    assert counts.late == 0  # gaps never shrink here
+    assert counts["issued"] == counts["used"] + counts["late"] + counts["wasted"]
+    assert counts["late"] == 0  # gaps never shrink here
     s.drain()
     s.begin_step()
     states = [s.state(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)]
@@ -180,7 +186,7 @@ def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot
     states = [s.state(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)]
     assert testing.ExpertState.IN_FLIGHT not in states
     counts = s.prefetch_counts
-    assert counts.issued == counts.used + counts.late + counts.wasted
+    assert counts["issued"] == counts["used"] + counts["late"] + counts["wasted"]
 
 
 def test_a_foreseen_resident_expert_is_no_victim():
@@ -209,8 +215,8 @@ def test_batches_are_predicted_row_by_row():
     s.decide(0, np.array([[7, 8, 9], [7, 8, 10]], np.int32))
     s.decide(1, np.array([[1, 2, 3], [3, 4, 6]], np.int32))
     counts = s.prefetch_counts
-    assert (counts.predicted, counts.correct) == (5, 4)  # 1 2 3 4 5, of which 5 was not routed
-    assert (counts.misses, counts.foreseen) == (5, 4)  # 1 2 3 4 6, of which 6 was not foreseen
+    assert (counts["predicted"], counts["correct"]) == (5, 4)  # 1 2 3 4 5, of which 5 was not routed
+    assert (counts["misses"], counts["foreseen"]) == (5, 4)  # 1 2 3 4 6, of which 6 was not foreseen
 
 
 def test_wrong_input_is_refused():

@@ -91,48 +91,68 @@ def test_emulated_layer_times_equal_simulated_ones(policy, num_slots, batch, num
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("policy", ["payback", "lru", "two-in-eight"])
-@pytest.mark.parametrize("further_slots", [[9], [6, 4], [0]])
-def test_so_do_those_of_several_devices(policy, further_slots, batch):
-    config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, 9, policy, further_slots=further_slots)
-    result, _, simulate = both(config, schedule(batch), batch, num_devices=1 + len(further_slots))
+@pytest.mark.parametrize("slots", [[9, 9], [9, 6, 4], [9, 0]])
+def test_so_do_those_of_several_devices(policy, slots, batch):
+    config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, slots, policy)
+    result, _, simulate = both(config, schedule(batch), batch, num_devices=len(slots))
     assert min(result.num_hits, result.num_cpu, result.num_fetched, result.num_uploads) > 0
-    if sum(further_slots) and policy == "payback":
-        none = _core.SchedulerConfig(
-            LAYERS, EXPERTS, TOP_K, 9, policy, further_slots=[0] * len(further_slots)
-        )
+    if slots[1] and policy == "payback":
+        none = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, [9, *[0] * len(slots[1:])], policy)
         assert result.total_us < simulate(none).total_us, "more slots gain nothing"
 
 
-def test_what_several_devices_do_not_support_is_refused():
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"num_deferred": 2},
+        {"policy": "belady"},
+        *({"fetch_rule": rule} for rule in ("none", "min-sum", "two-ended", "link-share", "all")),
+        {"fetch_rule": "two-ended", "always_cache_fetched": True},
+    ],
+    ids=str,
+)
+def test_every_rule_works_on_several_devices(rules, batch):
+    config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, [9, 6], **rules)
+    offline = rules.get("policy") == "belady"
+    result = simulated(config, batch) if offline else both(config, schedule(batch), batch, num_devices=2)[0]
+    assert result.num_hits > 0
+    assert (result.num_fetched == 0) == (rules.get("fetch_rule") in ("none", "min-sum"))
+    if offline:
+        assert (
+            result.num_hits
+            >= simulated(_core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, [9, 6], "lru"), batch).num_hits
+        )
+
+
+def simulated(config, batch):
+    store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [("f32",) * 3] * LAYERS)
+    trace = _core.RoutingTrace(routing().astype(np.uint16), None, np.cumsum([0, *LENGTHS]), EXPERTS)
+    return _core.simulate(trace, batch, cost_model(store, 2), config, dense_us=[300.0] * (LAYERS + 1))
+
+
+def test_slots_and_links_for_another_number_of_devices_are_refused():
     store = _core.ExpertStore(EXPERTS, HIDDEN, INNER, [("f32",) * 3] * LAYERS)
     trace = _core.RoutingTrace(routing().astype(np.uint16), None, np.cumsum([0, *LENGTHS]), EXPERTS)
 
-    def simulate(num_devices, **settings):
-        config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, 9, **settings)
+    def simulate(num_devices, slots):
+        config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, slots)
         _core.simulate(trace, 1, cost_model(store, num_devices), config, dense_us=[1.0] * (LAYERS + 1))
 
-    for settings, named in [
-        ({"prefetch": True}, "prefetch"),
-        ({"num_deferred": 1}, "num_deferred"),
-        ({"replace_from": 8}, "replace_from"),
-        ({"fetch_rule": "none"}, "another engine's rule"),
-        ({"policy": "belady"}, "an offline policy"),
-    ]:
-        with pytest.raises(ValueError, match=f"{named} given for a machine of several devices"):
-            simulate(2, further_slots=[9], **settings)
     with pytest.raises(ValueError, match="slots for 1 devices and 2 links given, 2 of each expected"):
-        simulate(2)
+        simulate(2, 9)
     with pytest.raises(ValueError, match="slots for 2 devices and 1 links given, 1 of each expected"):
-        simulate(1, further_slots=[9])
+        simulate(1, [9, 9])
 
 
-def test_so_do_prompts_that_place_experts_anew():
+@pytest.mark.parametrize("slots", [[9], [6, 3]])
+def test_so_do_prompts_that_place_experts_anew(slots):
     def config(replace_from, first):
         return _core.SchedulerConfig(
             LAYERS,
             EXPERTS,
             TOP_K,
-            9,
+            slots,
             "static",
             shared_pool=True,
             fixed_placement=True,
@@ -142,12 +162,12 @@ def test_so_do_prompts_that_place_experts_anew():
 
     first = np.zeros((LAYERS, EXPERTS))
     first[:, :3] = 1
-    result, counts, _ = both(config(PROMPT, first), requests(), 1, PROMPT, first)
+    result, counts, _ = both(config(PROMPT, first), requests(), 1, PROMPT, first, len(slots))
     assert (result.num_prompt_tokens, result.num_steps) == (15, 3 + sum(LENGTHS) - 15)
     assert 0 < result.prompt_us < result.total_us
     assert (counts["updated"], counts["unchanged"], counts["too_short"]) == (3, 0, 0)
     assert result.num_evictions == counts["experts"] > 0
-    result, counts, _ = both(config(PROMPT + 1, first), requests(), 1, PROMPT, first)
+    result, counts, _ = both(config(PROMPT + 1, first), requests(), 1, PROMPT, first, len(slots))
     assert (result.num_evictions, counts["too_short"]) == (0, 3)
     assert result.num_hits > 0
 

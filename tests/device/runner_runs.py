@@ -48,7 +48,7 @@ def make_runner(
     policy: str = "payback",
     prefetch: str = "off",
     device: dict[str, Any] | None = None,
-    further: Sequence[dict[str, Any]] = (),
+    others: Sequence[dict[str, Any]] = (),
     tensor_split: tuple[float, ...] = (),
     homes: tuple[int, ...] = (),
     table_steps: bool = True,
@@ -59,7 +59,7 @@ def make_runner(
     cache_prior: float = 0.0,
     **options: Any,
 ) -> DeviceRunner:
-    """A runner on a fake device of its own, opened with `device`, and one beside it for each of `further`.
+    """A runner on a fake device of its own, opened with `device`, and one beside it for each of `others`.
 
     table_steps=False: the host places every step. tensor_split: shares of the slots, even by default. homes: the device
     of each layer, all of which have experts.
@@ -68,8 +68,8 @@ def make_runner(
     pool = ops.ThreadPool(1)
     config = EngineConfig(model=str(path), policy=policy, prefetch=prefetch, machine_profile=machine)
     on = FakeDevice(fake.open_device(**{"tick_us": 2.0, **(device or {})}))
-    others = [FakeDevice(fake.open_device(beside=on.native, **each)) for each in further]
-    devices = [on, *others]
+    beside = [FakeDevice(fake.open_device(beside=on.native, **each)) for each in others]
+    devices = [on, *beside]
     shares = tensor_split or ((1 / len(devices),) * len(devices) if others else ())
     plan = replace(
         slot_plan(config, files, slots, devices=expert_devices, split=shares),
@@ -86,7 +86,7 @@ def make_runner(
         on.torch_device,
         on.kernels(MAX_CONTEXT),
         MAX_CONTEXT,
-        further=[Stage(each.torch_device, each.kernels(MAX_CONTEXT), each.active) for each in others],
+        others=[Stage(each.torch_device, each.kernels(MAX_CONTEXT), each.active) for each in beside],
         homes=homes,
     )
     runner = DeviceRunner(

@@ -76,9 +76,8 @@ def test_a_plan_never_takes_more_than_it_may(
     budget = plan(config, needs, *device)
     if budget is None:
         return
-    assert (
-        budget.used_bytes <= budget.limit_bytes <= min(device[1], device[0] * config.gpu_memory_utilization)
-    )
+    (gpu,) = budget.gpus
+    assert gpu.used_bytes <= gpu.limit_bytes <= min(device[1], device[0] * config.gpu_memory_utilization)
     assert budget.num_kv_tokens >= config.page_size
     assert budget.num_kv_tokens % config.page_size == 0
     everything = needs.num_layers * needs.num_experts
@@ -114,8 +113,9 @@ def test_the_proposed_ratio_is_accepted(needs: DeviceNeeds, device: tuple[int, i
 
 def test_what_is_left_open_is_filled() -> None:
     budget = plan_device(EngineConfig(), QWEN, 24 * GIB, 23 * GIB)
-    assert budget.limit_bytes == int(24 * GIB * 0.9)
-    assert budget.limit_bytes - budget.used_bytes < 2 * budget.slot_bytes + 16 * QWEN.kv_bytes_per_token
+    (gpu,) = budget.gpus
+    assert gpu.limit_bytes == int(24 * GIB * 0.9)
+    assert gpu.limit_bytes - gpu.used_bytes < 2 * budget.slot_bytes + 16 * QWEN.kv_bytes_per_token
     assert budget.num_kv_tokens > 0
     assert budget.num_staging == 128
     everything = plan_device(EngineConfig(max_total_tokens=8192), QWEN, 140 * GIB, 139 * GIB)
@@ -146,7 +146,8 @@ def test_what_cannot_be_names_its_flag(changes: dict[str, float], named: str) ->
 
 
 def test_the_workspace_is_part_of_the_plan() -> None:
-    assert plan_device(EngineConfig(), QWEN, 24 * GIB, 23 * GIB).workspace_bytes == WORKSPACE_BYTES
+    (gpu,) = plan_device(EngineConfig(), QWEN, 24 * GIB, 23 * GIB).gpus
+    assert gpu.workspace_bytes == WORKSPACE_BYTES
 
 
 def test_a_device_refuses_caches_that_its_kernels_do_not_read() -> None:

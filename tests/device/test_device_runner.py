@@ -233,9 +233,9 @@ def test_what_the_next_router_names_is_uploaded_in_the_same_step_and_changes_no_
     assert reference.close(logits[1], size, long)
     assert sums.worst <= 1
     counts = runner.moe.prefetch_counts()
-    assert counts.correct > 0.9 * counts.predicted
-    assert counts.used > 0
-    assert counts.foreseen > 0
+    assert counts["correct"] > 0.9 * counts["predicted"]
+    assert counts["used"] > 0
+    assert counts["foreseen"] > 0
     uploads = np.concatenate([of_run["upload"] for of_run in events])
     assert (uploads["reason"] == 2).any()
     assert (uploads["layer"][uploads["reason"] == 2] > 0).all()

@@ -39,8 +39,8 @@ def test_prefetch_is_on_where_asked_for_and_never_changes_an_answer(model_dir, p
     engine = load(model_dir, prefetch=prefetch, policy=policy)
     plain = load(model_dir, accelerator="none")
     assert answer(engine) == answer(plain)
-    assert (engine.stats().prefetch.predicted > 0) == on
-    assert plain.stats().prefetch.predicted == 0
+    assert (engine.stats().prefetch["predicted"] > 0) == on
+    assert plain.stats().prefetch["predicted"] == 0
     engine.close()
     plain.close()
 

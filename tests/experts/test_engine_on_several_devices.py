@@ -36,13 +36,25 @@ def answer(engine, temperature=0.9):
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
-@pytest.mark.parametrize("settings", [{}, {"policy": "lru"}, {"tensor_split": "1,3"}, {"cache_prior": 0.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"policy": "lru"},
+        {"tensor_split": "1,3"},
+        {"cache_prior": 0.0},
+        {"prefetch": "off"},
+        {"enable_dynamic_expert_update": True, "policy": "static", "gpu_prefill_token_threshold": 8},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_answers_are_those_of_the_cpu_alone(model_dir, settings, temperature):
     with closing(load(model_dir, **settings)) as pair, closing(load(model_dir, "none")) as plain:
         assert answer(pair, temperature) == answer(plain, temperature)
         assert pair.info.accelerator == PAIR
-        assert pair.stats().prefetch.predicted == 0
+        prefetches = "policy" not in settings and settings.get("prefetch") != "off"
+        assert (pair.stats().prefetch["predicted"] > 0) == prefetches
 
 
 def test_a_placement_names_both_cards_and_survives_a_resize(model_dir):
@@ -77,9 +89,7 @@ def answer_again(engine):
     return tokens
 
 
-def test_settings_of_one_card_are_refused(model_dir):
-    with pytest.raises(ConfigError, match="--prefetch on was given with 2 devices"):
-        load(model_dir, prefetch="on")
+def test_a_split_for_other_cards_is_refused(model_dir):
     with pytest.raises(ConfigError, match="--tensor-split 3,1 was given with one device"):
         load(model_dir, "emulated:rtx4090-pcie4", tensor_split="3,1")
     with pytest.raises(ConfigError, match="has 3 shares; the machine has 2 devices"):

@@ -33,7 +33,7 @@ def test_bit_identical_on_several_devices(pool, policy, slots):
         cost=_core.CostModel(
             first.with_devices(others), model.store.expert_bytes, model.store.flops_per_token
         ),
-        config=_core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, slots[0], policy, further_slots=slots[1:]),
+        config=_core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, slots, policy),
         dense=_core.DenseCost(bytes=[1e6] * (LAYERS + 1), flops_per_token=[1e6] * (LAYERS + 1)),
         preload=False,
     )
@@ -67,7 +67,7 @@ def test_a_saved_cache_fills_several_devices_again(pool, tmp_path):
             pool,
             model.store,
             cost=_core.CostModel(first.with_devices([first]), model.store.expert_bytes, 1e4),
-            config=_core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, 5, further_slots=[7]),
+            config=_core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, [5, 7]),
             dense=_core.DenseCost(bytes=[1e6] * (LAYERS + 1), flops_per_token=[1e6] * (LAYERS + 1)),
             preload=False,
         )

@@ -84,7 +84,7 @@ struct Fixture {
     config.num_layers = kLayers;
     config.num_experts = kExperts;
     config.top_k = kTopK;
-    config.num_slots = options.num_slots;
+    config.slots = {options.num_slots};
     config.policy = options.policy;
     config.prefetch = options.look_ahead;
     return std::make_shared<DeviceAccelerator>(

@@ -10,6 +10,13 @@ namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
 
+// A layer on one device and the CPU, with an idle link.
+double at_home_us(const CostModel& cost, const DeviceWork& work, const std::vector<int>& cpu) {
+  std::vector<DeviceWork> devices(static_cast<size_t>(cost.num_devices()));
+  devices.front() = work;
+  return cost.layer({devices, cpu}).layer_us;
+}
+
 void bind_cost_model(py::module_& m) {
   py::class_<MachineProfile>(m, "MachineProfile",
                              "Calibrated figures of one machine; units are in the names.")
@@ -30,7 +37,7 @@ void bind_cost_model(py::module_& m) {
            }),
            py::arg("profile"), py::arg("expert_bytes"), py::arg("flops_per_token"),
            py::arg("cpu_curve") = std::vector<std::pair<double, double>>{})
-      .def("upload_us", &CostModel::upload_us)
+      .def("upload_us", [](const CostModel& cost) { return cost.home().upload_us(); })
       .def(
           "cpu_us",
           [](const CostModel& cost, const std::vector<int>& loads, double dma_busy) {
@@ -41,14 +48,14 @@ void bind_cost_model(py::module_& m) {
           "decode_layer_us",
           [](const CostModel& cost, size_t num_hits, size_t num_fetched, size_t num_cpu) {
             const std::vector<int> hits(num_hits, 1), fetched(num_fetched, 1), cpu(num_cpu, 1);
-            return cost.layer_us(hits, fetched, cpu, 0.0);
+            return at_home_us(cost, {hits, fetched}, cpu);
           },
           py::arg("num_hits"), py::arg("num_fetched"), py::arg("num_cpu"),
           "Layer time with one token per expert and an idle link.")
       .def(
           "layer_us",
           [](const CostModel& cost, const std::vector<int>& hits, const std::vector<int>& cpu) {
-            return cost.layer_us(hits, {}, cpu, 0.0);
+            return at_home_us(cost, {hits, {}}, cpu);
           },
           py::arg("hits"), py::arg("cpu"), "A layer without uploads, from the tokens of each expert.")
       .def(
@@ -60,12 +67,10 @@ void bind_cost_model(py::module_& m) {
                                           std::to_string(cost.num_devices()) + " devices expected");
             std::vector<std::vector<int>> hits;
             for (const size_t count : num_hits) hits.emplace_back(count, 1);
-            std::vector<DeviceWork> further;
-            for (size_t d = 1; d < hits.size(); ++d) further.push_back({hits[d], {}, 0, 0, false});
+            std::vector<DeviceWork> devices;
+            for (const std::vector<int>& each : hits) devices.push_back({each, {}});
             const std::vector<int> cpu(num_cpu, 1);
-            LayerWork work{hits[0], {}, cpu};
-            work.further = further;
-            return cost.with_home(home).layer(work).layer_us;
+            return cost.with_home(home).layer({devices, cpu}).layer_us;
           },
           py::arg("num_hits"), py::arg("num_cpu"), py::arg("home") = 0,
           "A layer without uploads and with one token per expert: hits of each device, misses of the CPU, "

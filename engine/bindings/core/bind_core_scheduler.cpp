@@ -2,7 +2,10 @@
 // simulation in docs/explanation/prefetch.md. Exports only.
 #include <pybind11/stl.h>
 
+#include <variant>
+
 #include "array_view.h"
+#include "core/counters.h"
 #include "core/layer_pins.h"
 #include "fields.h"
 #include "module.h"
@@ -23,7 +26,12 @@ void bind_config(py::module_& m) {
           "Shape, slots, policy and rules of a layer scheduler; those from fetch_rule to prior_usage "
           "are for comparison with other engines and for the lab."),
       field("num_layers", &Config::num_layers), field("num_experts", &Config::num_experts),
-      field("top_k", &Config::top_k), field("num_slots", &Config::num_slots),
+      field("top_k", &Config::top_k), field_by<std::variant<int, std::vector<int>>>(
+          py::arg("slots"),
+          [](Config& c, std::variant<int, std::vector<int>> slots) {
+            const int* one = std::get_if<int>(&slots);
+            c.slots = one != nullptr ? std::vector<int>{*one} : std::get<std::vector<int>>(std::move(slots));
+          }),
       field("policy", &Config::policy, defaults.policy),
       field("prefetch", &Config::prefetch, defaults.prefetch),
       field("num_staging", &Config::num_staging, defaults.num_staging),
@@ -42,7 +50,6 @@ void bind_config(py::module_& m) {
           [](Config& c, const std::vector<std::string>& names) { c.pins = pins_of(names); }),
       field("num_deferred", &Config::num_deferred, defaults.num_deferred),
       field("cache_prior", &Config::cache_prior, defaults.cache_prior),
-      field("further_slots", &Config::further_slots, defaults.further_slots),
       field("homes", &Config::homes, defaults.homes));
 }
 
@@ -58,16 +65,6 @@ void bind_core_scheduler(py::module_& m) {
       .value("DEMAND", UploadReason::kDemand)
       .value("ADMISSION", UploadReason::kAdmission)
       .value("PREFETCH", UploadReason::kPrefetch);
-  py::class_<PrefetchCounts>(m, "PrefetchCounts", "Sums since the start.")
-      .def_readonly("predicted", &PrefetchCounts::predicted)
-      .def_readonly("correct", &PrefetchCounts::correct)
-      .def_readonly("misses", &PrefetchCounts::misses)
-      .def_readonly("foreseen", &PrefetchCounts::foreseen)
-      .def_readonly("issued", &PrefetchCounts::issued)
-      .def_readonly("used", &PrefetchCounts::used)
-      .def_readonly("late", &PrefetchCounts::late)
-      .def_readonly("wasted", &PrefetchCounts::wasted)
-      .def_readonly("dropped", &PrefetchCounts::dropped);
   py::class_<Timeline, std::shared_ptr<Timeline>>(
       m, "Timeline", "Virtual clock with a serial link: demand uploads overtake background ones.")
       .def(py::init<double>(), py::arg("upload_us"));
@@ -75,7 +72,8 @@ void bind_core_scheduler(py::module_& m) {
                                                               "Decides and plays layers of decode steps.")
       .def(py::init(
                [](const CostModel& cost, const LayerSchedulerConfig& config, std::shared_ptr<Timeline> link) {
-                 return owning(std::make_unique<LayerScheduler>(cost, config, *link), link);
+                 Link* const links[] = {link.get()};
+                 return owning(std::make_unique<LayerScheduler>(cost, config, links), link);
                }),
            py::arg("cost"), py::arg("config"), py::arg("link"))
       .def("begin_step", [](LayerScheduler& s) { s.begin_step(); })
@@ -88,12 +86,13 @@ void bind_core_scheduler(py::module_& m) {
       .def(
           "decide",
           [](LayerScheduler& s, int layer, const Array<int32_t>& ids) {
-            s.decide(layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0);
+            s.decide({layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0});
           },
           py::arg("layer"), py::arg("ids"))
       .def("advance", &LayerScheduler::advance, py::arg("us"))
       .def_property_readonly("now_us", &LayerScheduler::now_us)
-      .def_property_readonly("prefetch_counts", &LayerScheduler::prefetch_counts);
+      .def_property_readonly("prefetch_counts",
+                             [](const LayerScheduler& s) { return counts_of(s.prefetch_counts()); });
 }
 
 }  // namespace twofold::bindings

@@ -66,13 +66,13 @@ void bind_device(py::module_& m) {
       .def(
           "accelerator",
           [](std::shared_ptr<DeviceApi> api, std::shared_ptr<ExpertStore> store, const CostModel& cost,
-             const LayerSchedulerConfig& config, std::vector<std::shared_ptr<DeviceApi>> further) {
-            further.insert(further.begin(), std::move(api));
-            return owning(std::make_unique<DeviceAccelerator>(further, *store, cost, config), store);
+             const LayerSchedulerConfig& config, std::vector<std::shared_ptr<DeviceApi>> others) {
+            others.insert(others.begin(), std::move(api));
+            return owning(std::make_unique<DeviceAccelerator>(others, *store, cost, config), store);
           },
           py::arg("store"), py::arg("cost"), py::arg("config"),
-          py::arg("further") = std::vector<std::shared_ptr<DeviceApi>>{},
-          "Pins the store where it can and takes the slots' memory, on this device and `further` ones.")
+          py::arg("others") = std::vector<std::shared_ptr<DeviceApi>>{},
+          "Pins the store where it can and takes the slots' memory, on this device and `others`.")
       .def("probe_uploads", &upload_probe, py::arg("store"), py::arg("num_uploads"), py::arg("demand"),
            "Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, "
            "pinned.")

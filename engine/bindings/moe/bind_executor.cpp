@@ -13,6 +13,7 @@
 #include "addresses.h"
 #include "device/device_accelerator.h"
 #include "fields.h"
+#include "core/counters.h"
 #include "module.h"
 #include "moe/emulated.h"
 #include "moe/moe_executor.h"
@@ -124,7 +125,7 @@ void bind_layer_plan(py::module_& m) {
 py::object placement_of(const MoeExecutor& executor) {
   const auto* slotted = dynamic_cast<const SlottedAccelerator*>(&executor.accelerator());
   if (slotted == nullptr) return py::none();
-  const ExpertCache& cache = slotted->scheduler().cache();
+  const ExpertCache& cache = slotted->scheduler().devices().cache(0);
   const int num_layers = cache.config().num_layers, num_experts = cache.config().num_experts;
   py::array_t<uint8_t> states({num_layers, num_experts});
   py::array_t<double> worth({num_layers, num_experts});
@@ -133,8 +134,8 @@ py::object placement_of(const MoeExecutor& executor) {
     for (int expert = 0; expert < num_experts; ++expert) {
       uint8_t& state = states.mutable_at(layer, expert);
       state = 0;
-      for (int d = 0; d < slotted->scheduler().num_devices(); ++d)
-        state = std::max(state, uint8_t(slotted->scheduler().cache(d).state(layer, expert)));
+      for (int d = 0; d < slotted->scheduler().devices().count(); ++d)
+        state = std::max(state, uint8_t(slotted->scheduler().devices().cache(d).state(layer, expert)));
     }
   }
   return py::make_tuple(states, worth);
@@ -145,12 +146,12 @@ py::object devices_of(const MoeExecutor& executor) {
   const auto* slotted = dynamic_cast<const SlottedAccelerator*>(&executor.accelerator());
   if (slotted == nullptr) return py::none();
   const LayerScheduler& scheduler = slotted->scheduler();
-  const CacheConfig& shape = scheduler.cache().config();
+  const CacheConfig& shape = scheduler.devices().cache(0).config();
   py::array_t<int8_t> devices({shape.num_layers, shape.num_experts});
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (int expert = 0; expert < shape.num_experts; ++expert) {
-      int device = scheduler.num_devices() - 1;
-      while (device >= 0 && !scheduler.cache(device).is_resident(layer, expert)) --device;
+      int device = scheduler.devices().count() - 1;
+      while (device >= 0 && !scheduler.devices().cache(device).is_resident(layer, expert)) --device;
       devices.mutable_at(layer, expert) = int8_t(device);
     }
   }
@@ -252,6 +253,8 @@ void bind_executor(py::module_& m) {
            py::arg("weights").noconvert(), py::return_value_policy::reference_internal)
       .def("compute_cpu", &compute_cpu, py::arg("normed").noconvert(), py::arg("rows").noconvert())
       .def("end_layer", &MoeExecutor::end_layer, py::arg("us"), py::arg("dense_us") = -1.0)
+      .def_property_readonly("wants_prediction", &MoeExecutor::wants_prediction,
+                             "Whether predictions for later layers are used in this step.")
       .def("predict", &predict, py::arg("layer"), py::arg("logits").noconvert())
       .def("save_cache", &MoeExecutor::save_cache, py::arg("path"))
       .def("record_release", &MoeExecutor::record_release)
@@ -265,19 +268,9 @@ void bind_executor(py::module_& m) {
           },
           py::arg("wanted"), "Between steps: slots hold exactly these, [layers, experts].")
       .def("dynamic_update_counts",
-           [](const MoeExecutor& e) {
-             const DynamicUpdateCounts c = e.accelerator().dynamic_update_counts();
-             return py::dict(py::arg("updated") = c.updated, py::arg("unchanged") = c.unchanged,
-                             py::arg("too_short") = c.too_short, py::arg("experts") = c.experts);
-           })
+           [](const MoeExecutor& e) { return counts_of(e.accelerator().dynamic_update_counts()); })
       .def("prefetch_counts",
-           [](const MoeExecutor& e) {
-             const PrefetchCounts c = e.accelerator().prefetch_counts();
-             return py::dict(py::arg("predicted") = c.predicted, py::arg("correct") = c.correct,
-                             py::arg("misses") = c.misses, py::arg("foreseen") = c.foreseen,
-                             py::arg("issued") = c.issued, py::arg("used") = c.used, py::arg("late") = c.late,
-                             py::arg("wasted") = c.wasted, py::arg("dropped") = c.dropped);
-           })
+           [](const MoeExecutor& e) { return counts_of(e.accelerator().prefetch_counts()); })
       .def("end_step", &MoeExecutor::end_step, py::arg("with_head") = true)
       .def("idle", &MoeExecutor::idle)
       .def_property(

@@ -16,7 +16,7 @@ namespace {
 // Plans are recomputed when the link deviates this much from their assumption.
 constexpr double kRecalibrateBeyond = 0.05;
 
-UploadSettings settings_of(const CostModel& cost, bool source_pinned, double start_us) {
+UploadSettings settings_of(const DeviceCost& cost, bool source_pinned, double start_us) {
   UploadSettings settings;
   settings.start_us = start_us;
   settings.latency_us = cost.profile().link_latency_us;
@@ -87,7 +87,7 @@ void DeviceAccelerator::begin_step(const StepRows& rows) {
   if (!deviates) return;
   MachineProfile machine = calibrated_.profile();
   for (size_t d = 0; d < devices_.size(); ++d) {
-    MachineProfile& profile = d == 0 ? machine : machine.further[d - 1];
+    DeviceProfile& profile = machine.devices[d];
     const double factor = devices_[d]->uploads.correction();
     profile.link_latency_us *= factor;
     profile.link_bandwidth_gbps /= factor;
@@ -101,7 +101,7 @@ void DeviceAccelerator::decided(const LayerDecision& decision, std::span<GroupPl
   placed_layer_ = decision.layer;
   for (size_t d = 0; d < devices_.size(); ++d) {
     for (int refused : devices_[d]->uploads.take_refused()) {
-      scheduler_.ahead_refused(refused);
+      scheduler_.ahead_refused(int(d), refused);
       for (size_t g = 0; g < decision.experts.size(); ++g) {
         const ExpertDecision& e = decision.experts[g];
         if (e.slot != refused || e.device != int(d) || e.where != Placement::kFetched) continue;
@@ -132,7 +132,7 @@ void DeviceAccelerator::after_compute(StreamHandle compute, int device) {
 
 void DeviceAccelerator::begin_table_step(StreamHandle compute) {
   if (devices_.size() > 1) throw std::logic_error("a table step is for one device");
-  first().tables.begin_step(scheduler_.cache(), compute);
+  first().tables.begin_step(scheduler_.devices().cache(0), compute);
 }
 
 std::vector<uint32_t> DeviceAccelerator::read_prices() const {
@@ -140,18 +140,19 @@ std::vector<uint32_t> DeviceAccelerator::read_prices() const {
     return uint32_t(std::min(std::round(us * 1e3), double(std::numeric_limits<uint32_t>::max())));
   };
   const CostModel& cost = scheduler_.cost();
-  const double chi = cost.profile().contention;
+  const DeviceCost& home = cost.home();
+  const double chi = home.profile().contention;
   cuda::ReadPrices prices{};
-  prices.reads = scheduler_.fetch_rule() == FetchRule::kBestSplit;
-  prices.launch_ns = ns(cost.profile().gpu_launch_us);
-  prices.handshake_ns = ns(cost.profile().handshake_us);
+  prices.reads = scheduler_.config().fetch_rule == FetchRule::kBestSplit;
+  prices.launch_ns = ns(home.profile().gpu_launch_us);
+  prices.handshake_ns = ns(home.profile().handshake_us);
   for (int n = 1; n <= cuda::kMostReadTokens; ++n) {
     const int turns = (n + cuda::kDecodeTokens - 1) / cuda::kDecodeTokens;
-    prices.gpu_ns[n] = ns(cost.gpu_expert_us(n));
-    prices.link_ns[n] = ns(turns * cost.upload_us());
+    prices.gpu_ns[n] = ns(home.gpu_expert_us(n));
+    prices.link_ns[n] = ns(turns * home.upload_us());
     prices.cpu_ns[n] = ns(cost.cpu_expert_us(n));
     prices.slowed_ns[n] = ns(chi * cost.cpu_expert_us(n));
-    prices.drag_ns[n] = ns(chi / (1 + chi) * turns * cost.upload_us());
+    prices.drag_ns[n] = ns(chi / (1 + chi) * turns * home.upload_us());
   }
   std::vector<uint32_t> words(cuda::kReadPriceWords);
   std::memcpy(words.data(), &prices, sizeof prices);
@@ -162,8 +163,8 @@ LayerTimes DeviceAccelerator::follow(int layer, const LayerRouting& routing, con
                                      std::span<const Placement> where) {
   first().tables.reached(layer);
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
-  const LayerDecision& decision = scheduler_.follow(layer, {routing.ids, num_pairs},
-                                                    {routing.weights, num_pairs}, where, routing.num_tokens);
+  const LayerDecision& decision = scheduler_.follow(
+      {layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens}, where);
   keep_books(decision, layer, routing, groups);
   return decision.times;
 }

@@ -78,7 +78,7 @@ class DeviceAccelerator final : public SlottedAccelerator {
   const std::string& warning() const { return first().store_range.warning(); }
   const UploadEngine& uploads(int device = 0) const { return devices_[size_t(device)]->uploads; }
   // [hits][misses] of one-token layers, by the current cost model.
-  std::vector<uint8_t> split_table() const { return scheduler_.split_table(); }
+  std::vector<uint8_t> split_table() { return scheduler_.split_table(); }
   // cuda::ReadPrices for layers of several tokens, word by word; no direct reads under another engine's fetch
   // rule.
   std::vector<uint32_t> read_prices() const;

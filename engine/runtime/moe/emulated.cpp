@@ -73,7 +73,8 @@ size_t EmulatedAccelerator::device_bytes() const {
 
 void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int num_tokens) {
   // The extra router reads its gate; its launch is part of the step's graph.
-  const double us = dense_cost_.router_bytes / (scheduler_.cost().profile().vram_bandwidth_gbps * 1e3);
+  const DeviceProfile& home = scheduler_.cost().device(scheduler_.config().home(layer)).profile();
+  const double us = dense_cost_.router_bytes / (home.vram_bandwidth_gbps * 1e3);
   scheduler_.advance(us);
   parts_.dense_us += us;
   SlottedAccelerator::predict(layer, logits, num_tokens);
@@ -81,12 +82,13 @@ void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int 
 
 void EmulatedAccelerator::dense(int layer, int num_tokens) {
   const bool is_head = layer == store().num_layers();
-  const int home = is_head ? 0 : scheduler_.home(layer), before = layer == 0 ? 0 : scheduler_.home(layer - 1);
-  const MachineProfile& machine = scheduler_.cost().device(home).profile();
-  const double bytes_us = dense_cost_.bytes[size_t(layer)] / (machine.vram_bandwidth_gbps * 1e3);
+  const LayerSchedulerConfig& config = scheduler_.config();
+  const int home = is_head ? 0 : config.home(layer), before = layer == 0 ? 0 : config.home(layer - 1);
+  const DeviceProfile& device = scheduler_.cost().device(home).profile();
+  const double bytes_us = dense_cost_.bytes[size_t(layer)] / (device.vram_bandwidth_gbps * 1e3);
   const double flops_us =
-      dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (machine.gpu_gflops * 1e3);
-  const double us = scheduler_.cost().exchange_us(before, home) + machine.gpu_launch_us +
+      dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (device.gpu_gflops * 1e3);
+  const double us = scheduler_.cost().exchange_us(before, home) + device.gpu_launch_us +
                     std::max(bytes_us, flops_us) + cpu_dense_us(layer, num_tokens);
   scheduler_.advance(us);
   (is_head ? parts_.head_us : parts_.dense_us) += us;
@@ -94,20 +96,21 @@ void EmulatedAccelerator::dense(int layer, int num_tokens) {
 
 double EmulatedAccelerator::cpu_dense_us(int layer, int num_tokens) const {
   if (dense_cost_.handovers.empty()) return 0;
-  const MachineProfile& machine = scheduler_.cost().profile();
+  const HostProfile& host = scheduler_.cost().profile().host;
   const size_t stretch = size_t(layer);
-  const double bytes_us = dense_cost_.cpu_bytes[stretch] / (machine.cpu_bandwidth_gbps * 1e3);
-  const double flops_us = dense_cost_.cpu_flops_per_token[stretch] * num_tokens / (machine.cpu_gflops * 1e3);
-  return dense_cost_.handovers[stretch] * machine.handshake_us + std::max(bytes_us, flops_us);
+  const double bytes_us = dense_cost_.cpu_bytes[stretch] / (host.cpu_bandwidth_gbps * 1e3);
+  const double flops_us = dense_cost_.cpu_flops_per_token[stretch] * num_tokens / (host.cpu_gflops * 1e3);
+  return dense_cost_.handovers[stretch] * scheduler_.cost().home().profile().handshake_us +
+         std::max(bytes_us, flops_us);
 }
 
 void EmulatedAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> /*placements*/) {
   std::array<double, kMostDevices> of_device{};
   for (const ExpertDecision& e : decision.experts) {
     if (e.where == Placement::kCpu) continue;
-    const CostModel& cost = scheduler_.cost().device(e.device);
+    const DeviceCost& cost = scheduler_.cost().device(e.device);
     double& us = of_device[size_t(e.device)];
-    if (us == 0) us = cost.profile().exchange_us + cost.profile().gpu_launch_us;
+    if (us == 0) us = cost.exchange_us() + cost.profile().gpu_launch_us;
     us += cost.gpu_expert_us(e.tokens);
   }
   const double computing_us = *std::max_element(of_device.begin(), of_device.end());

@@ -8,7 +8,7 @@
 namespace twofold {
 
 SlottedAccelerator::SlottedAccelerator(const ExpertStore& store, const LayerSchedulerConfig& config)
-    : store_(store), cache_prior_(config.cache_prior) {
+    : store_(store) {
   if (config.num_layers == store.num_layers() && config.num_experts == store.num_experts()) return;
   throw std::invalid_argument("scheduler configuration for " + std::to_string(config.num_layers) +
                               " layers of " + std::to_string(config.num_experts) +
@@ -18,7 +18,7 @@ SlottedAccelerator::SlottedAccelerator(const ExpertStore& store, const LayerSche
 
 void SlottedAccelerator::record_to(EventLog& events) {
   events_ = &events;
-  pending_.resize(size_t(event_slot(scheduler().num_devices(), 0)));
+  pending_.resize(size_t(event_slot(num_devices(), 0)));
 }
 
 void SlottedAccelerator::record_fill(int64_t first_step) {
@@ -32,7 +32,7 @@ int64_t SlottedAccelerator::record_release() {
   for (int d = 0; d < num_devices(); ++d) {
     for (int layer = 0; layer < store_.num_layers(); ++layer) {
       for (int expert = 0; expert < store_.num_experts(); ++expert) {
-        const int slot = scheduler().cache(d).slot_of(layer, expert);
+        const int slot = scheduler().devices().cache(d).slot_of(layer, expert);
         if (slot >= 0) record_contents(CacheEventKind::kEvict, d, {layer, expert, slot});
       }
     }
@@ -42,31 +42,21 @@ int64_t SlottedAccelerator::record_release() {
 
 int SlottedAccelerator::num_slots() const {
   int total = 0;
-  for (int d = 0; d < scheduler().num_devices(); ++d) total += scheduler().num_slots(d);
+  for (int d = 0; d < num_devices(); ++d) total += scheduler().devices().num_slots(d);
   return total;
 }
 
 int SlottedAccelerator::event_slot(int device, int slot) const {
-  for (int d = 0; d < device; ++d) slot += scheduler().num_slots(d) + scheduler().num_staging();
+  for (int d = 0; d < device; ++d) slot += scheduler().devices().num_slots(d) + scheduler().devices().num_staging();
   return slot;
 }
 
-bool SlottedAccelerator::is_resident(int layer, int expert) const {
-  for (int d = 0; d < scheduler().num_devices(); ++d) {
-    if (scheduler().cache(d).is_resident(layer, expert)) return true;
-  }
-  return false;
-}
-
 void SlottedAccelerator::save(const std::string& path) const {
-  const ExpertCache& cache = scheduler().cache();
+  const ExpertCache& cache = scheduler().devices().cache(0);
   std::vector<uint8_t> held;
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
-      bool is_held = false;
-      for (int d = 0; d < scheduler().num_devices(); ++d)
-        is_held = is_held || scheduler().cache(d).state(layer, expert) != ExpertState::kAbsent;
-      held.push_back(is_held);
+      held.push_back(scheduler().devices().holds(layer, expert));
     }
   }
   cache.save(path, held);
@@ -81,11 +71,9 @@ void SlottedAccelerator::record_contents(CacheEventKind kind, int device, const 
 
 bool SlottedAccelerator::bring(int layer, int expert) {
   LayerScheduler& scheduler = this->scheduler();
-  for (int d = 0; d < scheduler.num_devices(); ++d) {
-    if (scheduler.cache(d).slot_of(layer, expert) >= 0) return false;
-  }
-  for (int d = 0; d < scheduler.num_devices(); ++d) {
-    ExpertCache& cache = scheduler.cache(d);
+  if (scheduler.devices().holds(layer, expert)) return false;
+  for (int d = 0; d < num_devices(); ++d) {
+    ExpertCache& cache = scheduler.devices().cache(d);
     if (!cache.preload(layer, expert)) continue;
     try {
       fill(d, {layer, expert, cache.slot_of(layer, expert)});
@@ -102,7 +90,7 @@ bool SlottedAccelerator::bring(int layer, int expert) {
 void SlottedAccelerator::preload_all() {
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
-      if (scheduler().cache().config().pin(layer) != LayerPin::kFree) continue;
+      if (scheduler().devices().cache(0).config().pin(layer) != LayerPin::kFree) continue;
       if (!bring(layer, expert)) {
         throw std::logic_error("preload_all needs a slot for every expert; there are " +
                                std::to_string(num_slots()));
@@ -112,19 +100,21 @@ void SlottedAccelerator::preload_all() {
 }
 
 void SlottedAccelerator::fill_pinned() {
-  const ExpertCache& cache = scheduler().cache();
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
+    const int home = scheduler().config().home(layer);
+    const ExpertCache& cache = scheduler().devices().cache(home);
     if (cache.config().pin(layer) != LayerPin::kResident) continue;
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
-      fill(0, {layer, expert, cache.slot_of(layer, expert)});
-      record_contents(CacheEventKind::kAdmit, 0, {layer, expert, cache.slot_of(layer, expert)});
+      const Transfer what{layer, expert, cache.slot_of(layer, expert)};
+      fill(home, what);
+      record_contents(CacheEventKind::kAdmit, home, what);
     }
   }
 }
 
 int SlottedAccelerator::restore(const std::string& path) {
-  const std::vector<int> order = scheduler().cache().load(path);
-  for (int d = 1; d < scheduler().num_devices(); ++d) scheduler().cache(d).load(path);
+  std::vector<int> order;  // the same of each
+  for (int d = 0; d < num_devices(); ++d) order = scheduler().devices().cache(d).load(path);
   int uploaded = 0;
   for (int cell : order) uploaded += bring(cell / store_.num_experts(), cell % store_.num_experts());
   return uploaded;
@@ -133,7 +123,7 @@ int SlottedAccelerator::restore(const std::string& path) {
 int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   const int num_layers = store_.num_layers(), num_experts = store_.num_experts();
   LayerScheduler& scheduler = this->scheduler();
-  const CacheConfig& config = scheduler.cache().config();
+  const CacheConfig& config = scheduler.devices().cache(0).config();
   const auto refuse = [](const std::string& given, int expected) {
     throw std::invalid_argument("a placement of " + given + " given, at most " + std::to_string(expected) +
                                 " expected: there are no more slots");
@@ -146,14 +136,15 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   int total = 0;
   for (int layer = 0; layer < num_layers; ++layer) {
     if (config.pin(layer) != LayerPin::kFree) {  // pinned: not changed by `wanted`
-      if (config.pin(layer) == LayerPin::kResident) total += num_experts;
+      const ExpertCache& home = scheduler.devices().cache(scheduler.config().home(layer));
+      if (home.config().pin(layer) == LayerPin::kResident) total += num_experts;
       continue;
     }
     const auto of_layer = wanted.subspan(size_t(layer) * size_t(num_experts), size_t(num_experts));
     const auto count = int(std::count_if(of_layer.begin(), of_layer.end(), [](uint8_t w) { return w != 0; }));
     int slots = 0;
-    for (int d = 0; d < scheduler.num_devices(); ++d)
-      slots += scheduler.cache(d).config().slots_per_layer[size_t(layer)];
+    for (int d = 0; d < num_devices(); ++d)
+      slots += scheduler.devices().cache(d).config().slots_per_layer[size_t(layer)];
     if (!config.pooled() && count > slots)
       refuse(std::to_string(count) + " experts in layer " + std::to_string(layer), slots);
     total += count;
@@ -163,8 +154,8 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   for (int cell = 0; cell < int(wanted.size()); ++cell) {
     if (config.pin(cell / num_experts) != LayerPin::kFree) continue;
     bool keeps = wanted[size_t(cell)] != 0;  // one copy
-    for (int d = 0; d < scheduler.num_devices(); ++d) {
-      ExpertCache& cache = scheduler.cache(d);
+    for (int d = 0; d < num_devices(); ++d) {
+      ExpertCache& cache = scheduler.devices().cache(d);
       const Transfer what{cell / num_experts, cell % num_experts,
                           cache.slot_of(cell / num_experts, cell % num_experts)};
       if (!cache.is_resident(what.layer, what.expert) || std::exchange(keeps, false)) continue;
@@ -203,7 +194,7 @@ void SlottedAccelerator::idle() {
 std::span<const uint8_t> SlottedAccelerator::residents(int layer) {
   residents_.resize(size_t(store_.num_experts()));
   for (int expert = 0; expert < store_.num_experts(); ++expert)
-    residents_[size_t(expert)] = is_resident(layer, expert);
+    residents_[size_t(expert)] = scheduler().devices().device_of(layer, expert, 0) >= 0;
   return residents_;
 }
 
@@ -211,7 +202,7 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
                                      std::span<GroupPlacement> placements) {
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   const LayerDecision& decision =
-      scheduler().decide(layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens);
+      scheduler().decide({layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens});
   keep_books(decision, layer, routing, groups);
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];
@@ -225,7 +216,7 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
 void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
                                     const ExpertGroups& groups) {
   deferred_ = decision.deferred;
-  const auto price_of = [&](int device) { return float(scheduler().cache(device).config().upload_price); };
+  const auto price_of = [&](int device) { return float(scheduler().devices().cache(device).config().upload_price); };
   for (const Publication& landed : decision.arrivals) report_landed(landed);
   // A prefetch that never began copied nothing over the link.
   events_->counts.uploads -= int64_t(decision.withdrawn.size());

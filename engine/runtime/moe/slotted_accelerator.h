@@ -38,10 +38,10 @@ class SlottedAccelerator : public Accelerator {
   void idle() override;
   // All devices together.
   int num_slots() const override;
-  int num_devices() const override { return scheduler().num_devices(); }
+  int num_devices() const override { return scheduler().devices().count(); }
   std::span<const uint8_t> deferred() const override { return deferred_; }
-  int num_deferred() const override { return scheduler().num_deferred(); }
-  double cache_prior() const override { return cache_prior_; }
+  int num_deferred() const override { return scheduler().config().num_deferred; }
+  double cache_prior() const override { return scheduler().config().cache_prior; }
   std::span<const uint8_t> residents(int layer) override;
 
   virtual const LayerScheduler& scheduler() const = 0;
@@ -67,7 +67,6 @@ class SlottedAccelerator : public Accelerator {
   void report_landed(const Publication& landed);
   // Number of a device's slot among those of all devices, as in events: slots and staging slots, device by device.
   int event_slot(int device, int slot) const;
-  bool is_resident(int layer, int expert) const;
   // Records a change of a slot that no layer decided, at once. With one device its contents at the start are known
   // without.
   void record_contents(CacheEventKind kind, int device, const Transfer& what);
@@ -75,7 +74,6 @@ class SlottedAccelerator : public Accelerator {
   int64_t request_of(const LayerRouting& routing, const ExpertGroups& groups, int expert) const;
 
   const ExpertStore& store_;
-  double cache_prior_;
   std::span<const uint8_t> deferred_;  // pairs of the layer just placed
   std::vector<uint8_t> residents_;
   EventLog* events_ = nullptr;

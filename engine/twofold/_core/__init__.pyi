@@ -151,7 +151,7 @@ class SchedulerConfig:
         num_layers: int,
         num_experts: int,
         top_k: int,
-        num_slots: int,
+        slots: int | Sequence[int],
         policy: str = "payback",
         prefetch: bool = False,
         num_staging: int = -1,
@@ -168,10 +168,9 @@ class SchedulerConfig:
         pins: Sequence[str] = (),
         num_deferred: int = 0,
         cache_prior: float = 0.0,
-        further_slots: Sequence[int] = (),
         homes: Sequence[int] = (),
     ) -> None:
-        """num_slots: of the first device. further_slots: of each device after it.
+        """slots: of the machine's only device, or of each.
 
         pins: per expert of each layer "auto", "cpu" (never in a slot) or "gpu" (in a slot from the start); empty:
         all "auto"."""
@@ -194,20 +193,6 @@ class UploadReason(_NativeEnum):
     name: Final[str]
     value: Final[int]
 
-@final
-class PrefetchCounts:
-    """Sums since the start."""
-
-    predicted: Final[int]
-    correct: Final[int]
-    misses: Final[int]
-    foreseen: Final[int]
-    issued: Final[int]
-    used: Final[int]
-    late: Final[int]
-    wasted: Final[int]
-    dropped: Final[int]
-
 class LayerScheduler:
     """Schedules and plays the layers of decode steps."""
 
@@ -217,7 +202,7 @@ class LayerScheduler:
     def decide(self, layer: int, ids: _I32) -> None: ...
     def advance(self, us: float) -> None: ...
     now_us: Final[float]
-    prefetch_counts: Final[PrefetchCounts]
+    prefetch_counts: Final[dict[str, int]]
 
 # ---- bind_ops*.cpp, bind_sampling.cpp: operations on the CPU
 
@@ -928,6 +913,10 @@ class MoeExecutor:
     def begin_layer(self, layer: int, ids: _I32, weights: _F32) -> LayerPlan: ...
     def compute_cpu(self, normed: _F32, rows: _F32) -> None: ...
     def end_layer(self, us: float, dense_us: float = -1.0) -> None: ...
+    @property
+    def wants_prediction(self) -> bool:
+        """Whether predictions for later layers are used in this step."""
+
     def predict(self, layer: int, logits: _F32) -> None: ...
     def save_cache(self, path: str) -> None: ...
     def record_release(self) -> int:

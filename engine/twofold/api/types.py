@@ -185,28 +185,6 @@ class PlacementCounts:
 
 
 @dataclass(frozen=True)
-class PrefetchCounts:
-    """What prefetching predicted and did, in experts per layer and step, summed.
-
-    Precision = correct / predicted, recall = foreseen / misses, issued = used + late + wasted + in flight.
-    """
-
-    predicted: int = 0
-    correct: int = 0
-    misses: int = 0
-    """Routed experts that were neither in a slot nor being uploaded when their layer was predicted."""
-    foreseen: int = 0
-    issued: int = 0
-    used: int = 0
-    """Routed and uploaded in time: hits that would have been misses."""
-    late: int = 0
-    wasted: int = 0
-    """Not routed by the layer they were uploaded for; they stay cached and may serve later steps."""
-    dropped: int = 0
-    """Predicted experts not uploaded because the copy could not have finished in time."""
-
-
-@dataclass(frozen=True)
 class SpeculationCounts:
     """Speculative decoding since the start, in vLLM's terms."""
 
@@ -251,7 +229,9 @@ class EngineStats:
     """Prompt tokens looked up in the prefix cache, since the start."""
     prefix_cache_hits: int = 0
     """Prefix-cache hits among prefix_cache_queries, tokens."""
-    prefetch: PrefetchCounts = field(default_factory=PrefetchCounts)
+    prefetch: Mapping[str, int] = field(default_factory=dict)
+    """What prefetching predicted and did, in experts per layer and step, summed; names and meanings in
+    engine/core/include/twofold/counters.h. Empty before the first step."""
     dynamic_update: Mapping[str, int] = field(default_factory=dict)
     """Steps with prompt tokens by outcome of the update, where --enable-dynamic-expert-update was given."""
     num_preemptions: int = 0

@@ -62,14 +62,14 @@ def load_on_device(
     record_bytes = sum(block.device_record_bytes for layer in files.config.layers for block in layer)
     num_snapshots = plan_snapshots(config, record_bytes, available_memory_bytes())
     try:
-        further = [Stage(each.torch_device, each.kernels(max_context), each.active) for each in devices[1:]]
+        others = [Stage(each.torch_device, each.kernels(max_context), each.active) for each in devices[1:]]
         model = DeviceModel(
             files,
             pool,
             device.torch_device,
             device.kernels(max_context),
             max_context,
-            further=further,
+            others=others,
             homes=budget.homes,
         )
         # Looking ahead costs launches in every layer, and no GPU has shown a gain yet: only on request.

@@ -93,12 +93,12 @@ class DeviceModel:
         kernels: DeviceKernels,
         max_length: int,
         *,
-        further: Sequence[Stage] = (),
+        others: Sequence[Stage] = (),
         homes: Sequence[int] = (),
     ) -> None:
         """Copy everything but the experts to the devices, for sequences of at most `max_length` tokens.
 
-        homes: the device of each layer, 0 for `device`, n for `further[n - 1]`; empty: all layers are on `device`.
+        homes: the device of each layer, 0 for `device`, n for `others[n - 1]`; empty: all layers are on `device`.
 
         Raises:
             ModelLoadError: the device's memory is too small (the message names the flags to lower), or the rotation
@@ -111,7 +111,7 @@ class DeviceModel:
                 "a device; use --accelerator none"
             )
         self.device = device
-        self._stages = (Stage(device, kernels), *further)
+        self._stages = (Stage(device, kernels), *others)
         self._specs = list(itertools.chain.from_iterable(config.layers))
 
         self._homes = [homes[block.layer] if homes else 0 for block in self._specs]

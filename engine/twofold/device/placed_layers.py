@@ -8,7 +8,7 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,6 @@ from twofold.experts.slot_plan import MoeShape
 
 class PlacedLayers:
     """Implements `model.DeviceMoe` for steps of any shape; there are no padding rows."""
-
-    look_ahead = None
 
     def __init__(
         self,
@@ -65,10 +63,19 @@ class PlacedLayers:
         # its home. The previous layer's is None if it was elsewhere.
         self._open: tuple[Any, Any, Any, int] | None = None
         self._ended: Any = None
+        self._next_scores: Tensor | None = None
+
+    @property
+    def look_ahead(self) -> Callable[[Tensor], None] | None:
+        """See `model.DeviceMoe.look_ahead`."""
+        return self._take_scores if self._executor.wants_prediction else None
+
+    def _take_scores(self, scores: Tensor) -> None:
+        self._next_scores = scores
 
     def begin_step(self) -> None:
         """Call after the executor's begin_step; discards an aborted step."""
-        self._open = self._ended = self._prior_rows = None
+        self._open = self._ended = self._prior_rows = self._next_scores = None
 
     def cache_prior(self, moe_layer: int, num_tokens: int) -> CachePrior | None:
         """See `model.DeviceMoe.cache_prior`."""
@@ -102,6 +109,9 @@ class PlacedLayers:
         host_ids, host_weights = transfers.routing()
         # The devices have passed the previous layer: its time can be read and its buffers are free.
         self._end_layer()
+        if self._next_scores is not None:
+            self._executor.predict(moe_layer + 1, self._next_scores.cpu().numpy())
+            self._next_scores = None
         plan = self._executor.begin_layer(moe_layer, host_ids, host_weights)
 
         parcel = home.open(plan, moe_layer, num_tokens)

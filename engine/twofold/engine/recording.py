@@ -19,7 +19,6 @@ from twofold.api.types import (
     ControlRecord,
     EngineStats,
     PlacementCounts,
-    PrefetchCounts,
     RunInfo,
     SpeculationCounts,
     StepRecord,
@@ -64,7 +63,7 @@ class Recorder:
         """Whether requests are recorded with the text of their answers."""
         self._last_drain = 0.0
         self.placement = PlacementCounts()
-        self.prefetch = PrefetchCounts()
+        self.prefetch: Mapping[str, int] = {}
         self.decode_tokens_per_s = 0.0
         """Speed of recent decode-only steps, on the run's clock; 0 before the first."""
         self.step_tokens: Counter[int] = Counter()

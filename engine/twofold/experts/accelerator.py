@@ -23,9 +23,9 @@ class ExpertDevice(Protocol):
         store: _core.ExpertStore,
         cost: _core.CostModel,
         config: _core.SchedulerConfig,
-        further: Sequence[Any] = (),
+        others: Sequence[Any] = (),
     ) -> _core.DeviceAccelerator:
-        """Allocate slots here and on `further` devices; pin the store if possible. CapacityError, KernelError."""
+        """Allocate slots here and on `others`; pin the store if possible. CapacityError, KernelError."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Expert slots of several devices: how many each has, and the settings that one device alone supports."""
+"""Expert slots of several devices: how many each has."""
 
 from __future__ import annotations
 
@@ -60,26 +60,13 @@ def split_slots(num_slots: int, shares: Sequence[float], most: int) -> list[int]
 
 
 def check_devices(config: EngineConfig, num_devices: int) -> None:
-    """Refuse settings that several devices do not support.
+    """Refuse a split where there is nothing to split.
 
     Raises:
         ConfigError: names the setting and what to do.
     """
-    if num_devices < 2:
-        if config.tensor_split is not None:
-            raise ConfigError(
-                f"--tensor-split {config.tensor_split} was given with one device; leave it out, or name several "
-                "devices, such as --devices cuda:0,cuda:1 or --accelerator emulated:rtx4090-pcie4+rtx3060-pcie3"
-            )
-        return
-    given = {
-        "--prefetch on": config.prefetch == "on",
-        f"--num-deferred-experts {config.num_deferred_experts}": config.num_deferred_experts != "0",
-        "--enable-dynamic-expert-update": config.enable_dynamic_expert_update,
-    }
-    for flag, is_given in given.items():
-        if is_given:
-            raise ConfigError(
-                f"{flag} was given with {num_devices} devices; it works with one device only. "
-                "Leave it out, or name one device"
-            )
+    if num_devices < 2 and config.tensor_split is not None:
+        raise ConfigError(
+            f"--tensor-split {config.tensor_split} was given with one device; leave it out, or name several "
+            "devices, such as --devices cuda:0,cuda:1 or --accelerator emulated:rtx4090-pcie4+rtx3060-pcie3"
+        )

@@ -34,7 +34,7 @@ def machine_json(
     )
     content: dict[str, Any] = {"system": _system(pool), "versions": _versions(), "profile": figures}
     content |= {"name": "" if found is None else found.name, "model_sizes": sizes, "slots": slots}
-    if found is not None and found.further:
+    if found is not None and found.joined:
         content["devices"] = {
             f"{number}: {device.name}": device.cost_figures for number, device in enumerate(found.devices)
         }

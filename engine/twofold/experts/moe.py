@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from twofold import _core
 from twofold.api.errors import ConfigError, ModelLoadError
-from twofold.api.types import PlacementCounts, PrefetchCounts
+from twofold.api.types import PlacementCounts
 from twofold.api.whole_file import whole_file
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice, ExpertDevice
@@ -152,7 +152,7 @@ class MoeRuntime:
                 "this machine is not calibrated: plans use the profile %s; run `twofold calibrate`",
                 UNCALIBRATED,
             )
-        elif others and not self._machine.further:
+        elif others and not self._machine.joined:
             _log.warning(
                 "all %d GPUs are planned with the figures of one, %s; calibrate each and give --machine-profile "
                 "FIRST.json+SECOND.json",
@@ -408,8 +408,8 @@ class MoeRuntime:
                 f"--cache-state {path}: {error}; delete the file or name another one to start cold"
             ) from error
 
-    def prefetch_counts(self) -> PrefetchCounts:
-        return PrefetchCounts(**_added(self._earlier_counts.prefetches, self._executor.prefetch_counts()))
+    def prefetch_counts(self) -> Mapping[str, int]:
+        return _added(self._earlier_counts.prefetches, self._executor.prefetch_counts())
 
     def counts(self) -> PlacementCounts:
         return PlacementCounts(**_added(self._earlier_counts.placements, self._executor.counts()))

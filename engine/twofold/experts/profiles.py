@@ -80,22 +80,13 @@ class MachineProfile:
     description: str
     figures: Mapping[str, Figure]
     cpu_curves: tuple[CpuCurve, ...] = ()
-    further: tuple[MachineProfile, ...] = ()
-    """Machines whose devices this one has beside its own, the first device; their host figures are ignored."""
-    first_name: str = ""
-    """Name of the first device, if there are several; `name` is the machine's."""
+    joined: tuple[MachineProfile, ...] = ()
+    """Of a machine of several devices: this host with each of them alone; empty: there is one."""
 
     @property
     def devices(self) -> tuple[MachineProfile, ...]:
         """For each device, this host with that device alone."""
-        host = {name: self.figures[name] for name in HOST_FIGURES}
-        others = (
-            dataclasses.replace(
-                other, figures={**other.figures, **host}, cpu_curves=self.cpu_curves, further=()
-            )
-            for other in self.further
-        )
-        return (dataclasses.replace(self, name=self.first_name or self.name, further=()), *others)
+        return self.joined or (self,)
 
     def native(self) -> _core.MachineProfile:
         """The same for the native cost model."""
@@ -175,17 +166,20 @@ def join_profiles(profiles: Sequence[MachineProfile], *, sorts: bool = True) -> 
     """
     if len(profiles) > MOST_DEVICES:
         raise ConfigError(f"{len(profiles)} devices were given; at most {MOST_DEVICES} are supported")
-    host = profiles[0]
-    devices = dataclasses.replace(host, further=tuple(profiles[1:])).devices
+    host = {name: profiles[0].figures[name] for name in HOST_FIGURES}
+    devices = [
+        dataclasses.replace(
+            profile, figures={**profile.figures, **host}, cpu_curves=profiles[0].cpu_curves, joined=()
+        )
+        for profile in profiles
+    ]
     if sorts:
-        devices = tuple(sorted(devices, key=lambda device: -device.figures["vram_bandwidth_gbps"].value))
-    first, *others = devices
+        devices.sort(key=lambda device: -device.figures["vram_bandwidth_gbps"].value)
     return dataclasses.replace(
-        first,
-        name="+".join(profile.name for profile in (first, *others)),
-        description=" and ".join(profile.description for profile in (first, *others)),
-        further=tuple(others),
-        first_name=first.name,
+        devices[0],
+        name="+".join(device.name for device in devices),
+        description=" and ".join(device.description for device in devices),
+        joined=tuple(devices),
     )
 
 
@@ -245,7 +239,7 @@ def profile_of_devices(machine: MachineProfile | None, names: Sequence[str]) -> 
     profile = machine or load_profile(UNCALIBRATED)
     if len(names) <= 1 or len(profile.devices) == len(names):
         return profile
-    if profile.further:
+    if profile.joined:
         raise ConfigError(
             f"--machine-profile {profile.name} has {len(profile.devices)} devices; {len(names)} are used "
             f"({', '.join(names)}): give one profile for each, joined by +, in this order"

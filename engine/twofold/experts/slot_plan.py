@@ -96,7 +96,7 @@ class SlotPlan:
     split: tuple[float, ...] = ()
     """Share of the slots of each device of a machine with several; empty: one device."""
     homes: tuple[int, ...] = ()
-    """For each layer the device with its dense weights; empty: the first one."""
+    """For each layer the device with its dense weights; empty: device 0."""
     devices: tuple[str, ...] = ()
     """Pinning of each layer's experts: auto, cpu (never in a slot), gpu (always in one); empty: all are auto."""
 
@@ -114,15 +114,14 @@ class SlotPlan:
             rules = {"policy": "static", "shared_pool": True, "fixed_placement": True}
             if 0 < self.num_slots < shape.num_layers * shape.num_experts:
                 rules["replace_from"] = self.dynamic_update_from
-        first, *others = split_slots(
+        slots = split_slots(
             self.num_slots, self.split or (1.0,), max(self.num_slots, shape.num_layers * shape.num_experts)
         )
         return _core.SchedulerConfig(
             shape.num_layers,
             shape.num_experts,
             shape.top_k,
-            first,
-            further_slots=others,
+            slots,
             homes=self.homes,
             prefetch=self.prefetch,
             num_staging=self.num_staging,

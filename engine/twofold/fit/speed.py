@@ -177,8 +177,7 @@ def device_speed(files: ModelFiles, profile: MachineProfile, slots: Sequence[int
             shape.num_layers,
             shape.num_experts,
             shape.top_k,
-            slots[0],
-            further_slots=list(slots[1:]),
+            list(slots),
             prior_usage=[float(n) for n in np.concatenate(counts)],
         )
         played = _core.simulate(

@@ -38,14 +38,14 @@ def slot_plan(
     split: share of the slots of each device of a machine with several; empty: one device.
 
     Raises:
-        ConfigError: the statistics cannot be used, or a setting does not work with several devices.
+        ConfigError: the statistics cannot be used, or slots of one device were to be split.
     """
     check_devices(config, len(split))
     deferred = config.num_deferred_experts
     return SlotPlan(
         slots,
         config.policy,
-        prefetches(config) and not split,
+        prefetches(config),
         num_staging,
         placement=_placement(config, files),
         dynamic_update_from=config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,

@@ -41,7 +41,7 @@ class Run {
     config.num_layers = shape.num_layers;
     config.num_experts = shape.num_experts;
     config.top_k = shape.top_k;
-    config.num_slots = shape.num_slots;
+    config.slots = {shape.num_slots};
     config.num_staging = shape.num_staging;
     config.policy = shape.policy;
     config.prefetch = shape.prefetch;
@@ -51,7 +51,7 @@ class Run {
         [this](int layer, int expert) { return std::span<const std::byte>(bytes(layer, expert)); },
         UploadSettings{.latency_us = 4,
                        .bandwidth_gbps = 0.1,
-                       .upload_us = cost.upload_us(),
+                       .upload_us = cost.home().upload_us(),
                        .source_pinned = shape.pinned,
                        .max_background_us = 60,
                        .max_batch = 3,
@@ -59,7 +59,8 @@ class Run {
                        .chunk_bytes = 512,
                        .num_chunks = 3,
                        .max_failures = 1 << 30});
-    scheduler_ = std::make_unique<LayerScheduler>(cost, std::move(config), *engine_);
+    Link* const links[] = {engine_.get()};
+    scheduler_ = std::make_unique<LayerScheduler>(cost, std::move(config), links);
     device_.set_failures(shape.fail_issue, shape.fail_completion);
     device_.never_fails = tables_.device();
   }
@@ -88,9 +89,9 @@ class Run {
     scheduler_->drain();
     begin_step();
     for (int slot = 0; slot < shape_.num_slots; ++slot) {
-      const int cell = scheduler_->cache().occupant(slot);
+      const int cell = scheduler_->devices().cache(0).occupant(slot);
       if (cell < 0) continue;
-      if (!scheduler_->cache().is_resident(cell / shape_.num_experts, cell % shape_.num_experts))
+      if (!scheduler_->devices().cache(0).is_resident(cell / shape_.num_experts, cell % shape_.num_experts))
         fail("after everything has landed slot " + std::to_string(slot) + " is still in flight");
     }
     if (!in_flight_.empty()) fail("an upload was lost");
@@ -151,7 +152,7 @@ class Run {
          scheduler_->begin_step({std::vector<uint8_t>(), below(20) == 0 ? 1 : 0, 1})) {
       if (!landed.staged) in_flight_.erase(landed.slot);
     }
-    const ExpertCache& cache = scheduler_->cache();
+    const ExpertCache& cache = scheduler_->devices().cache(0);
     for (int slot = 0; slot < shape_.num_slots; ++slot) {
       const int cell = cache.occupant(slot);
       if (cell < 0 || !cache.is_resident(cell / shape_.num_experts, cell % shape_.num_experts)) continue;
@@ -163,7 +164,7 @@ class Run {
     for (const Publication& landed : decision.arrivals) in_flight_.erase(landed.slot);
     std::set<int> occupied;  // prefetches that were withdrawn left their slots
     std::erase_if(in_flight_, [this](int slot) {
-      const int cell = scheduler_->cache().occupant(slot);
+      const int cell = scheduler_->devices().cache(0).occupant(slot);
       return cell < 0;
     });
     for (const Move& move : decision.moves) {
@@ -222,11 +223,11 @@ class Run {
         scheduler_->predict(layer + 1, logits, 1);
       }
       const std::vector<int32_t> ids = routing();
-      const LayerDecision& decision = scheduler_->decide(layer, ids, {}, num_tokens_);
+      const LayerDecision& decision = scheduler_->decide({layer, ids, {}, num_tokens_});
       note(decision);
       const std::vector<int> refused = engine_->take_refused();
       counts_.refused += int64_t(refused.size());
-      for (int slot : refused) scheduler_->ahead_refused(slot);
+      for (int slot : refused) scheduler_->ahead_refused(0, slot);
       Reads reads;
       for (const ExpertDecision& e : decision.experts) {
         if (e.where != Placement::kCpu && std::count(refused.begin(), refused.end(), e.slot) == 0)
@@ -262,7 +263,7 @@ class Run {
     graph->reads.resize(layers);
     graph->posted.resize(layers);
     graph->answered.resize(layers);
-    tables_.begin_step(scheduler_->cache(), compute_.get());
+    tables_.begin_step(scheduler_->devices().cache(0), compute_.get());
     if (shape_.ignore_readers) tables_.end_step();
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       graph->ids.push_back(routing());
@@ -277,7 +278,7 @@ class Run {
       }
       if (!shape_.ignore_readers) tables_.reached(layer);
       if (below(2) == 0) device_.run_until(device_.now_us() + below(200));
-      note(scheduler_->follow(layer, graph->ids[l], {}, graph->where[l], num_tokens_));
+      note(scheduler_->follow({layer, graph->ids[l], {}, num_tokens_}, graph->where[l]));
       if (below(2) == 0) device_.run_until(device_.now_us() + below(200));
       graph->answered[l] = 1;
       check();

@@ -78,9 +78,7 @@ def machine(
         settings = failing[number] if failing else {}
         beside = {"beside": opened[0]} if opened else {"tick_us": 2.0}
         opened.append(fake.open_device(number, **beside, **settings))
-    config = _core.SchedulerConfig(
-        LAYERS, EXPERTS, TOP_K, slots[0], further_slots=slots[1:], background_uploads=moves, homes=homes
-    )
+    config = _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, slots, background_uploads=moves, homes=homes)
     accelerator = opened[0].accelerator(store, cost, config, opened[1:])
     everything = sum(slots) == LAYERS * EXPERTS
     executor = _core.MoeExecutor.on_device(pool, store, accelerator, everything)
@@ -175,6 +173,15 @@ def slow_cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def test_steps_that_the_host_places_prefetch(fake: ModuleType, tiny: Path) -> None:
+    """Each layer's router looks ahead for the next one; a foreseen expert comes to one of the devices."""
+    runner = make_runner(fake, tiny, slots=9, prefetch="on", others=[{}], tensor_split=(0.5, 0.5))
+    scripted(runner, 3, 9, runner.vocab_size)
+    counts = runner.moe.prefetch_counts()
+    assert counts["predicted"] > 0
+    assert counts["correct"] > 0.5 * counts["predicted"]
+
+
 @pytest.mark.parametrize("homes", [(), (0, 1, 1), (1, 1, 1)])
 def test_a_runner_on_two_devices_answers_as_on_one(
     fake: ModuleType, tiny: Path, homes: tuple[int, ...], slow_cpu: str
@@ -183,7 +190,7 @@ def test_a_runner_on_two_devices_answers_as_on_one(
     slots = TINY.num_layers * TINY.num_experts
     one = make_runner(fake, tiny, slots=slots, table_steps=False, machine=slow_cpu)
     two = make_runner(
-        fake, tiny, slots=slots, further=[{}], tensor_split=(0.4, 0.6), homes=homes, machine=slow_cpu
+        fake, tiny, slots=slots, others=[{}], tensor_split=(0.4, 0.6), homes=homes, machine=slow_cpu
     )
     vocabulary = one.vocab_size
     assert np.array_equal(scripted(two, 3, 9, vocabulary), scripted(one, 3, 9, vocabulary))
@@ -228,10 +235,9 @@ def test_dense_layers_are_divided_where_one_device_has_no_room() -> None:
     assert counts[1] > 0
     assert tight.homes == (0,) * counts[0] + (1,) * counts[1]
     assert counts[0] % 2 == 0
-    first, (second,) = tight, tight.further
+    first, second = tight.gpus
     assert first.used_bytes <= first.limit_bytes
-    slots = (second.num_slots + tight.num_staging) * tight.slot_bytes
-    assert second.used_bytes(slots) <= second.limit_bytes
+    assert second.used_bytes <= second.limit_bytes
     assert first.dense_bytes + second.dense_bytes == NEEDS.dense_bytes
     with pytest.raises(ConfigError, match="--gpu-memory-utilization"):
         planned(config, 3, 3)
@@ -303,7 +309,6 @@ def test_two_devices_with_few_slots_move_experts_and_resize(fake: ModuleType, ti
     ("settings", "says"),
     [
         ({"devices": "cuda:0,cuda:2"}, "--devices cuda:2: there is no such device, only cuda:0, cuda:1"),
-        ({"devices": "cuda:0,cuda:1", "prefetch": "on"}, "--prefetch on was given with 2 devices"),
         (
             {"devices": "cuda:0,cuda:1", "tensor_split": "1"},
             "--tensor-split 1 has 1 shares; the machine has 2",

@@ -3,9 +3,7 @@
 
 #include "tested.h"
 #include "twofold/cost_model.h"
-#include "twofold/decode_planner.h"
-#include "twofold/machine_planner.h"
-#include "twofold/prefill_planner.h"
+#include "twofold/lane_planner.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
@@ -20,13 +18,12 @@ using LoadsByDevice = std::vector<std::vector<int>>;
 
 LayerTimes machine_layer(const TestedCostModel& cost, const LoadsByDevice& hits, const LoadsByDevice& fetched,
                          const std::vector<int>& cpu, const std::vector<double>& backlog_us,
-                         const std::vector<double>& queued_us, bool one_transfer) {
-  std::vector<DeviceWork> further;
-  for (size_t d = 1; d < hits.size(); ++d)
-    further.push_back({hits[d], fetched.at(d), backlog_us.at(d), queued_us.at(d), one_transfer});
-  LayerWork work{hits.at(0), fetched.at(0), cpu, backlog_us.at(0), queued_us.at(0), one_transfer};
-  work.further = further;
-  return cost.layer(work);
+                         const std::vector<double>& queued_us, bool one_transfer,
+                         const std::vector<int>& deferred, double cpu_backlog_us) {
+  std::vector<DeviceWork> devices;
+  for (size_t d = 0; d < hits.size(); ++d)
+    devices.push_back({hits[d], fetched.at(d), backlog_us.at(d), queued_us.at(d), one_transfer});
+  return cost.layer({devices, cpu, deferred, cpu_backlog_us});
 }
 
 void bind_cost_model(py::module_& m) {
@@ -35,7 +32,8 @@ void bind_cost_model(py::module_& m) {
       .def_readonly("gpu_us", &LayerTimes::gpu_us)
       .def_readonly("cpu_us", &LayerTimes::cpu_us)
       .def_readonly("link_us", &LayerTimes::link_us)
-      .def_readonly("dma_busy", &LayerTimes::dma_busy);
+      .def_readonly("dma_busy", &LayerTimes::dma_busy)
+      .def_readonly("cpu_end_us", &LayerTimes::cpu_end_us);
 
   py::class_<TestedCostModel, CostModel>(m, "CostModel")
       .def(py::init([](const MachineProfile& profile, double expert_bytes, double flops_per_token,
@@ -47,98 +45,75 @@ void bind_cost_model(py::module_& m) {
            py::arg("profile"), py::arg("expert_bytes"), py::arg("flops_per_token"),
            py::arg("cpu_curve") = std::vector<std::pair<double, double>>{})
       .def("cpu_expert_us", &TestedCostModel::cpu_expert_us, py::arg("tokens"))
-      .def("gpu_expert_us", &TestedCostModel::gpu_expert_us, py::arg("tokens"))
-      .def("miss_us", &TestedCostModel::miss_us)
       .def(
-          "gpu_us",
-          [](const TestedCostModel& cost, const std::vector<int>& loads) { return cost.gpu_us(loads); },
-          py::arg("loads"))
+          "gpu_expert_us",
+          [](const TestedCostModel& cost, int tokens) { return cost.home().gpu_expert_us(tokens); },
+          py::arg("tokens"))
+      .def(
+          "upload_us_of",
+          [](const TestedCostModel& cost, int device) { return cost.device(device).upload_us(); },
+          py::arg("device"))
+      .def("miss_us", [](const TestedCostModel& cost) { return cost.home().miss_us(); })
       .def(
           "layer",
           [](const TestedCostModel& cost, const std::vector<int>& hits, const std::vector<int>& fetched,
              const std::vector<int>& cpu, double backlog_us, double queued_us, bool one_transfer) {
             std::vector<double> landed(fetched.size());
-            const LayerTimes times =
-                cost.layer(LayerWork{hits, fetched, cpu, backlog_us, queued_us, one_transfer}, landed);
-            return std::pair(times, landed);
+            const DeviceWork device{hits, fetched, backlog_us, queued_us, one_transfer};
+            cost.home().times(device, landed);
+            return std::pair(cost.layer({{&device, 1}, cpu}), landed);
           },
           py::arg("hits"), py::arg("fetched"), py::arg("cpu"), py::arg("backlog_us") = 0.0,
           py::arg("queued_us") = 0.0, py::arg("one_transfer") = false,
           "(LayerTimes, landing time of each fetched expert)")
       .def("machine_layer", &machine_layer, py::arg("hits"), py::arg("fetched"), py::arg("cpu"),
            py::arg("backlog_us"), py::arg("queued_us"), py::arg("one_transfer") = false,
-           "LayerTimes of several devices; all but cpu have one entry per device.");
+           py::arg("deferred") = std::vector<int>{}, py::arg("cpu_backlog_us") = 0.0,
+           "LayerTimes of several devices; those of devices have one entry per device.");
 }
 
-void bind_planners(py::module_& m) {
-  py::class_<DecodePlanner>(m, "DecodePlanner", "How many of a layer's misses to fetch, by table.")
-      .def(py::init<const CostModel&, int, int, double, double>(), py::arg("cost"), py::arg("max_routed"),
-           py::arg("num_buckets") = 32, py::arg("bucket_us") = 0.0, py::arg("fetch_cost_us") = 0.0)
-      .def_property_readonly("bucket_us", &DecodePlanner::bucket_us)
-      .def_property_readonly("num_buckets", &DecodePlanner::num_buckets)
-      .def("split", &DecodePlanner::split, py::arg("hits"), py::arg("misses"), py::arg("backlog_us"));
-
-  py::class_<PrefillPlan>(m, "PrefillPlan", "Who runs what in one layer, by expert number.")
-      .def_readonly("resident", &PrefillPlan::resident)
-      .def_readonly("fetch", &PrefillPlan::fetch)
-      .def_readonly("cpu", &PrefillPlan::cpu)
-      .def_readonly("streamed", &PrefillPlan::streamed)
-      .def_readonly("times", &PrefillPlan::times);
-
-  py::class_<PrefillPlanner>(m, "PrefillPlanner", "Plans for layers whose experts carry unequal loads.")
-      .def(py::init<const CostModel&>(), py::arg("cost"))
-      .def(
-          "plan",
-          [](const PrefillPlanner& planner, const std::vector<int>& experts, const std::vector<int>& tokens,
-             const std::vector<bool>& resident, double backlog_us, double queued_us, int max_fetch) {
-            if (experts.size() != tokens.size() || experts.size() != resident.size()) {
-              throw py::value_error("PrefillPlanner: experts, tokens and resident differ in length (" +
-                                    std::to_string(experts.size()) + ", " + std::to_string(tokens.size()) +
-                                    ", " + std::to_string(resident.size()) + ")");
-            }
-            std::vector<ExpertLoad> loads;
-            for (size_t i = 0; i < experts.size(); ++i) loads.push_back({experts[i], tokens[i], resident[i]});
-            return planner.plan(loads, backlog_us, queued_us, max_fetch);
-          },
-          py::arg("experts"), py::arg("tokens"), py::arg("resident"), py::arg("backlog_us") = 0.0,
-          py::arg("queued_us") = 0.0, py::arg("max_fetch") = -1);
-}
-
-void bind_machine_planner(py::module_& m) {
-  py::class_<MachineLoad>(m, "MachineLoad",
-                          "An active expert of a layer; resident and barred: bits by device.")
-      .def(py::init([](int expert, int tokens, uint32_t resident, uint32_t barred) {
-             return MachineLoad{expert, tokens, resident, barred};
+void bind_planner(py::module_& m) {
+  py::class_<ExpertLoad>(m, "ExpertLoad",
+                         "An active expert of a layer; resident and barred: bits by device.")
+      .def(py::init([](int expert, int tokens, uint32_t resident, uint32_t barred, bool deferrable) {
+             return ExpertLoad{expert, tokens, resident, barred, deferrable};
            }),
-           py::arg("expert"), py::arg("tokens"), py::arg("resident") = 0, py::arg("barred") = 0);
-  py::class_<DevicePlan>(m, "DevicePlan", "A device's share of a layer, by expert number.")
-      .def_readonly("hits", &DevicePlan::hits)
-      .def_readonly("fetch", &DevicePlan::fetch);
-  py::class_<MachinePlan>(m, "MachinePlan", "Which lane runs what in one layer of several devices.")
-      .def_readonly("devices", &MachinePlan::devices)
-      .def_readonly("cpu", &MachinePlan::cpu)
-      .def_readonly("streamed", &MachinePlan::streamed)
-      .def_readonly("times", &MachinePlan::times);
-  py::class_<MachinePlanner>(m, "MachinePlanner", "Plans layers of machines with several devices.")
-      .def(py::init<const CostModel&, int>(), py::arg("cost"), py::arg("exact_up_to") = 12)
+           py::arg("expert"), py::arg("tokens"), py::arg("resident") = 0, py::arg("barred") = 0,
+           py::arg("deferrable") = false);
+  py::class_<DeviceLane>(m, "DeviceLane", "A device's share of a layer, by expert number.")
+      .def_readonly("hits", &DeviceLane::hits)
+      .def_readonly("fetch", &DeviceLane::fetch);
+  py::class_<LanePlan>(m, "LanePlan", "Which lane runs what in one layer.")
+      .def_readonly("devices", &LanePlan::devices)
+      .def_readonly("cpu", &LanePlan::cpu)
+      .def_readonly("streamed", &LanePlan::streamed)
+      .def_readonly("times", &LanePlan::times);
+  py::class_<LanePlanner>(m, "LanePlanner", "Plans the lanes of a layer.")
+      .def(py::init<const CostModel&, int>(), py::arg("cost"), py::arg("exact_up_to") = LanePlanner::kExactUpTo)
       .def(
           "plan",
-          [](const MachinePlanner& planner, const std::vector<MachineLoad>& loads,
-             const std::vector<std::tuple<double, double, int>>& devices, bool may_stream) {
+          [](const LanePlanner& planner, const std::vector<ExpertLoad>& loads,
+             const std::vector<std::tuple<double, double, int>>& devices, bool may_stream,
+             double cpu_backlog_us, double gap_us) {
             std::vector<DeviceState> states;
             for (const auto& [backlog_us, queued_us, max_fetch] : devices)
               states.push_back({backlog_us, queued_us, max_fetch});
-            return planner.plan(loads, states, may_stream);
+            return planner.plan(loads, {states, cpu_backlog_us, gap_us}, may_stream);
           },
-          py::arg("loads"), py::arg("devices"), py::arg("may_stream"),
-          "devices: (backlog_us, queued_us, max_fetch) of each.");
+          py::arg("loads"), py::arg("devices"), py::arg("may_stream"), py::arg("cpu_backlog_us") = 0.0,
+          py::arg("gap_us") = 0.0, "devices: (backlog_us, queued_us, max_fetch) of each.");
+  py::class_<SplitMemo>(m, "SplitMemo", "How many of one token's misses to fetch, looked up.")
+      .def(py::init<const CostModel&, int>(), py::arg("cost"), py::arg("max_routed"))
+      .def_property_readonly("bucket_us", &SplitMemo::bucket_us)
+      .def_property_readonly_static("num_buckets", [](const py::object&) { return SplitMemo::kNumBuckets; })
+      .def("split", &SplitMemo::split, py::arg("hits"), py::arg("misses"), py::arg("under_way"),
+           py::arg("backlog_us"));
 }
 
 }  // namespace
 
 void bind_tested_costs(py::module_& m) {
   bind_cost_model(m);
-  bind_planners(m);
-  bind_machine_planner(m);
+  bind_planner(m);
 }
 }  // namespace twofold::bindings

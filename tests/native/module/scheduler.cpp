@@ -23,11 +23,13 @@ void bind_scheduler(py::module_& m) {
       .def_readonly("expert", &ExpertDecision::expert)
       .def_readonly("tokens", &ExpertDecision::tokens)
       .def_readonly("where", &ExpertDecision::where)
-      .def_readonly("slot", &ExpertDecision::slot);
+      .def_readonly("slot", &ExpertDecision::slot)
+      .def_readonly("device", &ExpertDecision::device);
   py::class_<Move>(m, "Move", "One upload that a layer began or queued.")
       .def_readonly("layer", &Move::layer)
       .def_readonly("expert", &Move::expert)
       .def_readonly("slot", &Move::slot)
+      .def_readonly("device", &Move::device)
       .def_readonly("evicted", &Move::evicted)
       .def_readonly("reason", &Move::reason)
       .def_readonly("begin_us", &Move::begin_us)
@@ -49,7 +51,8 @@ void bind_scheduler(py::module_& m) {
   py::class_<TestedScheduler, LayerScheduler, std::shared_ptr<TestedScheduler>>(m, "LayerScheduler")
       .def(py::init(
                [](const CostModel& cost, const LayerSchedulerConfig& config, std::shared_ptr<Timeline> link) {
-                 return owning(std::make_unique<TestedScheduler>(cost, config, *link), link);
+                 Link* const links[] = {link.get()};
+                 return owning(std::make_unique<TestedScheduler>(cost, config, links), link);
                }),
            py::arg("cost"), py::arg("config"), py::arg("link"))
       .def(py::init([](const CostModel& cost, const LayerSchedulerConfig& config,
@@ -62,20 +65,20 @@ void bind_scheduler(py::module_& m) {
       .def(
           "decide",
           [](TestedScheduler& s, int layer, const Array<int32_t>& ids) {
-            return s.decide(layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0);
+            return s.decide({layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0});
           },
           py::arg("layer"), py::arg("ids"))
       .def("drain", &TestedScheduler::drain)
-      .def_property_readonly("num_slots", [](const TestedScheduler& s) { return s.num_slots(); })
+      .def_property_readonly("num_slots", [](const TestedScheduler& s) { return s.devices().num_slots(0); })
       .def("preload",
-           [](TestedScheduler& s, int layer, int expert) { return s.cache().preload(layer, expert); })
+           [](TestedScheduler& s, int layer, int expert) { return s.devices().cache(0).preload(layer, expert); })
       .def(
           "state",
           [](const TestedScheduler& s, int layer, int expert, int device) {
-            return s.cache(device).state(layer, expert);
+            return s.devices().cache(device).state(layer, expert);
           },
           py::arg("layer"), py::arg("expert"), py::arg("device") = 0)
-      .def("occupant", [](const TestedScheduler& s, int slot) { return s.cache().occupant(slot); });
+      .def("occupant", [](const TestedScheduler& s, int slot) { return s.devices().cache(0).occupant(slot); });
 }
 
 void bind_replay(py::module_& m) {

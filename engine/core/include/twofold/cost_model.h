@@ -1,16 +1,15 @@
 // The cost model: how long one MoE layer takes for a given placement. Pure arithmetic on a machine profile;
-// knows neither devices nor clocks. Every predicted time (decode table, prefill planner, emulated accelerator,
-// lab simulator) comes from `CostModel::layer`, so all predictions agree by construction.
+// knows neither devices nor clocks. Every predicted time (planner and its memo, emulated accelerator, lab
+// simulator) comes from `CostModel::layer`, so all predictions agree by construction.
 //
 // With W = bytes of one expert, F = its flops for one token, n = tokens routed to it:
 //   t_cpu(S) = h + sum(o + max(W/B_cpu, F n/P_cpu)) * (1 + sum_d chi_d * dma_busy_d)    0 if S is empty
 //   t_d(S)   = x_d + g_d + sum(max(W/B_vram_d, F n/P_d))                                0 if S is empty
 //   upload j to device d lands at q_d + sum_{i<=j}(a_d + W/B_link_d)                    q_d = backlog of its link
 //   T_layer  = max(max_d t_d(hits, then each fetched expert not before it landed), t_cpu(rest)) + join
-// A machine has one CPU and devices d = 0, 1, ...; each has its own memory and link. One device, the layer's home,
-// computes everything outside the experts, so h and join are its figures: the first one, or that of `with_home`.
-// Another device gets its activations from there and sends its result back, at x_d per layer that uses it (x = 0 at
-// home).
+// A machine is a host and devices d = 0, 1, ...; each has its own memory and link. One device, the layer's home,
+// computes everything outside the experts, so h and join are its figures. Another device gets its activations
+// from there and sends its result back, at x_d per layer that uses it (x = 0 at home).
 // The CPU works in order. With b = time until it finishes the previous layer's deferred experts, t_cpu begins
 // at b. If S is empty, the layer still waits for b, because that result joins here. The layer's own deferred
 // experts run after S and delay nothing before the next layer.
@@ -34,59 +33,56 @@ struct CurvePoint {
   double us = 0;
 };
 
-// Calibrated figures of one machine: the host's, and those of its first device and that device's link. Units are
-// in the names; GB/s are 1e9 bytes, GFLOP/s 1e9 operations per second.
+// Calibrated figures of a host. Units are in the names; GB/s are 1e9 bytes, GFLOP/s 1e9 operations per second.
+struct HostProfile {
+  double cpu_bandwidth_gbps = 0;      // B_cpu: expert weights read from host memory by the thread pool
+  double cpu_gflops = 0;              // P_cpu
+  double cpu_expert_overhead_us = 0;  // o: fixed cost per expert on the CPU
+};
+
+// Calibrated figures of a device and of its link to the host.
+struct DeviceProfile {
+  double handshake_us = 0;         // h: CPU <-> device, once per layer that uses the CPU
+  double gpu_launch_us = 0;        // g: fixed cost per layer on the device
+  double vram_bandwidth_gbps = 0;  // B_vram
+  double gpu_gflops = 0;           // P
+  double link_latency_us = 0;      // a: fixed cost per upload
+  double link_bandwidth_gbps = 0;  // B_link: host to device
+  double contention = 0;           // chi: CPU slow-down while the link copies (0.22: 22 % slower)
+  double join_us = 0;              // adding the partial results
+};
+
 struct MachineProfile {
   std::string name;
-  double handshake_us = 0;              // h: CPU <-> accelerator, once per layer that uses the CPU
-  double cpu_bandwidth_gbps = 0;        // B_cpu: expert weights read from host memory by the thread pool
-  double cpu_gflops = 0;                // P_cpu
-  double cpu_expert_overhead_us = 0;    // o: fixed cost per expert on the CPU
-  double gpu_launch_us = 0;             // g: fixed cost per layer on the accelerator
-  double vram_bandwidth_gbps = 0;       // B_vram
-  double gpu_gflops = 0;                // P_gpu
-  double link_latency_us = 0;           // a: fixed cost per upload
-  double link_bandwidth_gbps = 0;       // B_link: host to device
-  double contention = 0;                // chi: CPU slow-down while the link copies (0.22: 22 % slower)
-  double join_us = 0;                   // adding the partial results
-  double exchange_us = 0;               // x: activations from the layer's home and back; 0 at home
-  std::vector<MachineProfile> further;  // the devices after the first, each beside this host
+  HostProfile host;
+  std::vector<DeviceProfile> devices;
 
   // Throws std::invalid_argument naming the field, its value and what is expected: rates must be positive and
-  // finite, everything else finite and not negative.
+  // finite, everything else finite and not negative; 1 to kMostDevices devices.
   void validate() const;
 
-  // All eleven fields by name, none missing, none unknown; validated.
+  // A machine of one device from all eleven fields by name, none missing, none unknown; validated.
   static MachineProfile from_fields(const std::string& name, const std::map<std::string, double>& fields);
-  std::map<std::string, double> fields() const;
 
-  // This machine with more devices, from profiles of machines that have them. The host's figures are this one's.
-  // Activations travel through the host: x_d is the sum of both devices' handshakes.
+  // This host with the devices of other machines beside its own.
   MachineProfile with_devices(std::span<const MachineProfile> others) const;
 };
 
-// What a layer asks of a device after the first. Loads are tokens per expert.
+// What a layer asks of one device. Loads are tokens per expert.
 struct DeviceWork {
-  std::span<const int> hits;
-  std::span<const int> fetched;
-  double backlog_us = 0;
-  double queued_us = 0;
-  bool one_transfer = false;
+  std::span<const int> hits;     // resident experts
+  std::span<const int> fetched;  // uploaded now, in this order, then run
+  double backlog_us = 0;         // until a demand upload may begin (Link::backlog_us)
+  double queued_us = 0;          // all copying already queued, background too (Link::queued_us); >= backlog_us or 0
+  bool one_transfer = false;     // fetched experts travel as one copy: the link latency is paid once
 };
 
-// The work of one layer in one step. Loads are tokens per expert. All but the CPU's fields describe the first
-// device.
+// The work of one layer in one step.
 struct LayerWork {
-  std::span<const int> hits;     // resident experts, run by the accelerator
-  std::span<const int> fetched;  // uploaded now, in this order, then run by the accelerator
-  std::span<const int> cpu;      // run by the CPU
-  double backlog_us = 0;         // until a demand upload may begin (Timeline::backlog_us)
-  double queued_us =
-      0;  // all copying already queued, background too (Timeline::queued_us); >= backlog_us or 0
-  bool one_transfer = false;           // fetched experts travel as one copy: the link latency is paid once
+  std::span<const DeviceWork> devices;  // one for each device of the machine
+  std::span<const int> cpu;
   std::span<const int> deferred = {};  // run by the CPU after its share, overlapping the work after the layer
   double cpu_backlog_us = 0;           // until the CPU finishes the previous layer's deferred experts
-  std::span<const DeviceWork> further = {};  // none, or one for each device after the first
 };
 
 struct LayerTimes {
@@ -98,82 +94,95 @@ struct LayerTimes {
   double cpu_end_us = 0;  // the CPU has finished the deferred experts too; 0: nothing is deferred
 };
 
-// One device's part of a layer, from sums.
+// One device's part of a layer.
 struct DeviceTimes {
   double gpu_us = 0;      // its experts are done; 0 if it has none
   double landed_us = 0;   // its last fetched expert has landed; the backlog if none is fetched
   double copying_us = 0;  // its link copies so long from the layer's start
 };
 
+// A device's share of a layer as sums, for planners that try many placements.
+struct DeviceSums {
+  int num_hits = 0;
+  double hit_us = 0;                   // gpu_expert_us over the hits
+  std::span<const double> fetched_us;  // gpu_expert_us of each fetched expert, in order
+  double backlog_us = 0;
+  double queued_us = 0;
+  bool one_transfer = false;
+};
+
+// The prices of one device for experts of one size.
+class DeviceCost {
+ public:
+  // exchange_us: x, to the layer's home and back. cpu_expert_us: one expert of one token on the host.
+  DeviceCost(const DeviceProfile& profile, double expert_bytes, double flops_per_token, double exchange_us,
+             double cpu_expert_us);
+
+  const DeviceProfile& profile() const { return profile_; }
+  double exchange_us() const { return exchange_us_; }
+  double gpu_expert_us(int tokens) const;  // one expert, without launch
+  double upload_us() const { return profile_.link_latency_us + transfer_us_; }
+  // Cost of one more miss when the CPU is the slower side: its time minus the device's time for the same expert.
+  double miss_us() const { return miss_us_; }
+  // landed_us, if not empty, must hold one entry per fetched expert and receives its landing time, counted from
+  // the start of the layer.
+  DeviceTimes times(const DeviceSums& sums, std::span<double> landed_us = {}) const;
+  DeviceTimes times(const DeviceWork& work, std::span<double> landed_us = {}) const;
+
+ private:
+  DeviceProfile profile_;
+  double exchange_us_;
+  double expert_bytes_, flops_per_token_;
+  double transfer_us_;
+  double miss_us_;
+};
+
 class CostModel {
  public:
   // expert_bytes: W, as uploaded and as read. flops_per_token: F (a gated FFN: 6 * hidden * intermediate).
   // cpu_curve, if given, replaces o + max(W/B_cpu, F n/P_cpu): linear between its points, proportional to the
-  // last segment beyond; tokens strictly increasing, times positive.
+  // last segment beyond; tokens strictly increasing, times positive. home: of the layers that are priced.
   CostModel(MachineProfile profile, double expert_bytes, double flops_per_token,
-            std::vector<CurvePoint> cpu_curve = {});
+            std::vector<CurvePoint> cpu_curve = {}, int home = 0);
 
   const MachineProfile& profile() const { return profile_; }
   double expert_bytes() const { return expert_bytes_; }
-  int num_devices() const { return 1 + static_cast<int>(further_.size()); }
-  // The machine as if device d (0: the first) were its only one. Expert times, uploads and prices of that device.
-  const CostModel& device(int d) const { return d == 0 ? *this : further_[static_cast<size_t>(d) - 1]; }
+  int num_devices() const { return static_cast<int>(devices_.size()); }
+  const DeviceCost& device(int d) const { return devices_[static_cast<size_t>(d)]; }
+  const DeviceCost& home() const { return device(home_); }
   // The same machine for layers whose home is device d.
-  CostModel with_home(int d) const;
-  // Activations from one device to another, through the host.
-  double exchange_us(int from, int to) const {
-    return from == to ? 0.0 : device(from).profile_.handshake_us + device(to).profile_.handshake_us;
-  }
+  CostModel with_home(int d) const { return {profile_, expert_bytes_, flops_per_token_, curve_, d}; }
   // The same experts on a machine with other figures.
   CostModel with_profile(MachineProfile profile) const {
-    return {std::move(profile), expert_bytes_, flops_per_token_, curve_};
+    return {std::move(profile), expert_bytes_, flops_per_token_, curve_, home_};
   }
+  // Activations from one device to another, through the host.
+  double exchange_us(int from, int to) const;
 
   double cpu_expert_us(int tokens) const;  // one expert, without handshake and contention
-  double gpu_expert_us(int tokens) const;  // one expert, without launch
-  double upload_us() const { return profile_.link_latency_us + transfer_us_; }
   double cpu_us(std::span<const int> loads, double dma_busy) const;
-  double gpu_us(std::span<const int> loads) const;
 
-  // The only place that computes a layer's time. landed_us, if not empty, must hold one entry per fetched
-  // expert and receives its landing time, counted from the start of the layer.
-  LayerTimes layer(const LayerWork& work, std::span<double> landed_us = {}) const;
-
-  // The same from sums, for planners that try many placements: hit_us = sum of gpu_expert_us over num_hits
-  // experts, fetched_us = gpu_expert_us of each fetched expert in order, cpu_us = sum of cpu_expert_us over
-  // num_cpu experts.
-  LayerTimes layer_from_sums(int num_hits, double hit_us, std::span<const double> fetched_us, int num_cpu,
-                             double cpu_work_us, double backlog_us, double queued_us, bool one_transfer,
-                             std::span<double> landed_us = {}) const;
-
-  // The first device alone; hit_us and fetched_us as in layer_from_sums.
-  DeviceTimes device_from_sums(int num_hits, double hit_us, std::span<const double> fetched_us,
-                               double backlog_us, double queued_us, bool one_transfer,
-                               std::span<double> landed_us = {}) const;
-  // The CPU's part while links copy: one entry for each device. dma_busy receives the longest share.
+  // The only place that computes a layer's time.
+  LayerTimes layer(const LayerWork& work) const;
+  // The CPU's part while links copy: copying_us has one entry for each device. dma_busy receives the longest share.
   double cpu_from_sums(int num_cpu, double cpu_work_us, std::span<const double> copying_us,
                        double& dma_busy) const;
-
-  // Shorthand: layer(...).layer_us with uploads one by one.
-  double layer_us(std::span<const int> hits, std::span<const int> fetched, std::span<const int> cpu,
-                  double backlog_us) const;
-
-  // Cost of one more miss when the CPU is the slower side: its time minus the accelerator's time for the same
-  // expert.
-  double miss_us() const;
+  // Adds experts deferred by the previous layer (until cpu_backlog_us) and by this one to times that have none.
+  // num_cpu: experts that are not deferred; deferred_us: sum of cpu_expert_us.
+  void add_deferred(LayerTimes& times, int num_cpu, double cpu_backlog_us, double deferred_us,
+                    std::span<const double> copying_us) const;
 
  private:
-  // Experts deferred by the previous layer and by this one.
-  void add_deferred(const LayerWork& work, LayerTimes& times) const;
-  void add_devices(const LayerWork& work, double cpu_work_us, LayerTimes& times) const;
-  double contention(size_t d) const { return device(static_cast<int>(d)).profile_.contention; }
+  // How much longer `work_us` of the CPU takes while links copy, as a factor less 1.
+  double slowed_by(double work_us, std::span<const double> copying_us, double& dma_busy) const;
+  double contention(size_t d) const { return profile_.devices[d].contention; }
 
   MachineProfile profile_;
   double expert_bytes_;
   double flops_per_token_;
-  double transfer_us_;
   std::vector<CurvePoint> curve_;
-  std::vector<CostModel> further_;
+  int home_;
+  std::vector<DeviceCost> devices_;
 };
 
 }  // namespace twofold

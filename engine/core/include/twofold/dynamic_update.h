@@ -8,18 +8,11 @@
 #include <optional>
 #include <vector>
 
-#include "twofold/expert_cache.h"
+#include "twofold/counters.h"
+#include "twofold/devices.h"
 #include "twofold/step_shape.h"
 
 namespace twofold {
-
-// Counts of steps with prompt tokens, by outcome.
-struct DynamicUpdateCounts {
-  int64_t updated = 0;    // experts were moved
-  int64_t unchanged = 0;  // the most used experts were resident already
-  int64_t too_short = 0;  // fewer prompt tokens than the threshold
-  int64_t experts = 0;    // total moved
-};
 
 class DynamicUpdate {
  public:
@@ -30,12 +23,12 @@ class DynamicUpdate {
   void begin_step(const StepShape& shape);
   // Called after the layer is observed and before any decision. Victims are evicted at once, so that no kernel
   // reads their slots in this layer.
-  void choose(int layer, ExpertCache& cache);
-  // The slot for an expert that the layer fetches anyway; none if it gets no slot.
-  std::optional<Admission> admit(int layer, int expert, ExpertCache& cache);
+  void choose(int layer, Devices& devices);
+  // The slot for an expert that the layer fetches to that device anyway; none if it gets no slot there.
+  std::optional<Admission> admit(int layer, int expert, int device, Devices& devices);
   // Experts that the layer did not fetch, to be uploaded after it.
-  void admit_rest(int layer, ExpertCache& cache,
-                  const std::function<void(int expert, const Admission&)>& upload);
+  void admit_rest(int layer, Devices& devices,
+                  const std::function<void(int expert, int device, const Admission&)>& upload);
 
   // Between steps.
   DynamicUpdateCounts counts() const;
@@ -43,9 +36,10 @@ class DynamicUpdate {
  private:
   struct Replacement {
     int expert = 0;
-    int victim = -1;  // the slot was free
+    int device = 0;   // whose slot
+    int victim = -1;  // -1: the slot was free
   };
-  Admission admission_of(int layer, const Replacement& replacement, ExpertCache& cache);
+  Admission admission_of(int layer, const Replacement& replacement, Devices& devices);
 
   int threshold_;
   bool applies_ = false;    // in this step

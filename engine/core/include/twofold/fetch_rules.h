@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "twofold/cost_model.h"
-#include "twofold/prefill_planner.h"
+#include "twofold/lane_planner.h"
 
 namespace twofold {
 
@@ -25,8 +25,8 @@ enum class FetchRule {
 // them.
 FetchRule fetch_rule_of(const std::string& name);
 
-// Experts to fetch, in link order, by a peer's rule (not kBestSplit). active: the layer's experts, resident
-// ones marked.
+// Experts to fetch to the layer's home, in link order, by a peer's rule (not kBestSplit). active: the layer's
+// experts.
 std::vector<int> peer_fetches(FetchRule rule, const CostModel& cost, std::span<const ExpertLoad> active,
                               double backlog_us);
 

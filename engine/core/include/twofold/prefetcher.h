@@ -17,24 +17,10 @@
 #include <span>
 #include <vector>
 
-#include "twofold/cost_model.h"
-#include "twofold/expert_cache.h"
-#include "twofold/link.h"
+#include "twofold/counters.h"
+#include "twofold/devices.h"
 
 namespace twofold {
-
-// Totals since the start. issued = used + late + wasted + in flight.
-struct PrefetchCounts {
-  int64_t predicted = 0;  // experts among the top-k of a prediction, per layer and step
-  int64_t correct = 0;    // predicted and routed: precision = correct / predicted
-  int64_t misses = 0;     // routed experts that were absent when their layer was predicted
-  int64_t foreseen = 0;   // misses that were predicted: recall on misses = foreseen / misses
-  int64_t issued = 0;
-  int64_t used = 0;     // routed and landed in time
-  int64_t late = 0;     // routed, still in flight when its layer began
-  int64_t wasted = 0;   // not routed by its layer (later steps may still use it)
-  int64_t dropped = 0;  // worth it, but could not land in time
-};
 
 // An expert expected in a later layer.
 struct Proposal {
@@ -47,6 +33,7 @@ struct Proposal {
 struct Prefetch {
   int layer = 0;
   int expert = 0;
+  int device = 0;
   Admission admission;
 };
 
@@ -62,14 +49,14 @@ class Prefetcher {
 
   // Takes the logits of `layer`'s router on an earlier layer's residual: logits[num_tokens * num_experts].
   // Replaces the layer's previous prediction. Throws std::invalid_argument on a wrong shape.
-  void predict(int layer, std::span<const float> logits, int num_tokens, ExpertCache& cache);
+  void predict(int layer, std::span<const float> logits, int num_tokens, Devices& devices);
   // The layer begins: landed prefetches become usable, those that have not begun are withdrawn.
-  const PrefetchArrivals& begin_layer(int layer, ExpertCache& cache, Link& link);
+  const PrefetchArrivals& begin_layer(int layer, Devices& devices);
   // Takes the layer's true routing: measures and learns.
   void observe(int layer, std::span<const int32_t> ids, int num_tokens);
   // Called when layer `layer` does `work` and the clock is at its start. Takes slots for experts that are worth
   // it and land in time, and uploads each; `times` are the layer's with the contention of these copies.
-  void issue(int layer, const LayerWork& work, LayerTimes& times, ExpertCache& cache, const Link& link,
+  void issue(int layer, const LayerWork& work, LayerTimes& times, Devices& devices,
              const std::function<void(const Prefetch&)>& upload);
   void recalibrate(const CostModel& cost);
   // Starts a new step and discards the state of an unfinished one.
@@ -102,8 +89,18 @@ class Prefetcher {
     double routed = 0;
   };
   static int margin_bucket(double margin);
-  double stall_saved_us(int num_hits, int num_misses) const;
-  double gain_us(const Proposal& proposal, const Admission& admission, double saved_us,
+  // A proposal's best device: what the upload there is worth beyond its price, and the layer's times with it.
+  struct Offer {
+    int device = -1;
+    bool is_late = false;  // it pays, but could not land in time
+    double gain_us = 0;
+    LayerTimes times;
+  };
+  Offer best_offer(const Proposal& proposal, const Prediction& prediction, double deadline_us,
+                   const LayerTimes& times, Devices& devices);
+  std::vector<double> stalls_of(const DeviceCost& device) const;
+  double stall_saved_us(int device, const Prediction& prediction) const;
+  double gain_us(const Proposal& proposal, const Admission& admission, double saved_us, int device,
                  const ExpertCache& cache) const;
   Tally& tally(int layer, int bucket) {
     return tallies_[static_cast<size_t>(layer) * kMarginBuckets + static_cast<size_t>(bucket)];
@@ -112,7 +109,7 @@ class Prefetcher {
   CostModel cost_;
   int num_experts_;
   int top_k_;
-  std::vector<double> stall_us_;  // [hits][misses] of the best split, one token per expert
+  std::vector<std::vector<double>> stall_us_;  // by device: [hits][misses] of the best split, one token each
   std::vector<Tally> tallies_;    // [layers][buckets]
   std::vector<double> gap_us_;    // before each layer: since the layer before ended; < 0 unknown
   std::vector<double> layer_us_;  // < 0 unknown
@@ -130,6 +127,8 @@ class Prefetcher {
   std::vector<int> order_, expected_;
   std::vector<uint8_t> marks_;
   std::vector<double> absent_probability_;
+  std::vector<DeviceWork> shared_;  // the layer's work with the prefetches issued so far
+  LayerWork shared_work_;
 };
 
 }  // namespace twofold

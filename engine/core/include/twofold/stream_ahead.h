@@ -9,49 +9,52 @@
 // chunk is never slower with it; the gain is the link's former idle time.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "twofold/cost_model.h"
-#include "twofold/expert_cache.h"
-#include "twofold/link.h"
-#include "twofold/prefill_planner.h"
+#include "twofold/devices.h"
+#include "twofold/layer_pricer.h"
 
 namespace twofold {
+
+class LayerPlanner;
+struct DeviceLane;
 
 class StreamAhead {
  public:
   // An expert of the current layer that was uploaded ahead; not landed: its upload has begun.
   struct Expert {
     Transfer what;
+    int device = 0;
     bool landed = false;
   };
+  // An expert of the next layer to upload now, into a staging slot.
+  struct Choice {
+    int expert = 0;
+    int device = 0;
+    int slot = 0;
+  };
 
-  StreamAhead(int num_layers, int num_experts, int top_k, int fewest_tokens);
+  // Never uploads ahead without staging slots, under another engine's fetch rule, or if the configuration says so.
+  explicit StreamAhead(const LayerSchedulerConfig& config);
 
   void begin_step();
-  // Begins a layer: takes the uploads made ahead for it from the link; they can be queried until the next layer
+  // Begins a layer: takes the uploads made ahead for it from the links; they can be queried until the next layer
   // begins. Uploads that have ended, including failed ones, are added to `arrivals`.
-  void begin_layer(int layer, Link& link, std::vector<Upload>& arrivals);
+  void begin_layer(int layer, Devices& devices, std::vector<Publication>& arrivals);
   const Expert* find(int expert) const;
-  std::span<const Expert> held() const { return held_; }
   // Discards the held experts unused: their slots are free.
   void discard() { held_.clear(); }
   // The upload into that slot could not begin.
-  void refused(int slot);
+  void refused(int device, int slot);
 
-  // Which experts of the layer after `layer` to upload now, in order; at most num_free. `work` and `times` are
-  // the layer's priced work and its price; the link already has its uploads.
-  std::vector<int> choose(int layer, int num_tokens, const LayerWork& work, const LayerTimes& times,
-                          const CostModel& cost, const PrefillPlanner& planner, ExpertCache& cache,
-                          const Link& link, int num_free);
-  // Marks one of those uploads as begun.
-  void begun(const Transfer& what) { next_.push_back({what, false}); }
+  // Which experts of the next layer to upload now, in order; they count as begun. The decision is priced, and the
+  // links already have its uploads. The pricer's work has the chosen ones' copying afterwards.
+  std::span<const Choice> choose(const RoutedLayer& routed, const LayerPlanner& planner, LayerPricer& pricer,
+                                 const LayerDecision& decision, Devices& devices);
 
   // Records a priced layer: its routing and its end time.
-  void observe(int layer, std::span<const int> experts, std::span<const int> loads, int num_tokens,
-               double end_us);
+  void observe(const RoutedLayer& routed, const Devices& devices, double end_us);
 
  private:
   struct Gap {  // between a layer's end and the next one's beginning, in the latest chunk
@@ -63,8 +66,15 @@ class StreamAhead {
     return shares_[static_cast<size_t>(layer) * static_cast<size_t>(num_experts_) +
                    static_cast<size_t>(expert)];
   }
+  // The next layer's experts that its plan would fetch to each device.
+  std::vector<DeviceLane> expected_plan(int next, int num_tokens, const LayerPlanner& planner,
+                                        const Devices& devices);
+  // Of these experts as many as do not slow the layer, into staging slots that it does not use.
+  void choose_for(int device, int layer, std::span<const int> experts, LayerPricer& pricer,
+                  const CostModel& cost, const LayerDecision& decision, const Devices& devices);
 
   int num_layers_, num_experts_, top_k_, fewest_tokens_;
+  bool is_on_;
   std::vector<float> shares_;  // [layers][experts] of a chunk's routed pairs
   std::vector<char> seen_;     // layers whose shares are known
   std::vector<Gap> gaps_;      // [layers] before the layer
@@ -72,6 +82,7 @@ class StreamAhead {
   int last_tokens_ = 0;
   double last_end_us_ = 0;
   std::vector<Expert> held_, next_;
+  std::vector<Choice> chosen_;
 };
 
 }  // namespace twofold

@@ -54,31 +54,31 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
-class FurtherBudget:
-    """The split of a GPU after the first. All fields but `num_*` are in bytes."""
+class GpuBudget:
+    """The split of one GPU. All fields but `num_*` are in bytes."""
 
     limit_bytes: int
+    """Usable part of its memory."""
     workspace_bytes: int
     dense_bytes: int
     """Dense weights of its layers."""
-    state_bytes: int
-    """KV cache and records of its layers."""
+    kv_bytes: int
+    record_bytes: int
+    """All records of its layers, including the padding's."""
+    expert_bytes: int
+    """Slots and staging slots."""
     num_slots: int
 
-    def used_bytes(self, expert_bytes: int) -> int:
-        """With slots and staging slots of `expert_bytes`."""
-        return self.workspace_bytes + self.dense_bytes + self.state_bytes + expert_bytes
+    @property
+    def used_bytes(self) -> int:
+        return self.workspace_bytes + self.dense_bytes + self.kv_bytes + self.record_bytes + self.expert_bytes
 
 
 @dataclass(frozen=True)
 class DeviceBudget:
-    """The split of the first GPU, and the slots of all. All fields but `num_*` and `shares` are in bytes."""
+    """The split of a machine's GPUs, the main one first."""
 
-    limit_bytes: int
-    """Usable part of the first GPU's memory."""
-    dense_bytes: int
-    workspace_bytes: int
-    kv_bytes: int
+    gpus: tuple[GpuBudget, ...]
     slot_bytes: int
     """Size of one slot."""
     num_kv_tokens: int
@@ -92,44 +92,28 @@ class DeviceBudget:
     """Sequences that can run at once, where each needs a record; None: the model has no records."""
     num_draft_records: int = 0
     """Further records, for the state after each draft of a step."""
-    record_bytes: int = 0
-    """All records, including the padding's."""
-    further: tuple[FurtherBudget, ...] = ()
     shares: tuple[float, ...] = ()
     """Share of the slots of each GPU; empty: there is one."""
     homes: tuple[int, ...] = ()
-    """The GPU of each decoder layer; empty: the first one."""
+    """The GPU of each decoder layer; empty: the main one."""
 
-    @property
-    def num_first_slots(self) -> int:
-        """The first GPU's slots."""
-        return self.num_slots - sum(device.num_slots for device in self.further)
-
-    @property
-    def used_bytes(self) -> int:
-        experts = (self.num_first_slots + self.num_staging) * self.slot_bytes
-        return self.dense_bytes + self.workspace_bytes + self.kv_bytes + self.record_bytes + experts
-
-    def _records(self) -> str:
+    def _records(self, gpu: GpuBudget) -> str:
         if self.num_records is None:
             return ""
         drafts = f" and {self.num_draft_records} of drafts" if self.num_draft_records else ""
-        return f"{self.num_records} records of sequences{drafts} ({gib(self.record_bytes)}), "
+        return f"{self.num_records} records of sequences{drafts} ({gib(gpu.record_bytes)}), "
 
     def explain(self) -> str:
         """The split in one line, for logs."""
-        return (
-            f"GPU memory: {gib(self.used_bytes)} of {gib(self.limit_bytes)}: dense weights {gib(self.dense_bytes)}, "
-            f"KV cache {gib(self.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records()}{self.num_first_slots} "
-            f"of {self.num_experts} "
-            f"experts ({gib(self.num_first_slots * self.slot_bytes)}), {self.num_staging} staging slots "
-            f"({gib(self.num_staging * self.slot_bytes)}), workspace {gib(self.workspace_bytes)}"
-        ) + "".join(
-            f"; GPU {number}: {gib(gpu.used_bytes((gpu.num_slots + self.num_staging) * self.slot_bytes))} of "
-            f"{gib(gpu.limit_bytes)}: {self.homes.count(number - 1)} layers "
-            f"({gib(gpu.dense_bytes + gpu.state_bytes)}), "
-            f"{gpu.num_slots} of {self.num_experts} experts, {self.num_staging} staging slots"
-            for number, gpu in enumerate(self.further, 2)
+        return "GPU memory: " + "; ".join(
+            (f"GPU {number}: " if number > 1 else "")
+            + f"{gib(gpu.used_bytes)} of {gib(gpu.limit_bytes)}: "
+            + (f"{self.homes.count(number - 1)} layers, " if self.homes else "")
+            + f"dense weights {gib(gpu.dense_bytes)}, "
+            f"KV cache {gib(gpu.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records(gpu)}{gpu.num_slots} of "
+            f"{self.num_experts} experts ({gib(gpu.num_slots * self.slot_bytes)}), {self.num_staging} staging slots "
+            f"({gib(self.num_staging * self.slot_bytes)}), workspace {gib(gpu.workspace_bytes)}"
+            for number, gpu in enumerate(self.gpus, 1)
         )
 
 
@@ -188,22 +172,20 @@ def plan_devices(
     left = [max(room - kept, 0) for room, kept in zip(rooms, kv_bytes, strict=True)]
     num_slots, num_staging, shares = _slots(config, needs, left, shares)
     everything = needs.num_layers * needs.num_experts
-    _, *slots = split_slots(num_slots, shares, everything)
-    further = [
-        FurtherBudget(
-            limits[n],
-            workspaces[n],
-            parts[n].dense_bytes,
-            tokens * parts[n].kv_bytes_per_token + record_bytes[n],
-            count,
+    gpus = tuple(
+        GpuBudget(
+            limit_bytes=limits[n],
+            workspace_bytes=workspaces[n],
+            dense_bytes=parts[n].dense_bytes,
+            kv_bytes=tokens * parts[n].kv_bytes_per_token,
+            record_bytes=record_bytes[n],
+            expert_bytes=(count + num_staging) * needs.slot_bytes,
+            num_slots=count,
         )
-        for n, count in enumerate(slots, 1)
-    ]
+        for n, count in enumerate(split_slots(num_slots, shares or (1.0,), everything))
+    )
     return DeviceBudget(
-        limit_bytes=limits[0],
-        dense_bytes=parts[0].dense_bytes,
-        workspace_bytes=workspaces[0],
-        kv_bytes=tokens * parts[0].kv_bytes_per_token,
+        gpus=gpus,
         slot_bytes=needs.slot_bytes,
         num_kv_tokens=tokens,
         num_slots=num_slots,
@@ -211,9 +193,7 @@ def plan_devices(
         num_experts=everything,
         num_records=num_records,
         num_draft_records=num_draft_records,
-        record_bytes=record_bytes[0],
-        further=tuple(further),
-        shares=shares if slots else (),
+        shares=shares if len(gpus) > 1 else (),
         homes=homes if any(homes) else (),
     )
 

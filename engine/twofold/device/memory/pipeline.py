@@ -110,8 +110,7 @@ def _one_end_moved(ends: Sequence[int]) -> Iterator[list[int]]:
 def token_us(needs: DeviceNeeds, budget: DeviceBudget, homes: Sequence[int], cost: _core.CostModel) -> float:
     """Predicted time of a decoded token, in microseconds, without the head: dense weights read, transfers between GPUs,
     experts in slots in proportion to each GPU's slots, all others on the CPU."""
-    slots = [budget.num_first_slots, *(device.num_slots for device in budget.further)]
-    hits = _rounded([needs.top_k * count / max(budget.num_experts, 1) for count in slots])
+    hits = _rounded([needs.top_k * gpu.num_slots / max(budget.num_experts, 1) for gpu in budget.gpus])
     experts = {
         home: cost.machine_layer_us(hits, max(needs.top_k - sum(hits), 0), home) for home in set(homes)
     }

@@ -146,11 +146,8 @@ def _expert_gauges(info: RunInfo, stats: EngineStats) -> list[Gauge]:
         ("twofold:h2d_bytes_total", "Bytes of experts copied to VRAM.", placed.h2d_bytes),
         (
             "twofold:prefetch_experts_total",
-            "Prefetched experts by outcome: used, late, wasted, or dropped before the upload.",
-            {
-                label_text(outcome=outcome): float(getattr(stats.prefetch, outcome))
-                for outcome in ("used", "late", "wasted", "dropped")
-            },
+            "Experts of prefetching by outcome, such as issued, used, late, wasted, or dropped before the upload.",
+            {label_text(outcome=outcome): float(count) for outcome, count in stats.prefetch.items()},
         ),
     ]
 

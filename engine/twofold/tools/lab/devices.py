@@ -38,12 +38,15 @@ def systems_of_devices(
     split: Sequence[float],
     steps: Steps,
     prior_usage: Sequence[float],
+    options: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[str, int, Any]]:
-    """(system, number of its slots, core's SimulationResult or `Split`) of everything that is compared."""
+    """(system, number of its slots, core's SimulationResult or `Split`) of everything that is compared.
+
+    options: of the scheduler, for all devices together and for each alone.
+    """
     slots = split_slots(num_slots, split, trace.num_layers * trace.num_experts)
 
     def play(name: str, profile: MachineProfile, slots: Sequence[int]) -> tuple[str, int, Any]:
-        first, *others = slots
         result = _core.simulate(
             trace.native,
             steps.batch,
@@ -52,9 +55,9 @@ def systems_of_devices(
                 trace.num_layers,
                 trace.num_experts,
                 trace.top_k,
-                first,
-                further_slots=others,
+                list(slots),
                 prior_usage=list(prior_usage),
+                **(options or {}),
             ),
             dense_us=shape.dense_us(profile, trace.num_layers),
             token_us=shape.dense_token_us(profile, trace.num_layers),

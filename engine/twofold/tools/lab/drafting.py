@@ -17,6 +17,7 @@ from twofold import _core
 from twofold.api.errors import ConfigError
 from twofold.api.speculative_config import SpeculativeConfig
 from twofold.api.types import GenerationRequest, PlacementCounts, SamplingParams
+from twofold.experts.device_split import split_slots
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.profiles import MachineProfile
 from twofold.step.draft_price import MoeTimes
@@ -209,16 +210,18 @@ def simulate_drafting(
     drafting: Drafting,
     *,
     slots: float,
+    split: Sequence[float] = (1.0,),
     prior_usage: Sequence[float] = (),
 ) -> DraftedRun:
     """Decode the sequences one after the other, as `simulate_system` does, with drafts."""
+    num_experts = trace.num_layers * trace.num_experts
     cost = shape.cost_model(profile)
     play = _Play(trace, cost, drafting)
     config = _core.SchedulerConfig(
         trace.num_layers,
         trace.num_experts,
         trace.top_k,
-        round(slots * trace.num_layers * trace.num_experts),
+        split_slots(round(slots * num_experts), split, num_experts),
         prior_usage=list(prior_usage),
         **system.options,
     )
@@ -236,6 +239,7 @@ def drafting_rows(
     *,
     acceptance: tuple[float, ...],
     depths: Sequence[int],
+    split: Sequence[float] = (1.0,),
     prior_usage: Sequence[float] = (),
 ) -> Iterator[dict[str, Any]]:
     """One row per size, system and depth: off, the fixed depths, and the engine's choice up to the deepest.
@@ -250,7 +254,7 @@ def drafting_rows(
             ) -> tuple[str, DraftedRun]:
                 drafting = Drafting(acceptance, depth, adaptive, draft_us)
                 found = simulate_drafting(
-                    trace, system, shape, profile, drafting, slots=share, prior_usage=prior_usage
+                    trace, system, shape, profile, drafting, slots=share, split=split, prior_usage=prior_usage
                 )
                 return drafting.label, found
 

@@ -51,7 +51,7 @@ def played_scheduler(shape: ModelShape, machine: str, slots: float, *, prefetch:
 
 
 def play_sticky(machine: str, slots: float, *, prefetch: bool, num_steps: int = 100) -> tuple[float, Any]:
-    """(decode tokens/s by the virtual clock after the warm-up, the core's PrefetchCounts since the start).
+    """(decode tokens/s by the virtual clock after the warm-up, the counts of prefetching since the start).
 
     Routing and predictions are the same for all arguments. slots: share of all experts. Raises ConfigError for an
     unknown machine.

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError, KernelError
-from twofold.api.types import PlacementCounts, PrefetchCounts, SamplingParams, Usage
+from twofold.api.types import PlacementCounts, SamplingParams, Usage
 from twofold.engine import Engine
 from twofold.tools.lab.foresight import SHAPE, play_sticky
 from twofold.tools.lab.replay import Row, names_list, shares_list
@@ -44,7 +44,7 @@ class Answers:
     tokens: list[list[int]]
     decode_tokens_per_s: float
     placement: PlacementCounts
-    prefetch: PrefetchCounts
+    prefetch: Mapping[str, int]
 
     @property
     def hit_rate(self) -> float:
@@ -114,12 +114,12 @@ def engine_rows(
                 "on_tokens_per_s": on.decode_tokens_per_s,
                 "off_hit_rate": off.hit_rate,
                 "on_hit_rate": on.hit_rate,
-                "issued": counts.issued,
-                "used": counts.used,
-                "wasted": counts.wasted,
-                "dropped": counts.dropped,
-                "precision": counts.correct / max(1, counts.predicted),
-                "recall": counts.foreseen / max(1, counts.misses),
+                "issued": counts["issued"],
+                "used": counts["used"],
+                "wasted": counts["wasted"],
+                "dropped": counts["dropped"],
+                "precision": counts["correct"] / max(1, counts["predicted"]),
+                "recall": counts["foreseen"] / max(1, counts["misses"]),
                 "clock": "virtual",
             }
 
@@ -138,8 +138,8 @@ def synthetic_rows(machines: Sequence[str], slots: Sequence[float], num_steps: i
                 "slots": share,
                 "off_tokens_per_s": off,
                 "on_tokens_per_s": on,
-                "issued": counts.issued,
-                "used": counts.used,
+                "issued": counts["issued"],
+                "used": counts["used"],
                 "clock": "virtual",
             }
 

@@ -8,12 +8,12 @@ HTTP, a busy machine): measure before you buy. With --prompts the recorded token
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from twofold import _core
 from twofold.api.errors import ConfigError
-from twofold.experts.device_split import device_split
+from twofold.experts.device_split import device_split, split_slots
 from twofold.experts.policies import POLICIES, check_names
 from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
 from twofold.tools.lab import sweep
@@ -59,6 +59,7 @@ def simulate_system(
     profile: MachineProfile,
     *,
     slots: float,
+    split: Sequence[float] = (1.0,),
     batch: int = 1,
     prompt_chunk: int = 0,
     prompt_tokens: int = 0,
@@ -68,9 +69,11 @@ def simulate_system(
 ) -> Any:
     """Play the trace; returns the core's SimulationResult. Slots initially hold the most used experts of `prior_usage`.
 
+    slots: share of the experts that fits into all devices together; split: each device's share of those slots.
     prompt_chunk: sequences are prompts, this many tokens per step, one after the other; 0: decode, `batch` at once.
     prompt_tokens: instead, each sequence is a request with this many prompt tokens; its other tokens are decoded alone.
     """
+    num_experts = trace.num_layers * trace.num_experts
     return _core.simulate(
         trace.native,
         batch,
@@ -79,7 +82,7 @@ def simulate_system(
             trace.num_layers,
             trace.num_experts,
             trace.top_k,
-            round(slots * trace.num_layers * trace.num_experts),
+            split_slots(round(slots * num_experts), split, num_experts),
             prior_usage=list(prior_usage),
             **{"upload_price": upload_price, **system.options},
         ),
@@ -106,8 +109,8 @@ def simulate_rows(
 ) -> Iterator[Row]:
     """One row per batch, size and system. All start with the experts that the other half of the trace used most.
 
-    prompts: `batches` are tokens per prompt chunk. On a machine of several devices the systems are those of
-    `lab.devices`, and `slots` is the share of experts that fits into all devices together; tensor_split divides it.
+    prompts: `batches` are tokens per prompt chunk. `slots` is the share of experts that fits into all devices together;
+    tensor_split divides it. A machine of several devices is compared with each of them alone and a static split.
     """
     played = trace.part(part)
     prior = (trace.part("first") if part == "second" else played).usage()
@@ -122,26 +125,28 @@ def simulate_rows(
                 "steps": "prompts" if prompts else "decode",
                 "batch": batch,
             }
-            if profile.further:
-                split = device_split(tensor_split, profile)
-                yield from _device_rows(
-                    facts,
-                    share,
-                    trace=played,
-                    shape=shape,
-                    profile=profile,
-                    split=split,
-                    steps=steps,
-                    prior=prior,
-                )
-                continue
+            split = device_split(tensor_split, profile)
             for system in systems:
+                if profile.joined and system.name == "twofold":
+                    yield from _device_rows(
+                        facts,
+                        share,
+                        trace=played,
+                        shape=shape,
+                        profile=profile,
+                        split=split,
+                        steps=steps,
+                        prior=prior,
+                        options={"upload_price": upload_price, **system.options},
+                    )
+                    continue
                 result = simulate_system(
                     played,
                     system,
                     shape,
                     profile,
                     slots=share,
+                    split=split,
                     batch=steps.batch,
                     prompt_chunk=steps.prompt_chunk,
                     prior_usage=prior,
@@ -161,6 +166,7 @@ def _device_rows(
     split: Sequence[float],
     steps: Steps,
     prior: Sequence[float],
+    options: Mapping[str, Any],
 ) -> Iterator[Row]:
     num_experts = trace.num_layers * trace.num_experts
     for name, num_slots, result in systems_of_devices(
@@ -171,8 +177,9 @@ def _device_rows(
         split=split,
         steps=steps,
         prior_usage=prior,
+        options=options,
     ):
-        policy = "static" if name.startswith("static") else "payback"
+        policy = "static" if name.startswith("static") else options["policy"]
         named = {"slots": num_slots / num_experts, "system": name, "policy": policy}
         yield {**facts, **named, **_figures(result, shape)}
 
@@ -319,8 +326,6 @@ def cell_rows(args: argparse.Namespace) -> list[Row]:
             cards = {slots_for_vram(shape, trace, gb, args.kv_gb): gb for gb in args.vram}
         for name in args.profile:
             profile = load_profile(name)
-            if profile.further:
-                _check_for_devices(args, name)
             if acceptance is not None:
                 found = drafting_rows(
                     trace.part(args.part),
@@ -330,6 +335,7 @@ def cell_rows(args: argparse.Namespace) -> list[Row]:
                     list(cards),
                     acceptance=acceptance,
                     depths=args.draft_depths,
+                    split=device_split(args.tensor_split, profile),
                     prior_usage=trace.part("first").usage(),
                 )
             else:
@@ -347,22 +353,6 @@ def cell_rows(args: argparse.Namespace) -> list[Row]:
                 )
             rows.extend({**row, "vram_gb": cards[row["slots"]]} if args.vram else row for row in found)
     return rows
-
-
-def _check_for_devices(args: argparse.Namespace, profile: str) -> None:
-    """ConfigError: an option describes systems of one device."""
-    for flag, is_given in {
-        "--systems": args.systems != list(SYSTEMS),
-        "--policy": args.policy is not None,
-        "--price": args.price >= 0,
-        "--no-stream-ahead": args.no_stream_ahead,
-        "--num-deferred-experts": args.num_deferred_experts,
-        "--acceptance": args.acceptance is not None,
-    }.items():
-        if is_given:
-            raise ConfigError(
-                f"{flag} was given with --profile {profile}; it works with one device: leave one out"
-            )
 
 
 def _system(name: str, policy: str | None, no_stream_ahead: bool, num_deferred: int) -> System:

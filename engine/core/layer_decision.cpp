@@ -1,0 +1,24 @@
+#include "twofold/layer_decision.h"
+
+#include <algorithm>
+
+namespace twofold {
+
+void LayerDecision::begin(int of_layer, double now_us) {
+  layer = of_layer;
+  experts.clear();
+  deferred = {};
+  moves.clear();
+  rejection.reset();
+  arrivals.clear();
+  withdrawn.clear();
+  start_us = now_us;
+}
+
+ExpertDecision* LayerDecision::find(int expert) {
+  const auto at = std::lower_bound(experts.begin(), experts.end(), expert,
+                                   [](const ExpertDecision& e, int wanted) { return e.expert < wanted; });
+  return at != experts.end() && at->expert == expert ? &*at : nullptr;
+}
+
+}  // namespace twofold
