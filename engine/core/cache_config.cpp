@@ -80,8 +80,7 @@ void LayerSchedulerConfig::validate(int devices, size_t num_links) const {
   if (num_links != static_cast<size_t>(devices) || num_devices() != devices) {
     throw std::invalid_argument("layer scheduler: slots for " + std::to_string(num_devices()) +
                                 " devices and " + std::to_string(num_links) + " links given, " +
-                                std::to_string(devices) +
-                                " of each expected, one per device of the machine");
+                                std::to_string(devices) + " of each expected, one per device of the machine");
   }
   const auto is_known = [devices](int home) { return home >= 0 && home < devices; };
   if (!homes.empty() && (homes.size() != static_cast<size_t>(num_layers) ||

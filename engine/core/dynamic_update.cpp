@@ -76,10 +76,10 @@ std::optional<Admission> DynamicUpdate::admit(int layer, int expert, int device,
                                   [expert](const Replacement& each) { return each.expert == expert; });
   if (found == chosen_.end()) return std::nullopt;
   // The layer's plan says which device fetches it: its place there may have been meant for another.
-  const auto there = found->device == device ? found
-                                             : std::find_if(chosen_.begin(), chosen_.end(), [&](const auto& each) {
-                                                 return each.device == device;
-                                               });
+  const auto there =
+      found->device == device ? found : std::find_if(chosen_.begin(), chosen_.end(), [&](const auto& each) {
+        return each.device == device;
+      });
   if (there == chosen_.end()) return std::nullopt;
   std::swap(found->expert, there->expert);
   const Replacement replacement = *there;
@@ -87,9 +87,8 @@ std::optional<Admission> DynamicUpdate::admit(int layer, int expert, int device,
   return admission_of(layer, replacement, devices);
 }
 
-void DynamicUpdate::admit_rest(
-    int layer, Devices& devices,
-    const std::function<void(int expert, int device, const Admission&)>& upload) {
+void DynamicUpdate::admit_rest(int layer, Devices& devices,
+                               const std::function<void(int expert, int device, const Admission&)>& upload) {
   for (const Replacement& replacement : chosen_)
     upload(replacement.expert, replacement.device, admission_of(layer, replacement, devices));
   chosen_.clear();

@@ -116,8 +116,7 @@ ExpertMarket::Offer ExpertMarket::best_offer(int layer, const ExpertDecision& e,
       const bool swaps = is_held && admission->evicted >= 0 &&
                          !devices.holds(admission->evicted_layer, admission->evicted, d);
       const DeviceCost& cost = cost_.device(d);
-      const double longer_us =
-          cost_.cpu_expert_us(e.tokens) - cost.gpu_expert_us(e.tokens) - cost.miss_us();
+      const double longer_us = cost_.cpu_expert_us(e.tokens) - cost.gpu_expert_us(e.tokens) - cost.miss_us();
       bid({d, worth_us(d, admission->value - admission->victim_value - price) - held_us -
                   (swaps ? std::max(0.0, longer_us) : 0.0)},
           is_held);
@@ -127,14 +126,14 @@ ExpertMarket::Offer ExpertMarket::best_offer(int layer, const ExpertDecision& e,
       if (!forced) continue;
       const int of_layer = forced->evicted_layer, victim = forced->evicted;
       const double lost_us =
-          victim < 0 ? 0.0
-                     : saved_us(d, cell_of(of_layer, victim), devices.holds(of_layer, victim, d));
+          victim < 0 ? 0.0 : saved_us(d, cell_of(of_layer, victim), devices.holds(of_layer, victim, d));
       bid({d, saved_us(d, cell_of(layer, e.expert), true) - lost_us - worth_us(d, price), true}, true);
     } else if (!admission || admission->evicted >= 0) {
       const int copy = cheapest_copy(d, layer, devices);
       if (copy < 0) continue;
       const double lost_us = saved_us(d, size_t(copy), true);
-      bid({d, saved_us(d, cell_of(layer, e.expert), false) - lost_us - worth_us(d, price), false, copy}, true);
+      bid({d, saved_us(d, cell_of(layer, e.expert), false) - lost_us - worth_us(d, price), false, copy},
+          true);
     }
   }
   return best;

@@ -26,8 +26,8 @@ void LayerPlanner::recalibrate(const CostModel& cost) {
 }
 
 void LayerPlanner::plan(const RoutedLayer& routed, const LaneStates& lanes,
-                        std::span<const uint8_t> generated_rows, const Devices& devices,
-                        StreamAhead& ahead, LayerDecision& decision, std::vector<DeviceShare>& shares) {
+                        std::span<const uint8_t> generated_rows, const Devices& devices, StreamAhead& ahead,
+                        LayerDecision& decision, std::vector<DeviceShare>& shares) {
   collect_loads(routed, devices);
   states_.clear();
   for (int d = 0; d < devices.count(); ++d) {
@@ -71,7 +71,8 @@ void LayerPlanner::collect_loads(const RoutedLayer& routed, const Devices& devic
       if (state == ExpertState::kInFlight || devices.cache(d).config().pin(layer) == LayerPin::kNever)
         load.barred |= 1U << d;
     }
-    if (load.resident == 0) load.barred |= worse_places(layer, load.expert, routed.num_tokens == 1, devices);
+    if (load.resident == 0 && config_.fetch_rule == FetchRule::kBestSplit)
+      load.barred |= worse_places(layer, load.expert, routed.num_tokens == 1, devices);
     loads_.push_back(load);
   }
 }
@@ -97,9 +98,8 @@ void LayerPlanner::mark_deferrable(const RoutedLayer& routed, std::span<const ui
   all_.assign(routed.ids.size(), 1);
   const auto pairs = deferred(routed, generated_rows, all_);
   for (size_t pair = 0; pair < pairs.size(); ++pair) {
-    const auto load = std::find_if(loads_.begin(), loads_.end(), [&](const ExpertLoad& each) {
-      return each.expert == routed.ids[pair];
-    });
+    const auto load = std::find_if(loads_.begin(), loads_.end(),
+                                   [&](const ExpertLoad& each) { return each.expert == routed.ids[pair]; });
     load->deferrable = pairs[pair] != 0;
   }
 }

@@ -59,8 +59,8 @@ const LayerDecision& LayerScheduler::decide(const RoutedLayer& routed) {
   if (routed.layer > 0) gap_us_ = std::max(0.0, now_us() - layer_end_us_);
   observe(routed);
   dynamic_update_.choose(routed.layer, devices_);
-  planner_.plan(routed, {{}, std::max(0.0, cpu_free_us_ - now_us()), gap_us_}, shape_.generated_rows, devices_,
-                ahead_, decision_, shares_);
+  planner_.plan(routed, {{}, std::max(0.0, cpu_free_us_ - now_us()), gap_us_}, shape_.generated_rows,
+                devices_, ahead_, decision_, shares_);
   market_.learn(routed.layer, planner_, routed.num_tokens > 1, devices_);
   placer_.place(shares_, devices_, dynamic_update_, decision_);
   return play(routed);
@@ -95,8 +95,8 @@ void LayerScheduler::observe(const RoutedLayer& routed) {
 
 const LayerDecision& LayerScheduler::play(const RoutedLayer& routed) {
   const int layer = routed.layer;
-  const LayerWork& work = pricer_.work_of(decision_, shares_, defer(routed), devices_,
-                                          std::max(0.0, cpu_free_us_ - now_us()));
+  const LayerWork& work =
+      pricer_.work_of(decision_, shares_, defer(routed), devices_, std::max(0.0, cpu_free_us_ - now_us()));
   decision_.times = planner_.cost(layer).layer(work);
   move_fetched();
   stream_ahead(routed);
@@ -114,8 +114,7 @@ const LayerDecision& LayerScheduler::play(const RoutedLayer& routed) {
 std::span<const int> LayerScheduler::defer(const RoutedLayer& routed) {
   if (config_.num_deferred == 0) return {};
   by_expert_.assign(size_t(config_.num_experts), 0);
-  for (const ExpertDecision& e : decision_.experts)
-    by_expert_[size_t(e.expert)] = e.where == Placement::kCpu;
+  for (const ExpertDecision& e : decision_.experts) by_expert_[size_t(e.expert)] = e.where == Placement::kCpu;
   on_cpu_.clear();
   for (const int32_t id : routed.ids) on_cpu_.push_back(uint8_t(by_expert_[size_t(id)]));
   decision_.deferred = planner_.deferred(routed, shape_.generated_rows, on_cpu_);

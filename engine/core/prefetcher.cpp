@@ -53,10 +53,10 @@ std::vector<double> Prefetcher::stalls_of(const DeviceCost& device) const {
       double best = -1;
       for (int fetched = 0; fetched <= misses; ++fetched) {
         const int on_cpu = misses - fetched;
-        const DeviceTimes times = device.times(
-            DeviceSums{.num_hits = hits,
-                       .hit_us = hits * hit_us,
-                       .fetched_us = std::span(fetched_us).first(static_cast<size_t>(fetched))});
+        const DeviceTimes times =
+            device.times(DeviceSums{.num_hits = hits,
+                                    .hit_us = hits * hit_us,
+                                    .fetched_us = std::span(fetched_us).first(static_cast<size_t>(fetched))});
         double busy = 0;
         const double of_cpu = cost_.cpu_from_sums(on_cpu, on_cpu * cpu_us, {&times.copying_us, 1}, busy);
         const double us = std::max(times.gpu_us, of_cpu) + cost_.home().profile().join_us;

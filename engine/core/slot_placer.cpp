@@ -8,9 +8,8 @@ namespace {
 
 // Whether that slot holds, or will hold, an expert of this layer.
 bool in_use(const LayerDecision& decision, int device, int slot) {
-  return std::any_of(decision.experts.begin(), decision.experts.end(), [&](const ExpertDecision& e) {
-    return e.slot == slot && e.device == device;
-  });
+  return std::any_of(decision.experts.begin(), decision.experts.end(),
+                     [&](const ExpertDecision& e) { return e.slot == slot && e.device == device; });
 }
 
 }  // namespace

@@ -48,8 +48,7 @@ void StreamAhead::begin_layer(int layer, Devices& devices, std::vector<Publicati
     if (ahead.what.layer != layer) continue;  // left by an aborted step
     if (const auto upload = devices.link(ahead.device).take_if_landed(ahead.what)) {
       devices.count_copied(*upload);
-      arrivals.push_back(
-          {ahead.what.layer, ahead.what.expert, ahead.what.slot, *upload, true, ahead.device});
+      arrivals.push_back({ahead.what.layer, ahead.what.expert, ahead.what.slot, *upload, true, ahead.device});
       if (upload->failed) continue;
       ahead.landed = true;
     }
@@ -94,7 +93,8 @@ std::span<const StreamAhead::Choice> StreamAhead::choose(const RoutedLayer& rout
       const auto possible = devices.cache(d).can_admit(next, expert, true);
       return possible && possible->evicted < 0;
     });
-    if (const auto limit = static_cast<size_t>(std::max(0, most[static_cast<size_t>(d)])); limit < experts.size())
+    if (const auto limit = static_cast<size_t>(std::max(0, most[static_cast<size_t>(d)]));
+        limit < experts.size())
       experts.resize(limit);
     choose_for(d, routed.layer, experts, pricer, planner.cost(routed.layer), decision, devices);
   }

@@ -164,9 +164,12 @@ template <int kHeadDim>
 int run(const DecodeAttention& attention, const KvPages& pages, float* workspace, void* out, Stream stream) {
   const int splits = num_splits(attention.max_length);
   const dim3 grid(splits, head_blocks(attention.num_heads, pages.num_kv_heads), attention.num_sequences);
-  const auto split = attention.rule.is_linear() ? attention_split_kernel<kHeadDim, false>
-                                                : attention_split_kernel<kHeadDim, true>;
-  if (int error = launch(split, grid, kHeadDim, 0, stream, attention, pages, workspace, splits)) return error;
+  const int error = attention.rule.is_linear()
+                        ? launch(attention_split_kernel<kHeadDim, false>, grid, kHeadDim, 0, stream,
+                                 attention, pages, workspace, splits)
+                        : launch(attention_split_kernel<kHeadDim, true>, grid, kHeadDim, 0, stream, attention,
+                                 pages, workspace, splits);
+  if (error != 0) return error;
   return launch(attention_join_kernel<kHeadDim>, dim3(attention.num_heads, attention.num_sequences), kHeadDim,
                 0, stream, attention, workspace, splits, static_cast<uint16_t*>(out));
 }

@@ -241,7 +241,7 @@ def metrics() -> str:
     """Page of all metrics: those of a server whose engine and database report everything."""
     stats = _Figures(
         placement=_Figures(),
-        prefetch=_Figures(),
+        prefetch={"used": 0},
         dynamic_update={"updated": 1},
         step_tokens={1: 1},
         speculation=_Figures(accepted_by_position=(1,)),

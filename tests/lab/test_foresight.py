@@ -24,4 +24,4 @@ def test_prefetching_experts_that_take_longer_than_a_layer_costs_next_to_nothing
         play_sticky(machine, 0.25, prefetch=prefetch, num_steps=30) for prefetch in (False, True)
     )
     assert on > 0.98 * off
-    assert counts.predicted > 0
+    assert counts["predicted"] > 0

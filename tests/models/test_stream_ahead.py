@@ -60,7 +60,7 @@ def all_experts(num_tokens: int, num_layers: int, num_experts: int) -> np.ndarra
 
 BY_HAND: dict[str, Any] = {
     "chunk": 40,
-    "num_slots": 0,
+    "slots": 0,
     "num_experts": 4,
     "num_staging": 8,
     "dense_us": [200.0, 200.0, 7.0],
@@ -88,7 +88,7 @@ def test_an_example_worked_by_hand() -> None:
         ({"chunk": 20}, "the chunk is small"),
         ({"num_staging": 4}, "the layer itself needs all of the staging slots"),
         ({"dense_us": [200.0, 40.0, 7.0]}, "there is no time for an upload"),
-        ({"num_slots": 8, "prior_usage": [1.0] * 8}, "everything is resident"),
+        ({"slots": 8, "prior_usage": [1.0] * 8}, "everything is resident"),
         ({"fetch_rule": "two-ended"}, "a peer has its own rule"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -142,7 +142,7 @@ def test_a_prompt_is_never_slower_for_it(
     ids = np.argsort(-(taste + noise), axis=2)[:, :, :top_k]
     common = {
         "chunk": chunk,
-        "num_slots": round(slots * num_layers * num_experts),
+        "slots": round(slots * num_layers * num_experts),
         "num_experts": num_experts,
         "num_staging": staging,
         "dense_us": [dense_us] * (num_layers + 1),

@@ -25,10 +25,8 @@ SUBJECT_METHODS: Final = 10
 """A class with more methods is a subject of its own."""
 
 MORE_METHODS: Final = {
-    "engine/core/include/twofold/cost_model.h: CostModel": 22,
     "engine/core/include/twofold/expert_cache.h: ExpertCache": 47,
     "engine/core/include/twofold/layer_scheduler.h: LayerScheduler": 61,
-    "engine/core/planners/machine_planner.cpp: Assignment": 22,
     "engine/runtime/device/device_accelerator.h: DeviceAccelerator": 27,
     "engine/runtime/device/upload_engine.h: UploadEngine": 33,
     "engine/runtime/moe/accelerator.h: Accelerator": 27,

@@ -34,6 +34,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
             "olmoe",
             "llama",
             "mistral",
+            "gemma2",
             "gemma3",
             "deepseek_v2",
             "deepseek_v3",

@@ -87,8 +87,9 @@ void bind_simulation(py::module_& m) {
       "Plays decode steps that next_rows composes: given the sums so far, it returns the trace rows of the "
       "next "
       "step, the newest token's first, then those of drafts; an empty list ends the simulation.");
-  m.def("default_upload_price", [](const CostModel& cost) { return default_upload_price(cost.home()); },
-        py::arg("cost"));
+  m.def(
+      "default_upload_price", [](const CostModel& cost) { return default_upload_price(cost.home()); },
+      py::arg("cost"));
 }
 
 }  // namespace

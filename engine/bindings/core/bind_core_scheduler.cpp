@@ -26,7 +26,8 @@ void bind_config(py::module_& m) {
           "Shape, slots, policy and rules of a layer scheduler; those from fetch_rule to prior_usage "
           "are for comparison with other engines and for the lab."),
       field("num_layers", &Config::num_layers), field("num_experts", &Config::num_experts),
-      field("top_k", &Config::top_k), field_by<std::variant<int, std::vector<int>>>(
+      field("top_k", &Config::top_k),
+      field_by<std::variant<int, std::vector<int>>>(
           py::arg("slots"),
           [](Config& c, std::variant<int, std::vector<int>> slots) {
             const int* one = std::get_if<int>(&slots);

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "addresses.h"
+#include "core/counters.h"
 #include "device/device_accelerator.h"
 #include "fields.h"
-#include "core/counters.h"
 #include "module.h"
 #include "moe/emulated.h"
 #include "moe/moe_executor.h"

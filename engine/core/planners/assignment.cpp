@@ -4,24 +4,22 @@
 
 namespace twofold {
 
-Assignment::Assignment(const CostModel& cost, std::span<const ExpertLoad> loads, const LaneStates& lanes)
-    : cost_(cost), states_(lanes), num_devices_(lanes.devices.size()) {
+LaneProblem::LaneProblem(const CostModel& cost, std::span<const ExpertLoad> loads, const LaneStates& lanes)
+    : cost_(cost), states_(lanes) {
   items_.reserve(loads.size());
   for (const ExpertLoad& load : loads) {
     Item item;
     item.load = &load;
-    item.open = load.resident | (~load.barred & ((1U << num_devices_) - 1));
+    item.open = load.resident | (~load.barred & ((1U << num_devices()) - 1));
     item.cpu_us = cost.cpu_expert_us(load.tokens);
-    for (size_t d = 0; d < num_devices_; ++d)
-      item.gpu_us[d] = cost.device(static_cast<int>(d)).gpu_expert_us(load.tokens);
+    for (size_t d = 0; d < num_devices(); ++d) item.gpu_us[d] = device(d).gpu_expert_us(load.tokens);
     items_.push_back(item);
   }
   std::stable_sort(items_.begin(), items_.end(),
                    [](const Item& a, const Item& b) { return a.load->tokens > b.load->tokens; });
-  lane_.assign(items_.size(), static_cast<uint8_t>(cpu()));
 }
 
-bool Assignment::interchangeable(size_t i, size_t j) const {
+bool LaneProblem::interchangeable(size_t i, size_t j) const {
   const ExpertLoad &a = *items_[i].load, &b = *items_[j].load;
   return a.tokens == b.tokens && a.resident == b.resident && a.barred == b.barred &&
          a.deferrable == b.deferrable;
@@ -29,46 +27,46 @@ bool Assignment::interchangeable(size_t i, size_t j) const {
 
 bool Assignment::equally_dear(size_t i, size_t j) const {
   const size_t a = lane_[i], b = lane_[j];
-  const Item &one = items_[i], &other = items_[j];
+  const LaneProblem::Item &one = problem_.item(i), &other = problem_.item(j);
   for (const size_t lane : {a, b}) {
-    if (fetches(i, lane) != fetches(j, lane)) return false;
-    if (lane < num_devices_ && one.gpu_us[lane] != other.gpu_us[lane]) return false;
+    if (problem_.fetches(i, lane) != problem_.fetches(j, lane)) return false;
+    if (lane < problem_.num_devices() && one.gpu_us[lane] != other.gpu_us[lane]) return false;
   }
   return one.cpu_us == other.cpu_us && one.load->deferrable == other.load->deferrable;
 }
 
 bool Assignment::has_room(size_t device) const {
-  const int most = state(device).max_fetch;
+  const int most = problem_.state(device).max_fetch;
   return most < 0 || sums_[device].num_fetched < most;
 }
 
 LayerTimes Assignment::times() {
-  for (size_t d = 0; d < num_devices_; ++d) lane_times_[d] = device_times(d);
+  for (size_t d = 0; d < problem_.num_devices(); ++d) lane_times_[d] = device_times(d);
   sums_ = {};
-  for (size_t i = 0; i < size(); ++i) add(sums_, i, lane_[i], 1);
+  for (size_t i = 0; i < problem_.size(); ++i) add(sums_, i, lane_[i], 1);
   return join();
 }
 
 void Assignment::add(LaneSums& sums, size_t i, size_t lane, int sign) const {
-  if (lane == cpu()) {
-    if (items_[i].load->deferrable) return;  // after the layer
-    sums[kMostDevices].work_us += sign * items_[i].cpu_us;
+  if (lane == problem_.cpu()) {
+    if (problem_.item(i).load->deferrable) return;  // after the layer
+    sums[kMostDevices].work_us += sign * problem_.item(i).cpu_us;
     sums[kMostDevices].count += sign;
     return;
   }
-  sums[lane].work_us += sign * items_[i].gpu_us[lane];
+  sums[lane].work_us += sign * problem_.item(i).gpu_us[lane];
   sums[lane].count += sign;
-  if (!fetches(i, lane)) return;
-  sums[lane].fetched_us += sign * items_[i].gpu_us[lane];
+  if (!problem_.fetches(i, lane)) return;
+  sums[lane].fetched_us += sign * problem_.item(i).gpu_us[lane];
   sums[lane].num_fetched += sign;
 }
 
 double Assignment::bound_of(const LaneSums& sums) const {
   double end_us = 0;
   std::array<double, kMostDevices> copying{};
-  for (size_t d = 0; d < num_devices_; ++d) {
-    const DeviceCost& device = cost_.device(static_cast<int>(d));
-    const DeviceState& state = states_.devices[d];
+  for (size_t d = 0; d < problem_.num_devices(); ++d) {
+    const DeviceCost& device = problem_.device(d);
+    const DeviceState& state = problem_.state(d);
     double upload_us = sums[d].num_fetched * device.upload_us();
     if (streams_ && sums[d].num_fetched > 1)
       upload_us -= (sums[d].num_fetched - 1) * device.profile().link_latency_us;
@@ -77,15 +75,16 @@ double Assignment::bound_of(const LaneSums& sums) const {
     end_us = std::max(end_us, device.exchange_us() + device.profile().gpu_launch_us + sums[d].work_us);
     if (sums[d].num_fetched == 0) continue;
     // The last one has landed; or the first one has, and then all of them run.
-    end_us = std::max({end_us, state.backlog_us + upload_us,
-                       state.backlog_us + device.upload_us() + sums[d].fetched_us});
+    end_us = std::max(
+        {end_us, state.backlog_us + upload_us, state.backlog_us + device.upload_us() + sums[d].fetched_us});
   }
   double busy = 0;
   const Sums& cpu = sums[kMostDevices];
-  end_us = std::max(end_us, states_.cpu_backlog_us +
-                                cost_.cpu_from_sums(cpu.count, cpu.work_us,
-                                                    std::span<const double>(copying).first(num_devices_), busy));
-  return end_us + cost_.home().profile().join_us;
+  end_us = std::max(end_us, problem_.states().cpu_backlog_us +
+                                problem_.cost().cpu_from_sums(
+                                    cpu.count, cpu.work_us,
+                                    std::span<const double>(copying).first(problem_.num_devices()), busy));
+  return end_us + problem_.cost().home().profile().join_us;
 }
 
 double Assignment::bound_us(size_t i, size_t to) const {
@@ -107,9 +106,9 @@ double Assignment::bound_us_of_swap(size_t i, size_t j) const {
 Score Assignment::score() { return score_of(times()); }
 
 void Assignment::sort_interchangeable() {
-  for (size_t begin = 0; begin < size();) {
+  for (size_t begin = 0; begin < problem_.size();) {
     size_t end = begin + 1;
-    while (end < size() && interchangeable(begin, end)) ++end;
+    while (end < problem_.size() && problem_.interchangeable(begin, end)) ++end;
     std::sort(lane_.begin() + static_cast<std::ptrdiff_t>(begin),
               lane_.begin() + static_cast<std::ptrdiff_t>(end));
     begin = end;
@@ -120,53 +119,54 @@ DeviceTimes Assignment::device_times(size_t d) {
   DeviceSums sums{.num_hits = 0,
                   .hit_us = 0,
                   .fetched_us = {},
-                  .backlog_us = state(d).backlog_us,
-                  .queued_us = state(d).queued_us,
+                  .backlog_us = problem_.state(d).backlog_us,
+                  .queued_us = problem_.state(d).queued_us,
                   .one_transfer = streams_};
   fetched_us_.clear();
-  for (size_t i = 0; i < size(); ++i) {
+  for (size_t i = 0; i < problem_.size(); ++i) {
     if (lane_[i] != d) continue;
-    if (resident(i, d)) {
-      sums.hit_us += items_[i].gpu_us[d];
+    if (problem_.resident(i, d)) {
+      sums.hit_us += problem_.item(i).gpu_us[d];
       ++sums.num_hits;
     } else {
-      fetched_us_.push_back(items_[i].gpu_us[d]);
+      fetched_us_.push_back(problem_.item(i).gpu_us[d]);
     }
   }
   sums.fetched_us = fetched_us_;
-  return cost_.device(static_cast<int>(d)).times(sums);
+  return problem_.device(d).times(sums);
 }
 
 LayerTimes Assignment::join() const {
   LayerTimes all;
   std::array<double, kMostDevices> copying{};
-  for (size_t d = 0; d < num_devices_; ++d) {
+  for (size_t d = 0; d < problem_.num_devices(); ++d) {
     copying[d] = lane_times_[d].copying_us;
     all.gpu_us = std::max(all.gpu_us, lane_times_[d].gpu_us);
   }
   double cpu_work_us = 0, deferred_us = 0;
   int num_cpu = 0;
-  for (size_t i = 0; i < size(); ++i) {
-    if (lane_[i] != cpu()) continue;
-    if (items_[i].load->deferrable) {
-      deferred_us += items_[i].cpu_us;
+  for (size_t i = 0; i < problem_.size(); ++i) {
+    if (lane_[i] != problem_.cpu()) continue;
+    if (problem_.item(i).load->deferrable) {
+      deferred_us += problem_.item(i).cpu_us;
       continue;
     }
-    cpu_work_us += items_[i].cpu_us;
+    cpu_work_us += problem_.item(i).cpu_us;
     ++num_cpu;
   }
-  const auto copying_us = std::span<const double>(copying).first(num_devices_);
-  all.cpu_us = cost_.cpu_from_sums(num_cpu, cpu_work_us, copying_us, all.dma_busy);
-  all.layer_us = std::max(all.gpu_us, all.cpu_us) + cost_.home().profile().join_us;
-  if (states_.cpu_backlog_us > 0 || deferred_us > 0)
-    cost_.add_deferred(all, num_cpu, states_.cpu_backlog_us, deferred_us, copying_us);
+  const auto copying_us = std::span<const double>(copying).first(problem_.num_devices());
+  all.cpu_us = problem_.cost().cpu_from_sums(num_cpu, cpu_work_us, copying_us, all.dma_busy);
+  all.layer_us = std::max(all.gpu_us, all.cpu_us) + problem_.cost().home().profile().join_us;
+  if (problem_.states().cpu_backlog_us > 0 || deferred_us > 0)
+    problem_.cost().add_deferred(all, num_cpu, problem_.states().cpu_backlog_us, deferred_us, copying_us);
   return all;
 }
 
 // Deferred experts that do not end in the gap delay the next layer.
 Score Assignment::score_of(const LayerTimes& all) const {
-  Score score{all.layer_us + std::max(0.0, all.cpu_end_us - all.layer_us - states_.gap_us), all.cpu_us};
-  for (size_t d = 0; d < num_devices_; ++d) score.lanes_us += lane_times_[d].gpu_us;
+  Score score{all.layer_us + std::max(0.0, all.cpu_end_us - all.layer_us - problem_.states().gap_us),
+              all.cpu_us};
+  for (size_t d = 0; d < problem_.num_devices(); ++d) score.lanes_us += lane_times_[d].gpu_us;
   return score;
 }
 

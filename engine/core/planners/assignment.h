@@ -24,10 +24,11 @@ struct Score {
   }
 };
 
-class Assignment {
+// What is to be planned: the layer's experts in descending load, and the lanes.
+class LaneProblem {
  public:
-  // All experts begin on the CPU. Both arguments must outlive it.
-  Assignment(const CostModel& cost, std::span<const ExpertLoad> loads, const LaneStates& lanes);
+  // Both arguments must outlive it.
+  LaneProblem(const CostModel& cost, std::span<const ExpertLoad> loads, const LaneStates& lanes);
 
   struct Item {
     const ExpertLoad* load = nullptr;
@@ -36,29 +37,44 @@ class Assignment {
     std::array<double, kMostDevices> gpu_us{};
   };
 
-  // Items are in descending load.
   size_t size() const { return items_.size(); }
   const Item& item(size_t i) const { return items_[i]; }
-  size_t cpu() const { return num_devices_; }
-  size_t num_lanes() const { return num_devices_ + 1; }
+  size_t num_devices() const { return states_.devices.size(); }
+  size_t cpu() const { return num_devices(); }  // the CPU's lane
   const DeviceState& state(size_t device) const { return states_.devices[device]; }
   const LaneStates& states() const { return states_; }
   const CostModel& cost() const { return cost_; }
+  const DeviceCost& device(size_t d) const { return cost_.device(static_cast<int>(d)); }
+  bool resident(size_t i, size_t lane) const {
+    return lane < num_devices() && ((items_[i].load->resident >> lane) & 1U) != 0;
+  }
+  bool fetches(size_t i, size_t lane) const { return lane < num_devices() && !resident(i, lane); }
+  bool interchangeable(size_t i, size_t j) const;
+
+ private:
+  const CostModel& cost_;
+  const LaneStates& states_;
+  std::vector<Item> items_;
+};
+
+class Assignment {
+ public:
+  // All experts begin on the CPU.
+  explicit Assignment(const LaneProblem& problem)
+      : problem_(problem), lane_(problem.size(), static_cast<uint8_t>(problem.cpu())) {}
+
+  const LaneProblem& problem() const { return problem_; }
   std::vector<uint8_t>& lanes() { return lane_; }
   const std::vector<uint8_t>& lanes() const { return lane_; }
   // Whether each device's fetched experts are one transfer, and the CPU runs what it must alone.
   bool streams() const { return streams_; }
   void set_streams(bool streams) { streams_ = streams; }
-
-  bool resident(size_t i, size_t lane) const {
-    return lane < num_devices_ && ((items_[i].load->resident >> lane) & 1U) != 0;
-  }
-  bool fetches(size_t i, size_t lane) const { return lane < num_devices_ && !resident(i, lane); }
+  // A hit runs on a device that holds it.
   bool allowed(size_t i, size_t lane) const {
-    const uint32_t open = items_[i].open;
-    return lane == cpu() ? !streams_ || open == 0 : ((open >> lane) & 1U) != 0;
+    const uint32_t open = problem_.item(i).open;
+    if (lane == problem_.cpu()) return problem_.item(i).load->resident == 0 && (!streams_ || open == 0);
+    return ((open >> lane) & 1U) != 0;
   }
-  bool interchangeable(size_t i, size_t j) const;
   // Whether the two could change lanes without a change of any lane's time, as where reading weights takes longest.
   bool equally_dear(size_t i, size_t j) const;
   // Whether the device's staging has room for one more fetched expert.
@@ -72,8 +88,9 @@ class Assignment {
   template <class Keep>
   Score rescore(size_t from, size_t to, Keep keep) {
     const auto before = lane_times_;
-    if (from < num_devices_) lane_times_[from] = device_times(from);
-    if (to < num_devices_) lane_times_[to] = device_times(to);
+    for (const size_t lane : {from, to}) {
+      if (lane < problem_.num_devices()) lane_times_[lane] = device_times(lane);
+    }
     const Score score = score_of(join());
     if (!keep(score)) lane_times_ = before;
     return score;
@@ -100,11 +117,8 @@ class Assignment {
   LayerTimes join() const;
   Score score_of(const LayerTimes& all) const;
 
-  const CostModel& cost_;
-  const LaneStates& states_;
-  size_t num_devices_;
+  const LaneProblem& problem_;
   bool streams_ = false;
-  std::vector<Item> items_;
   std::vector<uint8_t> lane_;
   std::array<DeviceTimes, kMostDevices> lane_times_{};
   LaneSums sums_{};  // as of the latest `times`

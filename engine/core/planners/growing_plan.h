@@ -26,8 +26,8 @@ class GrowingPlan {
   explicit GrowingPlan(const Assignment& plan);
 
   bool has_room(size_t i, size_t lane) const {
-    const int most = lane < plan_.cpu() ? plan_.state(lane).max_fetch : -1;
-    return most < 0 || !plan_.fetches(i, lane) || lanes_[lane].num_fetched < most;
+    const int most = lane < plan_.problem().cpu() ? plan_.problem().state(lane).max_fetch : -1;
+    return most < 0 || !plan_.problem().fetches(i, lane) || lanes_[lane].num_fetched < most;
   }
   // Returns the lane as it was, for `restore`.
   GrowingLane add(size_t i, size_t to);
@@ -37,7 +37,7 @@ class GrowingPlan {
   double lane_end_us(size_t lane) const { return lanes_[lane].end_us(); }
 
  private:
-  const DeviceCost& device(size_t d) const { return plan_.cost().device(static_cast<int>(d)); }
+  const DeviceCost& device(size_t d) const { return plan_.problem().device(d); }
 
   const Assignment& plan_;
   std::vector<GrowingLane> lanes_;

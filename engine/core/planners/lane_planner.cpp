@@ -14,16 +14,17 @@ namespace {
 constexpr int kMaxRounds = 64;       // of refinement
 constexpr size_t kMaxSwapSide = 48;  // bounds the work of one pass of swaps on very wide layers
 constexpr int kMaxVisited = 20'000;  // partial plans of one exact search
-constexpr double kHopeful = 1.02;    // a start is refined unless it is longer than the best plan by more than this
+constexpr double kHopeful =
+    1.02;  // a start is refined unless it is longer than the best plan by more than this
 constexpr double kSlack = 1 + 1e-9;  // a bound's sums are rounded in another order than a score's
 
 // Heaviest first, each to the lane where the layer ends first; false if some expert fits nowhere.
 bool assign_greedily(Assignment& plan) {
   GrowingPlan growing(plan);
-  for (size_t i = 0; i < plan.size(); ++i) {
-    size_t best = plan.cpu() + 1;
+  for (size_t i = 0; i < plan.problem().size(); ++i) {
+    size_t best = plan.problem().cpu() + 1;
     double best_end = std::numeric_limits<double>::infinity(), best_lane_end = best_end;
-    for (size_t lane = 0; lane < plan.num_lanes(); ++lane) {
+    for (size_t lane = 0; lane < plan.problem().cpu() + 1; ++lane) {
       if (!plan.allowed(i, lane) || !growing.has_room(i, lane)) continue;
       const GrowingLane before = growing.add(i, lane);
       const double end = growing.end_us(), lane_end = growing.lane_end_us(lane);
@@ -33,40 +34,54 @@ bool assign_greedily(Assignment& plan) {
       best_end = end;
       best_lane_end = lane_end;
     }
-    if (best > plan.cpu()) return false;
+    if (best > plan.problem().cpu()) return false;
     growing.add(i, best);
     plan.lanes()[i] = static_cast<uint8_t>(best);
   }
   return true;
 }
 
-// The best split of a device's misses while every other device stays idle: its hits and so many of the heaviest.
-void split_for_device(Assignment& plan, size_t device) {
-  std::vector<size_t> misses;
-  for (size_t i = 0; i < plan.size(); ++i) {
-    plan.lanes()[i] = static_cast<uint8_t>(plan.resident(i, device) ? device : plan.cpu());
-    if (plan.fetches(i, device) && plan.allowed(i, device)) misses.push_back(i);
+// Where a hit runs that the device itself has not: the fastest holder; the CPU if there is none.
+size_t other_lane(const LaneProblem& problem, size_t i) {
+  size_t best = problem.cpu();
+  for (size_t d = 0; d < problem.num_devices(); ++d) {
+    if (!problem.resident(i, d)) continue;
+    if (best == problem.cpu() || problem.item(i).gpu_us[d] < problem.item(i).gpu_us[best]) best = d;
   }
-  const int room = plan.state(device).max_fetch;
+  return best;
+}
+
+// The best split of a device's misses while the others run only what they alone have: its hits and so many of the
+// heaviest.
+void split_for_device(Assignment& plan, size_t device) {
+  const LaneProblem& problem = plan.problem();
+  std::vector<size_t> misses;
+  for (size_t i = 0; i < problem.size(); ++i) {
+    plan.lanes()[i] = static_cast<uint8_t>(problem.resident(i, device) ? device : other_lane(problem, i));
+    if (problem.fetches(i, device) && plan.allowed(i, device)) misses.push_back(i);
+  }
+  const int room = problem.state(device).max_fetch;
   const size_t most = room < 0 ? misses.size() : std::min(misses.size(), static_cast<size_t>(room));
   double least = plan.score().layer_us;
   size_t best = 0;
   for (size_t count = 1; count <= most; ++count) {
-    plan.lanes()[misses[count - 1]] = static_cast<uint8_t>(device);
-    const double us = plan.rescore(plan.cpu(), device, [](const Score&) { return true; }).layer_us;
+    uint8_t& lane = plan.lanes()[misses[count - 1]];
+    const size_t from = std::exchange(lane, static_cast<uint8_t>(device));
+    const double us = plan.rescore(from, device, [](const Score&) { return true; }).layer_us;
     if (us >= least) continue;
     least = us;
     best = count;
   }
-  for (size_t count = best; count < most; ++count) plan.lanes()[misses[count]] = static_cast<uint8_t>(plan.cpu());
+  for (size_t count = best; count < most; ++count)
+    plan.lanes()[misses[count]] = static_cast<uint8_t>(other_lane(problem, misses[count]));
 }
 
 bool improve_by_move(Assignment& plan, Score& best) {
-  for (size_t i = 0; i < plan.size(); ++i) {
+  for (size_t i = 0; i < plan.problem().size(); ++i) {
     const uint8_t from = plan.lanes()[i];
-    for (size_t to = 0; to < plan.num_lanes(); ++to) {
+    for (size_t to = 0; to < plan.problem().cpu() + 1; ++to) {
       if (to == from || !plan.allowed(i, to)) continue;
-      if (plan.fetches(i, to) && !plan.has_room(to)) continue;
+      if (plan.problem().fetches(i, to) && !plan.has_room(to)) continue;
       if (plan.bound_us(i, to) > best.layer_us * kSlack) continue;
       plan.lanes()[i] = static_cast<uint8_t>(to);
       const auto is_better = [&best](const Score& candidate) { return candidate.better_than(best); };
@@ -81,14 +96,14 @@ bool improve_by_move(Assignment& plan, Score& best) {
 }
 
 bool improve_by_swap(Assignment& plan, Score& best) {
-  const size_t side = std::min(plan.size(), 2 * kMaxSwapSide);
+  const size_t side = std::min(plan.problem().size(), 2 * kMaxSwapSide);
   for (size_t i = 0; i < side; ++i) {
     for (size_t j = i + 1; j < side; ++j) {
       const uint8_t a = plan.lanes()[i], b = plan.lanes()[j];
       if (a == b || !plan.allowed(i, b) || !plan.allowed(j, a) || plan.equally_dear(i, j)) continue;
       // A swap that replaces a resident expert by a fetched one needs room there.
-      if (plan.fetches(j, a) && !plan.fetches(i, a) && !plan.has_room(a)) continue;
-      if (plan.fetches(i, b) && !plan.fetches(j, b) && !plan.has_room(b)) continue;
+      if (plan.problem().fetches(j, a) && !plan.problem().fetches(i, a) && !plan.has_room(a)) continue;
+      if (plan.problem().fetches(i, b) && !plan.problem().fetches(j, b) && !plan.has_room(b)) continue;
       if (plan.bound_us_of_swap(i, j) > best.layer_us * kSlack) continue;
       std::swap(plan.lanes()[i], plan.lanes()[j]);
       const auto is_better = [&best](const Score& candidate) { return candidate.better_than(best); };
@@ -104,7 +119,7 @@ bool improve_by_swap(Assignment& plan, Score& best) {
 
 Score refine(Assignment& plan) {
   Score best = plan.score();
-  for (int round = 0; round < kMaxRounds * static_cast<int>(plan.cpu()); ++round) {
+  for (int round = 0; round < kMaxRounds * static_cast<int>(plan.problem().cpu()); ++round) {
     if (!improve_by_move(plan, best) && !improve_by_swap(plan, best)) break;
     plan.times();  // the sums for the next round's bounds
   }
@@ -115,7 +130,7 @@ Score refine(Assignment& plan) {
 class ExactSearch {
  public:
   ExactSearch(Assignment& plan, const Score& best)
-      : plan_(plan), growing_(plan), best_(best), lanes_(plan.size()) {}
+      : plan_(plan), growing_(plan), best_(best), lanes_(plan.problem().size()) {}
 
   // Whether it has found a better plan; the lanes are then its.
   bool run() {
@@ -126,7 +141,7 @@ class ExactSearch {
 
  private:
   void visit(size_t i) {
-    if (i == plan_.size()) {
+    if (i == plan_.problem().size()) {
       plan_.lanes() = lanes_;
       const Score score = plan_.score();
       if (score.layer_us >= best_.layer_us * (1 - 1e-9)) return;
@@ -135,9 +150,9 @@ class ExactSearch {
       found_ = true;
       return;
     }
-    const double join_us = plan_.cost().home().profile().join_us;
-    const bool follows = i > 0 && plan_.interchangeable(i - 1, i);
-    for (size_t lane = follows ? lanes_[i - 1] : 0; lane < plan_.num_lanes(); ++lane) {
+    const double join_us = plan_.problem().cost().home().profile().join_us;
+    const bool follows = i > 0 && plan_.problem().interchangeable(i - 1, i);
+    for (size_t lane = follows ? lanes_[i - 1] : 0; lane < plan_.problem().cpu() + 1; ++lane) {
       if (!plan_.allowed(i, lane) || !growing_.has_room(i, lane)) continue;
       if (++visited_ > kMaxVisited) return;
       const GrowingLane before = growing_.add(i, lane);
@@ -172,13 +187,13 @@ LanePlan shares_of(Assignment& plan) {
   LanePlan out;
   out.streamed = plan.streams();
   out.times = plan.times();
-  out.devices.resize(plan.cpu());
-  for (size_t i = 0; i < plan.size(); ++i) {
+  out.devices.resize(plan.problem().cpu());
+  for (size_t i = 0; i < plan.problem().size(); ++i) {
     const size_t lane = plan.lanes()[i];
-    (lane == plan.cpu()       ? out.cpu
-     : plan.resident(i, lane) ? out.devices[lane].hits
-                              : out.devices[lane].fetch)
-        .push_back(plan.item(i).load->expert);
+    (lane == plan.problem().cpu()       ? out.cpu
+     : plan.problem().resident(i, lane) ? out.devices[lane].hits
+                                        : out.devices[lane].fetch)
+        .push_back(plan.problem().item(i).load->expert);
   }
   return out;
 }
@@ -189,9 +204,10 @@ LanePlanner::LanePlanner(CostModel cost, int exact_up_to)
     : cost_(std::move(cost)), exact_up_to_(exact_up_to) {}
 
 LanePlan LanePlanner::plan(std::span<const ExpertLoad> loads, const LaneStates& lanes,
-                            bool may_stream) const {
+                           bool may_stream) const {
   check(loads, lanes.devices.size(), cost_.num_devices());
-  Assignment plan(cost_, loads, lanes);
+  const LaneProblem problem(cost_, loads, lanes);
+  Assignment plan(problem);
   Score best;
   std::vector<uint8_t> best_lanes;
   bool streamed = false;
@@ -202,7 +218,7 @@ LanePlan LanePlanner::plan(std::span<const ExpertLoad> loads, const LaneStates& 
     streamed = plan.streams();
   };
   const auto search_exactly = [&] {
-    if (plan.size() > static_cast<size_t>(exact_up_to_)) return;
+    if (plan.problem().size() > static_cast<size_t>(exact_up_to_)) return;
     ExactSearch search(plan, best);
     if (search.run()) keep_if_better(plan.score());
   };

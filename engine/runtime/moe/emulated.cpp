@@ -86,8 +86,7 @@ void EmulatedAccelerator::dense(int layer, int num_tokens) {
   const int home = is_head ? 0 : config.home(layer), before = layer == 0 ? 0 : config.home(layer - 1);
   const DeviceProfile& device = scheduler_.cost().device(home).profile();
   const double bytes_us = dense_cost_.bytes[size_t(layer)] / (device.vram_bandwidth_gbps * 1e3);
-  const double flops_us =
-      dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (device.gpu_gflops * 1e3);
+  const double flops_us = dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (device.gpu_gflops * 1e3);
   const double us = scheduler_.cost().exchange_us(before, home) + device.gpu_launch_us +
                     std::max(bytes_us, flops_us) + cpu_dense_us(layer, num_tokens);
   scheduler_.advance(us);

@@ -47,7 +47,8 @@ int SlottedAccelerator::num_slots() const {
 }
 
 int SlottedAccelerator::event_slot(int device, int slot) const {
-  for (int d = 0; d < device; ++d) slot += scheduler().devices().num_slots(d) + scheduler().devices().num_staging();
+  for (int d = 0; d < device; ++d)
+    slot += scheduler().devices().num_slots(d) + scheduler().devices().num_staging();
   return slot;
 }
 
@@ -216,7 +217,9 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
 void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
                                     const ExpertGroups& groups) {
   deferred_ = decision.deferred;
-  const auto price_of = [&](int device) { return float(scheduler().devices().cache(device).config().upload_price); };
+  const auto price_of = [&](int device) {
+    return float(scheduler().devices().cache(device).config().upload_price);
+  };
   for (const Publication& landed : decision.arrivals) report_landed(landed);
   // A prefetch that never began copied nothing over the link.
   events_->counts.uploads -= int64_t(decision.withdrawn.size());

@@ -81,7 +81,7 @@ class MachineProfile:
     figures: Mapping[str, Figure]
     cpu_curves: tuple[CpuCurve, ...] = ()
     joined: tuple[MachineProfile, ...] = ()
-    """Of a machine of several devices: this host with each of them alone; empty: there is one."""
+    """This host with each device alone, where there are several; empty: there is one."""
 
     @property
     def devices(self) -> tuple[MachineProfile, ...]:

@@ -73,8 +73,7 @@ void bind_cost_model(py::module_& m) {
 }
 
 void bind_planner(py::module_& m) {
-  py::class_<ExpertLoad>(m, "ExpertLoad",
-                         "An active expert of a layer; resident and barred: bits by device.")
+  py::class_<ExpertLoad>(m, "ExpertLoad", "An active expert of a layer; resident and barred: bits by device.")
       .def(py::init([](int expert, int tokens, uint32_t resident, uint32_t barred, bool deferrable) {
              return ExpertLoad{expert, tokens, resident, barred, deferrable};
            }),
@@ -89,7 +88,8 @@ void bind_planner(py::module_& m) {
       .def_readonly("streamed", &LanePlan::streamed)
       .def_readonly("times", &LanePlan::times);
   py::class_<LanePlanner>(m, "LanePlanner", "Plans the lanes of a layer.")
-      .def(py::init<const CostModel&, int>(), py::arg("cost"), py::arg("exact_up_to") = LanePlanner::kExactUpTo)
+      .def(py::init<const CostModel&, int>(), py::arg("cost"),
+           py::arg("exact_up_to") = LanePlanner::kExactUpTo)
       .def(
           "plan",
           [](const LanePlanner& planner, const std::vector<ExpertLoad>& loads,

@@ -70,15 +70,16 @@ void bind_scheduler(py::module_& m) {
           py::arg("layer"), py::arg("ids"))
       .def("drain", &TestedScheduler::drain)
       .def_property_readonly("num_slots", [](const TestedScheduler& s) { return s.devices().num_slots(0); })
-      .def("preload",
-           [](TestedScheduler& s, int layer, int expert) { return s.devices().cache(0).preload(layer, expert); })
+      .def("preload", [](TestedScheduler& s, int layer,
+                         int expert) { return s.devices().cache(0).preload(layer, expert); })
       .def(
           "state",
           [](const TestedScheduler& s, int layer, int expert, int device) {
             return s.devices().cache(device).state(layer, expert);
           },
           py::arg("layer"), py::arg("expert"), py::arg("device") = 0)
-      .def("occupant", [](const TestedScheduler& s, int slot) { return s.devices().cache(0).occupant(slot); });
+      .def("occupant",
+           [](const TestedScheduler& s, int slot) { return s.devices().cache(0).occupant(slot); });
 }
 
 void bind_replay(py::module_& m) {

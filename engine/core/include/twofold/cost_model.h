@@ -73,8 +73,8 @@ struct DeviceWork {
   std::span<const int> hits;     // resident experts
   std::span<const int> fetched;  // uploaded now, in this order, then run
   double backlog_us = 0;         // until a demand upload may begin (Link::backlog_us)
-  double queued_us = 0;          // all copying already queued, background too (Link::queued_us); >= backlog_us or 0
-  bool one_transfer = false;     // fetched experts travel as one copy: the link latency is paid once
+  double queued_us = 0;  // all copying already queued, background too (Link::queued_us); >= backlog_us or 0
+  bool one_transfer = false;  // fetched experts travel as one copy: the link latency is paid once
 };
 
 // The work of one layer in one step.

@@ -39,7 +39,9 @@ class ExpertMarket {
     int cheapest_copy = -1;   // cell of such an expert, the least worth its slot here; -1: none
     bool knows_copy = false;  // cheapest_copy is this step's
   };
-  size_t cell_of(int layer, int expert) const { return size_t(layer) * size_t(num_experts_) + size_t(expert); }
+  size_t cell_of(int layer, int expert) const {
+    return size_t(layer) * size_t(num_experts_) + size_t(expert);
+  }
   Offer best_offer(int layer, const ExpertDecision& e, Devices& devices);
   bool take(int layer, int expert, const Offer& offer, Devices& devices, LayerDecision& decision);
   void note_refusal(int layer, int expert, Devices& devices, LayerDecision& decision);

@@ -98,7 +98,7 @@ class LayerScheduler {
   StepShape shape_;
   bool looks_ahead_ = false;  // this step calls look_ahead and settle_ahead, so follow does not prefetch
   double layer_end_us_ = 0, gap_us_ = 0;  // end of the last layer, and time from there to the next one
-  double cpu_free_us_ = 0;  // when the CPU finishes the deferred experts, on the links' clock
+  double cpu_free_us_ = 0;                // when the CPU finishes the deferred experts, on the links' clock
   LayerDecision decision_;
   std::vector<DeviceShare> shares_;
   std::vector<Publication> publications_;

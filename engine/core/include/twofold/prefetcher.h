@@ -110,9 +110,9 @@ class Prefetcher {
   int num_experts_;
   int top_k_;
   std::vector<std::vector<double>> stall_us_;  // by device: [hits][misses] of the best split, one token each
-  std::vector<Tally> tallies_;    // [layers][buckets]
-  std::vector<double> gap_us_;    // before each layer: since the layer before ended; < 0 unknown
-  std::vector<double> layer_us_;  // < 0 unknown
+  std::vector<Tally> tallies_;                 // [layers][buckets]
+  std::vector<double> gap_us_;                 // before each layer: since the layer before ended; < 0 unknown
+  std::vector<double> layer_us_;               // < 0 unknown
   double last_end_us_ = -1;
   std::vector<Prediction> predictions_;
   std::vector<Prefetch> in_flight_;

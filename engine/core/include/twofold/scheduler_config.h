@@ -17,9 +17,9 @@ struct LayerSchedulerConfig {
   int num_layers = 0;
   int num_experts = 0;
   int top_k = 0;
-  std::vector<int> slots = {0};  // of each device
+  std::vector<int> slots = {0};  // each device has so many
   std::string policy = "payback";
-  int num_staging = -1;          // of each device; -1: num_experts, room to stream one whole layer
+  int num_staging = -1;          // each device has so many; -1: num_experts, room to stream one whole layer
   double upload_price = -1;      // in misses; < 0: default_upload_price
   int max_waiting_uploads = 16;  // maximum queued background uploads; keeps slots from idling in flight
   int stream_ahead_from = 33;    // tokens of a step from which the next layer is uploaded ahead; 0: never
@@ -54,6 +54,7 @@ struct LayerSchedulerConfig {
 // Cost of a background upload to the layers it overlaps, in misses: the contention it causes on the CPU.
 double default_upload_price(const DeviceCost& cost);
 // The cache of a device's slots. Pinned layers are resident on their home alone.
-std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config, int device);
+std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedulerConfig& config,
+                                        int device);
 
 }  // namespace twofold

@@ -69,7 +69,7 @@ class StreamAhead {
   // The next layer's experts that its plan would fetch to each device.
   std::vector<DeviceLane> expected_plan(int next, int num_tokens, const LayerPlanner& planner,
                                         const Devices& devices);
-  // Of these experts as many as do not slow the layer, into staging slots that it does not use.
+  // Chooses as many of these experts as do not slow the layer, for staging slots that it does not use.
   void choose_for(int device, int layer, std::span<const int> experts, LayerPricer& pricer,
                   const CostModel& cost, const LayerDecision& decision, const Devices& devices);
 
