@@ -50,6 +50,7 @@ MODELS = {
         head_dim=256,
         num_layers=3,
         layer_types=linear_layers(3, 1),
+        seed=5,  # of seed 0 two tokens lead by so little that rounding to bf16 decides
     ),
     "short-convolution": tiny("lfm2_moe", dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
 }
