@@ -222,7 +222,7 @@ def test_a_prediction_layer_costs_nothing_while_drafts_do_not_pay(
 ) -> None:
     """On the virtual clock, whose time other load does not change: prompts cost the layer, answers next to nothing."""
     monkeypatch.setattr(predictions, "MOST_KEPT", 64)
-    model = replace(MODELS["glm4_moe"], num_layers=6)
+    model = replace(MODELS["glm4_moe"], num_layers=6, seed=2)
     directory = str(write_tiny_model(tmp_path, model))
     sampling = SamplingParams(max_tokens=150, temperature=1.0, seed=1, ignore_eos=True)
     asked = Asked(tuple(random_prompt(8, 5)), sampling)
@@ -241,4 +241,4 @@ def test_a_prediction_layer_costs_nothing_while_drafts_do_not_pay(
         answers(engine, [asked])
         took.append(engine._run_clock.read() - begin)
         engine.close()
-    assert took[1] < 1.07 * took[0]
+    assert took[1] < 1.06 * took[0]
