@@ -86,3 +86,10 @@ def test_files_that_documents_name_exist() -> None:
     chosen = re.compile("NAME|FAMILY")
     missing = [each for each in named if not chosen.search(each[1]) and not (ROOT / each[1]).exists()]
     assert sorted(missing) == []
+
+
+def test_files_on_the_paths_through_the_code_exist() -> None:
+    page = (ROOT / "docs/explanation/structures.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:twofold|core|runtime|bindings|\.\.)/[\w./]+)`", page))
+    assert len(named) > 60
+    assert sorted(name for name in named if not (ROOT / "engine" / name).exists()) == []

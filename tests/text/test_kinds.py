@@ -15,7 +15,7 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from twofold.api.errors import ModelLoadError
-from twofold.server.bridge.models.token_cache import TokenCache
+from twofold.server.bridge.models.prompt_tokens import TokenCache
 from twofold.text.tokenizer import Tokenizer
 from twofold.weights.gguf_file import GgufFile
 

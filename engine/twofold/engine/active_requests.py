@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from twofold.api.config import EngineConfig
 from twofold.api.errors import TwofoldError
-from twofold.api.types import FinishReason
-from twofold.engine.delivery import Delivery
+from twofold.api.types import Chunk, FinishReason, GenerationRequest
 from twofold.engine.inbox import Inbox
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.loading import EngineParts
@@ -70,6 +70,34 @@ class _Verification:
         """Whether the picked token is the next draft, so that the one after it can be picked."""
         drafts, at = self.item.drafts, self.num_accepted
         return not self.has_ended and at < len(drafts) and self.token == drafts[at]
+
+
+class Delivery:
+    """Calls the requests' callbacks. Exceptions in them are logged and affect no other request."""
+
+    def __init__(self, cancel: Callable[[str], None]) -> None:
+        """cancel: called with the id of a request whose `on_chunk` raised before its last chunk."""
+        self._cancel = cancel
+        self._to_wake: set[Callable[[], None]] = set()
+
+    def deliver(self, request: GenerationRequest, chunk: Chunk) -> None:
+        try:
+            request.on_chunk(chunk)
+        except Exception:
+            _log.exception("on_chunk of request %s failed", request.request_id)
+            if chunk.finish_reason is None:
+                self._cancel(request.request_id)
+        if request.after_step is not None:
+            self._to_wake.add(request.after_step)
+
+    def wake(self) -> None:
+        """Call each `after_step` once, after the step's last chunk."""
+        while self._to_wake:
+            wake = self._to_wake.pop()
+            try:
+                wake()
+            except Exception:
+                _log.exception("after_step of a request failed")
 
 
 class ActiveRequests:

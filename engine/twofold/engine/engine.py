@@ -29,10 +29,9 @@ from twofold.api.types import (
     SamplingParams,
     Usage,
 )
-from twofold.engine.active_requests import ActiveRequests, Speculation
+from twofold.engine.active_requests import ActiveRequests, Delivery, Speculation
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
-from twofold.engine.delivery import Delivery
 from twofold.engine.expert_recording import ExpertRecording
 from twofold.engine.failures import device_failure, error_of, raise_if_unusable, replace_device, step_failed
 from twofold.engine.inbox import Inbox

@@ -17,9 +17,9 @@ from fake_engine import EMULATED, FakeEngine, WordTokenizer
 from live_server import HTTP, serving
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of, create_app
-from twofold.server.bridge.models import bounded_tokenizer
+from twofold.server.bridge.models import prompt_tokens
 from twofold.server.bridge.models.body_worker import MAX_VALUES, BodyWorker
-from twofold.server.bridge.models.bounded_tokenizer import BoundedTokenizer, TooManyTokensError
+from twofold.server.bridge.models.prompt_tokens import BoundedTokenizer, TooManyTokensError
 from twofold.server.bridge.models.state import ServerState
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.completion_schema import CompletionRequest
@@ -226,7 +226,7 @@ def test_a_refused_prompt_is_counted_in_pieces_as_the_whole_is(monkeypatch):
     end = next(token for token in tokenizer.special_tokens.values())
     text = f"Once upon a time, 1 clever fox\n\n  said {end} twice to 22 hens. " * 400
     literal = PromptText(text, frozenset(at.start() for at in re.finditer(re.escape(end), text)))
-    monkeypatch.setattr(bounded_tokenizer, "_COUNTED_CHARS", 1000)
+    monkeypatch.setattr(prompt_tokens, "_COUNTED_CHARS", 1000)
     for prompt in (text, literal):
         with pytest.raises(TooManyTokensError) as caught:
             BoundedTokenizer(tokenizer, 64).encode(prompt)

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from twofold.api.errors import RequestError, TemplateLimitExceededError
+from twofold.server.bridge.models.prompt_tokens import TokenCache
 from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
-from twofold.server.bridge.models.token_cache import TokenCache
 from twofold.server.bridge.requests.turn_ends import turn_ends
 from twofold.server.openai.chat_tools import with_parameters
 from twofold.server.openai.completion_schema import CompletionRequest

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from twofold.api.pooling import INSTRUCTION
-from twofold.server.bridge.models.bounded_tokenizer import TooManyTokensError
+from twofold.server.bridge.models.prompt_tokens import TooManyTokensError
 from twofold.server.bridge.models.protocol import ServingTokenizer
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
 from twofold.server.pooling.schemas import Input

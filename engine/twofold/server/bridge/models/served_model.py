@@ -10,12 +10,11 @@ from typing import Literal, Protocol, cast
 from twofold.api.config import ServerConfig
 from twofold.api.types import SamplingParams
 from twofold.models.registry import chat_marks
-from twofold.server.bridge.models.bounded_tokenizer import BoundedTokenizer
 from twofold.server.bridge.models.crossing import AnswerStream
+from twofold.server.bridge.models.prompt_tokens import BoundedTokenizer, TokenCache
 from twofold.server.bridge.models.protocol import ServingEngine, ServingTokenizer
 from twofold.server.bridge.models.resources import ServerResources
 from twofold.server.bridge.models.sampling_defaults import OPENAI_DEFAULTS
-from twofold.server.bridge.models.token_cache import TokenCache
 from twofold.server.bridge.observe.metrics import Metrics
 from twofold.server.http.errors import unavailable
 from twofold.telemetry.sink import TelemetrySink

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from twofold.server.bridge.models.bounded_tokenizer import TooManyTokensError
+from twofold.server.bridge.models.prompt_tokens import TooManyTokensError
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError, too_long
 
 T = TypeVar("T")

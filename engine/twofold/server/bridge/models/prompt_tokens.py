@@ -1,8 +1,11 @@
-"""Tokenisation bounded by the context length; the tokens of a refused text are counted separately."""
+"""Token ids of prompts: bounded by the context length, and cached by conversation turn."""
 
 from __future__ import annotations
 
 import re
+import threading
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -17,6 +20,9 @@ _COUNTED_CHARS: Final = 512 * 1024
 GB."""
 _WORD_GAP: Final = re.compile(r"(?<=\w) (?=\w)")
 """Gaps at which vocabularies split before merging, so that the pieces' tokens equal those of the whole text."""
+_MAX_BYTES: Final = 32 << 20
+_ENTRY_BYTES: Final = 300
+"""Bytes of a cache entry besides its text and its tokens."""
 
 
 class TooManyTokensError(Exception):
@@ -87,3 +93,50 @@ def _cut(text: str, begin: int, end: int) -> str:
         return text[begin:end]
     literal = frozenset(offset - begin for offset in text.literal if begin <= offset < end)
     return PromptText(text[begin:end], literal)
+
+
+class TokenCache:
+    """LRU cache of token ids by stretch of prompt text. Thread-safe.
+
+    Most of a turn's prompt repeats the previous one. Tokenising it again takes as long as the model takes for the new
+    part.
+    """
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+
+    def encode(self, text: str, tokenizer: ServingTokenizer, salt: str = "") -> list[int]:
+        """The same ids as `tokenizer.encode`. Entries match only under the same salt, so that timing reveals
+        nothing."""
+        segments = tokenizer.segments(text)
+        if len(segments) < 2:
+            return tokenizer.encode(text)
+        ids: list[int] = []
+        for stretch in segments:
+            key = (salt, stretch)
+            with self._lock:
+                found = self._kept.get(key)
+                if found is not None:
+                    self._kept.move_to_end(key)
+            if found is None:
+                found = array("I", tokenizer.encode(stretch))
+                self._keep(key, found)
+            ids.extend(found)
+        return ids
+
+    def _keep(self, key: tuple[str, str], found: array[int]) -> None:
+        with self._lock:
+            if key in self._kept:
+                return
+            self._kept[key] = found
+            self._num_bytes += _size(key, found)
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= _size(*self._kept.popitem(last=False))
+
+
+def _size(key: tuple[str, str], found: array[int]) -> int:
+    # Four bytes per character: the upper bound; the actual size depends on the text.
+    return _ENTRY_BYTES + 4 * (len(key[0]) + len(key[1]) + len(found))
