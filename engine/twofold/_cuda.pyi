@@ -5,13 +5,11 @@ The fake device (tests/device) implements `Device` and its objects too. Addresse
 """
 
 from collections.abc import Sequence
-from typing import TypedDict, final
+from typing import Final, TypedDict
 
 from twofold import _core
+from twofold._core import _Address
 from twofold._core import device as launches
-from twofold._core.device import _Address
-
-# ---- cuda/module.cpp
 
 class DeviceDescription(TypedDict):
     index: int
@@ -22,12 +20,6 @@ class DeviceDescription(TypedDict):
     l2_bytes: int
     can_map_host_memory: bool
     stream_memory_operations: bool
-
-def open_device(index: int = 0) -> Device: ...
-def devices() -> list[DeviceDescription]: ...
-def why_no_device() -> str: ...
-
-# ---- device/bind_device.cpp: memory, uploads; the rest of class Device is in the files after it
 
 class DeviceFacts(TypedDict):
     """Sizes in bytes; link_gbps is the link's peak rate, 0 if unknown."""
@@ -46,27 +38,51 @@ class UploadProbe(TypedDict):
     batches: int
     pinned: bool
 
-@final
+class ServedStep(TypedDict):
+    """done: whether the step finished; otherwise where it stopped, and why."""
+
+    done: bool
+    layer: int
+    text: str
+
+class HandshakeProbe(TypedDict):
+    kind: str
+    works: bool
+    us: float
+    why: str
+
+class HandshakeProbes(TypedDict):
+    """Probe results of every way to wait, and the chosen one: "" if none works."""
+
+    probes: list[HandshakeProbe]
+    kind: str
+    reason: str
+
 class LinkProbe:
     """Times copies from pinned memory to the device."""
 
-    def copies_us(self, bytes: int, count: int = 1, asleep: bool = False) -> float: ...
+    def copies_us(self, bytes: int, count: int = 1, asleep: bool = False) -> float:
+        """The device's time for copies in one call; waits for them."""
 
-@final
 class Device:
     """A device and its kernels."""
 
-    def facts(self) -> DeviceFacts: ...
+    def facts(self) -> DeviceFacts:
+        """Sizes in bytes; link_gbps is what the link carries at most, 0 where unknown."""
+
     def accelerator(
         self,
         store: _core.ExpertStore,
         cost: _core.CostModel,
         config: _core.SchedulerConfig,
         others: Sequence[Device] = (),
-    ) -> _core.DeviceAccelerator: ...
-    def probe_uploads(self, store: _core.ExpertStore, num_uploads: int, demand: bool) -> UploadProbe: ...
+    ) -> _core.DeviceAccelerator:
+        """Pins the store where it can and takes the slots' memory, on this device and `others`."""
+
+    def probe_uploads(self, store: _core.ExpertStore, num_uploads: int, demand: bool) -> UploadProbe:
+        """Uploads of the store's experts by an upload engine of its own: bytes, us, busy_us, batches, pinned."""
+
     def link_probe(self, most_bytes: int) -> LinkProbe: ...
-    # bind_dense.cpp
     def route(
         self,
         *,
@@ -112,8 +128,9 @@ class Device:
     ) -> int: ...
     @staticmethod
     def mla_workspace_bytes(*, num_sequences: int, num_heads: int, latent: int, max_length: int) -> int: ...
-    # bind_experts.cpp
-    def read_host(self, mapped: _Address, to: _Address, bytes: int, stream: _Address) -> None: ...
+    def read_host(self, mapped: _Address, to: _Address, bytes: int, stream: _Address) -> None:
+        """Mapped host memory to device memory, by a kernel."""
+
     def encode(self, rows: launches.EncodedRows, stream: _Address) -> None: ...
     def decode_experts(
         self,
@@ -133,12 +150,9 @@ class Device:
         stream: _Address,
     ) -> None: ...
     def combine(self, layer: launches.CombinedLayer, stream: _Address) -> None: ...
-    # bind_handshake.cpp
-    def mailbox(self, shape: launches.MailboxShape) -> DeviceMailbox: ...
-    def step_server(
-        self, mailbox: DeviceMailbox, pool: _core.ThreadPool, store: _core.ExpertStore
-    ) -> StepServer: ...
-    def begin_step(self, step: _Address, stream: _Address) -> None: ...
+    def begin_step(self, step: _Address, stream: _Address) -> None:
+        """Counts the step."""
+
     def place(
         self,
         routed: launches.RoutedLayer,
@@ -149,9 +163,16 @@ class Device:
         mailbox: _Address,
         step: _Address,
         stream: _Address,
-    ) -> None: ...
-    def probe_handshakes(self, hidden: int, num_layers: int = 32, num_steps: int = 50) -> HandshakeProbes: ...
-    # bind_table_step.cpp
+    ) -> None:
+        """Groups a layer's pairs and posts them to the mailbox; 0: posts nothing."""
+
+    def mailbox(self, shape: launches.MailboxShape) -> DeviceMailbox: ...
+    def step_server(
+        self, mailbox: DeviceMailbox, pool: _core.ThreadPool, store: _core.ExpertStore
+    ) -> StepServer: ...
+    def probe_handshakes(self, hidden: int, num_layers: int = 32, num_steps: int = 50) -> HandshakeProbes:
+        """Measures the ways to hand a layer over, and chooses."""
+
     def table_step(
         self,
         mailbox: DeviceMailbox,
@@ -160,52 +181,26 @@ class Device:
         pool: _core.ThreadPool,
     ) -> TableStep: ...
 
-# ---- device/bind_handshake.cpp: memory that host and device share during a decode step
-
-class ServedStep(TypedDict):
-    """done: whether the step finished; otherwise where it stopped, and why."""
-
-    done: bool
-    layer: int
-    text: str
-
-class HandshakeProbe(TypedDict):
-    kind: str
-    works: bool
-    us: float
-    why: str
-
-class HandshakeProbes(TypedDict):
-    """Probe results of every way to wait, and the chosen one: "" if none works."""
-
-    probes: list[HandshakeProbe]
-    kind: str
-    reason: str
-
-@final
 class DeviceMailbox:
     """Mapped memory shared by a decode graph and the CPU."""
 
-    @property
-    def address(self) -> int: ...
-    @property
-    def results(self) -> int: ...
+    address: Final[int]
+    results: Final[int]
+
     def wait(
         self, *, kind: str, layer: int, step: _Address, num_on_cpu: _Address, limit_s: float, stream: _Address
     ) -> None: ...
-    def joined_ns(self, layer: int) -> int: ...
+    def joined_ns(self, layer: int) -> int:
+        """Where the device notes when the layer's shares have come together."""
+
     def abort(self) -> None: ...
     def reset(self) -> None: ...
 
-@final
 class StepServer:
     """The CPU side of decode graphs: experts of a store on a pool."""
 
     def serve(self, step: int, limit_s: float) -> ServedStep: ...
 
-# ---- device/bind_table_step.cpp
-
-@final
 class TableStep:
     """The host side of a table step."""
 
@@ -215,12 +210,25 @@ class TableStep:
         requests: Sequence[int],
         positions: Sequence[int],
         stream: _Address,
-        generated: Sequence[bool] = (),
-        verified: Sequence[bool] = (),
+        generated: Sequence[int] = (),
+        verified: Sequence[int] = (),
     ) -> None: ...
-    def serve(self, number: int, limit_s: float) -> ServedStep: ...
+    def serve(self, number: int, limit_s: float) -> ServedStep:
+        """{done, layer, text}; not done: wait until the device is idle, then give_up."""
+
     def end(self, stream: _Address) -> None: ...
-    def confirm(self) -> ServedStep: ...
+    def confirm(self) -> ServedStep:
+        """As serve: whether the device took every answer."""
+
     def give_up(self, stream: _Address) -> None: ...
-    @property
-    def cpu_us(self) -> float: ...
+    cpu_us: Final[float]
+    "Spent on the CPU's experts since the start."
+
+def open_device(index: int = 0) -> Device:
+    """KernelError if it cannot be used."""
+
+def devices() -> list[DeviceDescription]:
+    """One dict per device; sizes in bytes."""
+
+def why_no_device() -> str:
+    """What the CUDA runtime says where devices() is empty."""

@@ -1,8 +1,8 @@
-"""Types of the native module `twofold._core`, in the order of the bindings' files (engine/bindings/bind_*.cpp)."""
+"""Types of the native module `twofold._core`, in the order of its bindings (engine/bindings/bind_*.cpp)."""
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, Self, final
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,37 +10,38 @@ from twofold.weights.weight_format import LayerFormats, WeightMatrix
 
 _F32 = NDArray[np.float32]
 _F64 = NDArray[np.float64]
-_U8 = NDArray[np.uint8]
+_I8 = NDArray[np.int8]
 _I32 = NDArray[np.int32]
 _I64 = NDArray[np.int64]
-_PlainMatrix = NDArray[np.float32] | NDArray[np.uint16]
+_U8 = NDArray[np.uint8]
+_U16 = NDArray[np.uint16]
+_U32 = NDArray[np.uint32]
 
 class _NativeEnum:
     __members__: ClassVar[dict[str, Self]]
     def __int__(self) -> int: ...
 
-# ---- bind_core.cpp: cost model, planners, clock
+class _Tensor(Protocol):
+    def data_ptr(self) -> int: ...
 
-@final
+_Address: TypeAlias = int | _Tensor | None
+"""A device address, or what lies there; 0, None: null."""
+
+_Part = Mapping[str, object] | None
+"""Arguments of one part of a block (engine/bindings/blocks/attention_parts.h). A projection has weight, and where given
+bias, norm and eps of the norm; a norm has weight and eps."""
+
 class MachineProfile:
+    """Calibrated figures of one machine; units are in the names."""
+
     @staticmethod
     def from_fields(name: str, fields: Mapping[str, float]) -> MachineProfile: ...
     def with_devices(self, others: Sequence[MachineProfile]) -> MachineProfile:
         """This machine with the devices of others beside its own, at this host."""
 
-@final
-class CachePolicy:
-    """One entry of the registry of cache policies."""
-
-    name: Final[str]
-    offline: Final[bool]
-    pooled: Final[bool]
-    prefetches: Final[Literal["auto", "asked", "never"]]
-    help: Final[str]
-
-def cache_policies() -> list[CachePolicy]: ...
-
 class CostModel:
+    """How long one MoE layer takes for a given placement."""
+
     def __init__(
         self,
         profile: MachineProfile,
@@ -52,33 +53,96 @@ class CostModel:
     def cpu_us(self, loads: Sequence[int], dma_busy: float = 0.0) -> float: ...
     def decode_layer_us(self, num_hits: int, num_fetched: int, num_cpu: int) -> float:
         """Layer time with one token per expert and an idle link."""
+
     def layer_us(self, hits: Sequence[int], cpu: Sequence[int]) -> float:
         """A layer without uploads, from the tokens of each expert."""
+
     def machine_layer_us(self, num_hits: Sequence[int], num_cpu: int, home: int = 0) -> float:
-        """A layer without uploads and with one token per expert: hits of each device, misses of the CPU, the device
-        that the layer begins and ends on."""
+        """A layer without uploads and with one token per expert: hits of each device, misses of the CPU, the
+        device that the layer begins and ends on."""
+
     def exchange_us(self, from_device: int, to_device: int) -> float: ...
     def memory_us(self, device: int, bytes: float) -> float:
         """Time to read these bytes from a device's memory."""
 
+class CachePolicy:
+    """One entry of the registry of cache policies."""
+
+    name: Final[str]
+    offline: Final[bool]
+    pooled: Final[bool]
+    prefetches: Final[Literal["auto", "asked", "never"]]
+    help: Final[str]
+
+def cache_policies() -> list[CachePolicy]: ...
+
+class SchedulerConfig:
+    """Shape, slots, policy and rules of a layer scheduler; those from fetch_rule to prior_usage are for
+    comparison with other engines and for the lab."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        top_k: int,
+        slots: int | Sequence[int],
+        policy: str = "payback",
+        prefetch: bool = False,
+        num_staging: int = -1,
+        upload_price: float = -1.0,
+        stream_ahead_from: int = 33,
+        fetch_rule: str = "best-split",
+        background_uploads: bool = True,
+        always_cache_fetched: bool = False,
+        shared_pool: bool | None = None,
+        prior_usage: Sequence[float] = (),
+        fixed_placement: bool = False,
+        replace_from: int = 0,
+        pins: Sequence[str] = (),
+        num_deferred: int = 0,
+        cache_prior: float = 0.0,
+        homes: Sequence[int] = (),
+    ) -> None:
+        """slots: of the machine's only device, or of each.
+
+        pins: per expert of each layer "auto", "cpu" (never in a slot) or "gpu" (in a slot from the start); empty:
+        all "auto"."""
+
+class Placement(_NativeEnum):
+    name: Final[str]
+    value: Final[int]
+    HIT: ClassVar[Placement]
+    CPU: ClassVar[Placement]
+    FETCHED: ClassVar[Placement]
+
+class UploadReason(_NativeEnum):
+    name: Final[str]
+    value: Final[int]
+    DEMAND: ClassVar[UploadReason]
+    ADMISSION: ClassVar[UploadReason]
+    PREFETCH: ClassVar[UploadReason]
+
 class Timeline:
-    """Virtual clock with a serial link: demand uploads overtake background uploads."""
+    """Virtual clock with a serial link: demand uploads overtake background ones."""
 
     def __init__(self, upload_us: float) -> None: ...
 
-# ---- bind_core_cache.cpp: expert caches and policies
+class LayerScheduler:
+    """Schedules and plays the layers of decode steps."""
 
-# ---- bind_core_lab.cpp: replay and simulation
+    def __init__(self, cost: CostModel, config: SchedulerConfig, link: Timeline) -> None: ...
+    def begin_step(self) -> None: ...
+    def predict(self, layer: int, logits: _F32) -> None: ...
+    def decide(self, layer: int, ids: _I32) -> None: ...
+    def advance(self, us: float) -> None: ...
+    now_us: Final[float]
+    prefetch_counts: Final[dict[str, int]]
 
-@final
 class RoutingTrace:
     """Recorded routing: ids u16[tokens, layers, top_k], checked once."""
 
-    def __init__(
-        self, ids: NDArray[np.uint16], weights: _F32 | None, offsets: NDArray[np.int64], num_experts: int
-    ) -> None: ...
+    def __init__(self, ids: _U16, weights: _F32 | None, offsets: _I64, num_experts: int) -> None: ...
 
-@final
 class ReplayCounts:
     """Sums over one replay; hits and misses count distinct experts per event."""
 
@@ -96,12 +160,13 @@ def replay(
     num_slots: int,
     policy: str,
     upload_price: float,
-    prior_usage: Sequence[float] = ...,
+    prior_usage: Sequence[float] = (),
     shared_pool: bool | None = None,
     warm_up: RoutingTrace | None = None,
-) -> ReplayCounts: ...
+) -> ReplayCounts:
+    """Plays a trace through a new cache, empty but for a policy that moves nothing: that one starts with the
+    most used of prior_usage. warm_up is played first and not counted (online policies only)."""
 
-@final
 class SimulationResult:
     """Sums over one simulated decode; times in microseconds."""
 
@@ -131,218 +196,61 @@ def simulate(
     prompt_chunk: int = 0,
     token_us: Sequence[float] = (),
     prompt_tokens: int = 0,
-) -> SimulationResult: ...
+) -> SimulationResult:
+    """Plays a trace on the virtual clock; with prior_usage the slots are filled before the start.
+    prompt_chunk: sequences are prompts, so many tokens a step. prompt_tokens: each sequence is a request of
+    so many prompt tokens, the others are decoded."""
+
 def simulate_steps(
     trace: RoutingTrace,
     cost: CostModel,
     config: SchedulerConfig,
     dense_us: Sequence[float],
     next_rows: Callable[[SimulationResult], Sequence[int]],
-) -> SimulationResult: ...
-
-# ---- bind_core_scheduler.cpp: a scheduler's configuration and decisions
-
-@final
-class SchedulerConfig:
-    """Shape, slots, policy and rules of a layer scheduler."""
-
-    def __init__(
-        self,
-        num_layers: int,
-        num_experts: int,
-        top_k: int,
-        slots: int | Sequence[int],
-        policy: str = "payback",
-        prefetch: bool = False,
-        num_staging: int = -1,
-        upload_price: float = -1.0,
-        stream_ahead_from: int = 33,
-        *,
-        fetch_rule: str = "best-split",
-        background_uploads: bool = True,
-        always_cache_fetched: bool = False,
-        shared_pool: bool | None = None,
-        prior_usage: Sequence[float] = (),
-        fixed_placement: bool = False,
-        replace_from: int = 0,
-        pins: Sequence[str] = (),
-        num_deferred: int = 0,
-        cache_prior: float = 0.0,
-        homes: Sequence[int] = (),
-    ) -> None:
-        """slots: of the machine's only device, or of each.
-
-        pins: per expert of each layer "auto", "cpu" (never in a slot) or "gpu" (in a slot from the start); empty:
-        all "auto"."""
+) -> SimulationResult:
+    """Plays decode steps that next_rows composes: given the sums so far, it returns the trace rows of the next
+    step, the newest token's first, then those of drafts; an empty list ends the simulation."""
 
 def default_upload_price(cost: CostModel) -> float: ...
+def cpu_features() -> dict[str, bool]:
+    """What the CPU has and the operating system enables."""
 
-@final
-class Placement(_NativeEnum):
-    HIT: ClassVar[Placement]
-    CPU: ClassVar[Placement]
-    FETCHED: ClassVar[Placement]
-    name: Final[str]
-    value: Final[int]
-
-@final
-class UploadReason(_NativeEnum):
-    DEMAND: ClassVar[UploadReason]
-    ADMISSION: ClassVar[UploadReason]
-    PREFETCH: ClassVar[UploadReason]
-    name: Final[str]
-    value: Final[int]
-
-class LayerScheduler:
-    """Schedules and plays the layers of decode steps."""
-
-    def __init__(self, cost: CostModel, config: SchedulerConfig, link: Timeline) -> None: ...
-    def begin_step(self) -> list[int]: ...
-    def predict(self, layer: int, logits: _F32) -> None: ...
-    def decide(self, layer: int, ids: _I32) -> None: ...
-    def advance(self, us: float) -> None: ...
-    now_us: Final[float]
-    prefetch_counts: Final[dict[str, int]]
-
-# ---- bind_ops*.cpp, bind_sampling.cpp: operations on the CPU
-
-def cpu_features() -> dict[str, bool]: ...
-def isa_choice() -> tuple[str, str]: ...
 def runnable_levels() -> list[str]:
     """ISA levels of kernels, by name, best last."""
 
 def left_out_levels() -> list[str]:
     """Levels that this CPU can run and this build leaves out (TWOFOLD_LEVELS)."""
 
-def work_times() -> dict[str, float]: ...
-def measure_ceilings(
-    pool: ThreadPool, *, level: str | None = None, read_bytes: int = 536870912, turn_s: float = 0.01
-) -> dict[str, float]: ...
-def products_of(format: str) -> str: ...
-def work_of_parts() -> tuple[float, float, float, float, float, float]: ...
-def embed(pool: ThreadPool, table: WeightMatrix, token_ids: _I32, out: _F32) -> None: ...
-def weight_formats() -> dict[str, tuple[int, int, int, int, int, int, str, bool]]: ...
-def pack_panels(matrix: WeightMatrix) -> _U8: ...
-def expect_finite(pool: ThreadPool, matrix: WeightMatrix) -> None: ...
-def quantise_rows(
-    pool: ThreadPool, x: _F32, format: str, importance: _F32 | None = None
-) -> NDArray[np.uint8]: ...
-def cgroup_folders(controller: str, root: str = "") -> list[str]: ...
+def isa_choice() -> tuple[str, str]:
+    """The level of the CPU kernels and why it was chosen. ConfigError when TWOFOLD_ISA cannot be met."""
 
-@final
+def work_times() -> dict[str, float]:
+    """Seconds that each kind of native work has taken since the process began."""
+
+def work_of_parts() -> tuple[float, float, float, float, float, float]:
+    """Microseconds of (embedding, attention, routers, dense feed-forward, experts, head) since the process
+    began."""
+
+def cgroup_folders(controller: str, root: str = "") -> list[str]:
+    """Folders of this process's cgroup and of those above it, in both versions of cgroups."""
+
 class ThreadPool:
     """Threads that work on one operation at a time, and the ISA level of operators created on it."""
 
     def __init__(self, num_threads: int = 0, numa: str = "off", root: str = "") -> None: ...
-    def at_level(self, level: str) -> ThreadPool:
-        """The same threads, for operators with kernels of another level. ConfigError if this CPU cannot run it."""
-    level: Final[str]
     num_threads: Final[int]
     num_nodes: Final[int]
     reason: Final[str]
     placement: Final[list[tuple[int, list[int]]]]
+
     def bind_caller(self) -> None: ...
     def limit(self, count: int) -> None:
         """Set the number of threads for operations; 0: all. ConfigError with several memory nodes."""
 
-@final
-class TokenRules:
-    """One request's changes to its logits before sampling; `take` adds the answer's tokens."""
+    def at_level(self, level: str) -> ThreadPool:
+        """The same threads, for operators with kernels of another level. ConfigError if this CPU cannot run it."""
+    level: Final[str]
 
-    def __init__(
-        self,
-        *,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        bias: Sequence[tuple[int, float]] = (),
-        bad_words: Sequence[Sequence[int]] = (),
-        withheld: Sequence[int] = (),
-        min_tokens: int = 0,
-        prompt: Sequence[int] = (),
-    ) -> None: ...
-    def take(self, token: int) -> None: ...
-
-def pick_tokens(
-    pool: ThreadPool, logits: _F32, draws: NDArray[np.float64], rules: Sequence[TokenRules | None]
-) -> NDArray[np.int32]:
-    """Sampled tokens [R] of logits [R, vocabulary], which are modified temporarily. draws [R, 5]: temperature, top-k,
-    top-p, min-p, uniform number."""
-
-def mask_logits(
-    pool: ThreadPool, logits: _F32, rows: Sequence[int], masks: Sequence[NDArray[np.uint32]]
-) -> None:
-    """Set logits[rows[i]] [vocabulary] to -inf where the bit in masks[i] [at least ceil(vocabulary / 32)] is 0. The
-    lowest bit of the first word is token 0."""
-
-def log_probabilities(
-    pool: ThreadPool, logits: _F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
-) -> list[list[tuple[int, float]]]:
-    """Per query the requested token and the likeliest ones of its row, with their log softmax in float64."""
-
-# ---- bind_panels.cpp
-
-def panel_rows() -> int:
-    """Rows of a matrix in one panel."""
-
-def panel_layout() -> str:
-    """Identifier of this build's panel layout; panels are readable only by builds with the same identifier."""
-
-@final
-class FileMapping:
-    """A read-only memory-mapped file; all processes that map it share its pages. Calls raise OSError."""
-
-    def __init__(self, path: bytes) -> None: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-    bytes: Final[int]
-    def accept(self) -> None:
-        """The file's present state is the expected one from now on."""
-    def change(self) -> str:
-        """What happened to the file if it was written to or became shorter since; empty while it was not."""
-    def release(self, offset: int, bytes: int) -> None: ...
-    def populate(self, offset: int, bytes: int) -> None: ...
-    def resident_bytes(self, offset: int, bytes: int) -> int: ...
-
-# ---- bind_ops_dense.cpp
-
-@final
-class Ranks:
-    """Processes that each hold a share of one model's weights; rank 0 computes the model.
-
-    send_job(to, job, rows) and receive(from, rows) are called by native code with the bytes to send, and those to fill.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        *,
-        send_job: Callable[[int, memoryview, memoryview], None],
-        receive: Callable[[int, memoryview], None],
-    ) -> None: ...
-    def ping(self) -> None:
-        """Ask every rank for a sign of life, unless a job is running. Raises KernelError if one is lost."""
-    rank: Final[int]
-    size: Final[int]
-
-@final
-class PackedMatrix:
-    def __init__(
-        self, pool: ThreadPool, parts: Sequence[WeightMatrix], ranks: Ranks | None = None, number: int = -1
-    ) -> None:
-        """ranks: pack this rank's share of matrix `number`; without a number, the whole matrix on rank 0 alone."""
-    @staticmethod
-    def from_file(
-        pool: ThreadPool, parts: Sequence[tuple[str, int]], columns: int, file: FileMapping, offset: int
-    ) -> PackedMatrix: ...
-    rows: Final[int]
-    columns: Final[int]
-    bytes: Final[int]
-    formats: Final[list[str]]
-    segment_rows: Final[list[int]]
-    panels: Final[_U8]
-
-@final
 class StateCache:
     """Paged state of sequences between steps. Per layer: (planes, elements per token, dtype), ..."""
 
@@ -351,16 +259,16 @@ class StateCache:
         layers: Sequence[Sequence[tuple[int, int, Literal["float32", "bfloat16", "q8", "fp8"]]]],
         num_pages: int,
         page_size: int,
-        record_bytes: Sequence[int] = ...,
+        record_bytes: Sequence[int] = (),
         num_records: int = 0,
     ) -> None:
         """record_bytes: bytes of a sequence's record in each layer; empty: no layer has records."""
-
     num_layers: Final[int]
     num_pages: Final[int]
     page_size: Final[int]
     num_records: Final[int]
     bytes: Final[int]
+
     def fork_page(self, from_page: int, to_page: int) -> None:
         """Copy one page to another, in all layers. IndexError for a page that does not exist."""
 
@@ -377,8 +285,9 @@ class StateCache:
         """Set the number of pages; page kept[p] gets the content of p. Raises ConfigFailure without memory, IndexError
         for a page that does not exist; then nothing has changed."""
 
-@final
 class AttentionBatch:
+    """One flattened batch of tokens as attention sees it."""
+
     def __init__(
         self,
         positions: _I32,
@@ -398,37 +307,137 @@ class AttentionBatch:
         cos_table: _F32,
         sin_table: _F32,
         records: _I32 | None = None,
-    ) -> AttentionBatch: ...
+    ) -> AttentionBatch:
+        """The same, of rotations by position [longest, pairs]."""
+
     def add_rotation(self, rope_cos: _F32, rope_sin: _F32) -> None:
         """Add a rotation for layers with a different one; rope_cos, rope_sin [T, its rotated pairs]."""
 
     def keep_records(self, numbers: _I32) -> None:
         """Records that receive the layers' state after each token, [T]; -1: none. For the verification of drafts."""
-
     num_tokens: Final[int]
+
+def panel_rows() -> int:
+    """Rows of a matrix in one panel."""
+
+def panel_layout() -> str:
+    """Identifier of this build's panel layout; panels are readable only by builds with the same identifier."""
+
+class FileMapping:
+    """A read-only memory-mapped file; all processes that map it share its pages. Calls raise OSError."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __init__(self, path: bytes) -> None: ...
+    bytes: Final[int]
+
+    def change(self) -> str:
+        """What happened to the file if it was written to or became shorter since; empty while it was not."""
+
+    def accept(self) -> None:
+        """The file's present state is the expected one from now on."""
+
+    def release(self, offset: int, bytes: int) -> None:
+        """Removes whole pages from this process's page table."""
+
+    def populate(self, offset: int, bytes: int) -> None:
+        """Reads the range and maps it. OSError where the disk fails or the file has become shorter."""
+
+    def resident_bytes(self, offset: int, bytes: int) -> int:
+        """How much of the range is in the system's cache."""
+
+class Ranks:
+    """Processes that each hold a share of one model's weights; rank 0 computes the model.
+
+    send_job(to, job, rows) and receive(from, rows) are called by native code with the bytes to send, and those to
+    fill."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        send_job: Callable[[int, memoryview, memoryview], None],
+        receive: Callable[[int, memoryview], None],
+    ) -> None: ...
+    def ping(self) -> None:
+        """Ask every rank for a sign of life, unless a job is running. Raises KernelError if one is lost."""
+    rank: Final[int]
+    size: Final[int]
+
+class PackedMatrix:
+    """Matrices stacked by rows, in the kernels' panels."""
+
+    def __init__(
+        self, pool: ThreadPool, parts: Sequence[WeightMatrix], ranks: Ranks | None = None, number: int = -1
+    ) -> None:
+        """ranks: pack this rank's share of matrix `number`; without a number, the whole matrix on rank 0 alone."""
+
+    @staticmethod
+    def from_file(
+        pool: ThreadPool, parts: Sequence[tuple[str, int]], columns: int, file: FileMapping, offset: int
+    ) -> PackedMatrix:
+        """Panels that lie in a file; parts are (format, rows)."""
+    rows: Final[int]
+    columns: Final[int]
+    bytes: Final[int]
+    formats: Final[list[str]]
+    segment_rows: Final[list[int]]
+    panels: Final[_U8]
+
+def embed(pool: ThreadPool, table: WeightMatrix, token_ids: _I32, out: _F32) -> None: ...
+
+class Embedding:
+    """Rows of a table by token."""
+
+    def __init__(self, pool: ThreadPool, table: WeightMatrix) -> None: ...
+    def forward(self, token_ids: _I32, out: _F32) -> None: ...
+
+class LayerInputs:
+    """Inputs of all layers, by a table of tokens and a projection of their embeddings."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        table: WeightMatrix,
+        projection: PackedMatrix,
+        norm_weight: _F32,
+        eps: float,
+        table_scale: float,
+    ) -> None: ...
+    def forward(self, token_ids: _I32, hidden: _F32, out: _F32) -> None:
+        """hidden [T, hidden]: scaled embeddings; out [T, layers * size]."""
+
+class LmHead:
+    """Final norm and output projection."""
+
+    def __init__(
+        self, pool: ThreadPool, norm_weight: _F32, weight: PackedMatrix, eps: float, softcap: float = 0.0
+    ) -> None:
+        """softcap: logits become softcap * tanh(logits / softcap); 0: they stay."""
+
+    def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
+    def norm(self, hidden_rows: _F32, out: _F32) -> None:
+        """The rows that the matrix is multiplied with; out may be hidden_rows."""
+
+    def with_norm(self, norm_weight: _F32) -> LmHead:
+        """The same matrix after another norm."""
 
 class Block:
     """Part of a layer: adds to the residual stream."""
 
     hidden_size: Final[int]
 
-_Part = Mapping[str, object] | None
-"""Arguments of one part of a block (engine/bindings/blocks/attention_parts.h). A projection has weight, and where given
-bias, norm and eps of the norm; a norm has weight and eps."""
-
-@final
 class Stretch:
     """One stretch of positions that a query attends to: the last ones, those of its chunk, or (0) all."""
 
     def __init__(self, *, window: int = 0, chunk: int = 0) -> None: ...
 
-@final
 class ScoreRule:
     """What becomes of the product of a query and a key (kernels/include/twofold/attention_parts.h)."""
 
     def __init__(self, *, scale: float = 1.0, softcap: float = 0.0) -> None: ...
 
-@final
 class Gqa(Block):
     """Grouped-query attention, composed of parts."""
 
@@ -465,10 +474,42 @@ class Gqa(Block):
             scale: with a period, queries are multiplied by 1 + slope * log1p(floor((position + shift) / period));
                 elements [head_dim]: factors of the rotated queries.
             gate: activation (sigmoid, softplus, silu) by which a head's output is multiplied; interleaved: each head's
-                gate follows its query; else rows: 1 or value_dim rows per head after all values.
-        """
+                gate follows its query; else rows: 1 or value_dim rows per head after all values."""
 
-@final
+class Mla(Block):
+    """Multi-head latent attention, absorbed."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        layer: int,
+        num_heads: int,
+        nope_dim: int,
+        rope_dim: int,
+        project: _Part,
+        latent_norm: _Part,
+        k_b: PackedMatrix,
+        v_b: PackedMatrix,
+        rotation: _Part,
+        scores: _Part,
+        out: _Part,
+        q_b: _Part = None,
+        scale: _Part = None,
+        select: Stretch | None = None,
+    ) -> None:
+        """project: queries or, with q_b, their low-rank part, then latent and shared key. k_b and v_b have a part per
+        head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane of latent +
+        rope_dim elements. rotation, scale, select, scores: as for Gqa."""
+
+class ShortConvolution(Block):
+    """A gated short convolution; its record per sequence is the last taps - 1 inputs, float32."""
+
+    def __init__(
+        self, pool: ThreadPool, *, layer: int, project: _Part, conv: _F32, conv_bias: _F32 | None, out: _Part
+    ) -> None:
+        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
+
 class GatedDelta(Block):
     """A gated delta net; it keeps a record per sequence."""
 
@@ -500,58 +541,13 @@ class GatedDelta(Block):
             decay_rate: [num_v_heads], negative.
             decay_bias: [num_v_heads].
             gate: activation of z.
-            tiled: value head h uses key head h % num_k_heads; otherwise the value heads of a key head are adjacent.
-        """
+            tiled: value head h uses key head h % num_k_heads; otherwise the value heads of a key head are adjacent."""
 
     @staticmethod
     def record_bytes(
         *, num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, taps: int
     ) -> int: ...
 
-@final
-class ShortConvolution(Block):
-    """A gated short convolution; its record per sequence is the last taps - 1 inputs, float32."""
-
-    def __init__(
-        self,
-        pool: ThreadPool,
-        *,
-        layer: int,
-        project: _Part,
-        conv: _F32,
-        conv_bias: _F32 | None,
-        out: _Part,
-    ) -> None:
-        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
-
-@final
-class Mla(Block):
-    """Multi-head latent attention, absorbed."""
-
-    def __init__(
-        self,
-        pool: ThreadPool,
-        *,
-        layer: int,
-        num_heads: int,
-        nope_dim: int,
-        rope_dim: int,
-        project: _Part,
-        latent_norm: _Part,
-        k_b: PackedMatrix,
-        v_b: PackedMatrix,
-        rotation: _Part,
-        scores: _Part,
-        out: _Part,
-        q_b: _Part = None,
-        scale: _Part = None,
-        select: Stretch | None = None,
-    ) -> None:
-        """project: queries or, with q_b, their low-rank part, then latent and shared key. k_b and v_b have a part per
-        head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane of latent +
-        rope_dim elements. rotation, scale, select, scores: as for Gqa."""
-
-@final
 class RouterShape:
     """How a router turns logits into experts and weights: score, choice (by score and bias, within the best groups),
     weights divided by their sum, times scale."""
@@ -568,14 +564,15 @@ class RouterShape:
         group_score: Literal["max", "top_two_sum"] = "max",
     ) -> None: ...
 
-@final
 class Router(Block):
+    """Norm, gate, scores and top-k of an MoE layer."""
+
     def __init__(
         self,
         pool: ThreadPool,
         *,
         norm_weight: _F32 | None,
-        gate_weight: _PlainMatrix,
+        gate_weight: _F32 | _U16,
         eps: float,
         shape: RouterShape,
         bias: _F32 | None = None,
@@ -587,17 +584,14 @@ class Router(Block):
         """bias [experts]: added to scores for choosing only; gate_bias: added to logits; expert_scale: scales weights.
 
         gate_norm [hidden]: norm of the router's input rows, if experts read other rows. Without norm_weight, rows are
-        read as they are. softcap: above 0, logits become softcap * tanh(logit / softcap).
-        """
+        read as they are. softcap: above 0, logits become softcap * tanh(logit / softcap)."""
 
-@final
 class RoutedExperts(Block):
     """The experts chosen by the preceding router, run wherever the executor places them."""
 
     def __init__(self, hidden_size: int, moe_layer: int, weighs_rows: bool = False) -> None:
         """weighs_rows: a token's weight multiplies the input of its one expert, not the output."""
 
-@final
 class SharedExperts(Block):
     """A feed-forward block on the router's normed rows, times sigmoid(shared_gate [hidden] . row) if gated."""
 
@@ -612,8 +606,9 @@ class SharedExperts(Block):
         limit: float = 0.0,
     ) -> None: ...
 
-@final
 class DenseFfn(Block):
+    """A gated feed-forward with a norm of its own."""
+
     def __init__(
         self,
         pool: ThreadPool,
@@ -627,7 +622,6 @@ class DenseFfn(Block):
         limit: float = 0.0,
     ) -> None: ...
 
-@final
 class PredictionInput(Block):
     """Replaces embeddings by their projection together with the hidden states of the tokens before."""
 
@@ -641,14 +635,12 @@ class PredictionInput(Block):
         eps: float,
     ) -> None: ...
 
-@final
 class LayerInput(Block):
     """Adds projection . (gelu(gate . hidden) * input), the input being a part of the step's `layer_inputs`."""
 
     def __init__(self, pool: ThreadPool, *, gate: PackedMatrix, projection: PackedMatrix, first: int) -> None:
         """first: where the layer's input begins in a row of the step's."""
 
-@final
 class PostNorm(Block):
     """The `over` preceding blocks add to rows of zeros; their norm is added to the residual, and all is scaled."""
 
@@ -656,8 +648,9 @@ class PostNorm(Block):
         self, pool: ThreadPool, *, norm_weight: _F32, eps: float, over: int, scale: float = 1.0
     ) -> None: ...
 
-@final
 class Decoder:
+    """The blocks of a model in one call."""
+
     def __init__(
         self, blocks: Sequence[Block], pool: ThreadPool | None = None, threads: Sequence[int] = ()
     ) -> None:
@@ -674,63 +667,77 @@ class Decoder:
     ) -> None:
         """experts: None if no block has any. previous: normed hidden states that a `PredictionInput` reads.
 
-        layer_inputs: result of `LayerInputs.forward` for the batch's tokens, which a `LayerInput` reads.
-        """
+        layer_inputs: result of `LayerInputs.forward` for the batch's tokens, which a `LayerInput` reads."""
 
-@final
-class Embedding:
-    def __init__(self, pool: ThreadPool, table: WeightMatrix) -> None: ...
-    def forward(self, token_ids: _I32, out: _F32) -> None: ...
+def measure_ceilings(
+    pool: ThreadPool, *, level: str | None = None, read_bytes: int = 536870912, turn_s: float = 0.01
+) -> dict[str, float]:
+    """What the pool's threads can do at most at a level (default: this process's), the fastest of several
+    turns: read_gb_per_s, fork_join_us, and f32_gop_per_s, bf16_..., int8_..., bf16_tiles_..., int8_tiles_...
+    as far as the level has them (a multiplication and an addition are two operations)."""
 
-@final
-class LayerInputs:
-    """Inputs of all layers, by a table of tokens and a projection of their embeddings."""
+def products_of(format: str) -> str:
+    """The kind of product that weights of a format are multiplied in: f32, bf16, int8, bf16_tiles, int8_tiles."""
+
+def weight_formats() -> dict[str, tuple[int, int, int, int, int, int, str, bool]]:
+    """Fields of FormatLayout by the format's name, in the order of the registry."""
+
+def quantise_rows(pool: ThreadPool, x: _F32, format: str, importance: _F32 | None = None) -> _U8:
+    """float32 [rows, columns] as uint8 [rows, bytes of a row]."""
+
+def pack_panels(matrix: WeightMatrix) -> _U8:
+    """A WeightMatrix as the kernels read it: uint8 [bytes]. ValueError for a NaN or an infinity."""
+
+def expect_finite(pool: ThreadPool, matrix: WeightMatrix) -> None:
+    """KernelError for a WeightMatrix that holds a NaN or an infinity."""
+
+class TokenRules:
+    """One request's changes to its logits before sampling; `take` adds the answer's tokens."""
 
     def __init__(
         self,
-        pool: ThreadPool,
         *,
-        table: WeightMatrix,
-        projection: PackedMatrix,
-        norm_weight: _F32,
-        eps: float,
-        table_scale: float,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        bias: Sequence[tuple[int, float]] = (),
+        bad_words: Sequence[Sequence[int]] = (),
+        withheld: Sequence[int] = (),
+        min_tokens: int = 0,
+        prompt: Sequence[int] = (),
     ) -> None: ...
-    def forward(self, token_ids: _I32, hidden: _F32, out: _F32) -> None:
-        """hidden [T, hidden]: scaled embeddings; out [T, layers * size]."""
+    def take(self, token: int) -> None: ...
 
-@final
-class LmHead:
-    def __init__(
-        self, pool: ThreadPool, norm_weight: _F32, weight: PackedMatrix, eps: float, softcap: float = 0.0
-    ) -> None:
-        """softcap: logits become softcap * tanh(logits / softcap); 0: they stay."""
+def pick_tokens(pool: ThreadPool, logits: _F32, draws: _F64, rules: Sequence[TokenRules | None]) -> _I32:
+    """Sampled tokens [R] of logits [R, vocabulary], which are modified temporarily. draws [R, 5]: temperature, top-k,
+    top-p, min-p, uniform number."""
 
-    def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
-    def norm(self, hidden_rows: _F32, out: _F32) -> None:
-        """The rows that the matrix is multiplied with; out may be hidden_rows."""
+def mask_logits(pool: ThreadPool, logits: _F32, rows: Sequence[int], masks: Sequence[_U32]) -> None:
+    """Set logits[rows[i]] [vocabulary] to -inf where the bit in masks[i] [at least ceil(vocabulary / 32)] is 0. The
+    lowest bit of the first word is token 0."""
 
-    def with_norm(self, norm_weight: _F32) -> LmHead:
-        """The same matrix after another norm."""
+def log_probabilities(
+    pool: ThreadPool, logits: _F32, rows: Sequence[int], tokens: Sequence[int], num_top: Sequence[int]
+) -> list[list[tuple[int, float]]]:
+    """Per query the requested token and the likeliest ones of its row, with their log softmax in float64."""
 
-# ---- bind_runtime.cpp: experts and what runs them
-
-def slot_stride(largest_expert_bytes: int) -> int: ...
-
-@final
 class CacheEventKind(_NativeEnum):
+    name: Final[str]
+    value: Final[int]
     ADMIT: ClassVar[CacheEventKind]
     EVICT: ClassVar[CacheEventKind]
     REJECT: ClassVar[CacheEventKind]
     PUBLISH: ClassVar[CacheEventKind]
-    name: Final[str]
-    value: Final[int]
 
 def event_formats() -> dict[str, tuple[np.dtype[Any], dict[str, str]]]:
     """By kind of event, the dtype of its arrays and the meaning of each field."""
 
-@final
+def slot_stride(largest_expert_bytes: int) -> int:
+    """From one expert slot on a device to the next, in bytes."""
+
 class ExpertStore:
+    """All experts of a model in host memory, each packed once."""
+
     def __init__(
         self,
         num_experts: int,
@@ -748,9 +755,8 @@ class ExpertStore:
 
         limits: of the activation (kernels/include/twofold/expert.h), one per layer, 0 for none; or none at all.
 
-        ranks: hold this rank's experts alone. holders: bit masks of the ranks of each expert, [layers * experts].
-        """
-    def holds(self, layer: int, expert: int) -> bool: ...
+        ranks: hold this rank's experts alone. holders: bit masks of the ranks of each expert, [layers * experts]."""
+
     @staticmethod
     def from_file(
         num_experts: int,
@@ -762,10 +768,15 @@ class ExpertStore:
         activation: str = "silu",
         biases: bool = False,
         limits: Sequence[float] = (),
-    ) -> ExpertStore: ...
-    def copied(self, pool: ThreadPool) -> ExpertStore: ...
+    ) -> ExpertStore:
+        """Panels that lie in a file."""
+
+    def copied(self, pool: ThreadPool) -> ExpertStore:
+        """The same in memory of its own."""
+
     def set_kernels(self, layer: int, pool: ThreadPool) -> None:
         """The CPU computes the layer's experts with the kernels of `pool`."""
+
     def put(
         self,
         pool: ThreadPool,
@@ -773,21 +784,28 @@ class ExpertStore:
         first: int,
         experts: Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]],
     ) -> None: ...
-    def put_biases(self, layer: int, first: int, biases: _F32) -> None: ...
-    def formats(self, layer: int) -> tuple[str, str, str] | list[tuple[str, str, str]]: ...
-    def offsets(self, layer: int) -> _I64: ...
-    def panels(self, layer: int) -> _U8: ...
+    def put_biases(self, layer: int, first: int, biases: _F32) -> None:
+        """Of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's."""
+
+    def formats(self, layer: int) -> tuple[str, str, str] | list[tuple[str, str, str]]:
+        """(gate, up, down) of a layer's experts, or a list of one for each if they differ."""
+
+    def offsets(self, layer: int) -> _I64:
+        """Offset of each expert of the layer, in bytes from the begin of the store; -1: not held by this process."""
+
+    def panels(self, layer: int) -> _U8:
+        """A layer's experts that this process holds, as they lie."""
+
+    def holds(self, layer: int, expert: int) -> bool:
+        """Whether this process holds the expert."""
     num_layers: Final[int]
     mapped: Final[bool]
+    "Whether they lie in a file's pages."
     bytes: Final[int]
     expert_bytes: Final[int]
     mean_expert_bytes: Final[int]
     flops_per_token: Final[float]
 
-class SlottedAccelerator:
-    """Created by a module with devices (twofold._cuda)."""
-
-@final
 class RankWorker:
     """Answers the jobs of rank 0 with this rank's share of the weights."""
 
@@ -797,69 +815,69 @@ class RankWorker:
     def run(self, job: _I32, rows: _F32) -> _F32:
         """The answer [numbers] to a job, given the rows sent with it [numbers]. Raises ValueError for a damaged job."""
 
-@final
-class DeviceAccelerator(SlottedAccelerator):
-    """Expert slots on a device, with uploads in real time. Addresses are the device's."""
-
-    @property
-    def warning(self) -> str: ...
-    @property
-    def slot_base(self) -> int: ...
-    @property
-    def slot_stride(self) -> int: ...
-    @property
-    def slot_table(self) -> int: ...
-    @property
-    def store_base(self) -> int: ...
-    def split_table(self) -> Sequence[int]: ...
-    def read_prices(self) -> Sequence[int]: ...
-    def before_compute(self, stream: int, device: int = 0) -> None: ...
-    def after_compute(self, stream: int, device: int = 0) -> None: ...
-
-@final
 class PlacedGroups:
-    experts: _I32
-    begin: _I32
-    pairs: _I32
-    addresses: NDArray[np.int64]
+    """Experts of a layer: copies of their tokens' pairs, grouped."""
+
+    experts: Final[_I32]
+    begin: Final[_I32]
+    pairs: Final[_I32]
+    addresses: Final[_I64]
+
     def __len__(self) -> int: ...
 
-@final
 class LayerPlan:
+    """Who computes what of one layer, until the next one begins."""
+
     def ready(self, device: int = 0) -> PlacedGroups: ...
     def awaited(self, device: int = 0) -> PlacedGroups: ...
-    on_cpu: PlacedGroups
-    joins_deferred: bool
-    uses_cpu: bool
-    where: _U8
+    on_cpu: Final[PlacedGroups]
+    joins_deferred: Final[bool]
+    uses_cpu: Final[bool]
+    where: Final[_U8]
 
-@final
 class RoutingDetail(_NativeEnum):
+    name: Final[str]
+    value: Final[int]
     OFF: ClassVar[RoutingDetail]
     COUNTS: ClassVar[RoutingDetail]
     TOKENS: ClassVar[RoutingDetail]
-    name: Final[str]
-    value: Final[int]
 
-@final
 class RoutingCounts:
+    """How often each expert was routed to, by where it ran."""
+
     def start(self, detail: RoutingDetail, every: int = 1) -> None: ...
     detail: Final[RoutingDetail]
     num_steps: Final[int]
     num_tokens: Final[int]
-    def take(self) -> NDArray[np.int64]:
+
+    def take(self) -> _I64:
         """[placements, layers, experts] since the last take."""
 
     def take_step(self) -> dict[str, Any] | None:
         """The last step's number, requests and positions [tokens], experts and placement [layers, tokens, top_k]."""
 
-@final
+class SlottedAccelerator:
+    """Created by a module with devices (twofold._cuda)."""
+
+class DeviceAccelerator(SlottedAccelerator):
+    """Expert slots on a device, with uploads in real time. Addresses are the device's."""
+
+    warning: Final[str]
+    slot_base: Final[int]
+    slot_stride: Final[int]
+    slot_table: Final[int]
+    store_base: Final[int]
+
+    def split_table(self) -> list[int]: ...
+    def read_prices(self) -> list[int]: ...
+    def before_compute(self, stream: _Address, device: int = 0) -> None: ...
+    def after_compute(self, stream: _Address, device: int = 0) -> None: ...
+
 class DenseCost:
     """Work beside the routed experts: entry i runs before MoE layer i, the last one after the last MoE layer.
 
     cpu_bytes, cpu_flops_per_token: the CPU's part of each stretch, in none of the other figures; handovers: its
-    transfers of the residual stream. Empty: none. router_bytes: one router's gate.
-    """
+    transfers of the residual stream. Empty: none. router_bytes: one router's gate."""
 
     def __init__(
         self,
@@ -872,8 +890,9 @@ class DenseCost:
         handovers: Sequence[float] = (),
     ) -> None: ...
 
-@final
 class MoeExecutor:
+    """Runs MoE layers: decides where, computes, records."""
+
     def __init__(
         self, pool: ThreadPool, store: ExpertStore, cost: CostModel | None = None, num_deferred: int = 0
     ) -> None: ...
@@ -902,8 +921,8 @@ class MoeExecutor:
         step: int,
         requests: Sequence[int],
         positions: Sequence[int],
-        generated: Sequence[bool] = (),
-        verified: Sequence[bool] = (),
+        generated: Sequence[int] = (),
+        verified: Sequence[int] = (),
         is_recorded: bool = True,
     ) -> None:
         """verified: rows of a next token and its drafts, which are decode tokens; empty: none. is_recorded: False for a
@@ -913,9 +932,8 @@ class MoeExecutor:
     def begin_layer(self, layer: int, ids: _I32, weights: _F32) -> LayerPlan: ...
     def compute_cpu(self, normed: _F32, rows: _F32) -> None: ...
     def end_layer(self, us: float, dense_us: float = -1.0) -> None: ...
-    @property
-    def wants_prediction(self) -> bool:
-        """Whether predictions for later layers are used in this step."""
+    wants_prediction: Final[bool]
+    "Whether predictions for later layers are used in this step."
 
     def predict(self, layer: int, logits: _F32) -> None: ...
     def save_cache(self, path: str) -> None: ...
@@ -934,16 +952,17 @@ class MoeExecutor:
     def idle(self) -> None: ...
     events_enabled: bool
     routing_counts: Final[RoutingCounts]
-    def clock_parts(self) -> tuple[float, float, float, float, float]: ...
     virtual_now_us: Final[float | None]
-    num_slots: Final[int]
+
+    def clock_parts(self) -> tuple[float, float, float, float, float]: ...
     num_expert_runs: Final[int]
-    """Distinct experts of each layer and step, summed since the start."""
+    num_slots: Final[int]
     device_bytes: Final[int]
+
     def placement(self) -> tuple[_U8, _F64] | None:
         """[layers, experts] state (0 absent, 1 in flight, 2 resident) and policy score; None without slots."""
 
-    def placement_devices(self) -> NDArray[np.int8] | None:
+    def placement_devices(self) -> _I8 | None:
         """[layers, experts] device that holds the expert, the first of several; -1: none. None without slots."""
 
     def counts(self) -> dict[str, int]: ...

@@ -3,21 +3,11 @@
 All are frozen, and keep nothing alive. The headers in kernels/device document the memory they point to.
 """
 
-from typing import Protocol, TypeAlias, final
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-from twofold._core import ScoreRule, Stretch
+from twofold import _core
+from twofold._core import _I32, _Address
 
-class _Tensor(Protocol):
-    def data_ptr(self) -> int: ...
-
-_Address: TypeAlias = int | _Tensor | None
-"""A device address, or what lies there; 0, None: null."""
-
-# ---- bind_expert_launches.cpp
-
-@final
 class ExpertLayout:
     """Layout of one expert's panels: gate, up, down, one after the other, then biases. Sizes in bytes."""
 
@@ -32,14 +22,12 @@ class ExpertLayout:
         limit: float = 0.0,
     ) -> None:
         """limit: of the activation (kernels/include/twofold/expert.h); 0: none."""
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def activations(self) -> str: ...
+    bytes: Final[int]
+    activations: Final[str]
+
     def encoded_bytes(self, num_tokens: int) -> int: ...
     def intermediate_bytes(self, num_pairs: int) -> int: ...
 
-@final
 class ExpertGroups:
     """Addresses of a layer's grouping in device memory."""
 
@@ -47,7 +35,6 @@ class ExpertGroups:
         self, *, num_groups: _Address, weights: _Address, begin: _Address, pairs: _Address, capacity: int
     ) -> None: ...
 
-@final
 class ExpertBuffers:
     """Addresses of the experts' buffers in device memory."""
 
@@ -55,7 +42,6 @@ class ExpertBuffers:
         self, *, encoded: _Address, intermediate: _Address, outputs: _Address, gate_up: _Address = None
     ) -> None: ...
 
-@final
 class EncodedRows:
     """bf16 rows and the address of their encoded rows."""
 
@@ -63,25 +49,21 @@ class EncodedRows:
         self, *, kind: str, rows: _Address, num_tokens: int, columns: int, out: _Address
     ) -> None: ...
 
-@final
 class DecodeShape:
     """Bounds of a decode launch."""
 
     def __init__(self, *, num_tokens: int, top_k: int, num_experts: int, shared_bytes: int) -> None: ...
 
-@final
 class PrefillTiles:
     """The tiles of a prefill launch, in device memory."""
 
     def __init__(self, *, tiles: _Address, count: int, tokens: int) -> None: ...
 
-@final
 class PrefillRows:
     """bf16 rows [num_tokens][hidden] of a prefill launch."""
 
     def __init__(self, *, x: _Address, num_tokens: int, top_k: int) -> None: ...
 
-@final
 class CombinedLayer:
     """Partial results of both sides and the hidden states they are added to."""
 
@@ -99,12 +81,11 @@ class CombinedLayer:
         joined_ns: _Address = None,
     ) -> None: ...
 
-def tile_groups(begin: NDArray[np.int32], tile_tokens: int) -> NDArray[np.int32]:
-    """[tiles, 2] of group and first pair within it."""
+def tile_groups(begin: _I32, tile_tokens: int) -> _I32:
+    """int32 [tiles, 2] of group and first pair within it."""
 
 def tile_tokens_for(num_pairs: int, num_groups: int) -> int: ...
 
-@final
 class RoutedLayer:
     """A layer's routing in device memory."""
 
@@ -119,7 +100,6 @@ class RoutedLayer:
         ahead: _Address = None,
     ) -> None: ...
 
-@final
 class PlacementTables:
     """Tables that the device reads to place a layer's experts."""
 
@@ -138,13 +118,11 @@ class PlacementTables:
         num_kinds: int = 1,
     ) -> None: ...
 
-@final
 class PlacedLayer:
     """Results of a layer's placement, in device memory."""
 
     def __init__(self, *, groups: ExpertGroups, where: _Address, num_on_cpu: _Address) -> None: ...
 
-@final
 class MailboxShape:
     """Capacity of a mailbox."""
 
@@ -152,9 +130,6 @@ class MailboxShape:
         self, *, num_layers: int, max_tokens: int, top_k: int, hidden: int, num_ahead: int = 0
     ) -> None: ...
 
-# ---- bind_dense_launches.cpp
-
-@final
 class KvPages:
     """One layer's keys and values: bf16 [pages, page_size, kv_heads, head_dim]."""
 
@@ -162,7 +137,6 @@ class KvPages:
         self, *, keys: _Address, values: _Address, page_size: int, num_kv_heads: int, head_dim: int
     ) -> None: ...
 
-@final
 class QkvRows:
     """Projection rows for queries, keys and values, and their rotation."""
 
@@ -182,9 +156,8 @@ class QkvRows:
         v_norm: _Address = None,
     ) -> None: ...
 
-@final
 class DecodeAttention:
-    """One query per sequence, attending to its pages."""
+    """One query per sequence over its pages."""
 
     def __init__(
         self,
@@ -196,18 +169,16 @@ class DecodeAttention:
         num_heads: int,
         max_pages: int,
         max_length: int,
-        rule: ScoreRule,
-        select: Stretch,
+        rule: _core.ScoreRule,
+        select: _core.Stretch,
         sinks: _Address = None,
     ) -> None: ...
 
-@final
 class MlaPages:
     """One layer's latents: bf16 [pages, page_size, latent + rope]."""
 
     def __init__(self, *, rows: _Address, page_size: int, latent: int, rope: int) -> None: ...
 
-@final
 class MlaRows:
     """Outputs of latent attention's projections, and their destination."""
 
@@ -228,7 +199,6 @@ class MlaRows:
         slot_mapping: _Address,
     ) -> None: ...
 
-@final
 class MlaDecode:
     """One absorbed query per sequence and head."""
 
@@ -242,11 +212,10 @@ class MlaDecode:
         num_heads: int,
         max_pages: int,
         max_length: int,
-        rule: ScoreRule,
-        select: Stretch,
+        rule: _core.ScoreRule,
+        select: _core.Stretch,
     ) -> None: ...
 
-@final
 class DeltaRecords:
     """One layer's records of gated delta nets."""
 
@@ -262,7 +231,6 @@ class DeltaRecords:
         taps: int,
     ) -> None: ...
 
-@final
 class DeltaRows:
     """Outputs of a gated delta net's projections for tokens."""
 
