@@ -78,6 +78,7 @@ lint: ready-dev  ## check style and types of every language in the repository
 	@"$(BIN)"/ruff check .
 	@"$(BIN)"/ruff format --check .
 	@"$(BIN)"/mypy
+	@PYTHONPATH=engine:. "$(BIN)"/lint-imports --no-cache --no-logo
 	@"$(BIN)"/clang-format --dry-run -Werror $(CPP_FILES)
 	@PATH="$(BIN):$$PATH" shellcheck -x $(SHELL_FILES)
 	@"$(BIN)"/hadolint .devcontainer/Dockerfile deploy/container/Dockerfile
