@@ -72,8 +72,8 @@ def batch(num_tokens, seed):
     return normed, ids, weights, hidden
 
 
-def emulated(pool, store, num_slots, policy="payback", profile="rtx4090-pcie4", prefetch=False):
-    costs = [1e6] * (LAYERS + 1)
+def emulated(pool, store, num_slots, policy="payback", profile="rtx4090-pcie4", prefetch=False, dense=1e6):
+    costs = [dense] * (LAYERS + 1)
     machine = _core.MachineProfile.from_fields(profile, load_profile(profile).cost_figures)
     return _core.MoeExecutor.emulated(
         pool,
@@ -143,7 +143,8 @@ def test_bit_identical_wherever_experts_run(pool, policy, num_slots):
 def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(pool, policy, num_slots):
     model = Model("bfloat16")
     plain = _core.MoeExecutor(pool, model.store)
-    hybrid = emulated(pool, model.store, num_slots, policy, prefetch=True)
+    # Dense layers that leave the link time for prefetches after the uploads of LRU, which admits every miss.
+    hybrid = emulated(pool, model.store, num_slots, policy, prefetch=True, dense=1e7)
     random = np.random.default_rng(0)
     assert not testing.wants_prediction(plain)
     for step in range(60):
@@ -163,8 +164,7 @@ def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(pool, pol
         for layer, arrays in enumerate(layers):
             assert np.array_equal(outs[layer], run(plain, layer, arrays, step))
     counts, prefetched = hybrid.counts(), hybrid.prefetch_counts()
-    # LRU uploads so much that its link may have no time left.
-    assert prefetched["used"] > 0 or (policy == "lru" and prefetched["dropped"] > 0)
+    assert prefetched["used"] > 0
     hybrid.idle()
     uploads = hybrid.drain_events()["upload"]
     assert len(uploads) == counts["uploads"]
