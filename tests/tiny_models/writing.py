@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -208,13 +209,14 @@ def _config(model: TinyModel) -> dict[str, Any]:
 
 
 def _weights(model: TinyModel) -> dict[str, F32]:
-    rng, found, hidden = np.random.default_rng(model.seed), {}, model.hidden_size
+    found: dict[str, F32] = {}
+    hidden = model.hidden_size
 
     def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
-        found[name] = rng.normal(0.0, gain / columns**0.5, (rows, columns)).astype(np.float32)
+        found[name] = drawn(model.seed, name, (rows, columns), spread=gain / columns**0.5)
 
     def vector(name: str, size: int, mean: float) -> None:
-        found[name] = rng.normal(mean, 0.2, size).astype(np.float32)
+        found[name] = drawn(model.seed, name, (size,), spread=0.2, mean=mean)
 
     matrix("model.embed_tokens.weight", model.vocab_size, hidden, hidden**0.5)
     q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -231,7 +233,7 @@ def _weights(model: TinyModel) -> dict[str, F32]:
             vector(f"{prefix}.self_attn.q_norm.weight", model.head_dim, 1.0)
             vector(f"{prefix}.self_attn.k_norm.weight", model.head_dim, 1.0)
         if model.is_moe_layer(layer):
-            _add_experts(model, prefix, found, rng)
+            _add_experts(model, prefix, found)
             continue
         wide = model.intermediate_size
         for name, (rows, columns) in {
@@ -244,6 +246,12 @@ def _weights(model: TinyModel) -> dict[str, F32]:
     if not model.tie_word_embeddings:
         matrix("lm_head.weight", model.vocab_size, hidden, 2.0)
     return found
+
+
+def drawn(seed: int, name: str, shape: tuple[int, ...], *, spread: float, mean: float = 0.0) -> F32:
+    """Normal values of the tensor `name`, whatever other tensors a model has and in which order."""
+    rng = np.random.default_rng((seed, zlib.crc32(name.encode())))
+    return rng.normal(mean, spread, shape).astype(np.float32)
 
 
 def write_weights(
@@ -324,17 +332,19 @@ def write_tiny_tokenizer(directory: str | Path, *, chat_template: str = CHATML_T
     )
 
 
-def _add_experts(model: TinyModel, prefix: str, weights: dict[str, F32], rng: np.random.Generator) -> None:
+def _add_experts(model: TinyModel, prefix: str, weights: dict[str, F32]) -> None:
     mixtral = model.architecture == "MixtralForCausalLM"
     fused = model.expert_layout == "fused"
     block = f"{prefix}.block_sparse_moe" if mixtral and not fused else f"{prefix}.mlp"
     hidden, inner, num_experts = model.hidden_size, model.moe_intermediate_size, model.num_experts
-    weights[f"{block}.gate.weight"] = rng.normal(0.0, 2.0 / hidden**0.5, (num_experts, hidden)).astype(
-        np.float32
-    )
-    gate = rng.normal(0.0, 1.5 / hidden**0.5, (num_experts, inner, hidden)).astype(np.float32)
-    up = rng.normal(0.0, 1.5 / hidden**0.5, (num_experts, inner, hidden)).astype(np.float32)
-    down = rng.normal(0.0, 1.5 / inner**0.5, (num_experts, hidden, inner)).astype(np.float32)
+
+    def matrices(part: str, *shape: int, gain: float = 1.5) -> F32:
+        return drawn(model.seed, f"{prefix}.mlp.{part}", shape, spread=gain / shape[-1] ** 0.5)
+
+    weights[f"{block}.gate.weight"] = matrices("gate.weight", num_experts, hidden, gain=2.0)
+    gate = matrices("experts.gate", num_experts, inner, hidden)
+    up = matrices("experts.up", num_experts, inner, hidden)
+    down = matrices("experts.down", num_experts, hidden, inner)
     if fused:
         weights[f"{block}.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
         weights[f"{block}.experts.down_proj"] = down
