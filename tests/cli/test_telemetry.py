@@ -55,7 +55,7 @@ def test_the_environment_comes_before_the_folder(
 
 
 def test_an_old_database_is_upgraded_by_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.telemetry.test_upgrade import old_file
+    from tests.telemetry.old_files import old_file
 
     old_file(folder / "twofold.db", 3)
     assert main(["telemetry", "summary"]) == 2

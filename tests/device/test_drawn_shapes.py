@@ -18,7 +18,7 @@ from twofold.device.kernels import TorchKernels
 from twofold.weights.weight_format import FORMATS
 
 from tests.device.fake_device import FakeDevice
-from tests.device.test_rounding import matrix, on_device
+from tests.device.random_layers import matrix, on_device
 from tests.kernels.packed_experts import pack_expert
 
 drawn = settings(

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
+from tests.device.gpu_day_runs import (
+    ROOT,
+    STAND_IN,
+    day_command,
+    environment,
+    only_of,
+    read_report,
+    wait_for_entries,
+)
 from tests.gpu import packages
 from tests.gpu.checks import NUMBERS, PARTS, SANITIZED, checks, chosen
 from tests.gpu.day import Day, Options, unpack_wheels
 from tests.gpu.day_report import Report, command
 
-ROOT = Path(__file__).resolve().parents[2]
-STAND_IN = ("--no-build", "--stand-in", "tests.gpu.stand_in", "--limit-times", "20")
 FAULTY = """
 import os, time
 from benchmarks.gpu.machine import expect
@@ -43,35 +47,6 @@ echo "=========     at place_kernel(RoutedLayer)+0x120"
 shift 2
 exec "$@"
 """
-
-
-def day_command(folder: Path, *options: str, python: str = sys.executable) -> list[str]:
-    models = ["--models", str(folder.parent / "models")]
-    return [python, "-m", "tests.gpu.day", "--folder", str(folder), *models, *options]
-
-
-def environment(*paths: Path) -> dict[str, str]:
-    """This process's, with these paths for Python alone."""
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, paths)))
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "gpu-day.json").read_text(encoding="utf-8"))
-    return found
-
-
-def wait_for_entries(folder: Path, count: int, process: subprocess.Popen[bytes]) -> None:
-    """Until the report has so many, or the day is over."""
-    while process.poll() is None:
-        if (folder / "gpu-day.json").exists() and len(read_report(folder)["checks"]) >= count:
-            return
-        time.sleep(0.02)
-
-
-def only_of(report: dict[str, Any]) -> str:
-    """ONLY of the last command that the report names."""
-    words: list[str] = shlex.split(report["run_next"][-1])
-    return words[-1].removeprefix("ONLY=")
 
 
 def running_workers(folder: Path) -> list[str]:

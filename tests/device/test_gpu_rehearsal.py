@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.device.fake_device import FakeDevice
-from tests.device.test_gpu_day import (
+from tests.device.gpu_day_runs import (
     ROOT,
     STAND_IN,
     day_command,

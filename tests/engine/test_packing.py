@@ -23,7 +23,7 @@ from twofold.tools.cli.main import main
 from twofold.weights import panel_file, panel_writing
 from twofold.weights.panel_file import PANEL_FILE, PREFIX, read_contents
 
-from tests.kernels.test_pool_plan import needs_two, two_nodes
+from tests.kernels.memory_nodes import needs_two, two_nodes
 from tests.models.gguf_encoders import encode
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.table import FULL, SLIDING, linear_layers, tiny

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import transformers
@@ -26,24 +25,19 @@ from twofold.models.model_files import open_model_files
 from twofold.models.pooling import read_pooling
 from twofold.telemetry.sink import TelemetrySink
 
+from tests.engine.embedding_models import DENSE, F32, NOTHING, PROMPTS, pooled, submit, write_embedding_model
 from tests.engine.model_runs import random_prompt
-from tests.tiny_models.table import EXAMPLES, tiny
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import (
     TinyModel,
-    tiny_weights,
-    write_safetensors,
     write_tiny_model,
 )
 
-F32 = npt.NDArray[np.float32]
-NOTHING = SamplingParams(max_tokens=0)
-PROMPTS = [tuple(random_prompt(length, length)) for length in (1, 7, 40, 33)]
 PROMPTS += [(*PROMPTS[2][:24], 9, 8), PROMPTS[2]]  # a common prefix, and a prompt that was there before
 POOLINGS = (
     Pooling(), Pooling("last", normalise=False), Pooling("cls"), Pooling("mean", normalise=False),
     Pooling("mean", dimensions=10), Pooling(tokens=(5, 300, 5)),
 )  # fmt: skip
-DENSE = EXAMPLES["qwen3"]
 MODELS = {
     "dense": DENSE,
     "moe": TinyModel(),
@@ -73,29 +67,6 @@ def reference(directory: Path, prompts: Sequence[tuple[int, ...]], pooling: Pool
         vectors.append(
             (torch.nn.functional.normalize(pooled, dim=0) if pooling.normalise else pooled).numpy()
         )
-    return vectors
-
-
-def submit(engine: Engine, prompt: Sequence[int], pooling: Pooling, name: str) -> list[Chunk]:
-    chunks: list[Chunk] = []
-    engine.submit(GenerationRequest(tuple(prompt), NOTHING, chunks.append, name, pooling=pooling))
-    return chunks
-
-
-def pooled(engine: Engine, prompts: Sequence[Sequence[int]], pooling: Pooling) -> list[F32]:
-    """The vectors of all prompts, run as one batch."""
-    answers = [submit(engine, prompt, pooling, f"r{n}") for n, prompt in enumerate(prompts)]
-    while engine.step():
-        pass
-    vectors = []
-    for prompt, (last,) in zip(prompts, answers, strict=True):
-        assert (last.finish_reason, last.text, last.token_ids) == ("stop", "", ())
-        assert last.usage is not None
-        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(prompt), 0)
-        if pooling.kind != "last":
-            assert last.usage.cached_tokens == 0  # hidden states of cached tokens are not kept
-        assert last.pooled is not None
-        vectors.append(last.pooled)
     return vectors
 
 
@@ -221,36 +192,6 @@ def test_telemetry_has_a_prefill_and_no_token(tmp_path: Path) -> None:
 
 
 # ---- files of embedding models -------------------------------------------------------------------------------------
-
-
-def write_embedding_model(directory: Path, *, tied: bool, architecture: str = "Qwen3ForCausalLM") -> Path:
-    """A dense model as Qwen3-Embedding is published: names without "model.", no head, sentence-transformers' files."""
-    model = replace(DENSE, tie_word_embeddings=tied)
-    write_tiny_model(directory, model)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
-    weights = {
-        name.removeprefix("model."): values
-        for name, values in tiny_weights(model).items()
-        if not name.startswith("lm_head")
-    }
-    write_safetensors(directory / "model.safetensors", weights, "float32")
-    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    modules = [
-        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for n, (path, kind) in enumerate(kinds.items())
-    ]
-    (directory / "modules.json").write_text(json.dumps(modules))
-    (directory / "1_Pooling").mkdir()
-    pooling = {
-        "word_embedding_dimension": 48,
-        "pooling_mode_mean_tokens": False,
-        "pooling_mode_lasttoken": True,
-    }
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    prompts = {"prompts": {"query": "Query:", "document": ""}, "default_prompt_name": None}
-    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    return directory
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from twofold import _core
 from twofold.blocks import ops
 from twofold.experts.profiles import load_profile
 
-from tests.experts.test_moe_executor import EXPERTS, LAYERS, POLICIES, TOP_K, Model, batch, run
+from tests.experts.random_experts import EXPERTS, LAYERS, POLICIES, TOP_K, Model, batch, run
 
 
 @pytest.fixture(scope="module")

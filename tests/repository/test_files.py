@@ -1,4 +1,4 @@
-"""What keeps files readable: classes of few methods, one subject per file, names that say something.
+"""What keeps files readable: classes of few methods, one subject per file, names that say something, tests by package.
 
 Lines and folders have generous limits against files that have become unreadable. They are no size to aim at.
 """
@@ -174,6 +174,24 @@ def test_no_file_or_folder_is_beyond_reading() -> None:
     assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
     folders = Counter(p.parent for p in code_files())
     assert {folder for folder, count in folders.items() if count > MAX_ENTRIES} == set()
+
+
+def test_no_test_module_imports_another() -> None:
+    """What several need is in a module without tests, so that a test can move or leave alone."""
+    imports = {
+        (path.relative_to(ROOT).as_posix(), module)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for module in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+    }
+    assert {(path, module) for path, module in imports if re.search(r"(^|\.)test_\w+$", module)} == set()
+
+
+def test_every_package_has_its_folder_of_tests() -> None:
+    folders = [*(ROOT / "engine/twofold").iterdir(), *(ROOT / "engine/twofold/tools").iterdir()]
+    packages = {path.name for path in folders if (path / "__init__.py").is_file()} - {"tools"}
+    assert packages - {path.name for path in (ROOT / "tests").iterdir()} == {"loadgen"}  # in tests/loadtest
 
 
 @pytest.mark.parametrize("read", [python_methods, cpp_methods])

@@ -22,9 +22,9 @@ from twofold.telemetry.writer import DatabaseSink, open_sink
 
 from tests.dashboard.synthetic_run import run_info
 from tests.e2e.waiting import wait_until
+from tests.telemetry.old_files import VERSIONS, old_file
 from tests.telemetry.postgres_server import PostgresServer, running_server
-from tests.telemetry.test_upgrade import VERSIONS, old_file
-from tests.telemetry.test_writer import scalar, step_record, token_layers, url_of
+from tests.telemetry.records import scalar, step_record, token_layers, url_of
 
 STEPS_PER_S = 200
 EVENTS_PER_STEP = 60

@@ -19,7 +19,7 @@ from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import run_info
 from tests.e2e.waiting import killed_at_end, wait_until
-from tests.telemetry.test_writer import (
+from tests.telemetry.records import (
     open_writer,
     scalar,
     step_record,
@@ -158,7 +158,8 @@ def test_a_link_to_nothing_is_followed(tmp_path: Path) -> None:
 _PROGRAM = """
 import sys, time
 from twofold.telemetry.writer import open_sink
-from tests.telemetry.test_writer import run_info, step_record
+from tests.dashboard.synthetic_run import run_info
+from tests.telemetry.records import step_record
 sink = open_sink(sys.argv[1])
 sink.begin_run(run_info())
 sink.step(step_record(0))

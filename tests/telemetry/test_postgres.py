@@ -22,7 +22,7 @@ from twofold.tools.cli.doctor.machine_checks import check_telemetry
 from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
 from tests.e2e.waiting import wait_until
 from tests.telemetry.postgres_server import PostgresServer, running_server
-from tests.telemetry.test_writer import step_record, token_layers
+from tests.telemetry.records import step_record, token_layers
 
 pytestmark = pytest.mark.xdist_group("postgres")
 

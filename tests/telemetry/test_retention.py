@@ -19,7 +19,7 @@ from twofold.telemetry.writer import DatabaseSink
 
 from tests.dashboard.synthetic_run import ManualClock, run_info
 from tests.e2e.waiting import wait_until
-from tests.telemetry.test_writer import open_writer, scalar, url_of
+from tests.telemetry.records import open_writer, scalar, url_of
 
 LAYERS, EXPERTS, TOP_K = 24, 64, 8
 

@@ -23,19 +23,9 @@ from twofold.telemetry.sink import EVENT_DTYPES
 from twofold.telemetry.summary import summarise
 
 from scripts import telemetry_migration
-from tests.telemetry.test_writer import open_writer, run_info, scalar, step_record, url_of
-
-OLD_FILES = Path(__file__).with_name("old_files")
-VERSIONS = [int(file.stem.removeprefix("v")) for file in sorted(OLD_FILES.glob("v*.sql"))]
-
-
-def old_file(path: Path, version: int) -> Path:
-    """A database as the software of that version wrote it."""
-    connection = sqlite3.connect(path)
-    connection.executescript((OLD_FILES / f"v{version}.sql").read_text(encoding="utf-8"))
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.close()
-    return path
+from tests.dashboard.synthetic_run import run_info
+from tests.telemetry.old_files import VERSIONS, old_file
+from tests.telemetry.records import open_writer, scalar, step_record, url_of
 
 
 def contents(path: Path) -> str:

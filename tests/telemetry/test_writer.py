@@ -17,41 +17,12 @@ import pytest
 from twofold.api.errors import ConfigError
 from twofold.api.types import EmulatedParts, StepParts, StepRecord
 from twofold.telemetry import queries
-from twofold.telemetry.sink import TOKEN_LAYER_DTYPE, UPLOAD_DTYPE, TelemetrySink
-from twofold.telemetry.writer import DatabaseSink, open_sink
+from twofold.telemetry.sink import UPLOAD_DTYPE, TelemetrySink
+from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
 from tests.e2e.waiting import killed_at_end, wait_until
-
-
-def url_of(path: Path) -> str:
-    return f"sqlite:///{path}"
-
-
-def open_writer(path: Path, **options: object) -> DatabaseSink:
-    sink = open_sink(url_of(path), **options)  # type: ignore[arg-type]
-    assert isinstance(sink, DatabaseSink)
-    return sink
-
-
-def token_layers(count: int, *, step: int = 0) -> np.ndarray:
-    rows = np.zeros(count, TOKEN_LAYER_DTYPE)
-    rows["step"], rows["num_routed"], rows["num_hits"] = step, 4, 4
-    rows["layer"] = np.arange(count) % 6
-    rows["experts"] = np.arange(16)
-    return rows
-
-
-def step_record(step: int) -> StepRecord:
-    return StepRecord(step, 1_700_000_000.0 + step, 0, 1, 1, 0, 1000.0, 2000.0)
-
-
-def scalar(path: Path, sql: str) -> object:
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute(sql).fetchone()[0]
-    finally:
-        connection.close()
+from tests.telemetry.records import open_writer, scalar, step_record, token_layers, url_of
 
 
 def test_the_path_of_a_model_may_hold_any_bytes(tmp_path: Path) -> None:
@@ -254,7 +225,8 @@ def test_a_killed_process_leaves_a_sound_database(tmp_path: Path) -> None:
         """
         import sys
         from twofold.telemetry.writer import open_sink
-        from tests.telemetry.test_writer import run_info, token_layers
+        from tests.dashboard.synthetic_run import run_info
+        from tests.telemetry.records import token_layers
         sink = open_sink(sys.argv[1])
         sink.begin_run(run_info())
         step = 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from twofold.text.tokenizer import Tokenizer
 
-from tests.text.test_gguf_vocabulary import as_gguf, sentencepiece_fields
+from tests.text.gguf_vocabularies import as_gguf, sentencepiece_fields
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import TinyModel
 

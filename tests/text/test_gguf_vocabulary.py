@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,12 @@ from twofold.api.errors import ModelLoadError
 from twofold.models.bundled import bundled_model_path
 from twofold.text.tokenizer import Tokenizer
 from twofold.text.tokenizer.word_rules import WORD_RULES
-from twofold.weights.gguf_file import GgufFile
 
-from tests.tiny_models.gguf import sentencepiece_vocabulary, write_tiny_gguf
+from tests.text.gguf_vocabularies import as_gguf, sentencepiece_fields
+from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import TinyModel, write_tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def as_gguf(fields: Mapping[str, Any]) -> Tokenizer:
-    return Tokenizer.from_gguf(GgufFile(Path("tiny.gguf"), fields, {}))
 
 
 def byte_level_fields(tokenizer_json: Path, pre: str) -> dict[str, Any]:
@@ -39,19 +34,6 @@ def byte_level_fields(tokenizer_json: Path, pre: str) -> dict[str, Any]:
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array([3 if token in special else 1 for token in tokens], np.int32),
         "tokenizer.ggml.merges": [" ".join(merge) for merge in data["model"]["merges"]],
-        "tokenizer.ggml.eos_token_id": 2,
-    }
-
-
-def sentencepiece_fields() -> dict[str, Any]:
-    tokens, types, scores = sentencepiece_vocabulary()
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array(types, np.int32),
-        "tokenizer.ggml.scores": np.array(scores, np.float32),
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.text.test_parsers import CASES, Case, answer_of, check, parsed
+from tests.text.parser_cases import CASES, Case, answer_of, check, parsed
 
 MARKED = {
     "hermes": "a </tool_call> b",

@@ -29,8 +29,7 @@ from twofold.experts.slot_plan import MoeShape
 from twofold.tools.cli.doctor.machine_checks import check_accelerator, check_device_memory
 
 from tests.device.fake_device import FakeDevice
-from tests.device.runner_runs import make_runner, scripted
-from tests.device.test_placed_layers import (
+from tests.device.placed_layers import (
     EXPERTS,
     FIGURES,
     HIDDEN,
@@ -43,6 +42,7 @@ from tests.device.test_placed_layers import (
     run_step,
     steps,
 )
+from tests.device.runner_runs import make_runner, scripted
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=64, num_layers=3, num_experts=10)

@@ -14,8 +14,8 @@ from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.models.bundled import bundled_model_path
 
+from tests.engine.speculation.engine_pairs import CONSTRAINTS
 from tests.engine.speculation.speculated_answers import Asked, answers
-from tests.engine.speculation.test_speculation import CONSTRAINTS
 
 # Written for this test, in the manner of the books that the model has read.
 BEGINNINGS = (

@@ -22,6 +22,7 @@ from twofold.step.drafts import Draft
 from twofold.step.sequences import Sequence
 
 from tests.engine.model_runs import random_prompt
+from tests.engine.speculation.engine_pairs import BATCHES, SAMPLINGS
 from tests.engine.speculation.speculated_answers import (
     Answered,
     Asked,
@@ -32,7 +33,6 @@ from tests.engine.speculation.speculated_answers import (
     expect_nothing_held,
     run_at_random,
 )
-from tests.engine.speculation.test_speculation import BATCHES, SAMPLINGS
 from tests.tiny_models.eagle3 import TinyEagle3
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model

@@ -23,6 +23,7 @@ from twofold.step.sequences import Sequence
 from twofold.tools.cli.main import main
 
 from tests.engine.model_runs import random_prompt
+from tests.engine.speculation.engine_pairs import BATCHES, PROMPTS, SAMPLINGS, Engines
 from tests.engine.speculation.speculated_answers import (
     Answered,
     Asked,
@@ -32,7 +33,6 @@ from tests.engine.speculation.speculated_answers import (
     expect_nothing_held,
     run_at_random,
 )
-from tests.engine.speculation.test_speculation import BATCHES, PROMPTS, SAMPLINGS, Engines
 from tests.models.prediction_reference import MODELS, PredictionReference
 from tests.models.transformers_runs import one_torch_thread
 from tests.tiny_models.writing import TinyModel, write_tiny_model

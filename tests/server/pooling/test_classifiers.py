@@ -24,8 +24,8 @@ from twofold.models.model_files import open_model_files
 from twofold.server.app import create_app
 from twofold.tools.cli.main import main
 
-from tests.engine.test_pooling import PROMPTS, pooled
-from tests.server.pooling.test_rerank import DEFAULT, DOCUMENTS, QUERY, published
+from tests.engine.embedding_models import PROMPTS, pooled
+from tests.server.pooling.rerank_examples import DEFAULT, DOCUMENTS, QUERY, published
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.table import EXAMPLES, tiny
 from tests.tiny_models.writing import TinyModel, tiny_weights, write_tiny_model, write_weights

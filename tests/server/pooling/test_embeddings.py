@@ -22,7 +22,7 @@ from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.server.app import create_app
 
-from tests.engine.test_pooling import F32, write_embedding_model
+from tests.engine.embedding_models import F32, write_embedding_model
 
 TEXTS = ["the fox and the hen", "a", "singing in the rain and the sun", "the fox and the goose"]
 CONTEXT = 48

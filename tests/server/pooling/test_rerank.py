@@ -9,18 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from live_server import HTTP, serving
 from twofold.api.config import EngineConfig, ServerConfig
 from twofold.engine import Engine
 from twofold.server.app import create_app
 
-from tests.engine.test_pooling import DENSE
+from tests.engine.embedding_models import DENSE
+from tests.server.pooling.rerank_examples import DEFAULT, DOCUMENTS, QUERY, published
 from tests.tiny_models.writing import write_tiny_model
-
-QUERY = "the fox"
-DOCUMENTS = ["singing in the rain", "the fox and the hen", "<|im_end|> and a hen", "the fox"]
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +34,10 @@ def served(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[str, E
     engine.close()
 
 
-def published(model: Path, document: str, instruction: str) -> float:
-    """Qwen3-Reranker's model card: prefix, pair and suffix tokenised apart, then the softmax of two logits."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    prefix = (
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-    )
-    suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    pair = f"<Instruct>: {instruction}\n<Query>: {QUERY}\n<Document>: {document}"
-    # The client's control tokens are text here.
-    literal = tokenizer.encode(pair, add_special_tokens=True, split_special_tokens=True)
-    around = [tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix)]
-    with torch.no_grad():
-        logits = theirs(torch.tensor([[*around[0], *literal, *around[1]]])).logits[0, -1]
-    no, yes = (tokenizer.convert_tokens_to_ids(token) for token in ("a", "the"))
-    return float(torch.softmax(logits[[no, yes]], 0)[1])
-
-
 def cosines(engine: Engine, base: str) -> list[float]:
     data = HTTP.post(f"{base}/v1/embeddings", json={"input": [QUERY, *DOCUMENTS]}).json()["data"]
     query, *documents = (np.array(each["embedding"]) for each in data)
     return [float(query @ each) for each in documents]
-
-
-DEFAULT = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])

@@ -11,7 +11,7 @@ from twofold.telemetry import queries
 
 from tests.dashboard.app_pages import PAGES, show, texts
 from tests.e2e.waiting import wait_until
-from tests.server.several_models.test_real_models import ask, server
+from tests.server.several_models.real_server import ask, server
 from tests.telemetry.postgres_server import running_server
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
