@@ -37,10 +37,6 @@ class BlockFormat:
     row_scale: bool = False
     """A row begins with its only scale, an f16."""
 
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.bytes / self.columns
-
 
 # unit_std was computed by dequantising blocks of random bytes; a test does it again.
 FORMATS: Final[Mapping[str, BlockFormat]] = {

@@ -2,7 +2,7 @@
 
     python llama_worker.py '{"model": "m.gguf", "prompt": [1, 2], "new_tokens": 32, "repeats": 3, "threads": 2}'
 
-Optional: flash_attention, mmap, repack (all true by default), load_only. Prints a line of JSON once loaded
+Optional: flash_attention, mmap, repack (all true by default). Prints a line of JSON once loaded
 ({"load_s", "version", "system"}), then one per repeat ({"prefill_s", "decode_s"}) after a warm-up. As in llama-bench,
 decoding takes the next token from a list and samples nothing: here the prompt's own tokens once more.
 """
