@@ -43,14 +43,36 @@ class CompletionTokensDetails(TypedDict):
     rejected_prediction_tokens: int
 
 
-class Usage(TypedDict):
+class _Counts(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: NotRequired[CompletionTokensDetails]
     prefill_time: NotRequired[float]
     decode_time: NotRequired[float]
+
+
+class Usage(_Counts):
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
+
+
+class StreamUsage(_Counts):
+    """Usage of a stream; counts so far (continuous_usage_stats) have no details."""
+
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
+
+
+class _Answer(TypedDict):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class _Choice(TypedDict):
+    index: int
+    token_ids: NotRequired[list[int]]
+    routed_experts: NotRequired[str]
 
 
 class PromptLogprob(TypedDict):
@@ -109,21 +131,14 @@ class ChatMessage(TypedDict):
     tool_calls: NotRequired[list[ToolCallAnswer | CustomToolCallAnswer]]
 
 
-class ChatChoice(TypedDict):
-    index: int
+class ChatChoice(_Choice):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    token_ids: NotRequired[list[int]]
-    routed_experts: NotRequired[str]
 
 
-class ChatCompletion(TypedDict):
-    id: str
+class ChatCompletion(_Answer):
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
@@ -137,23 +152,19 @@ class TextLogprobs(TypedDict):
     text_offset: list[int]
 
 
-class TextChoice(TypedDict):
-    index: int
+class _TextChoice(_Choice):
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"]
-    token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
+
+
+class TextChoice(_TextChoice):
+    finish_reason: Literal["stop", "length"]
     prompt_logprobs: NotRequired[PromptLogprobs]
-    routed_experts: NotRequired[str]
 
 
-class TextCompletion(TypedDict):
-    id: str
+class TextCompletion(_Answer):
     object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[TextChoice]
     usage: Usage
 
@@ -169,22 +180,7 @@ class Detokenized(TypedDict):
     prompt: str
 
 
-class StreamUsage(TypedDict):
-    """Usage of a stream; counts so far (continuous_usage_stats) have no details."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: NotRequired[PromptTokensDetails]
-    prefill_time: NotRequired[float]
-    decode_time: NotRequired[float]
-
-
-class _Chunk(TypedDict):
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
+class _Chunk(_Answer):
     usage: NotRequired[StreamUsage | None]
 
 
@@ -216,13 +212,10 @@ class ChatDelta(TypedDict):
     tool_calls: NotRequired[list[ToolCallDelta]]
 
 
-class ChatChunkChoice(TypedDict):
-    index: int
+class ChatChunkChoice(_Choice):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
-    token_ids: NotRequired[list[int]]
-    routed_experts: NotRequired[str]
 
 
 class ChatChunk(_Chunk):
@@ -231,14 +224,8 @@ class ChatChunk(_Chunk):
     prompt_token_ids: NotRequired[list[int]]
 
 
-class TextChunkChoice(TypedDict):
-    index: int
-    text: str
-    logprobs: TextLogprobs | None
+class TextChunkChoice(_TextChoice):
     finish_reason: Literal["stop", "length"] | None
-    token_ids: NotRequired[list[int]]
-    prompt_token_ids: NotRequired[list[int]]
-    routed_experts: NotRequired[str]
 
 
 class TextChunk(_Chunk):
