@@ -90,8 +90,9 @@ def test_whoever_waits_for_several_requests_is_woken_once_a_step(model_dir):
     def wake() -> None:
         seen.append(len(chunks))
 
-    sampling = SamplingParams(max_tokens=12, ignore_eos=True)
     for number in range(16):
+        # Of 16 drawn tokens, some are whole characters, which are given at once.
+        sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=number)
         engine.submit(
             GenerationRequest(PROMPTS[number % 5], sampling, chunks.append, f"r{number}", after_step=wake)
         )
