@@ -275,13 +275,19 @@ BRIEF = (
 
 
 def test_bench_takes_several_lengths_of_prompts(tiny, capsys):
-    flags = (*BRIEF, "--prompt-tokens", "16,24", "--json", *NONE)
+    flags = (*BRIEF, "--prompt-tokens", "16,24", "--new-tokens", "8", "--json", *NONE)
     assert main(["bench", tiny, *flags]) == 0
     result = json.loads(capsys.readouterr().out)
     named = [(test["test"], test["prompt_tokens"]) for test in result["tests"]]
-    assert named == [("pp16", 16), ("tg4", 16), ("pp24", 24), ("tg4", 24)]
+    assert named == [("pp16", 16), ("tg8", 16), ("pp24", 24), ("tg8", 24)]
     assert {test["engine"] for test in result["tests"]} == {"twofold"}
     assert result["tests"][0]["tokens_per_s"] == result["twofold"]["prefill_tokens_per_s"]
+
+
+def test_bench_refuses_an_answer_that_comes_at_once(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: 1.0)
+    assert main(["bench", tiny, *BRIEF, *NONE]) == 2
+    assert "--new-tokens was given 4" in capsys.readouterr().err
 
 
 def test_bench_for_people(tiny, capsys):

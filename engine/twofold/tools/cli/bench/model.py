@@ -251,6 +251,11 @@ def answer_once(engine: Engine, prompt: list[int], new_tokens: int) -> Speed:
         raise ConfigError(
             f"--new-tokens was given {new_tokens}; with this prompt the context holds {len(times)}"
         )
+    if times[-1] == times[0]:
+        raise ConfigError(
+            f"--new-tokens was given {new_tokens}; these tokens of the answer are parts of one character, which comes at "
+            "once: give more"
+        )
     return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage=usage)
 
 
