@@ -253,8 +253,8 @@ def answer_once(engine: Engine, prompt: list[int], new_tokens: int) -> Speed:
         )
     if times[-1] == times[0]:
         raise ConfigError(
-            f"--new-tokens was given {new_tokens}; these tokens of the answer are parts of one character, which comes at "
-            "once: give more"
+            f"--new-tokens was given {new_tokens}; these tokens of the answer are parts of one character, which comes "
+            "at once: give more"
         )
     return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage=usage)
 
