@@ -188,14 +188,15 @@ class Conversation:
         return [self._step() for _ in range(count)]
 
     def _step(self) -> float:
-        scheduled = self._scheduler.schedule()
+        schedule = self._scheduler.schedule()
+        scheduled = schedule.items
         rows = sum(item.num_tokens for item in scheduled)
         if self._forced:
             self._model.routing.tell(*self._model.trace.rows(self.step, rows))
         self._machine.sync()
         samplers = [self._samplers[item.sequence.number] for item in scheduled if item.samples]
         began = time.perf_counter()
-        picked = iter(self._runner.forward(self.step, scheduled, samplers))
+        picked = iter(self._runner.forward(self.step, schedule, samplers))
         took = time.perf_counter() - began
         self.step += 1
         for item in scheduled:

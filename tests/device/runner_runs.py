@@ -157,10 +157,11 @@ class Play:
             scheduler.add(requests[-1])
         left = dict(enumerate(samplers))
         while scheduler.has_work:
-            scheduled = scheduler.schedule()
+            schedule = scheduler.schedule()
+            scheduled = schedule.items
             self.on_step(self.step)
             of_step = [left[item.sequence.number] for item in scheduled if item.samples]
-            picked = iter(self.runner.forward(self.step, scheduled, of_step))
+            picked = iter(self.runner.forward(self.step, schedule, of_step))
             self.step += 1
             for item in scheduled:
                 item.sequence.num_computed += item.num_tokens

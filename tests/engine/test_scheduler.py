@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.scheduler import Scheduler
+from twofold.step.batch import StepBatch
 from twofold.step.prefill_budget import MIN_TOKENS, PrefillBudget
 from twofold.step.sequences import Sequence
 
@@ -22,7 +24,7 @@ def make_sequence(number: int, prompt_tokens: int, max_tokens: int = 8, priority
 
 def play(scheduler: Scheduler) -> list[tuple[int, int]]:
     """Run one step; returns (sequence number, tokens) and lets every sampling sequence grow by one token."""
-    scheduled = scheduler.schedule()
+    scheduled = scheduler.schedule().items
     for item in scheduled:
         item.sequence.num_computed += item.num_tokens
         if item.sequence.num_computed == len(item.sequence.token_ids):
@@ -45,6 +47,37 @@ def test_decoding_comes_before_the_prefill_of_newcomers():
     assert play(scheduler) == [(0, 1), (1, 5)]
     assert play(scheduler) == [(0, 1), (1, 2)]
     assert play(scheduler) == [(0, 1), (1, 1)]
+
+
+def test_a_schedule_keeps_its_version_only_while_the_same_sequences_decode():
+    scheduler = Scheduler(PagePool(20, 4), max_num_seqs=4, max_num_batched_tokens=6)
+    batch, versions = StepBatch(), []
+
+    def step() -> list[int]:
+        schedule = scheduler.schedule()
+        versions.append(schedule.version)
+        reused, anew = batch.of(schedule), StepBatch().of(schedule)
+        assert reused.token_ids.tolist() == anew.token_ids.tolist()
+        assert reused.positions == anew.positions == reused.meta.positions.tolist()
+        assert reused.meta.page_tables.tolist() == anew.meta.page_tables.tolist()
+        for item in schedule.items:
+            item.sequence.num_computed += item.num_tokens
+            if item.samples:
+                item.sequence.token_ids.append(item.sequence.number)
+        return [item.sequence.number for item in schedule.items]
+
+    first, second = make_sequence(0, 3), make_sequence(1, 3)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert [step() for _ in range(4)] == [[0, 1]] * 4, "a prompt, then decode steps that begin a page"
+    scheduler.invalidate_schedule()
+    assert [step() for _ in range(2)] == [[0, 1]] * 2
+    scheduler.add(make_sequence(2, 9))
+    assert [step() for _ in range(4)] == [[0, 1, 2]] * 4, "chunks of 4, 4 and 1 tokens, then a decode step"
+    scheduler.finish(second)
+    assert [step() for _ in range(2)] == [[0, 2]] * 2
+    kept = [after == before for before, after in itertools.pairwise(versions)]
+    assert kept == [False, True, True, False, True, False, False, False, False, False, True]
 
 
 def test_no_more_sequences_run_than_allowed():
@@ -105,7 +138,7 @@ def test_everyone_finishes_and_no_page_or_record_is_lost_or_shared(
     for _ in range(4000):
         if not scheduler.has_work:
             break
-        scheduled = scheduler.schedule()
+        scheduled = scheduler.schedule().items
         assert scheduled, "work was left but nothing was scheduled"
         assert sum(item.num_tokens for item in scheduled) <= budget
         assert len(scheduler.running) <= max_num_seqs
@@ -208,7 +241,7 @@ class Machine:
     """Durations of steps in which at least one sequence decoded."""
 
     def step(self) -> None:
-        scheduled = self.scheduler.schedule()
+        scheduled = self.scheduler.schedule().items
         assert scheduled, "work was left but nothing was scheduled"
         decoding = sum(item.sequence.is_decoding for item in scheduled)
         prefill = sum(item.num_tokens for item in scheduled) - decoding

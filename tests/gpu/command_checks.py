@@ -110,12 +110,12 @@ def _logits(machine: Machine, share: float | None) -> F32:
         request = GenerationRequest(tuple(prompt), SamplingParams(), lambda chunk: None, "told")
         scheduler.add(Sequence(0, request, list(prompt), 256))
         for step in range(len(told)):
-            scheduled = scheduler.schedule()
-            (picked,) = engine._runner.forward(step, scheduled, [sampler])
-            (item,) = scheduled
+            schedule = scheduler.schedule()
+            (picked,) = engine._runner.forward(step, schedule, [sampler])
+            (item,) = schedule.items
             item.sequence.num_computed += item.num_tokens
             item.sequence.token_ids.append(picked)
-        scheduler.finish(scheduled[0].sequence)
+        scheduler.finish(item.sequence)
     finally:
         engine.close()
     return np.stack(sampler.seen)

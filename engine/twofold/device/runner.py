@@ -40,7 +40,7 @@ from twofold.experts.placement import Mask
 from twofold.step.batch import verified_rows
 from twofold.step.runner import pool_prompts, report_prompts
 from twofold.step.sampler import Sampler, pick_undecided
-from twofold.step.sequences import ScheduledSequence
+from twofold.step.sequences import Schedule, ScheduledSequence
 
 _log = logging.getLogger(__name__)
 _STEPS_PER_SPLIT: Final = 256
@@ -212,14 +212,14 @@ class DeviceRunner:
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+    def forward(self, step: int, schedule: Schedule, samplers: Seq[Sampler]) -> list[int]:
         """See `Runner.forward`. CapacityError where the device ran out of memory: the next step may have enough.
         DeviceLostError where the next step would fail, too."""
         try:
-            tokens = self._forward(step, scheduled, samplers)
+            tokens = self._forward(step, schedule.items, samplers)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
-                f"the device ran out of memory in a step of {sum(item.num_tokens for item in scheduled)} tokens "
+                f"the device ran out of memory in a step of {sum(item.num_tokens for item in schedule.items)} tokens "
                 f"({str(error).splitlines()[0]}); lower --max-num-batched-tokens, --max-num-seqs or "
                 "--gpu-memory-utilization"
             ) from error

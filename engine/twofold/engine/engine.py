@@ -46,7 +46,7 @@ from twofold.experts.spread import RankShare
 from twofold.models import ProgressFn
 from twofold.step.prefill_budget import PrefillBudget
 from twofold.step.sampler import Sampler
-from twofold.step.sequences import ScheduledSequence, Sequence
+from twofold.step.sequences import NOTHING_SCHEDULED, Schedule, ScheduledSequence, Sequence
 from twofold.step.speculation import Speculator
 from twofold.telemetry.sink import TelemetrySink
 
@@ -104,7 +104,8 @@ class Engine:
         self._requests = ActiveRequests(
             self._scheduler, self._inbox, self._recorder, self._delivery, self._run_clock, speculation
         )
-        self._scheduled: Seq[ScheduledSequence] = ()
+        self._prepared = NOTHING_SCHEDULED
+        """Schedule whose requests and samplers follow."""
         self._step_requests: list[RequestState] = []
         self._step_samplers: list[Sampler] = []
         self._num_step_tokens = 0
@@ -320,22 +321,22 @@ class Engine:
         self._requests.update_from_inbox(self.max_context)
         if (unusable := error_of(self.failure)) is not None:
             self._fail(self._requests.all(), unusable)
-        scheduled = () if self.control.asleep else self._scheduler.schedule()
-        if not scheduled:
+        schedule = NOTHING_SCHEDULED if self.control.asleep else self._scheduler.schedule()
+        if not (scheduled := schedule.items):
             self._delivery.wake()
             self._step_clock.idle()
             # While prefix-cache files are being read, check for new requests every few milliseconds.
             return self._scheduler.has_work and self._pool.wait_for_files(0.005)
         self._step_clock.scheduled()
         started_s, begin_s = time.time(), self._run_clock.read()
-        if scheduled is not self._scheduled:
-            self._prepare_step(scheduled, begin_s)
+        if schedule.version != self._prepared.version:
+            self._prepare_step(schedule, begin_s)
         requests = self._step_requests
         num_decoding, num_drafted = self._scheduler.num_decoding, self._scheduler.num_decode_tokens
         num_prefill = self._num_step_tokens - num_drafted
         measuring = self._measuring(scheduled, num_decoding, num_drafted)
         try:
-            picked = self._runner.forward(self._num_steps, scheduled, self._step_samplers)
+            picked = self._runner.forward(self._num_steps, schedule, self._step_samplers)
             self._parts.weights.expect_unchanged()
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             self._step_failed(scheduled, error)
@@ -379,10 +380,9 @@ class Engine:
         self._step_clock.compute_begins()
         return self._speculator
 
-    def _prepare_step(self, scheduled: Seq[ScheduledSequence], begin_s: float) -> None:
-        """Set up per-step state of the scheduled sequences; it stays valid while the scheduler returns the same
-        list."""
-        self._scheduled = scheduled
+    def _prepare_step(self, schedule: Schedule, begin_s: float) -> None:
+        """Set up state of the scheduled sequences, valid for all steps of this version."""
+        self._prepared, scheduled = schedule, schedule.items
         self._step_requests = [self._requests.of(item.sequence) for item in scheduled]
         self._step_samplers = [
             state.sampler for item, state in zip(scheduled, self._step_requests, strict=True) if item.samples

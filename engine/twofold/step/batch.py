@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.step.model import BatchMeta
-from twofold.step.sequences import ScheduledSequence
+from twofold.step.sequences import Schedule, ScheduledSequence
 
 I32 = npt.NDArray[np.int32]
 
@@ -38,20 +38,22 @@ class StepBatch:
         self.continues_decode = False
         """Whether the previous step had the same sequences, one token each; all rows are sampled from then."""
         self.meta = BatchMeta(self.token_ids, self.token_ids, np.empty((0, 0), np.int32), self.token_ids)
-        self._scheduled: Seq[ScheduledSequence] | None = None
+        self._version: int | None = None
+        """Schedule that its arrays can be advanced by; None: the next step has others."""
         self._num_pages: list[int] = []
 
-    def of(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
-        """Return itself, filled with this step. Passing the same list object means each sequence advances by one
-        token."""
-        self.continues_decode = scheduled is self._scheduled
+    def of(self, schedule: Schedule) -> StepBatch:
+        """Return itself, filled with this step."""
+        self.continues_decode = schedule.version == self._version
         if self.continues_decode:
-            self._advance(scheduled)
+            self._advance(schedule.items)
         else:
-            self._fill(scheduled)
+            decodes = self._fill(schedule.items)
+            self._version = schedule.version if decodes else None
         return self
 
-    def _fill(self, scheduled: Seq[ScheduledSequence]) -> None:
+    def _fill(self, scheduled: Seq[ScheduledSequence]) -> bool:
+        """Returns whether every sequence has one token and samples."""
         tokens: list[int] = []
         positions: list[int] = []
         sequence_index: list[int] = []
@@ -85,9 +87,8 @@ class StepBatch:
             records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
             kept_records=_kept_records(scheduled) if has_drafts else None,
         )
-        decodes = len(tokens) == len(scheduled) == len(last_rows)
-        self._scheduled = scheduled if decodes else None
         self._num_pages = [len(item.sequence.pages) for item in scheduled]
+        return len(tokens) == len(scheduled) == len(last_rows)
 
     def _advance(self, scheduled: Seq[ScheduledSequence]) -> None:
         tokens: list[int] = []

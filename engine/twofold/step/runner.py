@@ -25,7 +25,7 @@ from twofold.step.model import LoadedModel
 from twofold.step.pooling import Pooler
 from twofold.step.predictions import Predictions
 from twofold.step.sampler import PicksAhead, Sampler, SamplerBatch, logprobs
-from twofold.step.sequences import ScheduledSequence
+from twofold.step.sequences import Schedule, ScheduledSequence
 from twofold.step.state_memory import StateMemory
 
 F32 = npt.NDArray[np.float32]
@@ -49,15 +49,14 @@ class Runner(Protocol):
     def batch_s(self) -> float:
         """Time spent building batches since the start; 0 where a device computes meanwhile."""
 
-    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+    def forward(self, step: int, schedule: Schedule, samplers: Seq[Sampler]) -> list[int]:
         """Compute the step's tokens and pick the next ones; keep requested log probabilities.
 
         Those of picked tokens are in `Sampler.logprob` afterwards, those of the prompt in `Sequence.prompt_logprobs`.
         Hidden states that are pooled are in `Sequence.pooler`.
 
         Args:
-            scheduled: the step. The same list object as in the previous step means each sequence advances by one token.
-            samplers: one per item that samples, in order; the same list object as before means the same samplers.
+            samplers: one per item that samples, in order; the same ones for the same version of the schedule.
 
         Returns:
             the picked tokens, in the samplers' order: of a sequence with drafts, the token after its newest one.
@@ -159,6 +158,8 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._batch = StepBatch()
         self._samplers = SamplerBatch(())
+        self._samplers_version: int | None = None
+        """Schedule that they are for."""
         self._logits: F32 = np.empty((0, 0), np.float32)
         self._ahead: PicksAhead | None = None
         """Tokens of the last step's rows, picked at once; None: they are picked as they are verified."""
@@ -169,9 +170,9 @@ class ModelRunner:
     def embedding(self) -> ops.Embedding:
         return self._model.embedding
 
-    def forward(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
+    def forward(self, step: int, schedule: Schedule, samplers: Seq[Sampler]) -> list[int]:
         began = time.perf_counter()
-        batch = self._batch.of(scheduled)
+        scheduled, batch = schedule.items, self._batch.of(schedule)
         prepared = self._model.attention_batch(batch.meta)
         self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
         self.batch_s += time.perf_counter() - began
@@ -194,8 +195,8 @@ class ModelRunner:
         began = time.perf_counter()
         self._logits = logits
         if batch.first_rows is None:
-            if samplers is not self._samplers.samplers:
-                self._samplers = SamplerBatch(samplers)
+            if schedule.version != self._samplers_version:
+                self._samplers, self._samplers_version = SamplerBatch(samplers), schedule.version
             picked = self._samplers.pick(self.pool, logits)
         else:
             counts = [1 + len(item.drafts) for item in scheduled if item.samples]

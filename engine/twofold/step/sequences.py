@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -141,3 +143,20 @@ class ScheduledSequence(NamedTuple):
     def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         is_last = num_tokens == sequence.num_uncomputed
         return cls(sequence, num_tokens, samples=is_last and sequence.pooler is None)
+
+
+_versions: Final = itertools.count()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which tokens of which sequences a step computes."""
+
+    items: Seq[ScheduledSequence]
+    """Decoding sequences first; never changed."""
+    version: int = field(default_factory=lambda: next(_versions))
+    """Unique per schedule in this process. A step with the last step's version computes the next token of the same
+    sequences, one each, so that whatever was derived from `items` may be reused."""
+
+
+NOTHING_SCHEDULED: Final = Schedule(())

@@ -99,27 +99,27 @@ class Speculator:
         """Whether the next step without drafts is measured; otherwise one in several is."""
         self._is_used = config.method != "prediction"
 
-    def draft(self, decoding: list[ScheduledSequence], room: int) -> list[ScheduledSequence]:
-        """Add drafts to decoding sequences, at most `room` tokens, and allocate their pages and records. The same list
+    def draft(self, decoding: Seq[ScheduledSequence], room: int) -> list[ScheduledSequence] | None:
+        """The decoding sequences with drafts of at most `room` tokens, for which pages and records are allocated; None
         if there are none."""
         self.newest = NO_DRAFTS
         if self.is_paused:
-            return decoding
+            return None
         if not self._is_used and not any(item.sequence.request.prediction for item in decoding):
-            return decoding
+            return None
         self._is_used = True
         proposals = [found for at, item in enumerate(decoding) if (found := self._propose(at, item.sequence))]
         if self._model is not None:
             proposals += self._modelled(self._model, decoding)
         if not proposals:
-            return decoding
+            return None
         depths = self._depths(proposals, len(decoding))
         if self._model is not None:
             for proposal, depth in zip(proposals, depths, strict=True):
                 if depth == 0:  # drafting itself may have taken pages
                     self._memory.drop_drafts(decoding[proposal.at].sequence, (), 0)
         if not any(depths):
-            return decoding
+            return None
         self._times.begin()
         self.newest = StepDrafts(drafting_s=self.newest.drafting_s)
         drafted = list(decoding)
@@ -249,7 +249,7 @@ class Speculator:
         state.draft = Draft(draft.tokens[:depth], draft.chances[:depth])
         return _Proposal(at, state, self._acceptance.chances(state.drafter, state.cells, state.draft.chances))
 
-    def _modelled(self, model: ModelDrafting, decoding: list[ScheduledSequence]) -> list[_Proposal]:
+    def _modelled(self, model: ModelDrafting, decoding: Seq[ScheduledSequence]) -> list[_Proposal]:
         """Drafts of the configured method's own model."""
         places, wanted = [], []
         for at, item in enumerate(decoding):

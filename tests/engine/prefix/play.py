@@ -106,7 +106,7 @@ class Play:
 
     def step(self) -> list[tuple[int, int]]:
         """Runs a step; returns (sequence, tokens) of what was computed. Answers depend on the text alone."""
-        scheduled = self.scheduler.schedule()
+        scheduled = self.scheduler.schedule().items
         if not scheduled and self.scheduler.has_work:
             assert self.pool.wait_for_files(10), "work was left but nothing was scheduled"
         self.check()

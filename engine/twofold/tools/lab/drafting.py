@@ -167,7 +167,7 @@ class _Play:
         assert self._sequence is not None
         self._item = ScheduledSequence(self._sequence, 1, samples=True)
         if self._speculator is not None:
-            (self._item,) = self._speculator.draft([self._item], room=self._drafting.depth)
+            (self._item,) = self._speculator.draft([self._item], room=self._drafting.depth) or [self._item]
         return self._rows(len(self._item.drafts))
 
     def _rows(self, depth: int) -> list[int]:
