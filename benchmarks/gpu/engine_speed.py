@@ -174,7 +174,7 @@ def predictions(machine: Machine, shape: Shape, share: float) -> dict[str, Any]:
         runner = make_runner(machine, model, TWOFOLD, share, mode, profile)
         conversation = Conversation(machine, model, runner)
         conversation.steps(1 + machine.sizes.warm_steps)
-        runner.moe.enable_events(True)
+        runner.moe.executor.events_enabled = True
         runner.moe.drain_events()
         conversation.steps(machine.sizes.steps)
         rows = runner.moe.drain_events()["token_layer"]
@@ -200,7 +200,7 @@ def telemetry_cost(machine: Machine, shape: Shape, share: float) -> dict[str, An
     for turn in range(2 * machine.sizes.compare_rounds):
         took = {}
         for on in (turn % 2 == 0, turn % 2 == 1):
-            runner.moe.enable_events(on)
+            runner.moe.executor.events_enabled = on
             took[on] = _decode_s(conversation, machine.sizes.steps, runner.moe if on else None, sink)
         costs.append(took[True] / took[False] - 1)
     if sink is not None:

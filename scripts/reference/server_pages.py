@@ -259,7 +259,7 @@ def metrics() -> str:
         info=info,
         stats=lambda: stats,
         tokenizer=tokenizer,
-        caches_prefixes=False,
+        config=_Figures(enable_prefix_caching=False),
         control=_Figures(asleep=False),
     )
     sink: Any = _Figures(stats=lambda: _Figures(level="expert", dropped={"ring": 1}))

@@ -164,7 +164,7 @@ def test_the_device_reads_misses_of_several_tokens_and_says_so(
     """A link that is worth reading over; of one token it says nothing new."""
     runner = make_runner(fake, path, slots=6, machine=fast_link)
     sums = LayerSums(fake, runner, path)
-    runner.moe.enable_events(True)
+    runner.moe.executor.events_enabled = True
     assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size), 3)
     assert sums.worst <= 1
     rows = runner.moe.drain_events()["token_layer"]
@@ -191,7 +191,7 @@ def test_layers_that_are_pinned_stay_where_they_are(
         table_steps=table_steps,
     )
     sums = LayerSums(fake, runner, path)
-    runner.moe.enable_events(True)
+    runner.moe.executor.events_enabled = True
     assert reference.close(scripted(runner, size, TOKENS, TINY.vocab_size), size)
     assert sums.worst <= 1
     events = runner.moe.drain_events()
@@ -200,7 +200,7 @@ def test_layers_that_are_pinned_stay_where_they_are(
     assert pinned["num_hits"].sum() == pinned["num_routed"].sum() > 0
     assert never["num_cpu"].sum() == never["num_routed"].sum() > 0
     assert set(events["upload"]["layer"].tolist()) <= {1}
-    states = runner.moe.placement()
+    states = runner.moe.executor.placement()
     assert states is not None
     assert (states[0][0] == 2).all()
     assert (states[0][2] == 0).all()
@@ -223,7 +223,7 @@ def test_what_the_next_router_names_is_uploaded_in_the_same_step_and_changes_no_
         rules={"fetch_rule": "none"},
     )
     sums = LayerSums(fake, runner, path)
-    runner.moe.enable_events(True)
+    runner.moe.executor.events_enabled = True
     long = 3 * TOKENS
     logits, events = [], []
     for _ in range(2):
@@ -341,7 +341,7 @@ def test_every_token_of_every_layer_is_in_the_events_with_the_devices_times(
     fake: ModuleType, path: Path
 ) -> None:
     runner = make_runner(fake, path, slots=9)
-    runner.moe.enable_events(True)
+    runner.moe.executor.events_enabled = True
     scripted(runner, 3, TOKENS, TINY.vocab_size)
     rows = runner.moe.drain_events()["token_layer"]
     prompt_tokens = sum(5 + 3 * n for n in range(3))

@@ -346,7 +346,7 @@ def test_recordings_count_what_the_device_placed_itself(cuda: None, tiny: Path) 
     tokens, num_prompt = 12, 7
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     engine.generate(list(range(5, 5 + num_prompt)), sampling)
-    assert engine._runner.num_table_steps == tokens - 1
+    assert engine.runner.num_table_steps == tokens - 1
     placed, recording = engine.stats().placement, engine.recording.status()
     num_tokens = num_prompt + tokens - 1
     assert (recording["tokens"], recording["kept_passes"]) == (num_tokens, tokens)

@@ -67,7 +67,7 @@ def test_slots_take_other_experts_and_tokens_stay(fake: ModuleType, tmp_path: Pa
         while engine.step():
             pass
         assert resident(engine) == of_mask("uniform")
-        assert engine._moe.counts().evictions == 0
+        assert engine.runner.moe.counts().evictions == 0
         found = submitted(engine)
         for strategy in ("random", "front-loading", "uniform"):
             for _ in range(3):

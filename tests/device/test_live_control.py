@@ -68,7 +68,7 @@ def test_pages_and_slots_move_and_tokens_stay(
             split = engine.control.resize(asked)
             assert engine.control.memory().num_pages == split.num_pages == engine.stats().num_pages
             assert engine.info.num_slots == engine.control.memory().num_slots
-        assert engine._runner.resize_pages  # it is the device's runner that was resized
+        assert engine.runner.resize_pages  # it is the device's runner that was resized
         refuse_once(monkeypatch)
         with pytest.raises(CapacityError, match="nothing has changed"):
             engine.control.resize(Resize(max_total_tokens=2048, num_gpu_experts=0))

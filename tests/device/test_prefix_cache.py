@@ -77,7 +77,7 @@ def test_a_shared_begin_changes_no_bit_of_an_answer(
     plain.close()
     with found_device(lambda: simt.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
         engine = Engine.load(config)
-    assert isinstance(engine._runner, DeviceRunner)
+    assert isinstance(engine.runner, DeviceRunner)
     assert said(answers(engine, FIRST)[0]) == said(first)
     after = answers(engine, SECOND)[0]
     assert (cached(after), said(after)) == (CHUNK, said(second))
@@ -86,7 +86,7 @@ def test_a_shared_begin_changes_no_bit_of_an_answer(
     assert cached(whole) == len(turn) - 2
     assert engine.stats().num_free_pages == engine.stats().num_pages
     # Everything anew, in pages and records of another order.
-    memory = engine._runner.memory
+    memory = engine.runner.memory
     assert memory.read_page(0) != memory.read_page(1)
     for page in range(3):
         memory.write_page(page + 9, memory.read_page(page))

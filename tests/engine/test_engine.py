@@ -294,7 +294,7 @@ def test_a_failing_step_fails_its_requests_and_not_the_engine(model_dir, monkeyp
         raise RuntimeError("the kernel broke")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "forward", fail)
+        patch.setattr(engine.runner, "forward", fail)
         with pytest.raises(KernelError, match="the kernel broke"):
             generate(engine, PROMPTS[0])
     assert len(generate(engine, PROMPTS[0])[0]) == 20
@@ -312,7 +312,7 @@ def test_a_step_that_lacks_memory_logs_what_to_lower(model_dir, monkeypatch, cap
     def fail(*args):
         raise error
 
-    monkeypatch.setattr(engine._runner, "forward", fail)
+    monkeypatch.setattr(engine.runner, "forward", fail)
     with pytest.raises(TwofoldError):
         generate(engine, PROMPTS[0])
     assert ("would fit: --max-model-len 64" in caplog.text) == (not isinstance(error, RuntimeError))
@@ -445,5 +445,5 @@ def test_without_a_sink_events_cost_nothing_until_a_request_asks(model_dir):
         pass
     assert len(collector.chunks[-1].routed_experts) == 3 + 4
     generate(engine, PROMPTS[0])
-    assert all(len(rows) == 0 for rows in engine._moe.drain_events().values())
+    assert all(len(rows) == 0 for rows in engine.runner.moe.drain_events().values())
     engine.close()

@@ -168,13 +168,13 @@ def test_a_part_that_fails_is_undone(
     streams = Streams(engine)
     streams.wait_for(STREAMS * 8)
     before = engine.control.split
-    make = engine._runner.moe._make
+    make = engine.runner.moe._make
 
     def fail_once(slots: object) -> object:
-        monkeypatch.setattr(engine._runner.moe, "_make", make)
+        monkeypatch.setattr(engine.runner.moe, "_make", make)
         raise CapacityError("the device is full")
 
-    monkeypatch.setattr(engine._runner.moe, "_make", fail_once)
+    monkeypatch.setattr(engine.runner.moe, "_make", fail_once)
     with pytest.raises(CapacityError, match="full"):
         engine.control.resize(Resize(gpu_experts_ratio=0.9, max_total_tokens=1024))
     memory = engine.control.memory()

@@ -133,9 +133,9 @@ def test_pooled_prompts_run_beside_answers_and_change_none(engine: Engine) -> No
     engine.step()
     answers = [submit(engine, prompt, Pooling("mean"), f"e{n}") for n, prompt in enumerate(PROMPTS)]
     while not all(answers):
-        before = next(each.num_generated for each in engine.live_requests() if not each.request.pooling)
+        before = next(each.num_generated for each in engine.control.requests() if not each.request.pooling)
         engine.step()
-        after = next(each.num_generated for each in engine.live_requests() if not each.request.pooling)
+        after = next(each.num_generated for each in engine.control.requests() if not each.request.pooling)
         assert after == before + 1
     while engine.step():
         pass

@@ -59,8 +59,8 @@ def record(folder: Path, accelerator: str) -> Recorded:
     engine = Engine.load(config, telemetry=sink)
     sampling = SamplingParams(max_tokens=200, temperature=0.9, seed=3, ignore_eos=True)
     engine.generate(tuple(range(5, 25)), sampling)
-    moe = engine._runner.moe
-    placed = moe.placement_devices()
+    moe = engine.runner.moe
+    placed = moe.executor.placement_devices()
     assert placed is not None
     engine.close()
     sink.close()
@@ -172,7 +172,7 @@ def test_freed_slots_hold_no_expert_in_the_tables(devices: int, tmp_path: Path) 
         return there
 
     def held() -> np.ndarray:
-        placed = engine._runner.moe.placement_devices()
+        placed = engine.runner.moe.executor.placement_devices()
         assert placed is not None
         return placed + 1
 

@@ -106,7 +106,7 @@ def test_a_static_strategy_fills_the_slots_and_they_stay(
     np.testing.assert_array_equal(resident(engine), mask)
     assert answers(engine) == expected
     np.testing.assert_array_equal(resident(engine), mask)
-    placed = engine._moe.counts()
+    placed = engine.runner.moe.counts()
     assert placed.hits > 0 == placed.evictions
     assert (engine.info.policy, engine.control.expert_placement().strategy) == ("static", strategy)
     engine.control.sleep()
@@ -123,7 +123,7 @@ def test_statistics_are_where_payback_starts_from(model: Path, expected: list[li
         resident(engine), placement_mask("frequency", LAYERS, EXPERTS, SLOTS, total)
     )
     assert answers(engine) == expected
-    assert engine._moe.counts().evictions > 0
+    assert engine.runner.moe.counts().evictions > 0
     engine.close()
 
 
@@ -141,7 +141,7 @@ def test_another_placement_while_16_streams_run_changes_no_token(
             uploaded = engine.control.place_experts([np.flatnonzero(layer).tolist() for layer in mask])
             assert uploaded == int((mask & ~before).sum())
             np.testing.assert_array_equal(resident(engine), mask)
-        hits.append(engine._moe.counts().hits)
+        hits.append(engine.runner.moe.counts().hits)
 
     assert answers(engine, change) == expected
     assert hits[15] == hits[11] < hits[16]  # nothing in slots, nothing hit; and an empty slot stays empty
@@ -175,7 +175,7 @@ def test_a_policy_goes_on_from_what_was_placed(model: Path, expected: list[list[
 
 def routed(engine: Engine) -> list[Counter[int]]:
     """Routing counts per layer and expert in the last recording."""
-    rows = engine._moe.drain_events()["token_layer"]
+    rows = engine.runner.moe.drain_events()["token_layer"]
     return [
         Counter(rows[rows["layer"] == layer]["experts"][:, : engine.info.top_k].ravel().tolist())
         for layer in range(LAYERS)
@@ -184,7 +184,7 @@ def routed(engine: Engine) -> list[Counter[int]]:
 
 def test_a_long_prompt_places_experts_by_its_own_routing(model: Path, expected: list[list[int]]) -> None:
     engine = load(model, enable_dynamic_expert_update=True, gpu_prefill_token_threshold=60)
-    engine._moe.enable_events(True)
+    engine.runner.moe.executor.events_enabled = True
     one = SamplingParams(max_tokens=1)
     before = resident(engine)
     engine.generate(PROMPTS[0][:59], one)
@@ -193,7 +193,7 @@ def test_a_long_prompt_places_experts_by_its_own_routing(model: Path, expected: 
     routed(engine)
     engine.generate(PROMPTS[15], one)
     now, counts = resident(engine), routed(engine)
-    uploads = engine._moe.counts().uploads
+    uploads = engine.runner.moe.counts().uploads
     for layer in range(LAYERS):
         held = int(before[layer].sum())  # a layer keeps as many slots as it had
         # Most tokens first; ties go to resident experts, then to the lower number.
@@ -201,7 +201,7 @@ def test_a_long_prompt_places_experts_by_its_own_routing(model: Path, expected: 
         assert np.flatnonzero(now[layer]).tolist() == sorted(order[:held])
     moved = int((now & ~before).sum())
     assert 0 < moved <= uploads
-    assert engine._moe.counts().evictions == moved  # only what changed
+    assert engine.runner.moe.counts().evictions == moved  # only what changed
     engine.control.drop_prefixes()
     engine.generate(PROMPTS[15], one)
     assert engine.stats().dynamic_update == {"updated": 1, "unchanged": 1, "too_few_tokens": 1}

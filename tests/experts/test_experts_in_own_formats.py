@@ -72,7 +72,7 @@ def test_every_expert_takes_its_own_bytes(tmp_path: Path) -> None:
     assert (size.expert_bytes, size.one_expert_bytes) == (total, large)
     engine = Engine.load(config_of(tmp_path))
     try:
-        assert engine.expert_bytes == total
+        assert engine.runner.moe.store.bytes == total
     finally:
         engine.close()
 

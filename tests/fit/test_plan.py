@@ -227,7 +227,7 @@ def test_the_engine_has_the_slots_of_the_table(tmp_path: Path) -> None:
     plan = fit_here(config, {"cpu_threads"}, open_model_files(model))
     assert plan.speed is not None
     engine = Engine.load(plan.config)
-    assert ",".join(map(str, engine._runner.moe.device_slots)) == plan.config.tensor_split
+    assert ",".join(map(str, engine.runner.moe.device_slots)) == plan.config.tensor_split
     engine.close()
 
 

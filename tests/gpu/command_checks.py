@@ -111,7 +111,7 @@ def _logits(machine: Machine, share: float | None) -> F32:
         scheduler.add(Sequence(0, request, list(prompt), 256))
         for step in range(len(told)):
             schedule = scheduler.schedule()
-            (picked,) = engine._runner.forward(step, schedule, [sampler])
+            (picked,) = engine.runner.forward(step, schedule, [sampler])
             (item,) = schedule.items
             item.sequence.num_computed += item.num_tokens
             item.sequence.token_ids.append(picked)

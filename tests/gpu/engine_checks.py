@@ -115,7 +115,7 @@ def frozen_placement(machine: Machine, mode: Mode) -> dict[str, Any]:
     learned = machine.folder / "learned"
     warm = make_runner(machine, model, TWOFOLD, 0.5, mode)
     Conversation(machine, model, warm).steps(machine.sizes.warm_steps)
-    warm.moe.idle()
+    warm.moe.executor.idle()
     warm.moe.save_cache(learned)
     runs = []
     for _ in range(2):
@@ -166,16 +166,16 @@ def every_event_is_told(machine: Machine, mode: Mode) -> dict[str, Any]:
     """Placement of every token in every layer, every upload with begin, end and lane, every eviction."""
     model = loaded(machine, QWEN)
     runner = make_runner(machine, model, LRU, 0.25, mode)
-    runner.moe.enable_events(True)
+    runner.moe.executor.events_enabled = True
     conversation = Conversation(machine, model, runner, batch=2)
     conversation.steps(machine.sizes.warm_steps)
-    runner.moe.idle()
+    runner.moe.executor.idle()
     events, counts = runner.moe.drain_events(), runner.moe.counts()
     tokens, uploads = events["token_layer"], events["upload"]
     expected_rows = (2 * (conversation.step - 1) + 2 * 4) * model.moe_shape.num_layers
     placed = tuple(int(tokens[name].sum()) for name in ("num_hits", "num_cpu", "num_fetched"))
     evictions = int((events["cache_event"]["kind"] == 1).sum())
-    dropped = sum(runner.moe.take_dropped().values())
+    dropped = sum(runner.moe.executor.take_dropped().values())
     figures = {
         "token_layers": len(tokens), "expected_token_layers": expected_rows, "placed": placed,
         "uploads": len(uploads), "upload_bytes": int(uploads["size_bytes"].sum()), "evictions": evictions,

@@ -102,7 +102,7 @@ def test_ranks_share_the_weights_out(tmp_path: Path) -> None:
     whole.close()
     ranks = RanksInProcess(config, every_matrix())
     engine = Engine.load(config, share=ranks.share)
-    mine, other = engine.expert_bytes, ranks.workers[1].num_bytes
+    mine, other = engine.runner.moe.store.bytes, ranks.workers[1].num_bytes
     engine.close()
     assert mine == total // 2
     # Few matrices have an odd number of panels.

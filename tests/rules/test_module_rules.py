@@ -87,12 +87,12 @@ def test_pins_hold_and_change_no_answer(
     model_dir: str, plain: list[int], tmp_path: Path, policy: str, ratio: float
 ) -> None:
     engine = load(model_dir, PINS, tmp_path, policy=policy, gpu_experts_ratio=ratio, prefetch="auto")
-    moe = engine._runner.moe
-    moe.enable_events(True)
+    moe = engine.runner.moe
+    moe.executor.events_enabled = True
     uploads, routed = [], []
 
     def look() -> None:
-        placement = moe.placement()
+        placement = moe.executor.placement()
         assert placement is not None
         assert (placement[0][1] == 2).all()
         assert (placement[0][2] == 0).all()
@@ -122,10 +122,10 @@ def test_pins_survive_other_sizes_sleep_and_a_warm_start(
     assert answer(free) == plain
     free.close()
     engine = load(model_dir, PINS, tmp_path, cache_state=state)
-    moe = engine._runner.moe
+    moe = engine.runner.moe
 
     def held() -> list[int]:
-        placement = moe.placement()
+        placement = moe.executor.placement()
         assert placement is not None
         return [int((row > 0).sum()) for row in placement[0]]
 
@@ -206,7 +206,7 @@ def test_dense_modules_on_the_cpu_take_its_time_on_the_emulated_clock(
         model_dir, f"- {{{match}, device: cpu}}", tmp_path, prefetch="off"
     )  # which reads routers again
     assert answer(engine) == plain
-    dense_us, *_, head_us = engine._runner.moe.clock_parts()
+    dense_us, *_, head_us = engine.runner.moe.clock_parts()
     engine.close()
     files = open_model_files(model_dir)
     rules = parse_placement_rules(parse_yaml(f"- {{{match}, device: cpu}}", "r.yaml"))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint, TokenMatcher
 from twofold.api.errors import CapacityError, RequestError
 from twofold.api.pooling import ModelPooling, Pooling
@@ -150,8 +151,9 @@ class FakeCompiled:
 class FakeControl:
     """Nothing can be changed of it but that it sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Callable[[], list[RequestProgress]]) -> None:
         self.asleep = False
+        self.requests = requests
 
 
 class FakeEngine:
@@ -164,12 +166,11 @@ class FakeEngine:
         self.pooling = ModelPooling(size=3)
         self.mapped_weights: MappedWeights | None = None
         self.failure: EngineFailure | None = None
-        self.control = FakeControl()
-        self.recording = FakeControl()
-        self.max_running = max_running
+        self.config = EngineConfig(max_num_seqs=max_running)
+        self.control = FakeControl(self._live_requests)
+        self.recording = object()
         self.speculation: SpeculationCounts | None = None
         self.speculates = False
-        self.caches_prefixes = True
         self.fail_on_submit: Exception | None = None
         self.is_full = False
         self.rotates = False
@@ -209,7 +210,7 @@ class FakeEngine:
         with self._changed:
             if self._draining:
                 raise CapacityError("the engine is draining", draining=True)
-            if len(self._running) >= self.max_running:
+            if len(self._running) >= self.config.max_num_seqs:
                 raise CapacityError("all places are taken; try again later", retry_after_s=2.5)
             self.requests.append(request)
             self._said[request.request_id] = 0
@@ -227,11 +228,7 @@ class FakeEngine:
             self._draining = True
             return self._changed.wait_for(lambda: not self._running, timeout_s)
 
-    @property
-    def max_num_seqs(self) -> int:
-        return self.max_running
-
-    def live_requests(self) -> list[RequestProgress]:
+    def _live_requests(self) -> list[RequestProgress]:
         numbered = enumerate(self.requests)
         return [
             RequestProgress(

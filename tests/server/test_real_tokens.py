@@ -184,14 +184,14 @@ def test_a_continued_message_goes_on(client, engine):
 def test_what_runs_is_told_with_how_far_it_is(client, engine):
     with complete(client, stream=True, max_tokens=400) as stream:
         first = next(iter(stream))
-        (progress,) = engine.live_requests()
+        (progress,) = engine.control.requests()
     assert progress.request.request_id == first.id
     assert progress.is_running
     prompt = len(progress.request.prompt_token_ids)
     assert progress.num_generated >= 1
     assert prompt <= progress.num_computed <= prompt + progress.num_generated
     assert progress.max_tokens == 400
-    assert engine.max_num_seqs == 8
+    assert engine.config.max_num_seqs == 8
 
 
 def test_the_speed_is_told_in_seconds(client):

@@ -72,7 +72,7 @@ def test_native_code_reports_no_events_that_no_sink_takes(tmp_path: Path) -> Non
         engine = Engine.load(EngineConfig(model=str(tmp_path / "m"), accelerator="none"), telemetry=sink)
         try:
             engine.generate((5, 6, 7), SamplingParams(max_tokens=3, ignore_eos=True))
-            assert engine._moe._executor.events_enabled is takes
+            assert engine.runner.moe.executor.events_enabled is takes
             assert engine.stats().placement.cpu_misses > 0, "counts are kept at every level"
         finally:
             engine.close()

@@ -104,12 +104,12 @@ def _measure(engine: Engine, task: dict[str, Any], batch: int) -> dict[str, floa
     prefill_s = time.perf_counter() - begun
     for _ in range(_WARM_STEPS):
         engine.step()
-    before, native_s = engine.stats(), sum(ops.work_times().values()) + engine.sampling_s
+    before, native_s = engine.stats(), sum(ops.work_times().values()) + engine.runner.sampling_s
     begun = time.perf_counter()
     for _ in range(task["new_tokens"]):
         engine.step()
     decode_s = time.perf_counter() - begun
-    native_s = sum(ops.work_times().values()) + engine.sampling_s - native_s
+    native_s = sum(ops.work_times().values()) + engine.runner.sampling_s - native_s
     after = engine.stats()
     num_steps = after.num_steps - before.num_steps
     if not before.num_running == after.num_running == batch or num_steps != task["new_tokens"]:

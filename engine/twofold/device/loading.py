@@ -127,7 +127,7 @@ def load_on_device(
         ),
         own_record_first=True,
         # Their results depend on when experts are resident, so a step of several tokens would change them.
-        verifier=None if moe.changes_outputs else runner,
+        verifier=None if moe.plan.changes_outputs else runner,
         page_bytes=needs.kv_bytes_per_token * config.page_size,
         record_bytes=record_bytes,
     )

@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 _STEPS_PER_SPLIT: Final = 256
 """Table steps between two updates of the cost model's split of misses."""
 _SEVERAL: Final = "several devices share the experts"
+"""Why there are no table steps where there are several devices."""
 _REST_S: Final = 30.0
 """Time a device may take to finish an aborted step, beyond the watchdog's limit."""
 
@@ -96,20 +97,20 @@ class DeviceRunner:
         self.pool: ops.ThreadPool = moe.pool
         self.vocab_size: int = model.config.vocab_size
         self.sampling_s = self.batch_s = 0.0
-        self.num_table_steps = self.num_placed_steps = 0
+        self.num_table_steps = 0
         self.why_placed: str | None = _SEVERAL if len(devices) > 1 else None
         """Why steps are no longer table steps; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
         self._num_pages, self._max_context = num_pages, max_context
         self._num_records = num_records + num_draft_records
-        self._handshake, self._looks_ahead = handshake, look_ahead
+        self._handshake, self._looks_ahead, self._homes = handshake, look_ahead, homes
         self._state = model.state(num_pages, page_size, self._num_records)
         self._logits = torch.empty(0)
         """Logits of the last step's sampled rows, those of drafts included."""
         self._num_failed_in_a_row = 0
         self._picked: list[int] = []
         """Their tokens as the device picked them, with the random numbers that they get if all drafts are accepted."""
-        self._devices, self._device, self._homes = devices, devices[0], homes
+        self._devices, self._device, self._has_several = devices, devices[0], len(devices) > 1
         self._sampler = DeviceSampler(BATCH_SIZES[-1], self._device)
         self._queue = joined([device.queue(lambda: self._layers.mailbox.abort()) for device in devices])
         self.memory = DeviceStateMemory(
@@ -124,7 +125,7 @@ class DeviceRunner:
         if moe.accelerator is None:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
         self._placed = PlacedLayers(
-            self._devices, moe.accelerator, moe.executor, moe.shape, moe.cache_prior, homes=self._homes
+            self._devices, moe.accelerator, moe.executor, moe.shape, moe.plan.cache_prior, homes=self._homes
         )
         if self._has_several:
             return
@@ -138,8 +139,8 @@ class DeviceRunner:
             watchdog_s=self._watchdog_s,
             look_ahead=self._looks_ahead,
             cpu_layers=cpu_layers(moe.plan.devices),
-            defers=moe.num_deferred > 0,
-            cache_prior=moe.cache_prior,
+            defers=moe.plan.num_deferred > 0,
+            cache_prior=moe.plan.cache_prior,
         )
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)
         self._graphs = DecodeGraphs(
@@ -152,11 +153,6 @@ class DeviceRunner:
             keeps_records=self._num_records > 0,
             fall_back_reason=fall_back_reason,
         )
-
-    @property
-    def _has_several(self) -> bool:
-        """Whether there are several devices, so that there are no table steps."""
-        return len(self._devices) > 1
 
     @property
     def why_eager(self) -> str | None:
@@ -276,7 +272,7 @@ class DeviceRunner:
         """(sampled tokens, logits). Raises LostStepError, and any error of the CPU's part."""
         numbers = [item.sequence.number for item in scheduled for _ in range(item.num_tokens)]
         positions = [row.position for row in rows]
-        generated = _generated(scheduled) if self.moe.changes_outputs else []
+        generated = _generated(scheduled) if self.moe.plan.changes_outputs else []
         try:
             self._table.begin(
                 step, numbers, positions, self._queue.stream, generated, verified_rows(scheduled)
@@ -337,7 +333,7 @@ class DeviceRunner:
             begin = item.sequence.num_computed
             requests += [item.sequence.number] * item.num_tokens
             positions += range(begin, begin + item.num_tokens)
-        generated = _generated(scheduled) if self.moe.changes_outputs else []
+        generated = _generated(scheduled) if self.moe.plan.changes_outputs else []
         self.moe.begin_step(step, requests, positions, generated, verified_rows(scheduled))
         self._placed.begin_step()
         with self._queue.active():
@@ -357,8 +353,7 @@ class DeviceRunner:
             self._picked = self._pick(samplers, counts)
             self._queue.wait()
             self._placed.end_step()
-        self.moe.end_step()
-        self.num_placed_steps += 1
+        self.moe.executor.end_step()
         return self.pick_verified(first_rows, samplers)
 
     def pick_verified(self, rows: Seq[int], samplers: Seq[Sampler]) -> list[int]:
@@ -376,7 +371,7 @@ class DeviceRunner:
         return picked
 
     def _fill_cache_prior(self, layers: TableLayers | PlacedLayers, generated: Seq[bool]) -> None:
-        placement = self.moe.placement() if self.moe.cache_prior > 0 else None
+        placement = self.moe.executor.placement() if self.moe.plan.cache_prior > 0 else None
         if placement is not None:
             layers.fill_cache_prior(placement[0], generated)
 

@@ -7,10 +7,10 @@ changes: pages move with their sequences, and a sequence that loses its pages co
 from __future__ import annotations
 
 import dataclasses
-import logging
+import functools
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -25,12 +25,24 @@ from twofold.engine.scheduler import Scheduler
 from twofold.step.runner import LoadedRunner
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Change = Literal["resize", "sleep", "wake"]
 
 _STATES: Final = ("absent", "in flight", "resident")
 _MAX_SHOWN: Final = 4096
 """Maximum number of experts listed by `placement`."""
-_log = logging.getLogger(__name__)
+
+
+def _between_steps(
+    method: Callable[Concatenate[LiveControl, P], T],
+) -> Callable[Concatenate[LiveControl, P], T]:
+    """The method run on the engine's thread before its next step; see `LiveControl.between_steps`."""
+
+    @functools.wraps(method)
+    def run(self: LiveControl, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.between_steps(lambda: method(self, *args, **kwargs))
+
+    return run
 
 
 class LiveControl:
@@ -55,7 +67,7 @@ class LiveControl:
             on_change: called on the engine's thread with each change.
         """
         moe = loaded.runner.moe
-        self.split = MemorySplit(moe.num_slots, moe.num_staging, loaded.num_pages, loaded.max_context)
+        self.split = MemorySplit(moe.num_slots, moe.plan.num_staging, loaded.num_pages, loaded.max_context)
         """The split in effect while the engine is awake."""
         self.asleep = False
         self._config, self._loaded, self._runner = config, loaded, loaded.runner
@@ -64,6 +76,7 @@ class LiveControl:
 
     # ---- callers' threads -------------------------------------------------------------------------------------------
 
+    @_between_steps
     def resize(self, requested: Resize) -> MemorySplit:
         """Change the memory split. Running requests continue after a pause; those whose pages were needed wait.
 
@@ -71,29 +84,61 @@ class LiveControl:
             ConfigError: the split does not fit; the message names one that does. Nothing has changed.
             CapacityError, KernelError: allocation failed after all; nothing has changed.
         """
-        return self.between_steps(lambda: self._resize(requested))
+        if self.asleep:
+            raise ConfigError("the engine is asleep and holds no memory to split; wake it first")
+        split = self._plan(requested)
+        self._check_live(split)
+        self._apply(split)
+        self._on_change("resize")
+        return split
 
+    @_between_steps
     def sleep(self) -> None:
         """Free expert slots and KV cache; weights stay in host memory. Running requests wait until `wake` and then
         continue unchanged; new requests are refused. Safe to call twice."""
-        self.between_steps(self._sleep)
+        if self.asleep:
+            return
+        self._scheduler.preempt_until(lambda: False)
+        self._pool.drop_cached(save=True)
+        self._free_pages()
+        self._settle()
+        self._runner.release_slots()
+        self.asleep = True
+        self._on_change("sleep")
 
+    @_between_steps
     def wake(self) -> None:
         """Allocate as much memory as before `sleep`. Safe to call twice.
 
         Raises:
             ConfigError, CapacityError, KernelError: the memory is not available; the engine stays asleep.
         """
-        self.between_steps(self._wake)
+        if not self.asleep:
+            return
+        split = self.split
+        self._plan(Resize(max_total_tokens=split.num_pages * self._config.page_size))
+        if self._runner.moe.choice.kind != "none":
+            self._runner.allocate_slots(split.num_slots, split.num_staging)
+        try:
+            self._runner.resize_pages(split.num_pages, {}, keep_records=False)
+        except BaseException:
+            self._runner.release_slots()
+            raise
+        self._pool.resize(split.num_pages, {}, ())
+        self.asleep = False
+        self._on_change("wake")
 
+    @_between_steps
     def drop_prefixes(self) -> int:
         """Evict all prefix-cache pages in memory that no running sequence uses. Returns the number of pages."""
-        return self.between_steps(self._pool.drop_cached)
+        return self._pool.drop_cached()
 
+    @_between_steps
     def prefix_labels(self) -> list[bytes]:
         """See `PagePool.prefix_labels`."""
-        return self.between_steps(self._pool.prefix_labels)
+        return self._pool.prefix_labels()
 
+    @_between_steps
     def placement(self, layers: Iterable[int] | None = None, top: int = 16) -> list[LayerPlacement]:
         """The `top` experts by worth of each given MoE layer (None: all layers), at most 4096 in all. Empty without
         slots.
@@ -101,12 +146,58 @@ class LiveControl:
         Raises:
             ConfigError: there is no such layer.
         """
-        return self.between_steps(lambda: self._placement(layers, top))
+        found = self._runner.moe.executor.placement()
+        if found is None:
+            return []
+        states, worth = found
+        num_layers = len(states)
+        wanted = list(range(num_layers) if layers is None else layers)
+        for layer in wanted:
+            if not 0 <= layer < num_layers:
+                raise ConfigError(
+                    f"layer {layer} was given; the model's MoE layers are 0 to {num_layers - 1}"
+                )
+        top = max(1, min(top, _MAX_SHOWN // max(1, len(wanted))))
+        return [
+            LayerPlacement(
+                layer,
+                int((states[layer] == len(_STATES) - 1).sum()),
+                tuple(
+                    (int(expert), _STATES[states[layer, expert]], float(worth[layer, expert]))
+                    for expert in sorted(
+                        range(states.shape[1]), key=lambda e: (-worth[layer, e], -int(states[layer, e]), e)
+                    )[:top]
+                ),
+            )
+            for layer in wanted
+        ]
 
+    @_between_steps
     def expert_placement(self) -> ExpertPlacement:
         """All experts that are in slots; no layers if there are no slots."""
-        return self.between_steps(self._expert_placement)
+        moe = self._runner.moe
+        found = moe.executor.placement()
+        states = np.zeros((0, 0)) if found is None else found[0]
+        resident = tuple(tuple(np.flatnonzero(layer == len(_STATES) - 1).tolist()) for layer in states)
+        devices = moe.choice.device_names
+        held_by = moe.executor.placement_devices() if devices else None
+        return ExpertPlacement(
+            resident,
+            moe.shape.num_experts,
+            num_slots=moe.num_slots,
+            strategy=moe.plan.placement.strategy,
+            policy=moe.policy,
+            is_static=moe.plan.placement.is_static,
+            dynamic_update=moe.dynamic_update.counts,
+            devices=devices,
+            held_by=()
+            if held_by is None
+            else tuple(
+                tuple(held_by[layer, list(experts)].tolist()) for layer, experts in enumerate(resident)
+            ),
+        )
 
+    @_between_steps
     def place_experts(self, resident: Seq[Seq[int]]) -> int:
         """Place exactly these experts of each MoE layer in slots; a policy that moves experts continues from there.
         Running requests pause meanwhile. Returns the number of uploads.
@@ -115,14 +206,31 @@ class LiveControl:
             ConfigError: wrong layer or expert numbers for this model, or too few slots; nothing has changed.
             KernelError: the device failed.
         """
-        return self.between_steps(lambda: self._place_experts(resident))
+        moe, shape = self._runner.moe, self._runner.moe.shape
+        if self.asleep:
+            raise ConfigError("the engine is asleep and has no slots to place experts in; wake it first")
+        if moe.num_slots == 0:
+            raise ConfigError(
+                f"there are no expert slots (accelerator {moe.choice.label}); give some with a resize"
+            )
+        mask = np.zeros((shape.num_layers, shape.num_experts), np.bool_)
+        largest = max((expert for layer in resident for expert in layer), default=-1)
+        if len(resident) != shape.num_layers or largest >= shape.num_experts:
+            raise ConfigError(
+                f"a placement of {len(resident)} layers with experts up to {largest} was given; the model has "
+                f"{shape.num_layers} layers of {shape.num_experts} experts"
+            )
+        for layer, experts in enumerate(resident):
+            mask[layer, list(experts)] = True
+        self._settle()
+        return self._runner.place_experts(mask)
 
     def memory(self) -> MemoryUse:
         """Memory use at this moment."""
         pool, loaded = self._pool, self._loaded
         return MemoryUse(
             num_slots=self._runner.moe.num_slots,
-            slots_bytes=self._runner.moe.device_bytes,
+            slots_bytes=self._runner.moe.executor.device_bytes,
             num_pages=pool.num_pages,
             page_bytes=loaded.page_bytes,
             page_size=pool.page_size,
@@ -161,15 +269,6 @@ class LiveControl:
         return self._inbox.run_between_steps(work) if self._is_served() else self._inbox.run_unserved(work)
 
     # ---- the engine's thread ----------------------------------------------------------------------------------------
-
-    def _resize(self, requested: Resize) -> MemorySplit:
-        if self.asleep:
-            raise ConfigError("the engine is asleep and holds no memory to split; wake it first")
-        split = self._plan(requested)
-        self._check_live(split)
-        self._apply(split)
-        self._on_change("resize")
-        return split
 
     def _plan(self, requested: Resize) -> MemorySplit:
         """The split for `requested`, if it fits."""
@@ -233,7 +332,7 @@ class LiveControl:
 
     def _set_slots(self, split: MemorySplit) -> None:
         moe = self._runner.moe
-        before = (moe.num_slots, moe.num_staging)
+        before = (moe.num_slots, moe.plan.num_staging)
         if before == (split.num_slots, split.num_staging):
             return
         self._settle()
@@ -255,104 +354,7 @@ class LiveControl:
         pool.resize(num_pages, places, scheduler.running)
         scheduler.invalidate_schedule()
 
-    def _sleep(self) -> None:
-        if self.asleep:
-            return
-        self._scheduler.preempt_until(lambda: False)
-        self._pool.drop_cached(save=True)
-        self._free_pages()
-        self._settle()
-        self._runner.release_slots()
-        self.asleep = True
-        self._on_change("sleep")
-
     def _free_pages(self) -> None:
         self._runner.resize_pages(1, {}, keep_records=False)
         self._pool.resize(1, {}, ())
         self._scheduler.invalidate_schedule()
-
-    def _wake(self) -> None:
-        if not self.asleep:
-            return
-        split = self.split
-        self._plan(Resize(max_total_tokens=split.num_pages * self._config.page_size))
-        if self._runner.moe.choice.kind != "none":
-            self._runner.allocate_slots(split.num_slots, split.num_staging)
-        try:
-            self._runner.resize_pages(split.num_pages, {}, keep_records=False)
-        except BaseException:
-            self._runner.release_slots()
-            raise
-        self._pool.resize(split.num_pages, {}, ())
-        self.asleep = False
-        self._on_change("wake")
-
-    def _expert_placement(self) -> ExpertPlacement:
-        moe = self._runner.moe
-        found = moe.placement()
-        states = np.zeros((0, 0)) if found is None else found[0]
-        resident = tuple(tuple(np.flatnonzero(layer == len(_STATES) - 1).tolist()) for layer in states)
-        devices = moe.device_names
-        held_by = moe.placement_devices() if devices else None
-        return ExpertPlacement(
-            resident,
-            moe.shape.num_experts,
-            num_slots=moe.num_slots,
-            strategy=moe.plan.placement.strategy,
-            policy=moe.policy,
-            is_static=moe.plan.placement.is_static,
-            dynamic_update=moe.dynamic_update.counts,
-            devices=devices,
-            held_by=()
-            if held_by is None
-            else tuple(
-                tuple(held_by[layer, list(experts)].tolist()) for layer, experts in enumerate(resident)
-            ),
-        )
-
-    def _place_experts(self, resident: Seq[Seq[int]]) -> int:
-        moe, shape = self._runner.moe, self._runner.moe.shape
-        if self.asleep:
-            raise ConfigError("the engine is asleep and has no slots to place experts in; wake it first")
-        if moe.num_slots == 0:
-            raise ConfigError(
-                f"there are no expert slots (accelerator {moe.choice.label}); give some with a resize"
-            )
-        mask = np.zeros((shape.num_layers, shape.num_experts), np.bool_)
-        largest = max((expert for layer in resident for expert in layer), default=-1)
-        if len(resident) != shape.num_layers or largest >= shape.num_experts:
-            raise ConfigError(
-                f"a placement of {len(resident)} layers with experts up to {largest} was given; the model has "
-                f"{shape.num_layers} layers of {shape.num_experts} experts"
-            )
-        for layer, experts in enumerate(resident):
-            mask[layer, list(experts)] = True
-        self._settle()
-        return self._runner.place_experts(mask)
-
-    def _placement(self, layers: Iterable[int] | None, top: int) -> list[LayerPlacement]:
-        found = self._runner.moe.placement()
-        if found is None:
-            return []
-        states, worth = found
-        num_layers = len(states)
-        wanted = list(range(num_layers) if layers is None else layers)
-        for layer in wanted:
-            if not 0 <= layer < num_layers:
-                raise ConfigError(
-                    f"layer {layer} was given; the model's MoE layers are 0 to {num_layers - 1}"
-                )
-        top = max(1, min(top, _MAX_SHOWN // max(1, len(wanted))))
-        return [
-            LayerPlacement(
-                layer,
-                int((states[layer] == len(_STATES) - 1).sum()),
-                tuple(
-                    (int(expert), _STATES[states[layer, expert]], float(worth[layer, expert]))
-                    for expert in sorted(
-                        range(states.shape[1]), key=lambda e: (-worth[layer, e], -int(states[layer, e]), e)
-                    )[:top]
-                ),
-            )
-            for layer in wanted
-        ]

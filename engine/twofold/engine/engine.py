@@ -25,7 +25,6 @@ from twofold.api.types import (
     EngineStats,
     GenerationRequest,
     MappedWeights,
-    RequestProgress,
     SamplingParams,
     Usage,
 )
@@ -85,21 +84,21 @@ class Engine:
     def _assemble(self, parts: EngineParts) -> None:
         """Compute with these parts from now on; no request is in work."""
         config, pool, info = self.config, parts.kv_pages, parts.info
-        self._runner = runner = parts.loaded.runner
-        self._parts, self._pool, self._moe = parts, pool, runner.moe
+        self.runner = runner = parts.loaded.runner
+        self._parts, self._pool = parts, pool
         max_itl_s = None if config.max_itl_ms is None else config.max_itl_ms * 1e-3
         self._prefill_budget = PrefillBudget(config.max_num_batched_tokens, max_itl_s)
         speculation = Speculation.of(config, parts, pool)
-        self._speculator = speculation and speculation.speculator
+        self.speculator = speculation and speculation.speculator
         self._scheduler = Scheduler(
             pool,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             None if config.backend == "single" else self._prefill_budget,
             by_priority=config.scheduling_policy == "priority",
-            draft=None if self._speculator is None else self._speculator.draft,
+            draft=None if self.speculator is None else self.speculator.draft,
         )
-        self._recorder.record_from(runner.moe, self._speculator)
+        self._recorder.record_from(runner.moe, self.speculator)
         self._step_clock = StepClock(runner, enabled=self._measures_steps)
         self._requests = ActiveRequests(
             self._scheduler, self._inbox, self._recorder, self._delivery, self._run_clock, speculation
@@ -231,7 +230,7 @@ class Engine:
         self._pool.close()
         if self._cache_state is not None:
             path, self._cache_state = self._cache_state, None
-            self._moe.save_cache(path)
+            self.runner.moe.save_cache(path)
 
     def generate(
         self,
@@ -270,42 +269,14 @@ class Engine:
         return None if self._residency is None else self._residency.weights
 
     @property
-    def expert_bytes(self) -> int:
-        """Bytes of the routed experts that this process holds."""
-        return self._moe.store.bytes
-
-    @property
-    def sampling_s(self) -> float:
-        """Time spent sampling since the start."""
-        return self._runner.sampling_s
-
-    @property
     def speculates(self) -> bool:
         """Whether all requests are drafted for, not only those with a prediction."""
-        return self._speculator is not None and self.config.speculative_config is not None
-
-    def pause_speculation(self, is_paused: bool) -> None:
-        """Decode without drafts until it is resumed. Outputs do not depend on it."""
-        if self._speculator is not None:
-            self._speculator.is_paused = is_paused
-
-    @property
-    def caches_prefixes(self) -> bool:
-        return self.config.enable_prefix_caching
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Maximum number of running requests."""
-        return self.config.max_num_seqs
+        return self.speculator is not None and self.config.speculative_config is not None
 
     @property
     def max_context(self) -> int:
         """Longest prompt plus answer of one request, in tokens."""
         return self.control.split.max_context
-
-    def live_requests(self) -> list[RequestProgress]:
-        """Running requests, then waiting ones, as seen from another thread; each is listed once."""
-        return self.control.requests()
 
     def stats(self) -> EngineStats:
         with self._inbox.changed:
@@ -336,7 +307,7 @@ class Engine:
         num_prefill = self._num_step_tokens - num_drafted
         measuring = self._measuring(scheduled, num_decoding, num_drafted)
         try:
-            picked = self._runner.forward(self._num_steps, schedule, self._step_samplers)
+            picked = self.runner.forward(self._num_steps, schedule, self._step_samplers)
             self._parts.weights.expect_unchanged()
         except (TwofoldError, ValueError, RuntimeError, MemoryError) as error:
             self._step_failed(scheduled, error)
@@ -348,13 +319,13 @@ class Engine:
         wall_s = self._step_clock.end()
         clock_s = wall_s
         if self._run_clock.is_virtual:
-            clock_s = now_s - begin_s + (self._speculator.newest.drafting_s if self._speculator else 0.0)
+            clock_s = now_s - begin_s + (self.speculator.newest.drafting_s if self.speculator else 0.0)
         self._prefill_budget.observe(num_prefill, num_decoding, clock_s)
         if measuring is not None:
             compute_s = now_s - begin_s if self._run_clock.is_virtual else self._step_clock.compute_s()
             measuring.step_done(scheduled, num_decoding, num_drafted, compute_s)
         if num_prefill:
-            self._moe.prompt_step_done()
+            self.runner.moe.prompt_step_done()
         self._recorder.step(
             self._num_steps,
             scheduled,
@@ -375,10 +346,10 @@ class Engine:
         self, scheduled: Seq[ScheduledSequence], num_decoding: int, num_drafted: int
     ) -> Speculator | None:
         """The speculator if it learns this step's time, which begins now."""
-        if self._speculator is None or not self._speculator.measures(scheduled, num_decoding, num_drafted):
+        if self.speculator is None or not self.speculator.measures(scheduled, num_decoding, num_drafted):
             return None
         self._step_clock.compute_begins()
-        return self._speculator
+        return self.speculator
 
     def _prepare_step(self, schedule: Schedule, begin_s: float) -> None:
         """Set up state of the scheduled sequences, valid for all steps of this version."""
@@ -392,7 +363,7 @@ class Engine:
             state.scheduled(begin_s)
 
     def _serve(self) -> None:
-        self._runner.pool.bind_caller()  # this thread is the pool's first
+        self.runner.pool.bind_caller()  # this thread is the pool's first
         while True:
             try:
                 if self.step():
@@ -414,8 +385,8 @@ class Engine:
             self._lose_device(error)
             return
         self.failure = step_failed(self._num_steps, error, self.memory_advice) or self.failure
-        if self._speculator is not None:
-            self._speculator.drop(scheduled)
+        if self.speculator is not None:
+            self.speculator.drop(scheduled)
         self._fail(self._step_requests, error)
 
     def _lose_device(self, error: DeviceLostError) -> None:
@@ -434,13 +405,13 @@ class Engine:
 
     def _memory_changed(self, what: Literal["resize", "sleep", "wake"]) -> None:
         """Record that memory was split differently or freed."""
-        self._recorder.control(what, self._moe.num_slots, self._pool.num_pages)
+        self._recorder.control(what, self.runner.moe.num_slots, self._pool.num_pages)
         self.info = dataclasses.replace(self.info, num_slots=self.control.split.num_slots)
         self._step_clock.idle()
 
     def _finish_background_work(self) -> None:
         """Finish background uploads and pass on all recorded events; called when no work is left."""
-        self._moe.idle()
+        self.runner.moe.executor.idle()
         self._recorder.drain()
 
     @property

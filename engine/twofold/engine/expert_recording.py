@@ -173,7 +173,7 @@ class ExpertRecording:
         self._recording = self._since_dump = self._new_recording(recording.mode)
         resident = None
         if self._config.record_gpu_expert_distribution:
-            placed = self._moe.placement()
+            placed = self._moe.executor.placement()
             resident = np.zeros(recording.routed.shape, bool) if placed is None else placed[0] == _RESIDENT
         return recording, resident
 

@@ -37,12 +37,12 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
         # Growth, plus the pages that exist twice while they move.
         grown = max(pages - kv_cache.num_pages, 0)
         moved = min(num_used, pages) if pages != kv_cache.num_pages else 0
-        more_slots = max(slots * stride - moe.device_bytes, 0)
+        more_slots = max(slots * stride - moe.executor.device_bytes, 0)
         free = available_memory_bytes()
         if more_slots > free:
             raise ConfigError(
                 f"{slots} expert slots of {stride / 1e6:.1f} MB were requested; there is memory for "
-                f"{(free + moe.device_bytes) // stride}: request fewer, or free memory"
+                f"{(free + moe.executor.device_bytes) // stride}: request fewer, or free memory"
             )
         most = kv_cache.num_pages + (free - more_slots) // page_bytes - moved
         if grown > 0 and pages > most:

@@ -353,7 +353,7 @@ def _load_on_cpu(
         record_bytes=model.bytes_per_sequence,
         draft_records=range(num_others, num_others + capacity.num_draft_records),
         # Their results depend on when experts are resident, so a step of several tokens would change them.
-        verifier=None if moe.changes_outputs else runner,
+        verifier=None if moe.plan.changes_outputs else runner,
         num_moe_layers=model.num_target_moe_layers,
         predictions=runner.predictions,
     )

@@ -74,7 +74,7 @@ class Recorder:
     def record_from(self, moe: MoeRuntime, speculator: Speculator | None) -> None:
         """Record what these compute from now on."""
         self._moe, self._speculator = moe, speculator
-        moe.enable_events(self._records_events)
+        moe.executor.events_enabled = self._records_events
 
     @property
     def dynamic_update(self) -> Mapping[str, int]:
@@ -88,7 +88,7 @@ class Recorder:
     def watch_routing(self, number: int) -> None:
         """Record the routing of request `number` from now on, until `take_routing`."""
         self._routing[number] = RoutingRows(self._info.num_layers, self._info.num_experts, self._info.top_k)
-        self._moe.enable_events(True)
+        self._moe.executor.events_enabled = True
 
     def take_routing(self, number: int) -> npt.NDArray[Any] | None:
         """Routing of a watched request, [tokens, MoE layers, top_k]; None for any other request."""
@@ -97,7 +97,7 @@ class Recorder:
         self.drain()
         rows = self._routing.pop(number)
         if not self._routing and not self._records_events:
-            self._moe.enable_events(False)
+            self._moe.executor.events_enabled = False
         return rows.arrays()[0]
 
     def request(self, answer: RequestState) -> None:
@@ -177,7 +177,7 @@ class Recorder:
         for kind, rows in events.items():
             if len(rows):
                 self._sink.native_events(kind, rows)
-        for kind, count in self._moe.take_dropped().items():
+        for kind, count in self._moe.executor.take_dropped().items():
             if count:
                 self._sink.dropped(kind, count)
 

@@ -21,7 +21,6 @@ from twofold.api.whole_file import whole_file
 from twofold.blocks import ops
 from twofold.experts.accelerator import AcceleratorChoice, ExpertDevice
 from twofold.experts.cpu_cost import cpu_cost_model, machine_cost_model
-from twofold.experts.device_split import split_slots
 from twofold.experts.dynamic_update import DynamicUpdate
 from twofold.experts.output_changes import effective_plan
 from twofold.experts.packing import pack_experts
@@ -34,9 +33,6 @@ from twofold.experts.spread import ExpertSpread
 from twofold.weights.weight_format import LayerExperts
 
 _log = logging.getLogger(__name__)
-
-F32 = npt.NDArray[np.float32]
-I32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class MoeRuntime:
         """Bytes of the largest expert, which a slot has room for."""
         self.accelerator: _core.DeviceAccelerator | None = None
         """Expert slots of a real device; None without one."""
-        self._slots, self._dense_cost, self._machine = slots, dense_cost, machine
+        self._dense_cost, self._machine = dense_cost, machine
         self._earlier_counts = _Counts()
         self._saved_cache = b""
         self._begin_us = 0.0
@@ -108,14 +104,16 @@ class MoeRuntime:
         self._is_released = False
         profile = choice.profile or profile_of_devices(machine, choice.devices)
         curve = profile.cpu_curve(shape.format, shape.hidden, shape.intermediate, pool.num_threads)
-        self._cost = machine_cost_model(profile, self.store, curve)
-        self._slots, self.output_changes = effective_plan(
-            slots, shape.top_k, choice=choice, cost=self._cost, figures=profile.cost_figures, dense=dense_cost
+        self.cost = machine_cost_model(profile, self.store, curve)
+        """Cost model of a layer: of the chosen accelerator, or of this machine's or a shipped profile."""
+        self.plan, self.output_changes = effective_plan(
+            slots, shape.top_k, choice=choice, cost=self.cost, figures=profile.cost_figures, dense=dense_cost
         )
-        self._executor = self._make(self._slots)
-        self.routing = RoutingRecord(lambda: self._executor.routing_counts)
-        self.dynamic_update = DynamicUpdate(lambda: self._executor.dynamic_update_counts())
-        self._place(self._slots)
+        self.executor = self._make(self.plan)
+        """Runs the layers' experts. Replaced by `release` and `allocate`."""
+        self.routing = RoutingRecord(lambda: self.executor.routing_counts)
+        self.dynamic_update = DynamicUpdate(lambda: self.executor.dynamic_update_counts())
+        self._place(self.plan)
 
     def _make(self, slots: SlotPlan) -> _core.MoeExecutor:
         shape, pool, choice, machine = self.shape, self.pool, self.choice, self._machine
@@ -135,7 +133,7 @@ class MoeRuntime:
             return _core.MoeExecutor.emulated(
                 pool,
                 self.store,
-                cost=self._cost,
+                cost=self.cost,
                 config=slots.scheduler_config(shape),
                 dense=self._dense_cost.native(),
                 preload=slots.num_slots >= usable_slots(slots.devices, shape.num_layers, shape.num_experts),
@@ -159,7 +157,7 @@ class MoeRuntime:
                 len(devices),
                 self._machine.name,
             )
-        cost = self._cost
+        cost = self.cost
         try:
             accelerator = device.accelerator(self.store, cost, slots.scheduler_config(shape), others)
             if accelerator.warning and self.store.mapped:
@@ -192,21 +190,21 @@ class MoeRuntime:
         to call twice."""
         if self._is_released or self.choice.kind == "none":
             return
-        self.idle()
+        self.executor.idle()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "cache"
-            self._executor.save_cache(str(path))
+            self.executor.save_cache(str(path))
             self._saved_cache = path.read_bytes()
-        self._earlier_counts = self._earlier_counts.plus(self._executor)
+        self._earlier_counts = self._earlier_counts.plus(self.executor)
         self.dynamic_update.save_counts()
-        self._begin_us = self._executor.virtual_now_us or 0.0
-        enabled = self._executor.events_enabled
-        self._executor.drain_events()
-        self._first_step = self._executor.record_release() + 1
-        self._released = self._executor.drain_events()["cache_event"]
+        self._begin_us = self.executor.virtual_now_us or 0.0
+        enabled = self.executor.events_enabled
+        self.executor.drain_events()
+        self._first_step = self.executor.record_release() + 1
+        self._released = self.executor.drain_events()["cache_event"]
         self.routing.save()
-        self._executor = _core.MoeExecutor(self.pool, self.store, num_deferred=self._slots.num_deferred)
-        self._executor.events_enabled = enabled
+        self.executor = _core.MoeExecutor(self.pool, self.store, num_deferred=self.plan.num_deferred)
+        self.executor.events_enabled = enabled
         self.routing.resume()
         self.accelerator = None
         self._is_released = True
@@ -218,12 +216,12 @@ class MoeRuntime:
         Raises:
             ConfigError, CapacityError, KernelError: as the constructor; the state is as after `release`.
         """
-        plan = replace(self._slots, num_slots=num_slots, num_staging=num_staging)
+        plan = replace(self.plan, num_slots=num_slots, num_staging=num_staging)
         executor = self._make(plan)
-        executor.events_enabled = self._executor.events_enabled
+        executor.events_enabled = self.executor.events_enabled
         self.routing.save()
-        is_other = plan.placement.is_static and num_slots != self._slots.num_slots
-        self._executor, self._slots = executor, plan
+        is_other = plan.placement.is_static and num_slots != self.plan.num_slots
+        self.executor, self.plan = executor, plan
         self.routing.resume()
         if is_other:
             self._place(plan)
@@ -231,33 +229,13 @@ class MoeRuntime:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "cache"
                 path.write_bytes(self._saved_cache)
-                self._executor.restore_cache(str(path))
+                self.executor.restore_cache(str(path))
         self._saved_cache, self._is_released = b"", False
-
-    @property
-    def num_staging(self) -> int:
-        """Staging slots for fetched experts, as requested; -1: room for one whole layer."""
-        return self._slots.num_staging
-
-    def placement(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]] | None:
-        """State [layers, experts] of each expert (0 absent, 1 in flight, 2 resident), and its value by the policy. None
-        without slots."""
-        return self._executor.placement()
-
-    @property
-    def device_names(self) -> tuple[str, ...]:
-        """Names of the machine's devices if it has several, first device first."""
-        return self.choice.device_names
 
     @property
     def device_slots(self) -> list[int]:
         """Expert slots of each device; empty without slots."""
-        most = max(self.num_slots, self.shape.num_layers * self.shape.num_experts)
-        return split_slots(self.num_slots, self._slots.split or (1.0,), most) if self.num_slots else []
-
-    def placement_devices(self) -> npt.NDArray[np.int8] | None:
-        """Device [layers, experts] that holds each expert; -1: none. None without slots."""
-        return self._executor.placement_devices()
+        return self.plan.device_slots(self.shape) if self.num_slots else []
 
     def _place(self, plan: SlotPlan) -> None:
         mask = plan.mask(self.shape) if self.num_slots else None
@@ -272,27 +250,23 @@ class MoeRuntime:
             KernelError: the device failed.
         """
         try:
-            return int(self._executor.place_experts(mask.astype(np.uint8)))
+            return int(self.executor.place_experts(mask.astype(np.uint8)))
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
     @property
-    def plan(self) -> SlotPlan:
-        return self._slots
-
-    @property
     def policy(self) -> str:
         """Cache policy; "static" if a strategy has fixed the placement."""
-        return "static" if self._slots.placement.is_static else self._slots.policy
+        return "static" if self.plan.placement.is_static else self.plan.policy
 
     def prompt_step_done(self) -> None:
         """Count the dynamic-update outcome of a finished step with prompt tokens, if dynamic update is on."""
-        if not self._slots.dynamic_update_from:
+        if not self.plan.dynamic_update_from:
             return
         reasons = {
             "no_accelerator": self.choice.kind == "none",
             "no_slots": self.num_slots == 0,
-            "payback_places": not self._slots.placement.is_static,
+            "payback_places": not self.plan.placement.is_static,
             "all_resident": self.num_slots == self.shape.num_layers * self.shape.num_experts,
         }
         self.dynamic_update.step(next((reason for reason, holds in reasons.items() if holds), None))
@@ -312,40 +286,14 @@ class MoeRuntime:
         """Describe the rows of the step's batch: each token's request, position, whether it was generated, and whether
         it is a newest token or draft to be verified (empty: none is). Only settings that change outputs depend on
         `generated`. is_recorded: False for a drafter's pass, whose routing is neither counted nor an event."""
-        self._executor.begin_step(
-            step, requests, positions, generated if self.changes_outputs else (), verified, is_recorded
+        self.executor.begin_step(
+            step, requests, positions, generated if self.plan.changes_outputs else (), verified, is_recorded
         )
-
-    @property
-    def changes_outputs(self) -> bool:
-        """Whether experts are deferred or routers prefer experts in slots; `output_changes` has the details."""
-        return self.num_deferred > 0 or self.cache_prior > 0
-
-    @property
-    def num_deferred(self) -> int:
-        return self._slots.num_deferred
-
-    @property
-    def cache_prior(self) -> float:
-        return self._slots.cache_prior
-
-    @property
-    def executor(self) -> _core.MoeExecutor:
-        """Runs the layers' experts, for `LoadedModel.forward`."""
-        return self._executor
-
-    def end_step(self, *, with_head: bool = True) -> None:
-        """with_head: False where no logits were computed."""
-        self._executor.end_step(with_head)
-
-    def idle(self) -> None:
-        """Finish background uploads while no request is running."""
-        self._executor.idle()
 
     @property
     def virtual_now_us(self) -> float | None:
         """Time of an emulated accelerator's virtual clock; None in real time."""
-        now: float | None = self._executor.virtual_now_us
+        now: float | None = self.executor.virtual_now_us
         return self._begin_us if now is None and self.choice.clock == "virtual" else now
 
     def clock_parts(self) -> tuple[float, float, float, float, float]:
@@ -354,7 +302,7 @@ class MoeRuntime:
         On a virtual clock their sum is the time that passed in steps. In real time they are a device's measurements of
         its layers (dense: between them); zeros without one.
         """
-        parts: tuple[float, float, float, float, float] = self._executor.clock_parts()
+        parts: tuple[float, float, float, float, float] = self.executor.clock_parts()
         if any(self._earlier_counts.parts):
             first, second, third, fourth, fifth = map(
                 sum, zip(parts, self._earlier_counts.parts, strict=True)
@@ -364,21 +312,12 @@ class MoeRuntime:
 
     @property
     def num_slots(self) -> int:
-        return int(self._executor.num_slots)
+        return int(self.executor.num_slots)
 
     @property
     def num_expert_runs(self) -> int:
         """Distinct experts of each layer and step, summed."""
-        return self._earlier_counts.expert_runs + int(self._executor.num_expert_runs)
-
-    @property
-    def cost(self) -> _core.CostModel:
-        """Cost model of a layer: of the chosen accelerator, or of this machine's or a shipped profile."""
-        return self._cost
-
-    @property
-    def device_bytes(self) -> int:
-        return int(self._executor.device_bytes)
+        return self._earlier_counts.expert_runs + int(self.executor.num_expert_runs)
 
     def save_cache(self, path: Path) -> None:
         """Write the expert cache's statistics and contents, atomically.
@@ -391,7 +330,7 @@ class MoeRuntime:
                 if self._saved_cache:
                     part.write_bytes(self._saved_cache)
                 else:
-                    self._executor.save_cache(str(part))
+                    self.executor.save_cache(str(part))
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"--cache-state {path}: cannot be written ({error})") from error
 
@@ -402,30 +341,22 @@ class MoeRuntime:
             ConfigError: the file is damaged, or made for another model, policy or version; nothing has changed.
         """
         try:
-            return int(self._executor.restore_cache(str(path)))
+            return int(self.executor.restore_cache(str(path)))
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"--cache-state {path}: {error}; delete the file or name another one to start cold"
             ) from error
 
     def prefetch_counts(self) -> Mapping[str, int]:
-        return _added(self._earlier_counts.prefetches, self._executor.prefetch_counts())
+        return _added(self._earlier_counts.prefetches, self.executor.prefetch_counts())
 
     def counts(self) -> PlacementCounts:
-        return PlacementCounts(**_added(self._earlier_counts.placements, self._executor.counts()))
-
-    def enable_events(self, on: bool) -> None:
-        self._executor.events_enabled = on
+        return PlacementCounts(**_added(self._earlier_counts.placements, self.executor.counts()))
 
     def drain_events(self) -> dict[str, npt.NDArray[np.void]]:
         """Events since the last call as structured arrays by kind: token_layer, upload, cache_event."""
-        events: dict[str, npt.NDArray[np.void]] = self._executor.drain_events()
+        events: dict[str, npt.NDArray[np.void]] = self.executor.drain_events()
         if self._released is not None:
             events["cache_event"] = np.concatenate([self._released, events["cache_event"]])
             self._released = None
         return events
-
-    def take_dropped(self) -> dict[str, int]:
-        """Number of events lost since the last call, by kind, because they were not drained in time."""
-        dropped: dict[str, int] = self._executor.take_dropped()
-        return dropped

@@ -114,14 +114,11 @@ class SlotPlan:
             rules = {"policy": "static", "shared_pool": True, "fixed_placement": True}
             if 0 < self.num_slots < shape.num_layers * shape.num_experts:
                 rules["replace_from"] = self.dynamic_update_from
-        slots = split_slots(
-            self.num_slots, self.split or (1.0,), max(self.num_slots, shape.num_layers * shape.num_experts)
-        )
         return _core.SchedulerConfig(
             shape.num_layers,
             shape.num_experts,
             shape.top_k,
-            slots,
+            self.device_slots(shape),
             homes=self.homes,
             prefetch=self.prefetch,
             num_staging=self.num_staging,
@@ -130,6 +127,16 @@ class SlotPlan:
             cache_prior=self.cache_prior,
             **(rules | dict(self.rules)),
         )
+
+    def device_slots(self, shape: MoeShape) -> list[int]:
+        """Slots of each device."""
+        most = max(self.num_slots, shape.num_layers * shape.num_experts)
+        return split_slots(self.num_slots, self.split or (1.0,), most)
+
+    @property
+    def changes_outputs(self) -> bool:
+        """Whether experts are deferred or routers prefer experts in slots; see `output_changes`."""
+        return self.num_deferred > 0 or self.cache_prior > 0
 
     def mask(self, shape: MoeShape) -> Mask | None:
         """Initial contents of the slots; None: nothing, or only pinned experts."""

@@ -103,7 +103,7 @@ class LayeredModel:
         executor = None if moe is None else moe.executor
         decoder.forward(hidden, batch, cache, executor, layer_inputs=layer_inputs)
         if moe is not None:
-            moe.end_step()
+            moe.executor.end_step()
 
     def _experts(self, index: int) -> MoeRuntime | None:
         if index not in self._files.config.moe_layers:

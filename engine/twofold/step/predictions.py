@@ -94,7 +94,7 @@ class Predictions:
                 self._keep(sequence, begin, rows, parts)
         if parts:
             self._forward(parts)
-            self._moe.end_step(with_head=False)
+            self._moe.executor.end_step(with_head=False)
 
     def _keep(self, sequence: Sequence, begin: int, rows: F32, parts: list[_Part]) -> None:
         """Keep hidden states from position `begin` on; if there are many before it, those become a part."""
@@ -111,7 +111,7 @@ class Predictions:
         part = self._kept(sequence)
         if part is not None:
             self._forward([part])
-            self._moe.end_step(with_head=False)
+            self._moe.executor.end_step(with_head=False)
 
     @property
     def virtual_now_us(self) -> float | None:
@@ -134,7 +134,7 @@ class Predictions:
             for each, token, chance in zip(going, *self._pick(hidden), strict=True):
                 each.tokens.append(token)
                 each.chances.append(chance)
-            self._moe.end_step()
+            self._moe.executor.end_step()
             rows = [row for row, each in enumerate(going) if len(each.tokens) < each.depth]
             going = [going[row] for row in rows]
             if going:

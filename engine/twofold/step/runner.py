@@ -189,7 +189,7 @@ class ModelRunner:
             )
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
             logits = self._model.logits(hidden[batch.last_rows])
-        self.moe.end_step()
+        self.moe.executor.end_step()
         if self.predictions is not None:
             self.predictions.follow(step, scheduled, hidden)
         began = time.perf_counter()

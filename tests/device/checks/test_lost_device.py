@@ -113,7 +113,7 @@ def test_requests_end_by_name_and_the_next_one_is_answered_by_the_cpu(
     plain.close()
     plant, reason = FAULTS[fault]
     engine = Engine.load(config(tiny))
-    store = engine._moe.store
+    store = engine.runner.moe.store
     fails_at(monkeypatch, 3, plant)
     engine.start()
     with TestClient(create_app(engine, ServerConfig()), base_url="http://127.0.0.1") as client:
@@ -131,7 +131,7 @@ def test_requests_end_by_name_and_the_next_one_is_answered_by_the_cpu(
     assert health.json()["failure"]["state"] == "replaced"
     assert reason in health.json()["failure"]["reason"]
     assert reason in health.json()["accelerator_reason"]
-    assert engine._moe.store is store  # the experts are not packed again
+    assert engine.runner.moe.store is store  # the experts are not packed again
     assert tokens_of(engine) == expected
     engine.close()
 

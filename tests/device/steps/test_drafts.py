@@ -83,8 +83,8 @@ def config_of(path: Path, **changes: object) -> EngineConfig:
 
 
 def runner_of(engine: Engine) -> DeviceRunner:
-    assert isinstance(engine._runner, DeviceRunner)
-    return engine._runner
+    assert isinstance(engine.runner, DeviceRunner)
+    return engine.runner
 
 
 def check(

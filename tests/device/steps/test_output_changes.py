@@ -76,7 +76,7 @@ def test_beside_slots_graphs_and_the_host_make_the_same(fake: ModuleType, path: 
     for name, table_steps, most in (("graph", True, DEFERRED), ("host", False, DEFERRED), ("off", True, 0)):
         runner = make_runner(fake, path, slots=24, rules=STILL, table_steps=table_steps, num_deferred=most)
         assert runner.moe.restore_cache(learned) > 12
-        runner.moe.enable_events(True)
+        runner.moe.executor.events_enabled = True
         runs[name] = spoken(runner)
         events = runner.moe.drain_events()["token_layer"]
         counts = runner.moe.counts()

@@ -196,7 +196,7 @@ def test_a_runner_on_two_devices_answers_as_on_one(
     assert np.array_equal(scripted(two, 3, 9, vocabulary), scripted(one, 3, 9, vocabulary))
     assert two.why_placed == "several devices share the experts"
     assert (two.num_table_steps, two.why_eager) == (0, None)
-    held = two.moe.placement_devices()
+    held = two.moe.executor.placement_devices()
     assert held is not None
     # An expert comes to its slot when it is first used; 12 and 18 slots are there.
     held_by = [int((held == device).sum()) for device in (0, 1)]

@@ -176,7 +176,7 @@ def test_what_a_failed_step_leaves_is_not_kept(tmp_path: Path, monkeypatch: pyte
             model=str(directory), accelerator="none", cpu_threads=1, page_size=4, max_num_batched_tokens=16
         )
     )
-    forward, steps = engine._runner.forward, []
+    forward, steps = engine.runner.forward, []
 
     def fail_late(*args: object) -> list[int]:
         steps.append(0)
@@ -184,7 +184,7 @@ def test_what_a_failed_step_leaves_is_not_kept(tmp_path: Path, monkeypatch: pyte
             raise RuntimeError("the kernel broke")
         return forward(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine._runner, "forward", fail_late)
+    monkeypatch.setattr(engine.runner, "forward", fail_late)
     chunks: list[Chunk] = []
     engine.submit(GenerationRequest(FIRST, SAMPLING, chunks.append, "fails"))
     while engine.step():

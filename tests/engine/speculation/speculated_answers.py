@@ -101,7 +101,7 @@ def answered(chunks: Seq[Chunk]) -> Answered:
 
 def use_drafter(engine: Engine, drafter: ScriptedDrafter, *, adaptive: bool = False) -> None:
     """Let `drafter` propose for all further requests."""
-    speculator = engine._speculator
+    speculator = engine.speculator
     assert speculator is not None
     speculator._drafters = {"ngram": drafter}
     speculator._config = SpeculativeConfig(
@@ -171,8 +171,8 @@ class Corrected(ModelDrafter):
 def correct(
     engine: Engine, known: dict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]], right: float
 ) -> None:
-    assert engine._speculator is not None
-    model = engine._speculator._model
+    assert engine.speculator is not None
+    model = engine.speculator._model
     assert model is not None
     real = model.drafter.real if isinstance(model.drafter, Corrected) else model.drafter
     model.drafter = Corrected(real, known, right)

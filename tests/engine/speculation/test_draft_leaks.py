@@ -59,7 +59,7 @@ def test_no_page_or_record_leaks(
     known = {one[:2]: answer.tokens for one, answer in zip(ASKED, expected, strict=True)}
     use_drafter(engine, ScriptedDrafter(known, 0.4))
     run_at_random(engine, ASKED, expected, num_steps)
-    assert engine._speculator is not None
-    assert engine._speculator.counts.num_accepted_tokens > num_steps / 4
+    assert engine.speculator is not None
+    assert engine.speculator.counts.num_accepted_tokens > num_steps / 4
     expect_nothing_held(engine, records)
     engine.close()

@@ -221,9 +221,9 @@ def test_the_union_of_experts_is_counted(tmp_path: Path) -> None:
     engine = Engine.load(
         EngineConfig(model=str(write_tiny_model(tmp_path, model)), accelerator="none", cpu_threads=1)
     )
-    moe = draft_price.MoeTimes(engine._moe)
+    moe = draft_price.MoeTimes(engine.runner.moe)
     engine.generate(tuple(random_prompt(9, 1)), SamplingParams(max_tokens=5, ignore_eos=True))
-    runs = engine._moe.num_expert_runs
+    runs = engine.runner.moe.num_expert_runs
     # 4 single tokens with 2 experts in 2 layers; a prompt of 9 tokens with at most 8 in each.
     assert 4 * 4 < runs <= 4 * 4 + 2 * 8
     assert moe._independent(1) == pytest.approx(2)

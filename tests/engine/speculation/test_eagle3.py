@@ -80,9 +80,9 @@ def test_drafts_are_the_references(
     size = {"hidden_size": tiny.hidden_size, "target_hidden_size": tiny.hidden_size}
     head = replace(HEAD, **size).write(tmp_path / "head")  # type: ignore[arg-type]
     engine = load(model, head)
-    assert engine._speculator is not None
-    assert engine._speculator._model is not None
-    drafter = engine._speculator._model.drafter
+    assert engine.speculator is not None
+    assert engine.speculator._model is not None
+    drafter = engine.speculator._model.drafter
     assert isinstance(drafter, Eagle3Drafter)
     draw, seen = random.Random(4), list[tuple[tuple[int, ...], tuple[int, ...]]]()
 

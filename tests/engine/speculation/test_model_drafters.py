@@ -148,8 +148,8 @@ def expect_same_bits(engines: Engines, data: st.DataObject) -> None:
 
 
 def expect_no_draft_pages(engine: Engine) -> None:
-    assert engine._speculator is not None
-    model = engine._speculator._model
+    assert engine.speculator is not None
+    model = engine.speculator._model
     if model is not None:
         drafter = model.drafter.real if isinstance(model.drafter, Corrected) else model.drafter
         pages = drafter.pages  # type: ignore[attr-defined]
@@ -175,9 +175,9 @@ def test_no_bit_depends_on_it_in_many_cases(engines: Engines, data: st.DataObjec
 
 def proposals(engine: Engine) -> list[tuple[tuple[int, ...], Draft]]:
     """Texts and their drafts, filled as the engine runs."""
-    assert engine._speculator is not None
-    assert engine._speculator._model is not None
-    drafter = engine._speculator._model.drafter
+    assert engine.speculator is not None
+    assert engine.speculator._model is not None
+    drafter = engine.speculator._model.drafter
     real, seen = drafter.propose_all, list[tuple[tuple[int, ...], Draft]]()
 
     def watched(sequences: list[Sequence], depths: list[int]) -> list[Draft]:
@@ -228,9 +228,9 @@ def test_a_long_prompt_is_computed_in_parts_beside_other_answers(
     monkeypatch.setattr(draft_model, "_FEWEST_CAUGHT_UP", 32)
     config = replace(engines.config("mixture"), max_total_tokens=512, seed=3)
     engine = engines.engine("mixture", "draft model", config, depth=2)
-    assert engine._speculator is not None
-    assert engine._speculator._model is not None
-    model = engine._speculator._model.drafter._model  # type: ignore[attr-defined]
+    assert engine.speculator is not None
+    assert engine.speculator._model is not None
+    model = engine.speculator._model.drafter._model  # type: ignore[attr-defined]
     real, passes = model.forward, list[list[int]]()
 
     def watched(chunks: list[draft_model.Chunk]) -> object:
@@ -251,9 +251,9 @@ def test_a_long_prompt_is_computed_in_parts_beside_other_answers(
 def test_nothing_leaks(engines: Engines, drafter: str, num_steps: int) -> None:
     config = replace(engines.config("mixture"), max_total_tokens=96, max_num_seqs=4, seed=num_steps)
     engine = engines.engine("mixture", drafter, config, depth=4)
-    assert engine._speculator is not None
-    if engine._speculator._model is not None:  # too few pages for all: sequences lose theirs to others
-        own = engine._speculator._model.drafter
+    assert engine.speculator is not None
+    if engine.speculator._model is not None:  # too few pages for all: sequences lose theirs to others
+        own = engine.speculator._model.drafter
         assert isinstance(own, (DraftModelDrafter, Eagle3Drafter))
         own.pages = DraftPagePool(16, 4)
     asked = [

@@ -58,7 +58,7 @@ def test_drafts_are_those_of_the_reference(tmp_path: Path, family: str, chunk: i
     correct(engine, known, 0.6)
     drafted: list[tuple[list[int], tuple[int, ...]]] = []
     real = predictions.Predictions.draft
-    runner_predictions = engine._runner.predictions  # type: ignore[attr-defined]
+    runner_predictions = engine.runner.predictions  # type: ignore[attr-defined]
 
     def spying(sequences: Seq[Sequence], depths: Seq[int]) -> list[Draft]:
         found = real(runner_predictions, sequences, depths)

@@ -132,9 +132,9 @@ def test_grammars_hold_with_drafts(engines: dict[str, Engines], kind: str) -> No
 def test_the_requests_prediction_is_its_drafter(engines: dict[str, Engines]) -> None:
     own = engines["keys-and-values"]
     engine, records = own.engine("none", False)
-    assert engine._speculator is not None
-    engine._speculator._drafters = {}
-    engine._speculator._config = SpeculativeConfig(
+    assert engine.speculator is not None
+    engine.speculator._drafters = {}
+    engine.speculator._config = SpeculativeConfig(
         num_speculative_tokens=4, prompt_lookup_min=2, adaptive=False
     )
     asked = Asked(PROMPTS[2], SAMPLINGS[1])
@@ -169,7 +169,7 @@ def test_a_failed_step_leaves_nothing(tmp_path: Path, fails: str) -> None:
     expected = answers(engine, asked)
     known = {one[:2]: answer.tokens for one, answer in zip(asked, expected, strict=True)}
     use_drafter(engine, ScriptedDrafter(known, 0.3))
-    real, calls = getattr(engine._runner, fails), []
+    real, calls = getattr(engine.runner, fails), []
 
     def fail_late(*args: object) -> list[int]:
         calls.append(0)
@@ -178,7 +178,7 @@ def test_a_failed_step_leaves_nothing(tmp_path: Path, fails: str) -> None:
         found: list[int] = real(*args)
         return found
 
-    setattr(engine._runner, fails, fail_late)
+    setattr(engine.runner, fails, fail_late)
     found = answers(engine, asked)
     assert any(answer.error and "the kernel broke" in answer.error for answer in found)
     expect_nothing_held(engine, records)

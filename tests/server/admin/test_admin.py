@@ -259,7 +259,7 @@ def test_one_request_can_be_ended(url, engine, capsys):
     (request,) = asked(capsys, url, "requests")["requests"]
     assert ctl(capsys, url, "requests", "--cancel", request["id"])[0] == 0
     stream.join(60)
-    assert not engine.live_requests()
+    assert not engine.control.requests()
     code, out = ctl(capsys, url, "requests", "--cancel", request["id"])
     assert (code, "no request" in out) == (2, True)
 

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -99,7 +100,7 @@ def test_a_large_text_is_tokenised_by_way_of_the_other_process(engine):
 
 @pytest.mark.parametrize("caches", [True, False])
 def test_tokens_of_earlier_turns_are_kept_only_where_prefixes_are(engine, caches):
-    engine.caches_prefixes = caches
+    engine.config = replace(engine.config, enable_prefix_caching=caches)
     state = ServerState(ServerConfig(), None)
     state.ready(engine)
     assert (state.default.token_cache is not None) == caches
@@ -184,14 +185,14 @@ def test_slots_say_how_far_each_request_is(engine: FakeEngine, shows: bool):
         body = {"prompt": "a b c", "max_tokens": 3, "temperature": 0}
         posts = [
             threading.Thread(target=HTTP.post, args=(f"{url}/v1/completions",), kwargs={"json": body})
-            for _ in range(engine.max_running)
+            for _ in range(engine.config.max_num_seqs)
         ]
         posts[0].start()
         assert engine.started.wait(30)
         first, *others = HTTP.get(f"{url}/slots").json()
         for post in posts[1:]:
             post.start()
-        wait_until(lambda: len(engine.live_requests()) == engine.max_running)
+        wait_until(lambda: len(engine.control.requests()) == engine.config.max_num_seqs)
         full = HTTP.get(f"{url}/slots", params={"fail_on_no_slot": 1})
         engine.hold.set()
         for post in posts:

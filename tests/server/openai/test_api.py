@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import openai
 import pytest
@@ -193,7 +194,7 @@ def test_a_trace_is_kept_with_its_request_and_returned(url, engine, path, body):
 
 
 def test_several_clients_at_once_get_their_own_answers(engine, url):
-    engine.max_running = 16
+    engine.config = replace(engine.config, max_num_seqs=16)
 
     def one(number: int) -> str:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:

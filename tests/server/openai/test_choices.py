@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -105,7 +106,7 @@ def test_metrics_count_a_prompt_once(client, url):
 
 
 def test_all_choices_get_a_place_or_none(client, engine, url):
-    engine.max_running = 2
+    engine.config = replace(engine.config, max_num_seqs=2)
     engine.hold.clear()
     response = HTTP.post(f"{url}/v1/completions", json={"prompt": "a b", "n": 3})
     assert response.status_code == 429

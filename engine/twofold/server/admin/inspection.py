@@ -53,7 +53,7 @@ def router(state: ServerState) -> APIRouter:
         for model in models:
             engine = model.engine_while_draining
             table = tables.setdefault(model, SlotTable())
-            places = table.places(engine.live_requests(), engine.max_num_seqs)
+            places = table.places(engine.control.requests(), engine.config.max_num_seqs)
             found += [(model, number, progress) for number, progress in enumerate(places)]
         if fail_on_no_slot in ("1", "true") and all(progress is not None for _, _, progress in found):
             raise ApiError(503, "no slot is free", code="no_slot_available")
@@ -102,7 +102,7 @@ def _props(model: ServedModel) -> dict[str, Any]:
     return {
         "default_generation_settings": _slot(model, 0, None)
         | {"params": _params(model.sampling_defaults), "prompt": ""},
-        "total_slots": engine.max_num_seqs,
+        "total_slots": engine.config.max_num_seqs,
         "model_alias": model.name,
         # The file name only: paths stay private.
         "model_path": model_name(engine.info.model),

@@ -190,7 +190,7 @@ def _status(state: ServerState, model: ServedModel) -> dict[str, Any]:
         "clock": info.clock,
         "running": stats.num_running,
         "waiting": stats.num_waiting,
-        "max_num_seqs": engine.max_num_seqs,
+        "max_num_seqs": engine.config.max_num_seqs,
         "decode_tokens_per_s": round(stats.decode_tokens_per_s, 3),
         "memory": _memory(engine.control.memory()),
     }

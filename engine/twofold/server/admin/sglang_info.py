@@ -31,7 +31,7 @@ def router(state: ServerState) -> APIRouter:
             "version": f"twofold-{__version__}",
             "tp_size": 1,
             "dp_size": 1,
-            "max_running_requests": engine.max_num_seqs,
+            "max_running_requests": engine.config.max_num_seqs,
             "context_length": engine.max_context,
         }
 

@@ -101,7 +101,7 @@ class _Queue:
     ) -> None:
         self._answer, self._template = answer, template
         self._waiting = list(enumerate(prompts.items()))[::-1]
-        self._most = answer.engine.max_num_seqs
+        self._most = answer.engine.config.max_num_seqs
         self.num_running = 0
 
     def submit_some(self) -> None:

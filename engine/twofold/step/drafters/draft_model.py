@@ -72,7 +72,7 @@ class DraftModel:
         tokens = np.array([token for chunk in chunks for token in chunk.tokens], np.int32)
         self._moe.begin_step(0, index.tolist(), positions)
         hidden = self._model.forward(tokens, batch, self._cache, self._moe.executor)
-        self._moe.end_step()
+        self._moe.executor.end_step()
         last = np.cumsum(lengths) - 1
         return self._model.logits(hidden[last])[:, : self._vocab_size]
 

@@ -83,7 +83,7 @@ class DecodedText:
     def token_by_token(self, profile: MachineProfile, slots: SlotPlan) -> Reading:
         """On an emulated machine from a cold start, one token per step."""
         moe = self._runtime(AcceleratorChoice("emulated", "asked for", profile), slots)
-        moe.enable_events(True)
+        moe.executor.events_enabled = True
         logits: list[F32] = []
         routed: list[npt.NDArray[np.void]] = []
         for number, tokens in enumerate(self.sequences):
@@ -147,7 +147,7 @@ class DecodedText:
         )
         moe.begin_step(begin, [number] * count, positions.tolist(), [True] * count)
         hidden = self._model.forward(np.array(tokens, np.int32), batch, self._cache, moe.executor)
-        moe.end_step()
+        moe.executor.end_step()
         return self._model.logits(hidden).copy()
 
 

@@ -3,10 +3,11 @@ implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.control import ExpertPlacement, LayerPlacement, MemoryUse, Resize
 from twofold.api.pooling import ModelPooling
@@ -18,83 +19,10 @@ from twofold.api.types import (
     RequestProgress,
     RunInfo,
 )
-from twofold.text.tokenizer import ToolForm
-from twofold.text.tokenizer.shapes import Kind, Shown
+from twofold.text.tokenizer import Tokenizer
 
-
-class ServingTokenizer(Protocol):
-    """Tokenizer and chat template. Called on worker threads, concurrently."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
-
-    def literal(self, text: str) -> str:
-        """`text` for `encode`, with its control tokens as text."""
-        ...
-
-    @property
-    def pair_frame(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """Special tokens before, between and after two texts that are encoded as a pair."""
-        ...
-
-    def segments(self, text: str) -> list[str]:
-        """`text` split into parts whose ids, concatenated, are those of the whole."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token inside a text; possibly part of a character."""
-        ...
-
-    @property
-    def special_token_ids(self) -> frozenset[int]:
-        """Ids left out of an answer's text."""
-        ...
-
-    def token_id(self, token: str) -> int | None:
-        """The id of the token with exactly this text."""
-        ...
-
-    @property
-    def chat_template(self) -> str | None:
-        """Source of the chat template."""
-        ...
-
-    @property
-    def tool_form(self) -> ToolForm | None:
-        """The chat template's form of tool calls; None: it supports none."""
-        ...
-
-    @property
-    def turn_end(self) -> str | None:
-        """The control token that the chat template writes after an answer, unless the model's files declare it."""
-        ...
-
-    def shows(self, *shape: Kind) -> Shown:
-        """What the chat template does with a conversation of messages of these kinds."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens in the vocabulary."""
-        ...
-
-    @property
-    def template_variables(self) -> frozenset[str]:
-        """Names of the variables that the chat template uses."""
-        ...
-
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        add_generation_prompt: bool = True,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        continue_final_message: bool = False,
-        **variables: Any,
-    ) -> str:
-        """Render a conversation. RequestError when the template refuses it."""
-        ...
+ServingTokenizer = Tokenizer
+"""Called on worker threads, concurrently."""
 
 
 class ServingControl(Protocol):
@@ -108,7 +36,9 @@ class ServingControl(Protocol):
 
     def memory(self) -> MemoryUse: ...
 
-    def requests(self) -> list[RequestProgress]: ...
+    def requests(self) -> list[RequestProgress]:
+        """Running requests, then waiting ones."""
+        ...
 
     def resize(self, asked: Resize) -> object: ...
 
@@ -143,6 +73,9 @@ class ServingEngine(Protocol):
     """The part of `twofold.engine.Engine` that serving needs; every method is thread-safe."""
 
     @property
+    def config(self) -> EngineConfig: ...
+
+    @property
     def tokenizer(self) -> ServingTokenizer: ...
 
     @property
@@ -157,18 +90,8 @@ class ServingEngine(Protocol):
         ...
 
     @property
-    def caches_prefixes(self) -> bool:
-        """Whether prefixes of requests are cached for later ones."""
-        ...
-
-    @property
     def speculates(self) -> bool:
         """Whether all requests are drafted for, not only those with a prediction."""
-        ...
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Most requests that run at the same time."""
         ...
 
     @property
@@ -208,10 +131,6 @@ class ServingEngine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
-
-    def live_requests(self) -> list[RequestProgress]:
-        """Running requests, then waiting ones."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class ServedModel:
         self._engine, self.sink = engine, sink
         self.metrics.set_context(engine.max_context)
         self.sampling_defaults = sampling_defaults or OPENAI_DEFAULTS
-        self.token_cache = TokenCache() if engine.caches_prefixes else None
+        self.token_cache = TokenCache() if engine.config.enable_prefix_caching else None
         self.chat_marks = _chat_marks(self.server.config, engine)
         self.description = ModelDescription(
             engine.info.architecture, engine.max_context, engine.info.context_limit_reason

@@ -23,9 +23,11 @@ class DraftedBench:
 
     def answer_off(self, answer: Callable[[], Speed], *, counts: bool) -> None:
         """Time an answer without drafts. counts: False for a warm-up."""
-        self._engine.pause_speculation(True)
+        speculator = self._engine.speculator
+        assert speculator is not None, "an engine that drafts"
+        speculator.is_paused = True
         speed = answer()
-        self._engine.pause_speculation(False)
+        speculator.is_paused = False
         if counts:
             self.off.append(speed)
 

@@ -89,7 +89,7 @@ def profile_answer(engine: Engine, prompt: list[int], new_tokens: int) -> Answer
 
 
 def _read(engine: Engine, num_tokens: int) -> _Reading:
-    return _Reading(time.perf_counter(), ops.work_times(), engine.sampling_s, num_tokens)
+    return _Reading(time.perf_counter(), ops.work_times(), engine.runner.sampling_s, num_tokens)
 
 
 def _split(begin: _Reading, end: _Reading, steps: int) -> Split:

@@ -59,7 +59,7 @@ def load_on_ranks(
     with leader.meeting.loading():
         engine = load_engine(rank_config(config), sink, share=leader.share)
     try:
-        leader.start(leader.share.num_bytes + engine.expert_bytes, lost)
+        leader.start(leader.share.num_bytes + engine.runner.moe.store.bytes, lost)
     except BaseException:
         engine.close()
         raise
