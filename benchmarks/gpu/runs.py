@@ -109,7 +109,7 @@ def _load(machine: Machine, shape: Shape) -> LoadedModel:
     files = model_files(machine, shape)
     pool = ops.ThreadPool(machine.sizes.cpu_threads)
     beneath = machine.hardware.kernels(MAX_CONTEXT)
-    layers, top_k = len(files.config.moe_layers), files.config.top_k
+    layers, top_k = len(files.config.moe_layers), files.config.routed.top_k
     routing = ForcedRouting(beneath, layers, top_k, machine.device)
     dense = DeviceModel(files, pool, machine.device, routing, MAX_CONTEXT)  # type: ignore[arg-type]
     shared = LoadedModel(shape, files, pool, None, dense, routing, trace_for(machine, shape))

@@ -130,7 +130,7 @@ def fit_prediction(machine: Machine) -> dict[str, Any]:
         measured = decode_and_prefill(machine)[_QUARTER]["decode_tokens_per_s"]
     profile = measured_profile(machine, QWEN)
     files = model_files(machine, shrunk(whole_shape(machine), machine.sizes.shrink))
-    num_experts = len(files.config.moe_layers) * files.config.num_experts
+    num_experts = len(files.config.moe_layers) * files.config.routed.num_experts
     predicted = device_speed(files, profile, [round(0.25 * num_experts)], MAX_CONTEXT // 4)
     over = predicted.decode / measured
     figures = {

@@ -13,6 +13,7 @@ from twofold.device.decode_inputs import DecodeRow
 from twofold.device.graphs import DecodeGraphs
 from twofold.device.kernels import TorchKernels
 from twofold.device.model import DeviceModel
+from twofold.models.config import expert_limits
 from twofold.models.model_files import open_model_files
 
 from tests.device.fake_device import FakeDevice, FakeQueue
@@ -33,7 +34,7 @@ class TorchMoe:
             for layer in (files.expert_weights(index) for index in model.config.moe_layers)
         ]
         routed = self._routed = model.config.routed
-        self._limits = model.config.expert_limits or (0.0,) * len(model.config.moe_layers)
+        self._limits = expert_limits(model.config.layers) or (0.0,) * len(model.config.moe_layers)
         sizes = (routed.num_experts, 2 * routed.intermediate_size + routed.hidden_size)
         biases = (files.expert_biases(index) for index in model.config.moe_layers)
         self._biases = [torch.zeros(sizes) if found is None else torch.from_numpy(found) for found in biases]

@@ -47,7 +47,8 @@ def test_flags_of_ranks_decide_the_shares(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "model", TinyModel()))
     uses = tmp_path / "uses.npz"
     of_model = open_model_files(model).config
-    counts = np.arange(len(of_model.moe_layers) * of_model.num_experts).reshape(-1, of_model.num_experts)
+    num_experts = of_model.routed.num_experts
+    counts = np.arange(len(of_model.moe_layers) * num_experts).reshape(-1, num_experts)
     write_statistics(uses, counts.astype(np.int64))
     config = EngineConfig(model=model, cpu_threads=1, init_expert_location=str(uses))
     check(config, ParallelConfig(2, num_redundant_experts=2))

@@ -210,13 +210,13 @@ def test_a_trace_of_any_model_brings_its_sizes_or_takes_them_from_a_model(tmp_pa
     files = open_model_files(model)
     config, sizes = files.config, trace_sizes(files)
     assert sizes[:2] == (config.routed.hidden_size, config.routed.intermediate_size)
-    shape = ModelShape("tiny", *sizes, routing=(3, config.num_experts, config.top_k))
+    shape = ModelShape("tiny", *sizes, routing=(3, config.routed.num_experts, config.routed.top_k))
     one_expert = config.routed.expert_bytes(files.expert_formats()[0])
     assert shape.expert_bytes == pytest.approx(one_expert)
 
-    ids = np.tile(np.arange(config.top_k), (4, 3, 1))
-    np.savez(tmp_path / "own.npz", ids=ids, num_experts=config.num_experts, sizes=np.array(sizes))
-    np.savez(tmp_path / "bare.npz", ids=ids, num_experts=config.num_experts)
+    ids = np.tile(np.arange(config.routed.top_k), (4, 3, 1))
+    np.savez(tmp_path / "own.npz", ids=ids, num_experts=config.routed.num_experts, sizes=np.array(sizes))
+    np.savez(tmp_path / "bare.npz", ids=ids, num_experts=config.routed.num_experts)
 
     def rows(name, *more):
         trace = str(tmp_path / name)
@@ -229,7 +229,7 @@ def test_a_trace_of_any_model_brings_its_sizes_or_takes_them_from_a_model(tmp_pa
     assert rows("own.npz") == rows("bare.npz", "--model", str(model))
     assert main(["lab", "simulate", str(tmp_path / "bare.npz")]) == 2
     assert "give --model a model directory" in capsys.readouterr().err
-    np.savez(tmp_path / "own.npz", ids=ids, num_experts=config.num_experts, sizes=-np.array(sizes))
+    np.savez(tmp_path / "own.npz", ids=ids, num_experts=config.routed.num_experts, sizes=-np.array(sizes))
     with pytest.raises(ConfigError, match="expected 5 positive floats"):
         load_trace(tmp_path / "own.npz")
 

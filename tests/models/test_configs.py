@@ -85,7 +85,7 @@ def test_what_transformers_5_calls_things(tmp_path: Path) -> None:
         tmp_path, num_experts=None, num_local_experts=8, torch_dtype="bfloat16", dtype=None
     )
     config = read_config(directory)
-    assert config.num_experts == 8
+    assert config.routed.num_experts == 8
     assert config.dtype == "bfloat16"
 
 

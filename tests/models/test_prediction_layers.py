@@ -88,7 +88,7 @@ def test_the_layer_is_counted_only_where_it_is_run(tmp_path: Path, family: str) 
     assert whole.dense_bytes > without.dense_bytes
     more = len(whole.config.moe_layers) - len(without.config.moe_layers)
     assert more == (family != "ernie4_5_moe")
-    assert whole.num_experts_total == without.num_experts_total + more * whole.config.num_experts
+    assert whole.num_experts_total == without.num_experts_total + more * whole.config.routed.num_experts
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])

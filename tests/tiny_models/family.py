@@ -246,7 +246,7 @@ class TinyFamily(TinyModel):
 
     @property
     def has_experts(self) -> bool:
-        return bool(self.parsed.num_experts)
+        return bool(self.parsed.routed.num_experts)
 
     @property
     def twin(self) -> TinyFamily:

@@ -25,9 +25,9 @@ def host_planner(files: ModelFiles, moe: MoeRuntime, kv_cache: ops.StateCache, p
         assert requested.max_total_tokens is not None, "a resize names the number of tokens"
         slots = 0
         if moe.choice.kind != "none":
-            slots = num_slots(requested, num_layers, model.num_experts, stride)
-            check_pins(moe.plan.devices, slots, num_layers, model.num_experts)
-            slots = min(slots, usable_slots(moe.plan.devices, num_layers, model.num_experts))
+            slots = num_slots(requested, num_layers, model.routed.num_experts, stride)
+            check_pins(moe.plan.devices, slots, num_layers, model.routed.num_experts)
+            slots = min(slots, usable_slots(moe.plan.devices, num_layers, model.routed.num_experts))
         pages = requested.max_total_tokens // requested.page_size
         if pages < 1:
             raise ConfigError(

@@ -274,7 +274,7 @@ class _Opened:
 
 
 def _recorded_model(path: Path, model: ModelConfig) -> RecordedModel:
-    return RecordedModel(str(path), model.num_experts, tuple(model.moe_layers), len(model.layers))
+    return RecordedModel(str(path), model.routed.num_experts, tuple(model.moe_layers), len(model.layers))
 
 
 def _report_threads(pool: ops.ThreadPool) -> None:
@@ -311,7 +311,7 @@ def _load_on_cpu(
 ) -> LoadedRunner:
     """Dense weights on the CPU, experts on the CPU or on an emulated accelerator."""
     model = files.config
-    num_layers, num_experts = len(model.moe_layers), model.num_experts
+    num_layers, num_experts = len(model.moe_layers), model.routed.num_experts
     sizes = map(model.routed.bytes_by_expert, files.expert_formats())
     largest = max(map(max, sizes), default=1)
     slot_bytes = _core.slot_stride(largest)
@@ -350,7 +350,7 @@ def _load_on_cpu(
         num_snapshots=capacity.num_snapshots,
         plan=host_planner(files, moe, kv_cache, page_bytes),
         page_bytes=page_bytes,
-        record_bytes=model.bytes_per_sequence,
+        record_bytes=sum(model.record_bytes),
         draft_records=range(num_others, num_others + capacity.num_draft_records),
         # Their results depend on when experts are resident, so a step of several tokens would change them.
         verifier=None if moe.plan.changes_outputs else runner,
@@ -378,8 +378,8 @@ def run_info(
         clock=choice.clock,
         policy=moe.policy if moe.num_slots else "",
         num_layers=model.num_target_moe_layers,
-        num_experts=model.num_experts,
-        top_k=model.top_k,
+        num_experts=model.routed.num_experts,
+        top_k=model.routed.top_k,
         num_slots=moe.num_slots,
         expert_bytes=moe.expert_bytes,
         cpu_isa=ops.isa_choice()[0],

@@ -5,7 +5,7 @@ Each family composes its blocks (`families/`). It holds no weights and no behavi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
@@ -124,24 +124,8 @@ class ModelConfig:
     @property
     def max_context(self) -> int:
         """Maximum tokens of a sequence (prompt and output together), at most `context_limit`."""
-        own = self._own_context
+        own = _own_context(self.max_position_embeddings, self.rope)
         return own if self.context_limit is None else min(own, self.context_limit)
-
-    @property
-    def _own_context(self) -> int:
-        """Context length that the model was made for.
-
-        Linear scaling changes max_position_embeddings itself. For dynamic NTK it is the length before scaling; YaRN
-        keeps that in original_max_position_embeddings. Both extend it by `factor`.
-        """
-        if self.rope.kind == "dynamic":
-            return int(self.max_position_embeddings * self.rope.factor)
-        if self.rope.kind == "yarn":
-            return max(
-                self.max_position_embeddings,
-                int(self.rope.original_max_position_embeddings * self.rope.factor),
-            )
-        return self.max_position_embeddings
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -155,21 +139,6 @@ class ModelConfig:
         blocks = (block for layer in self.layers for block in layer)
         found = (block.routed for block in blocks if isinstance(block, ExpertBlock))
         return next(found, RoutedShape(0, 0, self.hidden_size, 0))
-
-    @property
-    def expert_limits(self) -> tuple[float, ...]:
-        """`RoutedShape.limit` of each of `moe_layers`; empty if none has one."""
-        blocks = (block for layer in self.layers for block in layer)
-        limits = tuple(block.routed.limit for block in blocks if isinstance(block, ExpertBlock))
-        return limits if any(limits) else ()
-
-    @property
-    def num_experts(self) -> int:
-        return self.routed.num_experts
-
-    @property
-    def top_k(self) -> int:
-        return self.routed.top_k
 
     def cache_dtype(self, setting: str) -> CacheDType:
         """KV cache type on the CPU for a value of --kv-cache-dtype."""
@@ -202,11 +171,6 @@ class ModelConfig:
     def state_layers(self) -> list[int]:
         """For each layer, the layer whose state it reads: usually itself."""
         return [min((block.state_layer for block in layer), default=n) for n, layer in enumerate(self.layers)]
-
-    @property
-    def bytes_per_sequence(self) -> int:
-        """Record bytes per sequence, independent of its length."""
-        return sum(self.record_bytes)
 
     def predicting(
         self,
@@ -298,6 +262,26 @@ class ModelConfig:
         for problem in problems:
             raise ModelLoadError(f"{where}: {problem}; fix or replace this file")
         return self
+
+
+def _own_context(max_position_embeddings: int, rope: RopeConfig) -> int:
+    """Context length that a model was made for.
+
+    Linear scaling changes max_position_embeddings itself. For dynamic NTK it is the length before scaling; YaRN keeps
+    that in original_max_position_embeddings. Both extend it by `factor`.
+    """
+    if rope.kind == "dynamic":
+        return int(max_position_embeddings * rope.factor)
+    if rope.kind == "yarn":
+        return max(max_position_embeddings, int(rope.original_max_position_embeddings * rope.factor))
+    return max_position_embeddings
+
+
+def expert_limits(layers: Iterable[Iterable[Block]]) -> tuple[float, ...]:
+    """`RoutedShape.limit` of each layer with routed experts; empty if none has one."""
+    blocks = (block for layer in layers for block in layer)
+    limits = tuple(block.routed.limit for block in blocks if isinstance(block, ExpertBlock))
+    return limits if any(limits) else ()
 
 
 def cache_row_bytes(dtype: CacheDType, elements: int) -> int:

@@ -91,7 +91,7 @@ def _is_nested(fields: Fields) -> bool:
 def _of_text(decoder: Decoder, config: ModelConfig) -> ModelConfig:
     """The configuration without the parts of a checkpoint that are not text."""
     assert decoder.text is not None
-    count = config.num_experts if decoder.text.experts_of_images else 0
+    count = config.routed.num_experts if decoder.text.experts_of_images else 0
     of_images = (f"model.layers.*.mlp.experts.{count + n}.*" for n in range(count))
     return without_images(
         config, (*decoder.text.prefixes, *decoder.renamed), *decoder.text.images, *of_images

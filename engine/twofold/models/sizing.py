@@ -48,7 +48,7 @@ class ModelSize:
 
     @property
     def num_experts_total(self) -> int:
-        return len(self.config.moe_layers) * self.config.num_experts
+        return len(self.config.moe_layers) * self.config.routed.num_experts
 
     def host_bytes(self, num_kv_tokens: int) -> int:
         """Host memory to run with a KV cache for `num_kv_tokens` tokens over all requests, and one record."""
@@ -101,7 +101,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
         expert_bytes=sum(map(sum, experts)),
         one_expert_bytes=max(map(max, experts), default=0),
         kv_bytes_per_token=config.cache_bytes_per_token(config.cache_dtype(kv_cache_dtype)),
-        bytes_per_sequence=config.bytes_per_sequence,
+        bytes_per_sequence=sum(config.record_bytes),
         file_bytes=files.file_bytes,
         device_dense_bytes=sum(part.device_bytes(weights) for part, weights in dense) + rotation,
         device_layer_bytes=tuple(of_layer),

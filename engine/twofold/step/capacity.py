@@ -67,7 +67,7 @@ def plan_capacity(
     free_bytes = max(0, available_memory_bytes() - reserved_bytes)
     token_bytes = model.cache_bytes_per_token(model.cache_dtype(config.kv_cache_dtype)) + draft_token_bytes
     num_records, num_drafts = _records(config, model, int(free_bytes * _MEMORY_SHARE * _RECORDS_SHARE))
-    record_bytes = ((num_records or 0) + num_drafts) * model.bytes_per_sequence
+    record_bytes = ((num_records or 0) + num_drafts) * sum(model.record_bytes)
     affordable = (int(free_bytes * _MEMORY_SHARE) - record_bytes) // token_bytes
     if config.max_total_tokens is not None:
         tokens, reason = config.max_total_tokens, "set by --max-total-tokens"
@@ -86,7 +86,7 @@ def plan_capacity(
         min(max_context, num_pages * config.page_size),
         reason,
         num_records,
-        num_snapshots=plan_snapshots(config, model.bytes_per_sequence, free_bytes),
+        num_snapshots=plan_snapshots(config, sum(model.record_bytes), free_bytes),
         num_draft_records=num_drafts,
     )
 
@@ -102,7 +102,7 @@ def plan_snapshots(config: EngineConfig, record_bytes: int, free_bytes: int) -> 
 
 def _records(config: EngineConfig, model: ModelConfig, room: int) -> tuple[int | None, int]:
     """Records of sequences and of drafts. ConfigError: not even one sequence fits."""
-    one = model.bytes_per_sequence
+    one = sum(model.record_bytes)
     if one == 0:
         return None, 0
     depth = 0 if config.speculative_config is None else config.speculation.num_speculative_tokens

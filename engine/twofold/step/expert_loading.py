@@ -20,6 +20,7 @@ from twofold.experts.profiles import load_machine_profile
 from twofold.experts.slot_plan import DenseCost, MoeShape, SlotPlan
 from twofold.experts.spread import ExpertSpread, RankShare
 from twofold.models import LoadProgress, ModelFiles, ProgressFn
+from twofold.models.config import expert_limits
 from twofold.models.sizing import cpu_stretches, dense_stretches
 
 _log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def _placement(config: EngineConfig, files: ModelFiles) -> InitialPlacement:
     return initial_placement(
         config,
         model.moe_layers,
-        model.num_experts,
+        model.routed.num_experts,
         num_prediction_layers=len(model.moe_layers) - model.num_target_moe_layers,
     )
 
@@ -75,7 +76,9 @@ def expert_spread(config: EngineConfig, files: ModelFiles) -> ExpertSpread | Non
     if not isinstance(files.panels, RankShare):
         return None
     model = files.config
-    return files.panels.spread(len(model.moe_layers), model.num_experts, _placement(config, files).counts)
+    return files.panels.spread(
+        len(model.moe_layers), model.routed.num_experts, _placement(config, files).counts
+    )
 
 
 def moe_shape(files: ModelFiles) -> MoeShape:
@@ -90,7 +93,7 @@ def moe_shape(files: ModelFiles) -> MoeShape:
         formats=files.expert_formats(),
         activation=routed.activation,
         biases=routed.biases,
-        limits=files.config.expert_limits,
+        limits=expert_limits(files.config.layers),
     )
 
 

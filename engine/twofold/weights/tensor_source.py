@@ -95,6 +95,15 @@ def widened(elements: npt.NDArray[Any], format: str | None) -> F32:
     return (elements.view(np.float16) if format == "f16" else elements).astype(np.float32)
 
 
+def _check_exponents(entry: TensorEntry, exponents: TensorEntry) -> None:
+    expected = (*entry.shape[:-1], entry.shape[-1] // FORMATS[entry.format or ""].block_columns)
+    if exponents.dtype not in ("U8", "F8_E8M0") or exponents.shape != expected:
+        raise ModelLoadError(
+            f"{exponents.file}: scales {exponents.name} are {exponents.dtype} {list(exponents.shape)}, expected U8 "
+            f"{list(expected)} for {entry.name}; download it again"
+        )
+
+
 class TensorSource:
     """All tensors of a model by name. Views keep their file mapped as long as they live."""
 
@@ -137,7 +146,7 @@ class TensorSource:
         entry = self.entry(name)
         format = entry.check(shape)
         if entry.scales is not None:
-            self._check_exponents(entry, self.entry(entry.scales))
+            _check_exponents(entry, self.entry(entry.scales))
         if format == "fp8":
             scales = self.entry(scales_name(name))
             by_row = (*shape[:-1], scale_grid(shape)[-1])
@@ -147,15 +156,6 @@ class TensorSource:
                     f"{scales.file}: scales {scales.name} are {scales.dtype}, expected floats; download it again"
                 )
         return format
-
-    @staticmethod
-    def _check_exponents(entry: TensorEntry, exponents: TensorEntry) -> None:
-        expected = (*entry.shape[:-1], entry.shape[-1] // FORMATS[entry.format or ""].block_columns)
-        if exponents.dtype not in ("U8", "F8_E8M0") or exponents.shape != expected:
-            raise ModelLoadError(
-                f"{exponents.file}: scales {exponents.name} are {exponents.dtype} {list(exponents.shape)}, expected U8 "
-                f"{list(expected)} for {entry.name}; download it again"
-            )
 
     def companions(self, name: str) -> tuple[str, ...]:
         """Names of the tensors read together with `name`: the scales of fp8, and of mxfp4 if separate."""

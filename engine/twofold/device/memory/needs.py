@@ -95,10 +95,10 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
         kv_bytes_per_token=2 * page_elements,
         one_expert_bytes=max(1, size.one_expert_bytes),  # 0 in a model without experts
         num_layers=len(size.config.moe_layers),
-        num_experts=size.config.num_experts,
-        top_k=size.config.top_k,
+        num_experts=size.config.routed.num_experts,
+        top_k=size.config.routed.top_k,
         max_context=size.config.max_context,
-        activation_bytes_per_token=model.top_k * pair_bytes + 10 * model.hidden_size + 8 * elements,
+        activation_bytes_per_token=model.routed.top_k * pair_bytes + 10 * model.hidden_size + 8 * elements,
         sampled_row_bytes=40 * model.vocab_size,
         record_bytes=sum(block.device_record_bytes for layer in model.layers for block in layer),
         layers=tuple(

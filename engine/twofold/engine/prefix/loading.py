@@ -38,7 +38,7 @@ def make_pool(
     if loaded.num_records is not None and loaded.num_snapshots == 0:
         _log.warning(
             "prefix caching is off: not even one record snapshot (%.1f MB) fits; raise --snapshot-bytes",
-            files.config.bytes_per_sequence / 1e6,
+            sum(files.config.record_bytes) / 1e6,
         )
         return PagePool(loaded.num_pages, config.page_size, loaded.num_records, loaded.draft_records)
     return CachingPool(

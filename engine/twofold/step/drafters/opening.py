@@ -95,7 +95,7 @@ class OpenedDraftModel(OpenedDrafter):
     def of(cls, config: EngineConfig, target: ModelFiles, tokenizer: Tokenizer) -> OpenedDraftModel:
         path = draft_path(config)
         files = open_model_files(path)
-        if files.config.bytes_per_sequence:
+        if any(files.config.record_bytes):
             raise ConfigError(
                 f"{_FLAG} was given {path}; {files.config.architecture} keeps a recurrent state, which rejected drafts "
                 "would spoil: give a model whose layers all have attention"

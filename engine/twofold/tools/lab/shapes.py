@@ -107,7 +107,7 @@ def find_shape(model: str | None, trace: Trace) -> ModelShape:
     if shape is None and model is not None and Path(model).exists():
         files = open_model_files(model)
         config = files.config
-        routing = (len(config.moe_layers), config.num_experts, config.top_k)
+        routing = (len(config.moe_layers), config.routed.num_experts, config.routed.top_k)
         shape = ModelShape(model_name(model), *trace_sizes(files), routing=routing)
     if shape is None:
         origin = "" if model else " (the trace's name)"

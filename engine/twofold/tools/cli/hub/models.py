@@ -104,7 +104,7 @@ def _examine(path: Path) -> dict[str, Any]:
         "path": str(path),
         "architecture": files.config.architecture,
         "layers": files.config.num_layers,
-        "experts_per_layer": files.config.num_experts,
+        "experts_per_layer": files.config.routed.num_experts,
         "expert_formats": sorted(
             set().union(*chain.from_iterable(map(distinct_formats, files.expert_formats())))
         ),
