@@ -7,10 +7,6 @@ from datetime import datetime
 NOTHING = "–"
 
 
-def count(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.0f}"
-
-
 def percent(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1%}"
 
@@ -72,7 +68,3 @@ def moment(at_s: float | None, *, with_date: bool = False) -> str:
 def last_part(path: str) -> str:
     """A model's directory name without its parent path."""
     return path.rstrip("/").rpartition("/")[2] or path
-
-
-def shortened(name: str, length: int = 18) -> str:
-    return name if len(name) <= length else name[: length - 1] + "…"

@@ -17,7 +17,6 @@ from twofold.telemetry import queries
 from dashboard.figures.chart import Chart
 from dashboard.palette import (
     AMOUNT,
-    FAILED,
     HIT,
     PLACEMENT_COLORS,
     QUANTITY,
@@ -287,30 +286,3 @@ def percentiles(series: queries.PercentileSeries) -> Chart:
             hovertemplate="%{y:,.1f} ms",
         )
     return over_time(figure, series.at_s, height=260)
-
-
-def users(finished_s: F64, num_users: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> Chart:
-    """Number of users over time, and the times of failed requests."""
-    shown = np.linspace(0, len(ok) - 1, min(len(ok), MAX_POINTS)).astype(np.int64)
-    failed = np.flatnonzero(~ok)[:MAX_POINTS]
-    figure = Chart()
-    figure.add_scatter(
-        x=moments(finished_s[shown]),
-        y=num_users[shown],
-        name="users",
-        mode="lines",
-        line={"color": QUANTITY, "width": 2, "shape": "hv"},
-        fill="tozeroy",
-        fillcolor=faint(QUANTITY, 0.14),
-        hovertemplate="%{y} users",
-    )
-    if not ok.all():
-        figure.add_scatter(
-            x=moments(finished_s[failed]),
-            y=num_users[failed],
-            name="failed request",
-            mode="markers",
-            marker={"color": FAILED, "symbol": "x", "size": 10},
-            hovertemplate="failed",
-        )
-    return over_time(figure, finished_s, height=200)

@@ -224,7 +224,6 @@ def test_every_colour_means_one_thing_and_shows_on_both_backgrounds() -> None:
     for chart in (
         figures.area(apart, apart, name="a", unit="b"),
         figures.queue(apart, apart, apart),
-        figures.users(apart, np.array([1, 2]), np.array([True, True])),
     ):
         figure = chart.built()
         hues = {trace.line.color for trace in figure.data} - {None}

@@ -105,10 +105,6 @@ class Fields:
         """The same object with further defaults; those it has already take precedence."""
         return Fields(self.where, self.data, {**defaults, **self.defaults}, self.also)
 
-    def naming(self, also: Mapping[str, tuple[str, ...]]) -> Fields:
-        """The same object with further names of keys."""
-        return Fields(self.where, self.data, self.defaults, {**self.also, **also})
-
     def with_data(self, data: dict[str, Any], where: str = "") -> Fields:
         """Another object, read with the same defaults and names. where: its place; "": the same."""
         return Fields(where or self.where, data, self.defaults, self.also)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 ValueKind = Literal[
     "schema",
@@ -68,18 +68,3 @@ ANNOTATIONS: Final = frozenset(
     )
 )
 """Keywords that allow and exclude no value."""
-
-
-def subschemas(schema: Mapping[str, Any]) -> list[Any]:
-    """The schemas directly inside a schema in normal form."""
-    found: list[Any] = []
-    for word, value in schema.items():
-        if KEYWORDS.get(word) not in HOLDS_SCHEMAS:
-            continue
-        if isinstance(value, list):
-            found += value
-        elif KEYWORDS[word].startswith("named") and isinstance(value, Mapping):
-            found += [each for each in value.values() if not isinstance(each, list)]
-        else:
-            found.append(value)
-    return found
