@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import numpy as np
 
@@ -225,30 +225,6 @@ class TeeSink(TelemetrySink):
                 stack.callback(sink.close)
 
 
-def _number(sample: dict[str, Any], name: str, index: int, *, optional: bool = False) -> float | None:
-    value = sample.get(name)
-    if value is None and optional:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
-        return float(value)
-    raise RequestError(
-        f"samples[{index}].{name} is {value!r:.80}; expected a finite number >= 0",
-        param=f"samples[{index}].{name}",
-    )
-
-
-def _text(sample: dict[str, Any], name: str, index: int, *, optional: bool = False) -> str | None:
-    value = sample.get(name)
-    if value is None and optional:
-        return None
-    if not isinstance(value, str) or not value or len(value) > 1000:
-        raise RequestError(
-            f"samples[{index}].{name} is {value!r:.80}; expected a text of 1 to 1000 characters",
-            param=f"samples[{index}].{name}",
-        )
-    return value
-
-
 def parse_load_samples(body: object, *, max_samples: int = 10_000) -> list[LoadSample]:
     """Parse the decoded JSON body of `POST /internal/load_samples`.
 
@@ -268,33 +244,35 @@ def parse_load_samples(body: object, *, max_samples: int = 10_000) -> list[LoadS
 def _parse_sample(sample: object, index: int) -> LoadSample:
     if not isinstance(sample, dict):
         raise RequestError(f"samples[{index}] is not an object", param=f"samples[{index}]")
-    return LoadSample(
-        loadtest_id=_text(sample, "loadtest_id", index) or "",
-        finished_s=_number(sample, "finished_s", index) or 0.0,
-        user=int(_number(sample, "user", index) or 0),
-        num_users=int(_number(sample, "num_users", index) or 0),
-        e2e_ms=_number(sample, "e2e_ms", index) or 0.0,
-        ok=_flag(sample, "ok", index),
-        ttft_ms=_number(sample, "ttft_ms", index, optional=True),
-        tpot_ms=_number(sample, "tpot_ms", index, optional=True),
-        completion_tokens=int(_number(sample, "completion_tokens", index, optional=True) or 0),
-        error=_text(sample, "error", index, optional=True),
-        request_id=_text(sample, "request_id", index, optional=True),
-        itl_p95_ms=_number(sample, "itl_p95_ms", index, optional=True),
-        stage=_text(sample, "stage", index, optional=True),
-        name=_text(sample, "name", index, optional=True),
-        gave_up=_flag(sample, "gave_up", index, default=False),
-    )
+    found: dict[str, Any] = {}
+    for field in fields(LoadSample):
+        kind, value = _KINDS[field.name], sample.get(field.name)
+        if value is None and field.default is not MISSING and (kind is not bool or field.name not in sample):
+            continue
+        expected, holds = _EXPECTED[kind]
+        if not holds(value):
+            where = f"samples[{index}].{field.name}"
+            raise RequestError(f"{where} is {value!r:.80}; expected {expected}", param=where)
+        found[field.name] = kind(value)
+    return LoadSample(**found)
 
 
-def _flag(sample: dict[str, Any], name: str, index: int, *, default: bool | None = None) -> bool:
-    value = sample.get(name, default)
-    if not isinstance(value, bool):
-        raise RequestError(
-            f"samples[{index}].{name} is {value!r:.80}; expected true or false",
-            param=f"samples[{index}].{name}",
-        )
-    return value
+def _is_count(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
+
+
+_KINDS: Final[Mapping[str, type]] = {
+    name: next(each for each in (get_args(hint) or (hint,)) if each is not type(None))
+    for name, hint in get_type_hints(LoadSample).items()
+}
+_EXPECTED: Final[Mapping[type, tuple[str, Callable[[Any], bool]]]] = {
+    int: ("a finite number >= 0", _is_count),
+    float: ("a finite number >= 0", _is_count),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    str: ("a text of 1 to 1000 characters", lambda value: isinstance(value, str) and 0 < len(value) <= 1000),
+}
+"""What a field's value must be, by its type."""
 
 
 def check_event_dtype(kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
