@@ -339,3 +339,19 @@ class TextReader:
         self._arguments.clear()
         if pieces:
             self.emit("arguments", pieces, number=self._num_calls)
+
+
+def read_section(
+    reader: TextReader, mark: str, call: str, read_call: Callable[[], Wait[None]], end: str
+) -> Wait[None]:
+    """Read the rest of a section of calls, each after the mark `call`, and its end if it has one. mark: the one that
+    has been read, of the section or of its first call. read_call: reads the rest of a call."""
+    if mark != call:
+        yield from reader.skip_space()
+        yield from reader.expect(call)
+    while True:
+        yield from read_call()
+        reader.begin_header()
+        if not (yield from reader.accept(call)):
+            break
+    yield from reader.accept(end)

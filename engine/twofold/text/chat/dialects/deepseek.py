@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from twofold.text.chat.json_stream import read_arguments
-from twofold.text.chat.reader import TextReader, Wait
+from twofold.text.chat.reader import TextReader, Wait, read_section
 from twofold.text.chat.schema_values import ToolSchemas
 
 _CALL: Final = "<｜tool▁call▁begin｜>"
@@ -17,10 +17,7 @@ _FENCE: Final = "```"
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    if mark != _CALL:
-        yield from reader.skip_space()
-        yield from reader.expect(_CALL)
-    while True:
+    def read_call() -> Wait[None]:
         yield from reader.skip_space()
         name = yield from reader.read_name()
         yield from reader.expect(_SEP)
@@ -36,7 +33,5 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
         if is_fenced:
             yield from reader.accept(_FENCE)
         yield from reader.accept(_CALL_END)
-        reader.begin_header()
-        if not (yield from reader.accept(_CALL)):
-            break
-    yield from reader.accept(_CALLS_END)
+
+    yield from read_section(reader, mark, _CALL, read_call, _CALLS_END)

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from twofold.text.chat.json_stream import read_arguments
-from twofold.text.chat.reader import MAX_NAME, DamagedCallError, TextReader, Wait
+from twofold.text.chat.reader import MAX_NAME, DamagedCallError, TextReader, Wait, read_section
 from twofold.text.chat.schema_values import ToolSchemas
 
 _CALL: Final = "<|tool_call_begin|>"
@@ -16,10 +16,7 @@ _PARTS: Final = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    if mark != _CALL:
-        yield from reader.skip_space()
-        yield from reader.expect(_CALL)
-    while True:
+    def read_call() -> Wait[None]:
         yield from reader.skip_space()
         call_id = yield from reader.take_while(_ID, MAX_NAME)
         parts = _PARTS.fullmatch(call_id)
@@ -31,7 +28,5 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
         yield from read_arguments(reader, reader.argument)
         reader.end_call()
         yield from reader.accept("<|tool_call_end|>")
-        reader.begin_header()
-        if not (yield from reader.accept(_CALL)):
-            break
-    yield from reader.accept("<|tool_calls_section_end|>")
+
+    yield from read_section(reader, mark, _CALL, read_call, "<|tool_calls_section_end|>")

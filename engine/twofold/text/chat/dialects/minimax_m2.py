@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from twofold.text.chat.reader import KEY, DamagedCallError, Follow, Marks, TextReader, Wait
+from twofold.text.chat.reader import KEY, DamagedCallError, Follow, Marks, TextReader, Wait, read_section
 from twofold.text.chat.schema_values import ArgumentsWriter, ToolSchemas
 
 
@@ -36,9 +36,8 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
     call, parameter = tags.begin("invoke"), tags.begin("parameter")
     value_end = Marks((tags.end("parameter"),))
     follows: tuple[Follow, ...] = ((parameter, KEY, ">"), (tags.end("invoke"),))
-    yield from reader.skip_space()
-    yield from reader.expect(call)
-    while True:
+
+    def read_call() -> Wait[None]:
         name = yield from _quoted_name(reader)
         yield from reader.expect(">")
         reader.begin_call(name)
@@ -53,10 +52,8 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
         yield from reader.skip_space()
         yield from reader.expect(tags.end("invoke"))
         arguments.end()
-        reader.begin_header()
-        if not (yield from reader.accept(call)):
-            break
-    yield from reader.accept(tags.calls_end)
+
+    yield from read_section(reader, mark, call, read_call, tags.calls_end)
 
 
 def _quoted_name(reader: TextReader) -> Wait[str]:

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from twofold.text.chat.json_stream import read_arguments
-from twofold.text.chat.reader import MAX_NAME, TextReader, Wait
+from twofold.text.chat.reader import MAX_NAME, TextReader, Wait, read_section
 from twofold.text.chat.schema_values import ToolSchemas
 
 _CALL: Final = "<|tool_call:begin|>"
@@ -15,10 +15,7 @@ _ID: Final = re.compile(r"[^\s<]*")
 
 
 def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None]:
-    if mark != _CALL:
-        yield from reader.skip_space()
-        yield from reader.expect(_CALL)
-    while True:
+    def read_call() -> Wait[None]:
         yield from reader.take_while(_ID, MAX_NAME)
         yield from reader.expect("<|tool_call:name|>")
         name = yield from reader.read_name()
@@ -27,7 +24,5 @@ def read_calls(reader: TextReader, mark: str, schemas: ToolSchemas) -> Wait[None
         yield from read_arguments(reader, reader.argument)
         reader.end_call()
         yield from reader.accept("<|tool_call:end|>")
-        reader.begin_header()
-        if not (yield from reader.accept(_CALL)):
-            break
-    yield from reader.accept("<|calls|>")
+
+    yield from read_section(reader, mark, _CALL, read_call, "<|calls|>")
