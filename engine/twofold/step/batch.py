@@ -82,7 +82,7 @@ class StepBatch:
         self.meta = BatchMeta(
             positions=np.array(positions, np.int32),
             sequence_index=np.array(sequence_index, np.int32),
-            page_tables=_page_tables(scheduled),
+            page_tables=page_tables([item.sequence.pages for item in scheduled]),
             prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
             records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
             kept_records=_kept_records(scheduled) if has_drafts else None,
@@ -103,13 +103,13 @@ class StepBatch:
         self.generated = [True] * len(positions)
         meta = self.meta
         meta.positions[:] = positions
-        page_tables = meta.page_tables
+        tables = meta.page_tables
         if num_pages != self._num_pages:
-            self._num_pages, page_tables = num_pages, _page_tables(scheduled)
+            self._num_pages, tables = num_pages, page_tables([item.sequence.pages for item in scheduled])
         self.meta = BatchMeta(
             meta.positions,
             meta.sequence_index,
-            page_tables=page_tables,
+            page_tables=tables,
             prompt_lengths=meta.prompt_lengths,
             last_position=max(positions),
             records=meta.records,
@@ -131,9 +131,8 @@ def _kept_records(scheduled: Seq[ScheduledSequence]) -> I32 | None:
     return np.array([number for own in kept for number in own], np.int32)
 
 
-def _page_tables(scheduled: Seq[ScheduledSequence]) -> I32:
+def page_tables(pages: Seq[Seq[int]]) -> I32:
     """Block table [sequences, most pages]; unused entries are 0 and never read."""
-    pages = [item.sequence.pages for item in scheduled]
     if len(pages) == 1:
         return np.array(pages, np.int32)
     tables = np.zeros((len(pages), max(map(len, pages))), np.int32)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
+from twofold.step.batch import page_tables
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.model import BatchMeta, LoadedModel
 from twofold.step.prediction_layer import PredictionLayer
@@ -168,13 +169,10 @@ class Predictions:
                 for part, count in zip(parts, counts, strict=True)
                 for token in part.sequence.token_ids[part.begin + 1 : part.begin + count + 1]
             ]
-        tables = np.zeros((len(parts), max(len(part.sequence.pages) for part in parts)), np.int32)
-        for table, part in zip(tables, parts, strict=True):
-            table[: len(part.sequence.pages)] = part.sequence.pages
         batch = BatchMeta(
             positions=np.array(positions, np.int32),
             sequence_index=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-            page_tables=tables,
+            page_tables=page_tables([part.sequence.pages for part in parts]),
             prompt_lengths=np.array([part.sequence.num_prompt_tokens for part in parts], np.int32),
             records=np.array([part.sequence.record or 0 for part in parts], np.int32),
         )

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from twofold.api.speculative_config import MAX_DEPTH
 from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
-from twofold.step.drafters.draft_pages import DraftPagePool, DraftPages, page_tables
+from twofold.step.batch import page_tables
+from twofold.step.drafters.draft_pages import DraftPagePool, DraftPages
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafters.likeliest import likeliest
 from twofold.step.drafters.pass_times import PassTimes
@@ -64,7 +65,7 @@ class DraftModel:
         batch = BatchMeta(
             positions=np.array(positions, np.int32),
             sequence_index=index,
-            page_tables=page_tables([chunk.held for chunk in chunks]),
+            page_tables=page_tables([chunk.held.pages for chunk in chunks]),
             prompt_lengths=np.array([chunk.prompt_length for chunk in chunks], np.int32),
             last_position=max(positions),
             records=np.zeros(len(chunks), np.int32),

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from twofold.step.sequences import Sequence
 
 
@@ -31,14 +28,6 @@ class DraftPages:
             self.num_known += 1
         self.num_known = min(self.num_known, end)
         self.drafted.clear()
-
-
-def page_tables(held: Seq[DraftPages]) -> npt.NDArray[np.int32]:
-    """Block table [sequences, most pages]; unused entries are 0 and never read."""
-    tables = np.zeros((len(held), max(len(each.pages) for each in held)), np.int32)
-    for row, each in zip(tables, held, strict=True):
-        row[: len(each.pages)] = each.pages
-    return tables
 
 
 class DraftPagePool:

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from twofold.api.speculative_config import MAX_DEPTH
 from twofold.blocks import ops
-from twofold.step.drafters.draft_pages import DraftPagePool, DraftPages, page_tables
+from twofold.step.batch import page_tables
+from twofold.step.drafters.draft_pages import DraftPagePool, DraftPages
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafters.eagle3_head import Eagle3Head
 from twofold.step.drafters.likeliest import likeliest
@@ -208,7 +209,7 @@ class Eagle3Drafter(ModelDrafter):
             states,
             positions=np.array(positions, np.int32),
             sequences=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-            tables=page_tables([part.held for part in parts]),
+            tables=page_tables([part.held.pages for part in parts]),
             cache=self._cache,
         )
         took_s = time.perf_counter() - began
