@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -17,9 +18,8 @@ from twofold.server.bridge.models.state import ServerState
 from twofold.server.bridge.requests.request_body import parse_body, translated
 from twofold.server.http.errors import set_error_format
 from twofold.server.http.openapi import body_of
-from twofold.server.openai.chat_reading import ChatReading
-from twofold.server.openai.prompts import chat_prompts
 from twofold.server.openai.routes import answer_chat
+from twofold.server.openai.tokenization import num_prompt_tokens
 
 _PATH: Final = "/v1/messages"
 
@@ -49,13 +49,7 @@ def router(state: ServerState) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         body = await parse_body(request, CountTokensRequest, state)
         async with state.using(body.model) as model:
-            asked = _translated(model, body)
-            tokenizer, marks, cache = model.tokenizer, model.chat_marks, model.token_cache
-            ChatReading.of(asked, marks, tokenizer)  # refuses tools whose calls cannot be parsed
-
-            def count() -> int:
-                return len(chat_prompts(asked, tokenizer, marks, cache=cache)[0].token_ids)
-
+            count = partial(num_prompt_tokens, model, _translated(model, body))
             number = await state.threads.tokenise(count, param="messages")
         return JSONResponse({"input_tokens": number})
 

@@ -11,12 +11,15 @@ from starlette.responses import Response
 
 from twofold.api.errors import RequestError
 from twofold.server.bridge.models.protocol import ServingTokenizer
+from twofold.server.bridge.models.served_model import ServedModel
 from twofold.server.bridge.models.state import ServerState
 from twofold.server.bridge.requests.request_body import parse_body
 from twofold.server.http.openapi import answers, body_of
 from twofold.server.openai.answer_schemas import Detokenized, Tokenized
+from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.logprobs import TokenNames
 from twofold.server.openai.prompts import chat_prompts
+from twofold.server.openai.schemas import ChatRequest
 from twofold.server.openai.tokenize_schemas import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -46,6 +49,13 @@ def router(state: ServerState) -> APIRouter:
             return await _answer(state, lambda: _detokenized(body.tokens, tokenizer), "tokens")
 
     return routes
+
+
+def num_prompt_tokens(model: ServedModel, chat: ChatRequest) -> int:
+    """Number of tokens of a conversation's prompt. Raises RequestError for tools whose calls cannot be parsed."""
+    tokenizer, marks = model.tokenizer, model.chat_marks
+    ChatReading.of(chat, marks, tokenizer)
+    return len(chat_prompts(chat, tokenizer, marks, cache=model.token_cache)[0].token_ids)
 
 
 async def _answer(state: ServerState, work: Callable[[], dict[str, Any]], param: str) -> Response:

@@ -22,11 +22,10 @@ from twofold.server.bridge.requests.request_body import parse_body, translated
 from twofold.server.http import errors as api_errors
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
 from twofold.server.http.openapi import answers, body_of, events_of
-from twofold.server.openai.chat_reading import ChatReading
-from twofold.server.openai.prompts import chat_prompts
 from twofold.server.openai.routes import answer_chat
 from twofold.server.openai.schemas import ChatRequest
 from twofold.server.openai.template_variables import reads_effort
+from twofold.server.openai.tokenization import num_prompt_tokens
 from twofold.server.responses.answer_schemas import InputTokens, ResponseAnswer, ResponseEvent
 from twofold.server.responses.format import (
     AskedResponse,
@@ -83,7 +82,7 @@ def router(state: ServerState) -> APIRouter:
             if not _has_input(body):
                 return JSONResponse({"object": "response.input_tokens", "input_tokens": 0})
             chat = _chat(model, body, offer_of(body.all_tools), _effort(model, body))
-            count = functools.partial(_num_tokens, model, chat)
+            count = functools.partial(num_prompt_tokens, model, chat)
             number = await state.threads.tokenise(count, param="input")
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
 
@@ -151,12 +150,6 @@ def _chat(model: ServedModel, body: ResponsesRequest, offer: Offer, effort: str 
         return translated(ChatRequest, fields, model)
     except ApiError as error:
         raise _renamed(error) from None
-
-
-def _num_tokens(model: ServedModel, chat: ChatRequest) -> int:
-    tokenizer, marks = model.tokenizer, model.chat_marks
-    ChatReading.of(chat, marks, tokenizer)  # refuses tools whose calls cannot be parsed
-    return len(chat_prompts(chat, tokenizer, marks, cache=model.token_cache)[0].token_ids)
 
 
 def _effort(model: ServedModel, body: ResponsesRequest) -> str | None:
