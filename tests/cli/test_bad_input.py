@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from twofold.tools.cli.main import main
 
+from tests.e2e.ports import free_port, is_listening
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 
@@ -80,17 +81,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert captured.err.startswith(f"twofold {arguments[0]}: ")
     assert "Traceback" not in captured.err
     return captured.err
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

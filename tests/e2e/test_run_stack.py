@@ -18,21 +18,11 @@ from pathlib import Path
 import pytest
 
 from scripts import run_stack
+from tests.e2e.ports import free_port, is_listening
 from tests.e2e.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Stack:

@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pytest
 from twofold._testing import kernels
 from twofold.tools.loadgen.server_process import serving
 
+from tests.e2e.ports import free_port
 from tests.e2e.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,12 +122,6 @@ def get(port: int, path: str) -> str | None:
         return None
     finally:
         connection.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.slow

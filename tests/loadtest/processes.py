@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -124,9 +123,3 @@ def loadtest(
 
 def samples_of(server: ThreadingHTTPServer) -> list[LoadSample]:
     return [s for body in server.load_samples for s in parse_load_samples(body)]  # type: ignore[attr-defined]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -17,7 +17,8 @@ from twofold.tools.loadgen.answer_stream import AnswerStream
 from twofold.tools.loadgen.metrics import Sample
 from twofold.tools.loadgen.sample_messages import as_message, from_message
 
-from tests.loadtest.processes import free_port, loadtest, samples_of, server
+from tests.e2e.ports import free_port
+from tests.loadtest.processes import loadtest, samples_of, server
 
 __all__ = ["server"]
 

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 from twofold.telemetry.sink import parse_load_samples
 
-from tests.loadtest.processes import free_port, loadtest, samples_of, server
+from tests.loadtest.processes import loadtest, samples_of, server
 
 __all__ = ["server"]
+
+from tests.e2e.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 from twofold.api.errors import ConfigError
@@ -10,13 +9,6 @@ from twofold.parallel.identity import Identity
 from twofold.parallel.joining import Meeting
 from twofold.parallel.link import RankLink
 from twofold.parallel.place import Place
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
 
 IDENTITY = Identity(version="1", panels="2", level="avx2", model="m (1)", settings="--x 1")
 

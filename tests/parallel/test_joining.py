@@ -22,7 +22,8 @@ from twofold.parallel.link import STOP, RankLink
 from twofold.parallel.place import Place
 from twofold.parallel.session import rank_config
 
-from tests.parallel.meeting import IDENTITY, free_port, meet
+from tests.e2e.ports import free_port
+from tests.parallel.meeting import IDENTITY, meet
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 

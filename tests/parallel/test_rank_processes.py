@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.meeting import free_port
+from tests.e2e.ports import free_port
 from tests.parallel.rank_processes import (
     QUICK,
     answer,

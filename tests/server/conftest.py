@@ -25,6 +25,15 @@ def engine() -> Iterator[FakeEngine]:
     fake.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[str, FakeEngine]]:
+    """Shared server for requests that do not reach the engine."""
+    engine = FakeEngine()
+    with serving(create_app(engine, ServerConfig())) as base:
+        yield base, engine
+    engine.close()
+
+
 @pytest.fixture
 def url(engine: FakeEngine) -> Iterator[str]:
     with serving(create_app(engine, ServerConfig())) as base:

@@ -32,6 +32,7 @@ from twofold.api.types import (
     TokenLogprob,
     Usage,
 )
+from twofold.telemetry.sink import LoadSample, TelemetrySink
 from twofold.text.tokenizer import ToolForm
 
 EMULATED = RunInfo(
@@ -357,3 +358,13 @@ class FakeEngine:
             return said >= limit and say("", (), "length" if limit < len(prompt) else "stop")
 
         return turn
+
+
+class ListSink(TelemetrySink):
+    """Keeps the load samples it is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[LoadSample] = []
+
+    def load_samples(self, rows: list[LoadSample]) -> None:
+        self.rows += rows

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, ListSink
 from live_server import serving
 from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError
 from twofold.models.bundled import bundled_model_path
 from twofold.server.app import create_app
-from twofold.telemetry.sink import LoadSample, TelemetrySink
 from twofold.tools.cli import main as cli
 from twofold.tools.loadgen.server_process import serving as running
 
@@ -80,16 +79,6 @@ def test_a_key_comes_from_the_environment(engine, tmp_path, monkeypatch, capsys)
         assert "API key" in capsys.readouterr().err
         monkeypatch.setenv("OPENAI_API_KEY", "sesame")
         assert bench(url, *flags, tmp_path=tmp_path)[0] == 0
-
-
-class ListSink(TelemetrySink):
-    """Keeps the load samples it is given."""
-
-    def __init__(self) -> None:
-        self.rows: list[LoadSample] = []
-
-    def load_samples(self, rows: list[LoadSample]) -> None:
-        self.rows += rows
 
 
 def test_the_samples_reach_the_dashboards_database_a_stage_for_each_load(engine, capsys):

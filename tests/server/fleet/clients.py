@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,12 +26,6 @@ _WORDS: Final = (
     "snow",
     "wolf",
 )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from tests.server.fleet.clients import free_port
+from tests.e2e.ports import free_port
 
 
 @contextlib.contextmanager

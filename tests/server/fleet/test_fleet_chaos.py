@@ -25,7 +25,8 @@ pytest.importorskip("ray", reason="needs twofold[ray]")
 from twofold import __version__
 from twofold.api.errors import ConfigError
 
-from tests.server.fleet.clients import client, free_port, prompt, streams
+from tests.e2e.ports import free_port
+from tests.server.fleet.clients import client, prompt, streams
 from tests.server.fleet.ray_cluster import (
     fleet_settings,
     replica_processes,

@@ -15,7 +15,7 @@ import pytest
 import twofold
 from twofold.tools.cli.serve.orphans import descendants
 
-from tests.server.fleet.clients import free_port
+from tests.e2e.ports import free_port
 
 _FAILED_MS = 60_000
 """Wait after which a test fails."""

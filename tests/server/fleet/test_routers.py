@@ -20,7 +20,8 @@ import httpx
 import pytest
 from twofold.tools.loadgen.server_process import serving
 
-from tests.server.fleet.clients import free_port, round_robin_hits, second_turn_hits
+from tests.e2e.ports import free_port
+from tests.server.fleet.clients import round_robin_hits, second_turn_hits
 
 pytestmark = pytest.mark.slow
 NUM_CONVERSATIONS = 40

@@ -8,7 +8,7 @@ import threading
 import httpx
 import openai
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, ListSink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_server import HTTP, serving
@@ -16,7 +16,6 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import CapacityError, KernelError, RequestError
 from twofold.server.app import create_app
 from twofold.server.openai.fields import FIELDS as TABLE
-from twofold.telemetry.sink import LoadSample, TelemetrySink
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -219,16 +218,6 @@ def test_a_slow_tokeniser_does_not_hold_up_others(engine, url):
     release.set()
     slow.join()
     assert answers[0].status_code == 200
-
-
-class ListSink(TelemetrySink):
-    """Keeps the load samples it is given."""
-
-    def __init__(self) -> None:
-        self.rows: list[LoadSample] = []
-
-    def load_samples(self, rows: list[LoadSample]) -> None:
-        self.rows += rows
 
 
 def test_load_samples_reach_the_sink(engine: FakeEngine):

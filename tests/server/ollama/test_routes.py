@@ -27,15 +27,6 @@ MODEL = "fake-tales"
 TALE = [{"role": "user", "content": "once upon a time"}]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[str, FakeEngine]]:
-    """Shared server for requests that do not reach the engine."""
-    engine = FakeEngine()
-    with serving(create_app(engine, ServerConfig())) as base:
-        yield base, engine
-    engine.close()
-
-
 @pytest.fixture
 def client(url: str) -> Iterator[Any]:
     with ollama.Client(host=url, trust_env=False, timeout=30) as made:

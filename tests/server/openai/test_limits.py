@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,14 +26,6 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "a b c"},
 }
 STOPS = [f"speaker {number}:" for number in range(40)]
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[str, FakeEngine]]:
-    engine = FakeEngine()
-    with serving(create_app(engine, ServerConfig())) as base:
-        yield base, engine
-    engine.close()
 
 
 def sampling(shared: tuple[str, FakeEngine], path: str, more: dict[str, Any]) -> Any:
