@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from twofold.telemetry import queries
+from twofold.tools.lab import recorded_run
 
 from dashboard.figures.base import F64, layout
 from dashboard.figures.chart import Chart
@@ -15,17 +16,6 @@ from dashboard.figures.link import REASON_NAMES
 from dashboard.palette import FAILED, HIT, QUANTITY, REASON_COLORS, faint
 
 _USES: Final = ("0", "1", "2–3", "4–7", "8–15", "16+")
-
-
-class PolicyResult(Protocol):
-    """What one cache policy would have done; see `twofold.tools.lab.recorded_run`."""
-
-    @property
-    def policy(self) -> str: ...
-    @property
-    def hit_rate(self) -> float: ...
-    @property
-    def uploads_per_token(self) -> float: ...
 
 
 def by_layer(hit_share: F64) -> Chart:
@@ -95,7 +85,9 @@ def payback(paybacks: queries.Paybacks) -> Chart:
     return figure
 
 
-def policies(results: Sequence[PolicyResult], *, recorded: float | None, uploads: float | None) -> Chart:
+def policies(
+    results: Sequence[recorded_run.PolicyResult], *, recorded: float | None, uploads: float | None
+) -> Chart:
     """Hit rate against uploads per token, one point per policy: up and to the left is better."""
     figure = Chart()
     points: list[tuple[str, float, float, str]] = [
@@ -127,7 +119,9 @@ def policies(results: Sequence[PolicyResult], *, recorded: float | None, uploads
     return figure
 
 
-def policy_table(results: Sequence[PolicyResult], costs: Sequence[float], lru_cost: float) -> str:
+def policy_table(
+    results: Sequence[recorded_run.PolicyResult], costs: Sequence[float], lru_cost: float
+) -> str:
     """HTML table of replayed policies; cost is relative to LRU's."""
     rows = "".join(
         f'<tr><td class="tf-experts">{each.policy}</td><td>{each.hit_rate:.1%}</td>'

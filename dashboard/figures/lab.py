@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+
+from twofold.tools.lab import recorded_run
 
 from dashboard.figures.base import layout
 from dashboard.figures.chart import Chart
@@ -12,24 +13,7 @@ from dashboard.palette import FAILED, HIT, QUANTITY
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-class MachineResult(Protocol):
-    """Predicted speed on one machine; see `twofold.tools.lab.recorded_run`."""
-
-    @property
-    def machine(self) -> str: ...
-    @property
-    def vram_gb(self) -> float | None: ...
-    @property
-    def slot_share(self) -> float: ...
-    @property
-    def tokens_per_s(self) -> float: ...
-    @property
-    def hit_rate(self) -> float: ...
-    @property
-    def link_busy(self) -> float: ...
-
-
-def speeds(results: Sequence[MachineResult]) -> Chart:
+def speeds(results: Sequence[recorded_run.MachineResult]) -> Chart:
     """Predicted tokens/s by machine, with hit rate and busy share of the link."""
     figure = Chart()
     figure.add_bar(
@@ -50,7 +34,7 @@ def speeds(results: Sequence[MachineResult]) -> Chart:
     return figure
 
 
-def capacity(results: Sequence[MachineResult], *, target: float) -> Chart:
+def capacity(results: Sequence[recorded_run.MachineResult], *, target: float) -> Chart:
     """Predicted tokens/s by VRAM, a line per machine, and the wanted speed."""
     figure = Chart()
     for number, machine in enumerate(dict.fromkeys(each.machine for each in results)):
