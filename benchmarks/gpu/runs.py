@@ -143,7 +143,7 @@ def make_runner(
         system.policy,
         prefetch=False,
         num_staging=4 * model.moe_shape.top_k,
-        rules=system.rules_in(mode),
+        options=system.rules_in(mode),
     )
     choice = on_devices([machine.hardware], "measured")
     cost = DenseCost(*dense_stretches(model.files))

@@ -1,6 +1,9 @@
 // Configuration of the expert cache: its checks, the slots of each layer, the price of an upload.
 #include <algorithm>
 #include <cmath>
+#include <sstream>
+#include <string>
+#include <type_traits>
 #include <utility>
 
 #include "twofold/reject.h"
@@ -13,6 +16,17 @@ namespace {
 // An upload slows the CPU's experts only while there are any: between a third and two thirds of decode on the
 // machines described, and simulated speed is flat around it (docs/explanation/scheduling.md).
 constexpr double kCpuBusyShare = 0.5;
+
+template <typename Value>
+void check_range(const char* name, const Value& value, const OptionRange& range) {
+  if constexpr (std::is_arithmetic_v<Value>) {
+    if (double(value) >= range.low && double(value) <= range.high) return;
+    std::ostringstream expected;
+    expected << "a number of at least " << range.low;
+    if (std::isfinite(range.high)) expected << " and at most " << range.high;
+    reject(std::string("layer scheduler: ") + name, value, expected.str());
+  }
+}
 
 }  // namespace
 
@@ -77,6 +91,9 @@ double default_upload_price(const DeviceCost& cost) {
 }
 
 void LayerSchedulerConfig::validate(int devices, size_t num_links) const {
+#define TWOFOLD_OPTION_CHECK(type, name, otherwise, range, help) check_range(#name, name, range);
+  TWOFOLD_SCHEDULER_OPTIONS(TWOFOLD_OPTION_CHECK)
+#undef TWOFOLD_OPTION_CHECK
   if (num_links != static_cast<size_t>(devices) || num_devices() != devices) {
     throw std::invalid_argument("layer scheduler: slots for " + std::to_string(num_devices()) +
                                 " devices and " + std::to_string(num_links) + " links given, " +
@@ -109,7 +126,7 @@ std::unique_ptr<ExpertCache> make_cache(const CostModel& cost, const LayerSchedu
       config.upload_price < 0 ? default_upload_price(cost.device(device)) : config.upload_price;
   cache.shared_pool = config.shared_pool;
   cache.prior_usage = config.prior_usage;
-  return ExpertCache::make(std::move(cache));
+  return std::make_unique<ExpertCache>(std::move(cache));
 }
 
 }  // namespace twofold

@@ -51,10 +51,10 @@ void ExpertCache::save(const std::string& path, std::span<const uint8_t> held) c
   const std::vector<double> state = policy_->state();
   Header header;
   header.magic = kMagic;
-  header.num_layers = config_.num_layers;
-  header.num_experts = config_.num_experts;
-  header.top_k = config_.top_k;
-  config_.policy.copy(header.policy.data(), header.policy.size() - 1);
+  header.num_layers = config().num_layers;
+  header.num_experts = config().num_experts;
+  header.top_k = config().top_k;
+  config().policy.copy(header.policy.data(), header.policy.size() - 1);
   header.num_state = state.size();
   std::vector<double> resident(state_.size());
   for (size_t cell = 0; cell < state_.size(); ++cell)
@@ -79,14 +79,14 @@ std::vector<int> ExpertCache::load(const std::string& path) {
     throw std::runtime_error("warm start " + path + ": not a Twofold cache file (or another version)");
   }
   header.policy.back() = 0;
-  if (header.num_layers != config_.num_layers || header.num_experts != config_.num_experts ||
-      header.top_k != config_.top_k || config_.policy != header.policy.data()) {
+  if (header.num_layers != config().num_layers || header.num_experts != config().num_experts ||
+      header.top_k != config().top_k || config().policy != header.policy.data()) {
     throw std::runtime_error("warm start " + path + ": made for " + std::to_string(header.num_layers) +
                              " layers x " + std::to_string(header.num_experts) + " experts, top-" +
                              std::to_string(header.top_k) + ", policy " + header.policy.data() +
-                             "; expected " + std::to_string(config_.num_layers) + " x " +
-                             std::to_string(config_.num_experts) + ", top-" + std::to_string(config_.top_k) +
-                             ", policy " + config_.policy);
+                             "; expected " + std::to_string(config().num_layers) + " x " +
+                             std::to_string(config().num_experts) + ", top-" +
+                             std::to_string(config().top_k) + ", policy " + config().policy);
   }
   if (header.num_state > kMaxValues) throw std::runtime_error("warm start " + path + ": damaged header");
   const std::vector<double> usage = read_doubles(file, usage_.size(), path);

@@ -42,12 +42,22 @@ Devices::Stay Devices::stay_of(int layer, int expert, int device) const {
   return possible->value > possible->victim_value ? Stay::kReplaces : Stay::kPasses;
 }
 
-int Devices::device_of(int layer, int expert, int preferred) const {
-  if (cache(preferred).is_resident(layer, expert)) return preferred;
+bool Devices::is_resident_anywhere(int layer, int expert) const {
+  return std::any_of(devices_.begin(), devices_.end(), [layer, expert](const Device& device) {
+    return device.cache->is_resident(layer, expert);
+  });
+}
+
+ExpertLoad Devices::load_of(int layer, int expert, int tokens) const {
+  ExpertLoad load{expert, tokens};
   for (int d = 0; d < count(); ++d) {
-    if (cache(d).is_resident(layer, expert)) return d;
+    const ExpertState state = cache(d).state(layer, expert);
+    if (state == ExpertState::kResident) load.resident |= 1U << d;
+    // Not through a staging slot either.
+    if (state == ExpertState::kInFlight || cache(d).config().pin(layer) == LayerPin::kNever)
+      load.barred |= 1U << d;
   }
-  return -1;
+  return load;
 }
 
 void Devices::advance(double us) {

@@ -9,16 +9,16 @@ namespace twofold {
 void DynamicUpdate::begin_step(const StepShape& shape) {
   counts_ = counts();
   chosen_.clear();  // an aborted step leaves some
-  num_before_ = counts_.experts;
+  has_moved_ = false;
   const auto num_prompt = std::count_if(shape.prefill_rows.begin(), shape.prefill_rows.end(),
                                         [](uint8_t prompt) { return prompt != 0; });
   applies_ = threshold_ > 0 && num_prompt >= threshold_;
-  counts_.too_short += threshold_ > 0 && num_prompt > 0 && !applies_;
+  counts_.too_few_tokens += threshold_ > 0 && num_prompt > 0 && !applies_;
 }
 
 DynamicUpdateCounts DynamicUpdate::counts() const {
   DynamicUpdateCounts counts = counts_;
-  if (applies_) ++(counts.experts > num_before_ ? counts.updated : counts.unchanged);
+  if (applies_) ++(has_moved_ ? counts.updated : counts.unchanged);
   return counts;
 }
 
@@ -42,8 +42,9 @@ void DynamicUpdate::choose(int layer, Devices& devices) {
   std::vector<Replacement> places;  // in the order of their use: free slots, then the least routed residents
   for (int d = 0; d < devices.count(); ++d) {
     const ExpertCache& cache = devices.cache(d);
-    num_usable += cache.num_held(layer) + cache.num_free(layer);
-    for (int n = 0; n < cache.num_free(layer); ++n) places.push_back({-1, d, -1});
+    const int num_free = static_cast<int>(cache.free_slots(layer).size());
+    num_usable += cache.num_held(layer) + num_free;
+    for (int n = 0; n < num_free; ++n) places.push_back({-1, d, -1});
   }
   const auto num_kept = std::min(static_cast<int>(order_.size()), num_usable);
   const auto kept_end = order_.begin() + num_kept;
@@ -60,7 +61,7 @@ void DynamicUpdate::choose(int layer, Devices& devices) {
     chosen_.push_back({*expert, place->device, place->victim});
     ++place;
   }
-  counts_.experts += static_cast<int64_t>(chosen_.size());
+  has_moved_ |= !chosen_.empty();
 }
 
 Admission DynamicUpdate::admission_of(int layer, const Replacement& replacement, Devices& devices) {
@@ -87,10 +88,12 @@ std::optional<Admission> DynamicUpdate::admit(int layer, int expert, int device,
   return admission_of(layer, replacement, devices);
 }
 
-void DynamicUpdate::admit_rest(int layer, Devices& devices,
-                               const std::function<void(int expert, int device, const Admission&)>& upload) {
-  for (const Replacement& replacement : chosen_)
-    upload(replacement.expert, replacement.device, admission_of(layer, replacement, devices));
+void DynamicUpdate::admit_rest(Devices& devices, LayerDecision& decision) {
+  for (const Replacement& replacement : chosen_) {
+    const Admission admission = admission_of(decision.layer, replacement, devices);
+    devices.upload(decision.add_move(decision.layer, replacement.expert, replacement.device, admission,
+                                     UploadReason::kAdmission));
+  }
   chosen_.clear();
 }
 

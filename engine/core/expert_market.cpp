@@ -156,13 +156,7 @@ bool ExpertMarket::take(int layer, int expert, const Offer& offer, Devices& devi
     admission->evicted = other;
     admission->evicted_layer = of_layer;
   }
-  Move& move = decision.moves.emplace_back();
-  move.layer = layer;
-  move.expert = expert;
-  move.device = offer.device;
-  move.reason = UploadReason::kAdmission;
-  move.take(*admission);
-  devices.upload(move);
+  devices.upload(decision.add_move(layer, expert, offer.device, *admission, UploadReason::kAdmission));
   return true;
 }
 
@@ -220,7 +214,7 @@ void preload_by_usage(const LayerPlanner& planner, std::span<const double> usage
       const DeviceCost& cost = planner.cost(int(layer)).device(d);
       const double us = cost.exchange_us() + cost.profile().gpu_launch_us +
                         busy_us[layer * num_devices + size_t(d)] + cost.gpu_expert_us(1);
-      if (us >= best_us || devices.cache(d).num_free(int(layer)) == 0) continue;
+      if (us >= best_us || devices.cache(d).free_slots(int(layer)).empty()) continue;
       best = d;
       best_us = us;
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -45,6 +46,12 @@ FetchRule fetch_rule_of(const std::string& name) {
     valid += (valid.empty() ? "" : ", ") + std::string(known);
   }
   throw std::invalid_argument("fetch rule '" + name + "' given, one of " + valid + " expected");
+}
+
+const char* name_of(FetchRule rule) {
+  return std::find_if(std::begin(kNames), std::end(kNames),
+                      [rule](const auto& known) { return known.second == rule; })
+      ->first;
 }
 
 std::vector<int> peer_fetches(FetchRule rule, const CostModel& cost, std::span<const ExpertLoad> active,

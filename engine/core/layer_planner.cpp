@@ -63,14 +63,7 @@ void LayerPlanner::collect_loads(const RoutedLayer& routed, const Devices& devic
   }
   loads_.clear();
   for (int i : order_) {
-    ExpertLoad load{active[size_t(i)], tokens[size_t(i)]};
-    for (int d = 0; d < devices.count(); ++d) {
-      const ExpertState state = devices.cache(d).state(layer, load.expert);
-      if (state == ExpertState::kResident) load.resident |= 1U << d;
-      // Not through a staging slot either.
-      if (state == ExpertState::kInFlight || devices.cache(d).config().pin(layer) == LayerPin::kNever)
-        load.barred |= 1U << d;
-    }
+    ExpertLoad load = devices.load_of(layer, active[size_t(i)], tokens[size_t(i)]);
     if (load.resident == 0 && config_.fetch_rule == FetchRule::kBestSplit)
       load.barred |= worse_places(layer, load.expert, routed.num_tokens == 1, devices);
     loads_.push_back(load);
@@ -88,15 +81,26 @@ uint32_t LayerPlanner::worse_places(int layer, int expert, bool one_token, const
   return worse;
 }
 
-std::span<const uint8_t> LayerPlanner::deferred(const RoutedLayer& routed,
-                                                std::span<const uint8_t> generated_rows,
-                                                std::span<const uint8_t> on_cpu) {
-  return deferral_.choose(routed.layer, routed.weights, routed.top_k(), generated_rows, on_cpu);
+std::span<const int> LayerPlanner::defer(const RoutedLayer& routed, std::span<const uint8_t> generated_rows,
+                                         LayerDecision& decision) {
+  if (deferral_.most() == 0) return {};
+  by_expert_.assign(size_t(config_.num_experts), 0);
+  for (const ExpertDecision& e : decision.experts) by_expert_[size_t(e.expert)] = e.where == Placement::kCpu;
+  on_cpu_.clear();
+  for (const int32_t id : routed.ids) on_cpu_.push_back(uint8_t(by_expert_[size_t(id)]));
+  decision.deferred = deferral_.choose(routed.layer, routed.weights, routed.top_k(), generated_rows, on_cpu_);
+  if (decision.deferred.empty()) return {};
+  by_expert_.assign(by_expert_.size(), 0);
+  for (size_t pair = 0; pair < routed.ids.size(); ++pair)
+    by_expert_[size_t(routed.ids[pair])] += decision.deferred[pair];
+  deferred_tokens_.clear();
+  for (const ExpertDecision& e : decision.experts) deferred_tokens_.push_back(by_expert_[size_t(e.expert)]);
+  return deferred_tokens_;
 }
 
 void LayerPlanner::mark_deferrable(const RoutedLayer& routed, std::span<const uint8_t> generated_rows) {
   all_.assign(routed.ids.size(), 1);
-  const auto pairs = deferred(routed, generated_rows, all_);
+  const auto pairs = deferral_.choose(routed.layer, routed.weights, routed.top_k(), generated_rows, all_);
   for (size_t pair = 0; pair < pairs.size(); ++pair) {
     const auto load = std::find_if(loads_.begin(), loads_.end(),
                                    [&](const ExpertLoad& each) { return each.expert == routed.ids[pair]; });
@@ -119,6 +123,7 @@ LanePlan LayerPlanner::looked_up() {
 }
 
 LanePlan LayerPlanner::with_ahead(int layer, const Devices& devices, StreamAhead& ahead) {
+  if (!ahead.holds_any()) return planner(layer).plan(loads_, lanes_, true);
   std::vector<ExpertLoad> with(loads_);
   std::vector<DeviceState> states(states_);
   bool any = false;

@@ -138,25 +138,25 @@ void Prefetcher::predict(int layer, std::span<const float> logits, int num_token
   for (int d = 0; d < devices.count(); ++d) devices.cache(d).expect(layer, expected_);
 }
 
-const PrefetchArrivals& Prefetcher::begin_layer(int layer, Devices& devices) {
+void Prefetcher::begin_layer(Devices& devices, LayerDecision& decision) {
+  const int layer = decision.layer;
   if (layer > 0 && last_end_us_ >= 0) {
     shorten(gap_us_[static_cast<size_t>(layer)], devices.now_us() - last_end_us_);
   }
-  arrivals_.landed.clear();
-  arrivals_.withdrawn.clear();
   for (const Prefetch& prefetch : in_flight_) {
     if (prefetch.layer != layer) continue;
-    const int slot = prefetch.admission.slot;
+    const int slot = prefetch.slot;
     ExpertCache& cache = devices.cache(prefetch.device);
     Link& link = devices.link(prefetch.device);
-    const auto upload = link.take_if_landed({prefetch.layer, prefetch.expert, slot});
+    const auto upload = link.take_if_landed({layer, prefetch.expert, slot});
     if (upload && !upload->failed) {
       cache.publish(slot);
-      arrivals_.landed.emplace_back(prefetch, *upload);
+      devices.count_copied(*upload);
+      decision.arrivals.push_back({layer, prefetch.expert, slot, *upload, false, prefetch.device});
       due_.push_back({layer, prefetch.expert, true});
     } else if (upload || link.cancel_background(slot)) {
       cache.cancel(slot);
-      arrivals_.withdrawn.push_back(prefetch);
+      decision.withdrawn.push_back(prefetch.expert);
       --counts_.issued;
       ++counts_.dropped;
     } else {
@@ -164,7 +164,6 @@ const PrefetchArrivals& Prefetcher::begin_layer(int layer, Devices& devices) {
     }
   }
   std::erase_if(in_flight_, [layer](const Prefetch& prefetch) { return prefetch.layer == layer; });
-  return arrivals_;
 }
 
 void Prefetcher::observe(int layer, std::span<const int32_t> ids, int num_tokens) {
@@ -268,8 +267,9 @@ Prefetcher::Offer Prefetcher::best_offer(const Proposal& proposal, const Predict
   return best;
 }
 
-void Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times, Devices& devices,
-                       const std::function<void(const Prefetch&)>& upload) {
+void Prefetcher::issue(const LayerWork& work, Devices& devices, LayerDecision& decision) {
+  const int layer = decision.layer;
+  LayerTimes& times = decision.times;
   const double end_us = devices.now_us() + times.layer_us;
   shared_.assign(work.devices.begin(), work.devices.end());
   shared_work_ = work;
@@ -285,10 +285,11 @@ void Prefetcher::issue(int layer, const LayerWork& work, LayerTimes& times, Devi
         counts_.dropped += offer.is_late;
         continue;
       }
-      const auto admission = devices.cache(offer.device).reserve(target, proposal.expert);
+      const auto admission = devices.cache(offer.device).admit(target, proposal.expert, true, false);
       if (!admission) continue;
-      in_flight_.push_back({target, proposal.expert, offer.device, *admission});
-      upload(in_flight_.back());
+      in_flight_.push_back({target, proposal.expert, offer.device, admission->slot});
+      devices.upload(
+          decision.add_move(target, proposal.expert, offer.device, *admission, UploadReason::kPrefetch));
       ++counts_.issued;
       ++prediction.num_hits;
       --prediction.num_misses;

@@ -133,7 +133,8 @@ ReplayCounts replay(const RoutingTrace& trace, int batch, ExpertCache& cache,
         if (on_decision) on_decision({counts.num_steps, layer, expert, true, false, -1, 0, 0});
       }
       counts.num_misses += static_cast<int64_t>(misses.size());
-      cache.sort_by_value(layer, misses);
+      std::stable_sort(misses.begin(), misses.end(),
+                       [&](int a, int b) { return cache.value(layer, a) > cache.value(layer, b); });
       for (int expert : misses) {
         const auto admission = cache.admit(layer, expert, false);
         if (admission) {

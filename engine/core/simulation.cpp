@@ -36,14 +36,14 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
   SimulationResult result;
   EventReader reader(trace);
   std::vector<int64_t> rows;
-  const double start_us = scheduler.now_us();
-  const double link_before_us = scheduler.copied_us();
+  const double start_us = scheduler.devices().now_us();
+  const double link_before_us = scheduler.devices().copied_us();
   for (StepShape shape; next_step(rows, shape, result); shape = {}) {
     const bool prompt = !shape.prefill_rows.empty();
-    const double step_us = scheduler.now_us();
+    const double step_us = scheduler.devices().now_us();
     scheduler.begin_step(std::move(shape));
     for (int layer = 0; layer < trace.num_layers; ++layer) {
-      scheduler.advance(dense(static_cast<size_t>(layer), rows.size()));
+      scheduler.devices().advance(dense(static_cast<size_t>(layer), rows.size()));
       reader.read(rows, layer);
       const LayerDecision& decision =
           scheduler.decide({layer, reader.ids, reader.weights, static_cast<int>(rows.size())});
@@ -61,16 +61,16 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
       result.gpu_us += decision.times.gpu_us;
       if (keep_layer_us) result.layer_us.push_back(static_cast<float>(decision.times.layer_us));
     }
-    scheduler.advance(dense(dense_us.size() - 1, rows.size()));
+    scheduler.devices().advance(dense(dense_us.size() - 1, rows.size()));
     ++result.num_steps;
     result.num_tokens += static_cast<int64_t>(rows.size());
-    result.total_us = scheduler.now_us() - start_us;
+    result.total_us = scheduler.devices().now_us() - start_us;
     if (prompt) {
       result.num_prompt_tokens += static_cast<int64_t>(rows.size());
-      result.prompt_us += scheduler.now_us() - step_us;
+      result.prompt_us += scheduler.devices().now_us() - step_us;
     }
   }
-  result.link_us = scheduler.copied_us() - link_before_us;
+  result.link_us = scheduler.devices().copied_us() - link_before_us;
   return result;
 }
 

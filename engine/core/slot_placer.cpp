@@ -54,4 +54,17 @@ void SlotPlacer::place(std::span<const DeviceShare> shares, Devices& devices, Dy
   }
 }
 
+void SlotPlacer::upload(std::span<const DeviceShare> shares, const CostModel& cost, Devices& devices,
+                        LayerDecision& decision) const {
+  int last_device = -1;  // moves are in the order of devices
+  for (Move& move : decision.moves) {
+    // One transfer pays the link's latency once; its later parts occupy the link for their bytes only.
+    const DeviceCost& device = cost.device(move.device);
+    const bool continues = shares[size_t(move.device)].one_transfer && move.device == last_device;
+    devices.upload(move,
+                   continues ? device.upload_us() - device.profile().link_latency_us : device.upload_us());
+    last_device = move.device;
+  }
+}
+
 }  // namespace twofold

@@ -69,12 +69,28 @@ void StreamAhead::refused(int device, int slot) {
   });
 }
 
-std::span<const StreamAhead::Choice> StreamAhead::choose(const RoutedLayer& routed,
-                                                         const LayerPlanner& planner, LayerPricer& pricer,
-                                                         const LayerDecision& decision, Devices& devices) {
-  chosen_.clear();
+void StreamAhead::upload(const RoutedLayer& routed, const LayerPlanner& planner, LayerPricer& pricer,
+                         Devices& devices, LayerDecision& decision) {
+  choose(routed, planner, pricer, decision, devices);
+  for (const Expert& chosen : next_) {
+    Move& move = decision.moves.emplace_back();
+    move.layer = chosen.what.layer;
+    move.expert = chosen.what.expert;
+    move.slot = chosen.what.slot;
+    move.device = chosen.device;
+    move.staged = true;
+    devices.upload(move);
+  }
+  // The CPU's experts may take longer, the layer does not.
+  if (!next_.empty()) decision.times = planner.cost(routed.layer).layer(pricer.work());
+  observe(routed, devices, decision.start_us + decision.times.layer_us);
+}
+
+void StreamAhead::choose(const RoutedLayer& routed, const LayerPlanner& planner, LayerPricer& pricer,
+                         const LayerDecision& decision, const Devices& devices) {
+  next_.clear();
   const int next = routed.layer + 1;
-  if (!is_on_ || next >= num_layers_ || routed.num_tokens < fewest_tokens_) return {};
+  if (!is_on_ || next >= num_layers_ || routed.num_tokens < fewest_tokens_) return;
   // Until the next layer begins, less the links' earlier work.
   const Gap& gap = gaps_[static_cast<size_t>(next)];
   const double room_us = decision.times.layer_us +
@@ -84,7 +100,7 @@ std::span<const StreamAhead::Choice> StreamAhead::choose(const RoutedLayer& rout
     const Link& link = devices.link(d);
     most.push_back(static_cast<int>(std::floor((room_us - link.backlog_us()) / link.upload_us())));
   }
-  if (*std::max_element(most.begin(), most.end()) < 1) return {};
+  if (*std::max_element(most.begin(), most.end()) < 1) return;
   const std::vector<DeviceLane> plans = expected_plan(next, routed.num_tokens, planner, devices);
   for (int d = 0; d < devices.count(); ++d) {
     std::vector<int> experts = plans[static_cast<size_t>(d)].fetch;
@@ -98,7 +114,6 @@ std::span<const StreamAhead::Choice> StreamAhead::choose(const RoutedLayer& rout
       experts.resize(limit);
     choose_for(d, routed.layer, experts, pricer, planner.cost(routed.layer), decision, devices);
   }
-  return chosen_;
 }
 
 std::vector<DeviceLane> StreamAhead::expected_plan(int next, int num_tokens, const LayerPlanner& planner,
@@ -106,15 +121,8 @@ std::vector<DeviceLane> StreamAhead::expected_plan(int next, int num_tokens, con
   std::vector<ExpertLoad> expected;
   for (int expert = 0; expert < num_experts_; ++expert) {
     const double tokens = double(share(next, expert)) * num_tokens * top_k_;
-    if (tokens < kSureTokens) continue;
-    ExpertLoad load{expert, static_cast<int>(std::lround(tokens))};
-    for (int d = 0; d < devices.count(); ++d) {
-      const ExpertState state = devices.cache(d).state(next, expert);
-      if (state == ExpertState::kResident) load.resident |= 1U << d;
-      if (state == ExpertState::kInFlight || devices.cache(d).config().pin(next) == LayerPin::kNever)
-        load.barred |= 1U << d;
-    }
-    expected.push_back(load);
+    if (tokens >= kSureTokens)
+      expected.push_back(devices.load_of(next, expert, static_cast<int>(std::lround(tokens))));
   }
   const std::vector<DeviceState> idle(static_cast<size_t>(devices.count()));
   return planner.planner(next).plan(expected, {.devices = idle}, true).devices;
@@ -139,7 +147,6 @@ void StreamAhead::choose_for(int device, int layer, std::span<const int> experts
   }
   if (most == 0) work.queued_us = queued_us;
   for (size_t n = 0; n < most; ++n) {
-    chosen_.push_back({experts[n], device, free[n]});
     next_.push_back({{layer + 1, experts[n], free[n]}, device, false});
   }
 }

@@ -1,14 +1,15 @@
 // Where a routed pair is computed, one byte per pair ([pairs] `where`): written by the device, carried by the
-// mailbox. The first three equal engine/core's Placement, which telemetry stores. Kernels do not include it;
-// engine/runtime/device/table_step.cpp includes both and checks that they agree.
+// mailbox. A number of Placement, or kNobody.
 #pragma once
+#include <twofold/placement.h>
+
 #include <cstdint>
 
 namespace twofold::cuda {
 
-inline constexpr uint8_t kHit = 0;      // on the device, from its slot
-inline constexpr uint8_t kCpu = 1;      // by the host
-inline constexpr uint8_t kFetched = 2;  // on the device, which reads the host's store
-inline constexpr uint8_t kNobody = 3;   // a row of padding
+#define TWOFOLD_PLACEMENT_BYTE(place, name) inline constexpr uint8_t place = uint8_t(Placement::place);
+TWOFOLD_PLACEMENTS(TWOFOLD_PLACEMENT_BYTE)
+#undef TWOFOLD_PLACEMENT_BYTE
+inline constexpr uint8_t kNobody = kNumPlacements;  // a row of padding
 
 }  // namespace twofold::cuda

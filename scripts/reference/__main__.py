@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from scripts.reference import command_pages, family_pages, fit_page, server_pages
+from scripts.reference import command_pages, core_page, family_pages, fit_page, server_pages
 
 FOLDER: Final = command_pages.ROOT / "docs" / "reference"
 PAGES: Final[dict[str, tuple[str, Callable[[], str]]]] = {
@@ -22,6 +22,7 @@ PAGES: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     "request-fields": ("Request fields", server_pages.request_fields),
     "layers-of-families": ("Layers of model families", family_pages.layers_of_families),
     "metrics": ("Metrics", server_pages.metrics),
+    "scheduler": ("Layer scheduler", core_page.scheduler),
     "serve-a-real-model": ("Serve a real model", fit_page.serve_a_real_model),
     "telemetry-tables": ("Telemetry tables", server_pages.telemetry_tables),
 }

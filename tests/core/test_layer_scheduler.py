@@ -118,6 +118,27 @@ def test_a_foreseen_expert_comes_to_one_device_in_time(num_devices: int) -> None
                     assert sum(where) <= 1, (seed, step)  # what landed may have lost its slot again
                     arrived += sum(where)
                 machine.scheduler.advance(2 * max(machine.upload_us))
-        counts = machine.scheduler.prefetch_counts
+        counts = machine.scheduler.counts()["prefetch"]
         assert counts["used"] + counts["late"] + counts["wasted"] <= counts["issued"]
     assert arrived > 20
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (
+            {"cache_prior": 0.95},
+            "cache_prior = 0.95.* given, a number of at least 0 and at most 0.9 expected",
+        ),
+        ({"num_staging": -2}, "num_staging = -2 given, a number of at least -1 expected"),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused(option: dict[str, float], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        Machine(0, 1, **option)
+
+
+def test_every_option_is_an_argument_with_its_default() -> None:
+    options = _core.scheduler_options()
+    given = {name: option["default"] for name, option in options.items()}
+    assert _core.SchedulerConfig(LAYERS, EXPERTS, TOP_K, 4, **given) is not None

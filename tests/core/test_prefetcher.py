@@ -76,7 +76,7 @@ def test_right_predictions_turn_misses_into_hits_and_save_time():
     ahead, ahead_us = play(s, ids, right=1.0)
     assert sum(len(hits) for *_, hits, _ in ahead) > 1.1 * sum(len(hits) for *_, hits, _ in plain)
     assert ahead_us < 0.98 * plain_us
-    counts = s.prefetch_counts
+    counts = s.counts()["prefetch"]
     assert counts["used"] > 50
     assert counts["used"] > 0.75 * counts["issued"]
 
@@ -88,13 +88,13 @@ def test_a_landed_prefetch_is_a_hit_of_the_very_next_layer():
     fresh = [set(arrived) & set(ids[step, layer]) for step, layer, _, _, _, arrived in seen]
     for (_, _, _, _, hits, _), arrived in zip(seen, fresh, strict=True):
         assert arrived <= set(hits)
-    assert sum(map(len, fresh)) == s.prefetch_counts["used"] > 0
+    assert sum(map(len, fresh)) == s.counts()["prefetch"]["used"] > 0
 
 
 def test_precision_and_recall_are_those_of_the_predictions():
     s = scheduler(cost_model(), num_slots=0)  # nothing is ever resident: recall on misses is recall
     play(s, routing(100), right=1.0)
-    counts = s.prefetch_counts
+    counts = s.counts()["prefetch"]
     assert (
         counts["predicted"]
         == counts["correct"]
@@ -105,7 +105,7 @@ def test_precision_and_recall_are_those_of_the_predictions():
     wrong = scheduler(cost_model(), num_slots=0)
     play(wrong, routing(100), right=0.0)
     chance = TOP_K / EXPERTS
-    assert wrong.prefetch_counts["correct"] / wrong.prefetch_counts["predicted"] == pytest.approx(
+    assert wrong.counts()["prefetch"]["correct"] / wrong.counts()["prefetch"]["predicted"] == pytest.approx(
         chance, abs=0.05
     )
 
@@ -124,8 +124,8 @@ def test_uploads_too_long_for_one_layer_are_dropped_and_cost_nothing():
     seen, with_us = play(s, ids, right=1.0)
     _, without_us = play(scheduler(slow, prefetch=False), ids, predict=False)
     assert not [m for *_, moves, _, _ in seen for m in moves if m.reason == _core.UploadReason.PREFETCH]
-    assert s.prefetch_counts["issued"] == 0
-    assert s.prefetch_counts["dropped"] > 0
+    assert s.counts()["prefetch"]["issued"] == 0
+    assert s.counts()["prefetch"]["dropped"] > 0
     assert with_us <= 1.01 * without_us
 
 
@@ -165,7 +165,7 @@ def test_no_demand_upload_waits_for_a_prefetch_and_no_slot_leaks(
             if move.reason == _core.UploadReason.DEMAND:
                 assert move.end_us <= plain[step, layer, move.expert] + 1e-6
 
-    counts = s.prefetch_counts
+    counts = s.counts()["prefetch"]
     assert counts["issued"] == counts["used"] + counts["late"] + counts["wasted"]
     assert counts["late"] == 0  # gaps never shrink here
     s.drain()
@@ -185,7 +185,7 @@ def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot
     s.begin_step()
     states = [s.state(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)]
     assert testing.ExpertState.IN_FLIGHT not in states
-    counts = s.prefetch_counts
+    counts = s.counts()["prefetch"]
     assert counts["issued"] == counts["used"] + counts["late"] + counts["wasted"]
 
 
@@ -214,7 +214,7 @@ def test_batches_are_predicted_row_by_row():
     s.predict(1, logits)
     s.decide(0, np.array([[7, 8, 9], [7, 8, 10]], np.int32))
     s.decide(1, np.array([[1, 2, 3], [3, 4, 6]], np.int32))
-    counts = s.prefetch_counts
+    counts = s.counts()["prefetch"]
     assert (counts["predicted"], counts["correct"]) == (5, 4)  # 1 2 3 4 5, of which 5 was not routed
     assert (counts["misses"], counts["foreseen"]) == (5, 4)  # 1 2 3 4 6, of which 6 was not foreseen
 

@@ -73,9 +73,8 @@ def make_runner(
     shares = tensor_split or ((1 / len(devices),) * len(devices) if others else ())
     plan = replace(
         slot_plan(config, files, slots, devices=expert_devices, split=shares),
-        rules=rules or {},
+        options={"cache_prior": cache_prior, **(rules or {})},
         num_deferred=num_deferred,
-        cache_prior=cache_prior,
         homes=homes,
     )
     moe = load_experts(files, pool, on_devices(devices, "a test"), config, plan)

@@ -232,7 +232,7 @@ def test_what_the_next_router_names_is_uploaded_in_the_same_step_and_changes_no_
     assert reference.close(logits[0], size, long)
     assert reference.close(logits[1], size, long)
     assert sums.worst <= 1
-    counts = runner.moe.prefetch_counts()
+    counts = runner.moe.scheduler_counts()["prefetch"]
     assert counts["correct"] > 0.9 * counts["predicted"]
     assert counts["used"] > 0
     assert counts["foreseen"] > 0

@@ -30,7 +30,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> DecodedText:
 def test_it_takes_residents_alone_and_never_beyond_its_bound(text: DecodedText) -> None:
     profile = load_profile("rtx4090-pcie4")
     plain, favoured = (
-        text.token_by_token(profile, SlotPlan(12, "payback", cache_prior=prior)) for prior in (0.0, PRIOR)
+        text.token_by_token(profile, SlotPlan(12, "payback", options={"cache_prior": prior}))
+        for prior in (0.0, PRIOR)
     )
     assert favoured.hit_rate > plain.hit_rate + 0.02
     assert plain.events is not None
@@ -55,7 +56,7 @@ def test_it_changes_no_bit_where_it_is_off_or_favours_all_or_none(
     text: DecodedText, num_slots: int, prior: float
 ) -> None:
     placed = text.token_by_token(
-        load_profile("rtx4090-pcie4"), SlotPlan(num_slots, "payback", cache_prior=prior)
+        load_profile("rtx4090-pcie4"), SlotPlan(num_slots, "payback", options={"cache_prior": prior})
     )
     for ours, source in zip(placed.logits, text.at_once().logits, strict=True):
         assert np.array_equal(ours, source)

@@ -99,7 +99,7 @@ def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(pool, pol
         hybrid.end_step()
         for layer, arrays in enumerate(layers):
             assert np.array_equal(outs[layer], run(plain, layer, arrays, step))
-    counts, prefetched = hybrid.counts(), hybrid.prefetch_counts()
+    counts, prefetched = hybrid.counts(), hybrid.scheduler_counts()["prefetch"]
     assert prefetched["used"] > 0
     hybrid.idle()
     uploads = hybrid.drain_events()["upload"]

@@ -239,7 +239,7 @@ CASE(layers_find_experts_that_came_after_the_table) {
       f.drain();
     }
     CHECK_EQUAL(f.executor.events().counts.cpu_misses, f.missed);
-    const PrefetchCounts counts = f.accelerator->prefetch_counts();
+    const PrefetchCounts counts = f.accelerator->scheduler_counts().prefetch;
     CHECK(counts.foreseen > counts.misses / 2);
     used += counts.used;
     came += f.came;

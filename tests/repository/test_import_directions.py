@@ -31,7 +31,7 @@ LINT: Final = "from importlinter.cli import import_linter; import_linter()"
 # `server`, `text` and `tools` are rooms of their own; `__init__` is the version.
 ROOMS_TABLE: Final = """
 __init__:
-api:
+api: _core
 hub: api
 weights: _core api
 blocks: _core api weights

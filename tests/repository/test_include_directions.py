@@ -17,7 +17,7 @@ ROOMS = set(ROOM_ORDER)
 ROOMS_BELOW = {room: set(ROOM_ORDER[: place + 1]) for place, room in enumerate(ROOM_ORDER)}
 
 CPP_ALLOWED: dict[str, set[str]] = {
-    "engine/core": {"engine/core"},
+    "engine/core": {"engine/core", "kernels/include"},
     "kernels/include": {"kernels/include"},
     "kernels/formats": {"kernels/include", "kernels/formats"},
     "kernels/cpu": {"kernels/include", "kernels/formats", "kernels/cpu"},

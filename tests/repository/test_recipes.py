@@ -20,12 +20,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 DIFFS: Final = ROOT / "tests" / "recipes"
 CONTRIBUTING: Final = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 _COMPILE: Final = ("c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror")
+_CORE: Final = ("-Iengine/core/include", "-Ikernels/include")
 _FORMATS: Final = (
     "#include <twofold/formats/registry.h>\nstatic_assert(twofold::kernels::formats::NF4::kBlockBytes == 18);"
 )
 
 CHECKS: Final[dict[str, tuple[str, ...]]] = {
-    "policy": (*_COMPILE, "-Iengine/core/include", "engine/core/cache_policy.cpp", "engine/core/policies_classic.cpp"),
+    "policy": (*_COMPILE, *_CORE, "engine/core/cache_policy.cpp", "engine/core/policies_classic.cpp"),
+    "counter": (*_COMPILE, *_CORE, "engine/core/prefetcher.cpp"),
+    "scheduler-option": (*_COMPILE, *_CORE, "engine/core/layer_scheduler.cpp", "engine/core/cache_config.cpp"),
     "format": ("sh", "-c", f"echo '{_FORMATS}' | {' '.join(_COMPILE)} -Ikernels/include -x c++ -"),
     "family": ("pytest", "tests/models/test_families.py", "-k", "ministral"),
     "dialect": ("pytest", "tests/text/test_parsers.py", "-k", "jamba"),

@@ -124,9 +124,9 @@ void bind_core_lab(py::module_& m) {
         config.upload_price = upload_price;
         config.prior_usage = std::move(prior_usage);
         config.shared_pool = shared_pool;
-        const auto cache = ExpertCache::make(std::move(config));
+        const auto cache = std::make_unique<ExpertCache>(std::move(config));
         py::gil_scoped_release release;
-        if (cache->policy().prefetches == Prefetching::kNever) cache->preload_by_usage();
+        if (cache->policy().prefetches == Prefetching::kNever) preload_by_usage(*cache);
         if (warm_up != nullptr && !cache->policy().offline) replay(warm_up->trace(), batch, *cache);
         return replay(played, batch, *cache);
       },

@@ -1,7 +1,10 @@
 // The layer scheduler's shared configuration, and the scheduler itself with its prefetcher, as played by the
 // simulation in docs/explanation/prefetch.md. Exports only.
+#include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
+#include <type_traits>
 #include <variant>
 
 #include "array_view.h"
@@ -17,55 +20,88 @@ namespace twofold::bindings {
 namespace py = pybind11;
 namespace {
 
-void bind_config(py::module_& m) {
-  using Config = LayerSchedulerConfig;
+using Config = LayerSchedulerConfig;
+
+// How an option crosses: as its own type, rules and pins by their names.
+template <typename Value>
+const Value& crossing(const Value& value) {
+  return value;
+}
+const char* crossing(FetchRule rule) { return name_of(rule); }
+std::vector<std::string> crossing(const std::vector<LayerPin>&) {
+  return {};
+}  // only the default, which is empty
+
+template <typename Value>
+auto option(const char* name, Value Config::* member, const Value& otherwise) {
+  return field(name, member, otherwise);
+}
+auto option(const char* name, FetchRule Config::* member, FetchRule otherwise) {
+  return field_by<const char*>(py::arg(name) = crossing(otherwise),
+                               [member](Config& c, const char* rule) { c.*member = fetch_rule_of(rule); });
+}
+auto option(const char* name, std::vector<LayerPin> Config::* member,
+            const std::vector<LayerPin>& otherwise) {
+  return field_by<std::vector<std::string>>(
+      py::arg(name) = crossing(otherwise),
+      [member](Config& c, const std::vector<std::string>& names) { c.*member = pins_of(names); });
+}
+
+template <typename Value>
+py::object bound(double number) {
+  if constexpr (std::is_arithmetic_v<Value>) {
+    if (std::isfinite(number)) return py::cast(static_cast<Value>(number));
+  }
+  return py::none();
+}
+
+// Default, smallest and largest number, and help of each option, as arguments of twofold.api.settings.setting.
+py::dict scheduler_options() {
   const Config defaults;
+  py::dict options;
+#define TWOFOLD_OPTION_FACTS(type, name, otherwise, range, help_text)                     \
+  options[#name] =                                                                        \
+      py::dict(py::arg("default") = crossing(defaults.name), py::arg("help") = help_text, \
+               py::arg("low") = bound<type>((range).low), py::arg("high") = bound<type>((range).high));
+  TWOFOLD_SCHEDULER_OPTIONS(TWOFOLD_OPTION_FACTS)
+#undef TWOFOLD_OPTION_FACTS
+  return options;
+}
+
+void bind_config(py::module_& m) {
+  const Config defaults;
+#define TWOFOLD_OPTION_FIELD(type, name, otherwise, range, help) , option(#name, &Config::name, defaults.name)
   def_fields<true>(
-      py::class_<Config>(
-          m, "SchedulerConfig",
-          "Shape, slots, policy and rules of a layer scheduler; those from fetch_rule to prior_usage "
-          "are for comparison with other engines and for the lab."),
+      py::class_<Config>(m, "SchedulerConfig",
+                         "Shape, slots and options of a layer scheduler; see scheduler_options."),
       field("num_layers", &Config::num_layers), field("num_experts", &Config::num_experts),
       field("top_k", &Config::top_k),
       field_by<std::variant<int, std::vector<int>>>(
-          py::arg("slots"),
-          [](Config& c, std::variant<int, std::vector<int>> slots) {
+          py::arg("slots"), [](Config& c, std::variant<int, std::vector<int>> slots) {
             const int* one = std::get_if<int>(&slots);
             c.slots = one != nullptr ? std::vector<int>{*one} : std::get<std::vector<int>>(std::move(slots));
-          }),
-      field("policy", &Config::policy, defaults.policy),
-      field("prefetch", &Config::prefetch, defaults.prefetch),
-      field("num_staging", &Config::num_staging, defaults.num_staging),
-      field("upload_price", &Config::upload_price, defaults.upload_price),
-      field("stream_ahead_from", &Config::stream_ahead_from, defaults.stream_ahead_from),
-      field_by<const char*>(py::arg("fetch_rule") = "best-split",
-                            [](Config& c, const char* name) { c.fetch_rule = fetch_rule_of(name); }),
-      field("background_uploads", &Config::background_uploads, defaults.background_uploads),
-      field("always_cache_fetched", &Config::always_cache_fetched, defaults.always_cache_fetched),
-      field("shared_pool", &Config::shared_pool, defaults.shared_pool),
-      field("prior_usage", &Config::prior_usage, defaults.prior_usage),
-      field("fixed_placement", &Config::fixed_placement, defaults.fixed_placement),
-      field("replace_from", &Config::replace_from, defaults.replace_from),
-      field_by<std::vector<std::string>>(
-          py::arg("pins") = std::vector<std::string>(),
-          [](Config& c, const std::vector<std::string>& names) { c.pins = pins_of(names); }),
-      field("num_deferred", &Config::num_deferred, defaults.num_deferred),
-      field("cache_prior", &Config::cache_prior, defaults.cache_prior),
-      field("homes", &Config::homes, defaults.homes));
+          }) TWOFOLD_SCHEDULER_OPTIONS(TWOFOLD_OPTION_FIELD));
+#undef TWOFOLD_OPTION_FIELD
+  m.def("scheduler_options", &scheduler_options);
+  m.def("count_meanings", &count_meanings);
 }
 
 }  // namespace
 
 void bind_core_scheduler(py::module_& m) {
   bind_config(m);
-  py::enum_<Placement>(m, "Placement")
-      .value("HIT", Placement::kHit)
-      .value("CPU", Placement::kCpu)
-      .value("FETCHED", Placement::kFetched);
-  py::enum_<UploadReason>(m, "UploadReason")
+#define TWOFOLD_PLACEMENT_VALUE(place, name) .value(name, Placement::place)
+  py::native_enum<Placement>(m, "Placement", "enum.IntEnum",
+                             "Where one routed expert ran: values of `placement` in token_layer events.")
+      TWOFOLD_PLACEMENTS(TWOFOLD_PLACEMENT_VALUE)
+          .finalize();
+#undef TWOFOLD_PLACEMENT_VALUE
+  py::native_enum<UploadReason>(m, "UploadReason", "enum.IntEnum",
+                                "Why an expert was copied: values of `reason` in upload events.")
       .value("DEMAND", UploadReason::kDemand)
       .value("ADMISSION", UploadReason::kAdmission)
-      .value("PREFETCH", UploadReason::kPrefetch);
+      .value("PREFETCH", UploadReason::kPrefetch)
+      .finalize();
   py::class_<Timeline, std::shared_ptr<Timeline>>(
       m, "Timeline", "Virtual clock with a serial link: demand uploads overtake background ones.")
       .def(py::init<double>(), py::arg("upload_us"));
@@ -90,10 +126,10 @@ void bind_core_scheduler(py::module_& m) {
             s.decide({layer, view(ids), {}, ids.ndim() == 2 ? static_cast<int>(ids.shape(0)) : 0});
           },
           py::arg("layer"), py::arg("ids"))
-      .def("advance", &LayerScheduler::advance, py::arg("us"))
-      .def_property_readonly("now_us", &LayerScheduler::now_us)
-      .def_property_readonly("prefetch_counts",
-                             [](const LayerScheduler& s) { return counts_of(s.prefetch_counts()); });
+      .def(
+          "advance", [](LayerScheduler& s, double us) { s.devices().advance(us); }, py::arg("us"))
+      .def_property_readonly("now_us", [](const LayerScheduler& s) { return s.devices().now_us(); })
+      .def("counts", [](const LayerScheduler& s) { return counts_of(s.counts()); });
 }
 
 }  // namespace twofold::bindings

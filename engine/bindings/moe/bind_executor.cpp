@@ -1,4 +1,5 @@
 // MoE executor: what it is made of, its plans of layers, its events.
+#include <pybind11/native_enum.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -267,10 +268,9 @@ void bind_executor(py::module_& m) {
             return e.place_experts(cells);
           },
           py::arg("wanted"), "Between steps: slots hold exactly these, [layers, experts].")
-      .def("dynamic_update_counts",
-           [](const MoeExecutor& e) { return counts_of(e.accelerator().dynamic_update_counts()); })
-      .def("prefetch_counts",
-           [](const MoeExecutor& e) { return counts_of(e.accelerator().prefetch_counts()); })
+      .def("counts", [](MoeExecutor& e) { return counts_of(e.events().counts); })
+      .def("scheduler_counts",
+           [](const MoeExecutor& e) { return counts_of(e.accelerator().scheduler_counts()); })
       .def("end_step", &MoeExecutor::end_step, py::arg("with_head") = true)
       .def("idle", &MoeExecutor::idle)
       .def_property(
@@ -294,14 +294,6 @@ void bind_executor(py::module_& m) {
       .def("placement", &placement_of)
       .def("placement_devices", &devices_of,
            "[layers, experts]: holding device, -1: none; None without slots.")
-      .def("counts",
-           [](MoeExecutor& e) {
-             const PlacementCounts& c = e.events().counts;
-             return py::dict(py::arg("hits") = c.hits, py::arg("cpu_misses") = c.cpu_misses,
-                             py::arg("fetched") = c.fetched, py::arg("uploads") = c.uploads,
-                             py::arg("evictions") = c.evictions, py::arg("h2d_bytes") = c.h2d_bytes,
-                             py::arg("deferred") = c.deferred);
-           })
       .def("drain_events",
            [](MoeExecutor& e) {
              return py::dict(py::arg("token_layer") = drain(e.events().token_layers),
@@ -318,11 +310,13 @@ void bind_executor(py::module_& m) {
 }  // namespace
 
 void bind_runtime(py::module_& m) {
-  py::enum_<CacheEventKind>(m, "CacheEventKind")
+  py::native_enum<CacheEventKind>(m, "CacheEventKind", "enum.IntEnum",
+                                  "What the expert cache decided: values of `kind` in cache_event events.")
       .value("ADMIT", CacheEventKind::kAdmit)
       .value("EVICT", CacheEventKind::kEvict)
       .value("REJECT", CacheEventKind::kReject)
-      .value("PUBLISH", CacheEventKind::kPublish);
+      .value("PUBLISH", CacheEventKind::kPublish)
+      .finalize();
   m.def("event_formats", [formats = event_formats()] { return formats; });
   bind_store(m);
   bind_rank_worker(m);

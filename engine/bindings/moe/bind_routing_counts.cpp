@@ -1,3 +1,4 @@
+#include <pybind11/native_enum.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -39,10 +40,11 @@ py::object take_step(RoutingCounts& counts) {
 }  // namespace
 
 void bind_routing_counts(py::module_& m) {
-  py::enum_<RoutingDetail>(m, "RoutingDetail")
+  py::native_enum<RoutingDetail>(m, "RoutingDetail", "enum.IntEnum")
       .value("OFF", RoutingDetail::kOff)
       .value("COUNTS", RoutingDetail::kCounts)
-      .value("TOKENS", RoutingDetail::kTokens);
+      .value("TOKENS", RoutingDetail::kTokens)
+      .finalize();
   py::class_<RoutingCounts>(m, "RoutingCounts", "How often each expert was routed to, by where it ran.")
       .def("start", &RoutingCounts::start, py::arg("detail"), py::arg("every") = 1)
       .def_property_readonly("detail", &RoutingCounts::detail)

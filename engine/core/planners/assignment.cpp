@@ -17,12 +17,17 @@ LaneProblem::LaneProblem(const CostModel& cost, std::span<const ExpertLoad> load
   }
   std::stable_sort(items_.begin(), items_.end(),
                    [](const Item& a, const Item& b) { return a.load->tokens > b.load->tokens; });
+  for (size_t i = 0; i < size(); ++i) items_[i].kind = kind_of(i);
 }
 
-bool LaneProblem::interchangeable(size_t i, size_t j) const {
-  const ExpertLoad &a = *items_[i].load, &b = *items_[j].load;
-  return a.tokens == b.tokens && a.resident == b.resident && a.barred == b.barred &&
-         a.deferrable == b.deferrable;
+size_t LaneProblem::kind_of(size_t i) {
+  const ExpertLoad& load = *items_[i].load;
+  for (size_t j = i; j-- > 0 && items_[j].load->tokens == load.tokens;) {
+    const ExpertLoad& other = *items_[j].load;
+    if (load.resident == other.resident && load.barred == other.barred && load.deferrable == other.deferrable)
+      return items_[j].kind;
+  }
+  return num_kinds_++;
 }
 
 bool Assignment::equally_dear(size_t i, size_t j) const {
@@ -43,43 +48,46 @@ bool Assignment::has_room(size_t device) const {
 LayerTimes Assignment::times() {
   for (size_t d = 0; d < problem_.num_devices(); ++d) lane_times_[d] = device_times(d);
   sums_ = {};
-  for (size_t i = 0; i < problem_.size(); ++i) add(sums_, i, lane_[i], 1);
+  for (size_t i = 0; i < problem_.size(); ++i) add(i, lane_[i], 1);
   return join();
 }
 
-void Assignment::add(LaneSums& sums, size_t i, size_t lane, int sign) const {
+void Assignment::add(size_t i, size_t lane, int sign) {
+  Sums& sums = sums_[lane];
+  const LaneProblem::Item& item = problem_.item(i);
   if (lane == problem_.cpu()) {
-    if (problem_.item(i).load->deferrable) return;  // after the layer
-    sums[kMostDevices].work_us += sign * problem_.item(i).cpu_us;
-    sums[kMostDevices].count += sign;
+    if (item.load->deferrable) return;  // after the layer
+    sums.work_us += sign * item.cpu_us;
+    sums.count += sign;
     return;
   }
-  sums[lane].work_us += sign * problem_.item(i).gpu_us[lane];
-  sums[lane].count += sign;
+  sums.work_us += sign * item.gpu_us[lane];
+  sums.count += sign;
   if (!problem_.fetches(i, lane)) return;
-  sums[lane].fetched_us += sign * problem_.item(i).gpu_us[lane];
-  sums[lane].num_fetched += sign;
+  sums.fetched_us += sign * item.gpu_us[lane];
+  sums.num_fetched += sign;
 }
 
-double Assignment::bound_of(const LaneSums& sums) const {
+double Assignment::bound_of_sums() const {
   double end_us = 0;
   std::array<double, kMostDevices> copying{};
   for (size_t d = 0; d < problem_.num_devices(); ++d) {
     const DeviceCost& device = problem_.device(d);
     const DeviceState& state = problem_.state(d);
-    double upload_us = sums[d].num_fetched * device.upload_us();
-    if (streams_ && sums[d].num_fetched > 1)
-      upload_us -= (sums[d].num_fetched - 1) * device.profile().link_latency_us;
+    const Sums& sums = sums_[d];
+    double upload_us = sums.num_fetched * device.upload_us();
+    if (streams_ && sums.num_fetched > 1)
+      upload_us -= (sums.num_fetched - 1) * device.profile().link_latency_us;
     copying[d] = std::max(state.queued_us, state.backlog_us) + upload_us;
-    if (sums[d].count == 0) continue;
-    end_us = std::max(end_us, device.exchange_us() + device.profile().gpu_launch_us + sums[d].work_us);
-    if (sums[d].num_fetched == 0) continue;
+    if (sums.count == 0) continue;
+    end_us = std::max(end_us, device.exchange_us() + device.profile().gpu_launch_us + sums.work_us);
+    if (sums.num_fetched == 0) continue;
     // The last one has landed; or the first one has, and then all of them run.
     end_us = std::max(
-        {end_us, state.backlog_us + upload_us, state.backlog_us + device.upload_us() + sums[d].fetched_us});
+        {end_us, state.backlog_us + upload_us, state.backlog_us + device.upload_us() + sums.fetched_us});
   }
   double busy = 0;
-  const Sums& cpu = sums[kMostDevices];
+  const Sums& cpu = sums_[problem_.cpu()];
   end_us = std::max(end_us, problem_.states().cpu_backlog_us +
                                 problem_.cost().cpu_from_sums(
                                     cpu.count, cpu.work_us,
@@ -87,20 +95,28 @@ double Assignment::bound_of(const LaneSums& sums) const {
   return end_us + problem_.cost().home().profile().join_us;
 }
 
-double Assignment::bound_us(size_t i, size_t to) const {
-  LaneSums sums = sums_;
-  add(sums, i, lane_[i], -1);
-  add(sums, i, to, 1);
-  return bound_of(sums);
+double Assignment::bound_us(size_t i, size_t to) {
+  const size_t from = lane_[i];
+  const Sums of_from = sums_[from], of_to = sums_[to];
+  add(i, from, -1);
+  add(i, to, 1);
+  const double us = bound_of_sums();
+  sums_[from] = of_from;
+  sums_[to] = of_to;
+  return us;
 }
 
-double Assignment::bound_us_of_swap(size_t i, size_t j) const {
-  LaneSums sums = sums_;
-  add(sums, i, lane_[i], -1);
-  add(sums, j, lane_[j], -1);
-  add(sums, i, lane_[j], 1);
-  add(sums, j, lane_[i], 1);
-  return bound_of(sums);
+double Assignment::bound_us_of_swap(size_t i, size_t j) {
+  const size_t a = lane_[i], b = lane_[j];
+  const Sums of_a = sums_[a], of_b = sums_[b];
+  add(i, a, -1);
+  add(j, b, -1);
+  add(i, b, 1);
+  add(j, a, 1);
+  const double us = bound_of_sums();
+  sums_[a] = of_a;
+  sums_[b] = of_b;
+  return us;
 }
 
 Score Assignment::score() { return score_of(times()); }
@@ -122,17 +138,17 @@ DeviceTimes Assignment::device_times(size_t d) {
                   .backlog_us = problem_.state(d).backlog_us,
                   .queued_us = problem_.state(d).queued_us,
                   .one_transfer = streams_};
-  fetched_us_.clear();
+  size_t num_fetched = 0;
   for (size_t i = 0; i < problem_.size(); ++i) {
     if (lane_[i] != d) continue;
     if (problem_.resident(i, d)) {
       sums.hit_us += problem_.item(i).gpu_us[d];
       ++sums.num_hits;
     } else {
-      fetched_us_.push_back(problem_.item(i).gpu_us[d]);
+      fetched_us_[num_fetched++] = problem_.item(i).gpu_us[d];
     }
   }
-  sums.fetched_us = fetched_us_;
+  sums.fetched_us = std::span<const double>(fetched_us_).first(num_fetched);
   return problem_.device(d).times(sums);
 }
 

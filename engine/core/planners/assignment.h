@@ -33,6 +33,7 @@ class LaneProblem {
   struct Item {
     const ExpertLoad* load = nullptr;
     uint32_t open = 0;  // bit d: device d may run it
+    size_t kind = 0;    // the same for interchangeable ones, 0 to num_kinds() - 1
     double cpu_us = 0;
     std::array<double, kMostDevices> gpu_us{};
   };
@@ -49,19 +50,25 @@ class LaneProblem {
     return lane < num_devices() && ((items_[i].load->resident >> lane) & 1U) != 0;
   }
   bool fetches(size_t i, size_t lane) const { return lane < num_devices() && !resident(i, lane); }
-  bool interchangeable(size_t i, size_t j) const;
+  bool interchangeable(size_t i, size_t j) const { return items_[i].kind == items_[j].kind; }
+  size_t num_kinds() const { return num_kinds_; }
 
  private:
+  size_t kind_of(size_t i);
+
   const CostModel& cost_;
   const LaneStates& states_;
   std::vector<Item> items_;
+  size_t num_kinds_ = 0;
 };
 
 class Assignment {
  public:
   // All experts begin on the CPU.
   explicit Assignment(const LaneProblem& problem)
-      : problem_(problem), lane_(problem.size(), static_cast<uint8_t>(problem.cpu())) {}
+      : problem_(problem),
+        lane_(problem.size(), static_cast<uint8_t>(problem.cpu())),
+        fetched_us_(problem.size()) {}
 
   const LaneProblem& problem() const { return problem_; }
   std::vector<uint8_t>& lanes() { return lane_; }
@@ -97,8 +104,8 @@ class Assignment {
   }
   // A lower bound of the layer's time after item i went to lane `to` and, if given, item j from there to i's lane.
   // Far cheaper than a score: sums alone, without the order of fetched experts.
-  double bound_us(size_t i, size_t to) const;
-  double bound_us_of_swap(size_t i, size_t j) const;
+  double bound_us(size_t i, size_t to);
+  double bound_us_of_swap(size_t i, size_t j);
   // Of interchangeable experts the first ones get the first lanes.
   void sort_interchangeable();
 
@@ -109,11 +116,10 @@ class Assignment {
     int count = 0;
     int num_fetched = 0;
   };
-  using LaneSums = std::array<Sums, kMostDevices + 1>;  // the CPU's last
 
   DeviceTimes device_times(size_t d);
-  void add(LaneSums& sums, size_t i, size_t lane, int sign) const;
-  double bound_of(const LaneSums& sums) const;
+  void add(size_t i, size_t lane, int sign);
+  double bound_of_sums() const;
   LayerTimes join() const;
   Score score_of(const LayerTimes& all) const;
 
@@ -121,7 +127,7 @@ class Assignment {
   bool streams_ = false;
   std::vector<uint8_t> lane_;
   std::array<DeviceTimes, kMostDevices> lane_times_{};
-  LaneSums sums_{};  // as of the latest `times`
+  std::array<Sums, kMostDevices + 1> sums_{};  // per lane, as of the latest `times`
   std::vector<double> fetched_us_;
 };
 

@@ -1,6 +1,7 @@
 #include "twofold/lane_planner.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -95,16 +96,55 @@ bool improve_by_move(Assignment& plan, Score& best) {
   return false;
 }
 
+// Whether a swap of two items' lanes may shorten the layer.
+bool may_swap(Assignment& plan, size_t i, size_t j, const Score& best) {
+  const size_t a = plan.lanes()[i], b = plan.lanes()[j];
+  if (a == b || !plan.allowed(i, b) || !plan.allowed(j, a) || plan.equally_dear(i, j)) return false;
+  // A swap that replaces a resident expert by a fetched one needs room there.
+  if (plan.problem().fetches(j, a) && !plan.problem().fetches(i, a) && !plan.has_room(a)) return false;
+  if (plan.problem().fetches(i, b) && !plan.problem().fetches(j, b) && !plan.has_room(b)) return false;
+  return plan.bound_us_of_swap(i, j) <= best.layer_us * kSlack;
+}
+
+// Pairs of items that may not swap. Items of one kind in one lane are at one place: what holds for one holds for all.
+class Refused {
+ public:
+  explicit Refused(const Assignment& plan) : places_(plan.problem().size()), after_(places_.size()) {
+    const size_t lanes = plan.problem().cpu() + 1;
+    is_on_ = plan.problem().num_kinds() * lanes <= 64;
+    uint64_t after = 0;
+    for (size_t i = places_.size(); is_on_ && i-- > 0;) {
+      places_[i] = static_cast<uint8_t>(plan.problem().item(i).kind * lanes + plan.lanes()[i]);
+      after_[i] = after;
+      after |= uint64_t{1} << places_[i];
+    }
+  }
+  bool has(size_t i, size_t j) const { return is_on_ && ((pairs_[places_[i]] >> places_[j]) & 1U) != 0; }
+  // Whether item i may swap with none of the items after it.
+  bool has_all_after(size_t i) const { return is_on_ && (after_[i] & ~pairs_[places_[i]]) == 0; }
+  void add(size_t i, size_t j) {
+    if (is_on_) pairs_[places_[i]] |= uint64_t{1} << places_[j];
+  }
+
+ private:
+  bool is_on_ = false;
+  std::vector<uint8_t> places_;
+  std::vector<uint64_t> after_;  // bit p: some item after this one is at place p
+  std::array<uint64_t, 64> pairs_{};
+};
+
 bool improve_by_swap(Assignment& plan, Score& best) {
   const size_t side = std::min(plan.problem().size(), 2 * kMaxSwapSide);
+  Refused refused(plan);
   for (size_t i = 0; i < side; ++i) {
+    if (refused.has_all_after(i)) continue;
     for (size_t j = i + 1; j < side; ++j) {
+      if (refused.has(i, j)) continue;
+      if (!may_swap(plan, i, j, best)) {
+        refused.add(i, j);
+        continue;
+      }
       const uint8_t a = plan.lanes()[i], b = plan.lanes()[j];
-      if (a == b || !plan.allowed(i, b) || !plan.allowed(j, a) || plan.equally_dear(i, j)) continue;
-      // A swap that replaces a resident expert by a fetched one needs room there.
-      if (plan.problem().fetches(j, a) && !plan.problem().fetches(i, a) && !plan.has_room(a)) continue;
-      if (plan.problem().fetches(i, b) && !plan.problem().fetches(j, b) && !plan.has_room(b)) continue;
-      if (plan.bound_us_of_swap(i, j) > best.layer_us * kSlack) continue;
       std::swap(plan.lanes()[i], plan.lanes()[j]);
       const auto is_better = [&best](const Score& candidate) { return candidate.better_than(best); };
       if (const Score candidate = plan.rescore(a, b, is_better); is_better(candidate)) {

@@ -7,10 +7,6 @@
 
 namespace twofold {
 
-static_assert(Placement(cuda::kHit) == Placement::kHit && Placement(cuda::kCpu) == Placement::kCpu &&
-                  Placement(cuda::kFetched) == Placement::kFetched && cuda::kNobody == kNumPlacements,
-              "the device's placements are the scheduler's");
-
 TableStep::TableStep(Mailbox& mailbox, MoeExecutor& executor, DeviceAccelerator& accelerator,
                      ThreadPool& pool)
     : mailbox_(mailbox),

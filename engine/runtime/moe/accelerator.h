@@ -54,7 +54,6 @@ class Accelerator {
   // Records that all experts leave their slots, which are freed after this call. Returns the last step's number; -1 if
   // no step has begun, or there are no slots.
   virtual int64_t record_release() { return -1; }
-  virtual DynamicUpdateCounts dynamic_update_counts() const { return {}; }
   virtual void begin_step(const StepRows& rows) = 0;
   // Fills one placement per group and returns the layer's times on the accelerator's clock (zeros: not known,
   // to be measured).
@@ -86,7 +85,7 @@ class Accelerator {
   // Takes the logits that a later layer's router computes from the residual before the next place():
   // logits[num_tokens * experts].
   virtual void predict(int /*layer*/, std::span<const float> /*logits*/, int /*num_tokens*/) {}
-  virtual PrefetchCounts prefetch_counts() const { return {}; }
+  virtual SchedulerCounts scheduler_counts() const { return {}; }
   // Work outside the experts before the given MoE layer, or after the last (layer == number of MoE layers).
   virtual void dense(int layer, int num_tokens) = 0;
   // The machine is idle: background uploads have all the time they need.

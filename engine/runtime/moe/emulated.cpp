@@ -75,7 +75,7 @@ void EmulatedAccelerator::predict(int layer, std::span<const float> logits, int 
   // The extra router reads its gate; its launch is part of the step's graph.
   const DeviceProfile& home = scheduler_.cost().device(scheduler_.config().home(layer)).profile();
   const double us = dense_cost_.router_bytes / (home.vram_bandwidth_gbps * 1e3);
-  scheduler_.advance(us);
+  scheduler_.devices().advance(us);
   parts_.dense_us += us;
   SlottedAccelerator::predict(layer, logits, num_tokens);
 }
@@ -89,7 +89,7 @@ void EmulatedAccelerator::dense(int layer, int num_tokens) {
   const double flops_us = dense_cost_.flops_per_token[size_t(layer)] * num_tokens / (device.gpu_gflops * 1e3);
   const double us = scheduler_.cost().exchange_us(before, home) + device.gpu_launch_us +
                     std::max(bytes_us, flops_us) + cpu_dense_us(layer, num_tokens);
-  scheduler_.advance(us);
+  scheduler_.devices().advance(us);
   (is_head ? parts_.head_us : parts_.dense_us) += us;
 }
 

@@ -48,9 +48,9 @@ class EmulatedAccelerator final : public SlottedAccelerator {
 
   void predict(int layer, std::span<const float> logits, int num_tokens) override;
   void dense(int layer, int num_tokens) override;
-  double virtual_now_us() const override { return scheduler_.now_us(); }
+  double virtual_now_us() const override { return scheduler_.devices().now_us(); }
   // The clock continues from that of the accelerator this one replaces.
-  void begin_at(double now_us) { scheduler_.advance(now_us); }
+  void begin_at(double now_us) { scheduler_.devices().advance(now_us); }
   ClockParts clock_parts() const override { return parts_; }
   // All devices together.
   size_t device_bytes() const override;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "moe/events.h"
+#include "twofold/counters.h"
 #include "twofold/event_ring.h"
 
 namespace twofold {
@@ -16,16 +17,6 @@ struct StepRows {
   std::vector<uint8_t> generated = {};  // per row: generated, not prompt; empty: unknown
   std::vector<uint8_t> verified = {};   // per row: a next token or draft that is verified; empty: none
   bool is_recorded = true;  // false: a drafter's pass, whose routing belongs to no step of the model
-};
-
-struct PlacementCounts {
-  int64_t hits = 0;
-  int64_t cpu_misses = 0;
-  int64_t fetched = 0;
-  int64_t uploads = 0;
-  int64_t evictions = 0;
-  int64_t h2d_bytes = 0;
-  int64_t deferred = 0;  // cpu_misses that were deferred
 };
 
 struct EventLog {

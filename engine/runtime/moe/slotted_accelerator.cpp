@@ -66,7 +66,7 @@ void SlottedAccelerator::save(const std::string& path) const {
 void SlottedAccelerator::record_contents(CacheEventKind kind, int device, const Transfer& what) {
   if (events_ == nullptr || !events_->enabled || (num_devices() == 1 && !has_begun_)) return;
   events_->cache_events.push({rows_.step, -1, int16_t(what.layer), uint8_t(kind), uint16_t(what.expert), -1,
-                              event_slot(device, what.slot), 0.0f, 0.0f, 0.0f, scheduler().now_us(),
+                              event_slot(device, what.slot), 0.0f, 0.0f, 0.0f, scheduler().devices().now_us(),
                               uint8_t(device)});
 }
 
@@ -188,14 +188,14 @@ bool SlottedAccelerator::wants_prediction() const {
 }
 
 void SlottedAccelerator::idle() {
-  scheduler().drain();
+  scheduler().devices().drain();
   publish_landed();
 }
 
 std::span<const uint8_t> SlottedAccelerator::residents(int layer) {
   residents_.resize(size_t(store_.num_experts()));
   for (int expert = 0; expert < store_.num_experts(); ++expert)
-    residents_[size_t(expert)] = scheduler().devices().device_of(layer, expert, 0) >= 0;
+    residents_[size_t(expert)] = scheduler().devices().is_resident_anywhere(layer, expert);
   return residents_;
 }
 

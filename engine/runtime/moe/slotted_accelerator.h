@@ -25,7 +25,6 @@ class SlottedAccelerator : public Accelerator {
   void save(const std::string& path) const override;
   int restore(const std::string& path) override;
   int place_experts(std::span<const uint8_t> wanted) override;
-  DynamicUpdateCounts dynamic_update_counts() const override { return scheduler().dynamic_update_counts(); }
 
   void begin_step(const StepRows& rows) override;
   LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
@@ -34,7 +33,7 @@ class SlottedAccelerator : public Accelerator {
   void predict(int layer, std::span<const float> logits, int num_tokens) override {
     scheduler().predict(layer, logits, num_tokens);
   }
-  PrefetchCounts prefetch_counts() const override { return scheduler().prefetch_counts(); }
+  SchedulerCounts scheduler_counts() const override { return scheduler().counts(); }
   void idle() override;
   // All devices together.
   int num_slots() const override;

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
+from twofold.api.core_tables import SCHEDULER_OPTIONS
 from twofold.api.errors import ConfigError
 from twofold.api.settings import Checked, check, flag_name, setting
 
@@ -15,6 +16,12 @@ SLOT_FIELDS: Final = ("gpu_experts_ratio", "num_gpu_experts", "moe_cache_mib")
 
 BY_POLICY: Final = "payback"
 """The strategy in which a cache policy decides which experts move into VRAM."""
+
+
+def scheduler_option(name: str) -> Any:
+    """Setting of an option of the layer scheduler, with the core's default, range and help."""
+    return setting(**SCHEDULER_OPTIONS[name], scheduler_option=True)
+
 
 _STRATEGIES: Final = (BY_POLICY, "uniform", "frequency", "front-loading", "random")
 
@@ -113,13 +120,7 @@ class PlacementConfig(Checked):
         "(decode only, two experts stay immediate); changes outputs; 0 = off, auto = fewest that keep the CPU busy "
         "(docs/explanation/deferral.md)",
     )
-    cache_prior: float = setting(
-        0.0,
-        "prefer resident experts: in decode, an expert in VRAM replaces one whose score is at most its own / (1 - N); "
-        "changes outputs; 0.0 = off, up to 0.9 (docs/explanation/deferral.md)",
-        low=0.0,
-        high=0.9,
-    )
+    cache_prior: float = scheduler_option("cache_prior")
     cache_state: str | None = setting(
         None, "file with the learned state of the expert cache: read at start if it exists, written at exit"
     )
@@ -143,6 +144,11 @@ class PlacementConfig(Checked):
         low=1,
         high=10**6,
     )
+
+    @property
+    def scheduler_options(self) -> dict[str, Any]:
+        """Values of those settings that are options of the layer scheduler."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata["scheduler_option"]}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,6 +30,7 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     also: str = "",
+    scheduler_option: bool = False,
 ) -> Any:
     """Dataclass field of a setting: default, help and allowed values in one place.
 
@@ -42,6 +43,7 @@ def setting(
         choices: allowed values of a string setting.
         low, high: smallest and largest number. None as a value is always allowed where it is the default.
         also: name of a further environment variable (another engine's), read last.
+        scheduler_option: the value is the layer scheduler's option of the same name.
     """
     metadata = {
         "help": help,
@@ -51,6 +53,7 @@ def setting(
         "choices": choices,
         "low": low,
         "high": high,
+        "scheduler_option": scheduler_option,
     }
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -230,8 +230,7 @@ class EngineStats:
     prefix_cache_hits: int = 0
     """Prefix-cache hits among prefix_cache_queries, tokens."""
     prefetch: Mapping[str, int] = field(default_factory=dict)
-    """What prefetching predicted and did, in experts per layer and step, summed; names and meanings in
-    engine/core/include/twofold/counters.h. Empty before the first step."""
+    """Counters of prefetching, as in `core_tables.COUNTERS`. Empty before the first step."""
     dynamic_update: Mapping[str, int] = field(default_factory=dict)
     """Steps with prompt tokens by outcome of the update, where --enable-dynamic-expert-update was given."""
     num_preemptions: int = 0

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 
 import numpy.typing as npt
 
-from twofold import _core
 from twofold.api.types import (
     Clock,
     ControlRecord,
@@ -31,17 +30,7 @@ from twofold.experts.moe import MoeRuntime
 from twofold.step.sequences import ScheduledSequence
 from twofold.step.speculation import NO_DRAFTS, Speculator
 from twofold.telemetry.routing import RoutingRows
-from twofold.telemetry.sink import CacheEventKind, Placement, TelemetrySink, UploadReason
-
-for _stored, _native in (
-    (Placement, _core.Placement),
-    (UploadReason, _core.UploadReason),
-    (CacheEventKind, _core.CacheEventKind),
-):
-    if {m.name: int(m) for m in _stored} != {name: int(m) for name, m in _native.__members__.items()}:
-        raise ImportError(
-            f"{_stored.__name__}: the native module's numbers differ from those that telemetry stores"
-        )
+from twofold.telemetry.sink import TelemetrySink
 
 # Draining the event rings at every step would cost a decode step of a small model several percent.
 _DRAIN_EVERY_S = 0.05
@@ -165,7 +154,7 @@ class Recorder:
         """Pass on everything in the native event rings."""
         self._last_drain = time.perf_counter()
         self.placement = self._moe.counts()
-        self.prefetch = self._moe.prefetch_counts()
+        self.prefetch = self._moe.scheduler_counts()["prefetch"]
         if not self._records_events and not self._routing:
             return
         events = self._moe.drain_events()

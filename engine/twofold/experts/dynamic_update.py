@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from twofold.api.core_tables import COUNTERS
+
 _log = logging.getLogger(__name__)
 
 REASONS: Final[Mapping[str, str]] = {
-    "updated": "experts were replaced according to the prompt's routing",
-    "unchanged": "the experts that the prompt uses most were in slots already",
-    "too_few_tokens": "the step had fewer prompt tokens than --gpu-prefill-token-threshold",
+    **COUNTERS["dynamic_update"][1],
     "payback_places": "under --expert-placement-strategy payback the cache policy already moves experts; choose "
     "uniform, frequency, front-loading or random",
     "all_resident": "every expert has a slot",
@@ -30,9 +30,9 @@ class DynamicUpdate:
     """Counts outcomes of steps with prompt tokens, and logs each reason once."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """counts: returns the current executor's counts since its start."""
+        """counts: returns the core's counts since the start."""
         self._counts = counts
-        self._earlier: Counter[str] = Counter()
+        self._blocked: Counter[str] = Counter()
         self._logged: set[str] = set()
         self.counts: dict[str, int] = {}
         """Steps with prompt tokens by outcome; only those that have occurred. May be read by any thread."""
@@ -40,8 +40,8 @@ class DynamicUpdate:
     def step(self, blocked: str | None) -> None:
         """Record a finished step with prompt tokens. `blocked`: the reason why the core did not consider it."""
         if blocked is not None:
-            self._earlier[blocked] += 1
-        found = self._earlier + Counter(self._native())
+            self._blocked[blocked] += 1
+        found = self._blocked + Counter(self._counts())
         self.counts = {reason: found[reason] for reason in REASONS if found[reason]}
         for reason in self.counts.keys() - self._logged:
             self._logged.add(reason)
@@ -53,15 +53,3 @@ class DynamicUpdate:
                 reason,
                 REASONS[reason],
             )
-
-    def save_counts(self) -> None:
-        """Keep the counts of an executor that is about to be replaced."""
-        self._earlier += Counter(self._native())
-
-    def _native(self) -> dict[str, int]:
-        found = self._counts()
-        return {
-            "updated": found["updated"],
-            "unchanged": found["unchanged"],
-            "too_few_tokens": found["too_short"],
-        }

@@ -40,17 +40,22 @@ class _Counts:
     """Counts of executors that have been replaced."""
 
     placements: Mapping[str, int] = field(default_factory=dict)
-    prefetches: Mapping[str, int] = field(default_factory=dict)
+    scheduler: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     parts: tuple[float, ...] = (0.0,) * 5
     expert_runs: int = 0
 
     def plus(self, executor: _core.MoeExecutor) -> _Counts:
         return _Counts(
             _added(self.placements, executor.counts()),
-            _added(self.prefetches, executor.prefetch_counts()),
+            self.scheduler_plus(executor),
             tuple(map(sum, zip(self.parts, executor.clock_parts(), strict=True))),
             self.expert_runs + int(executor.num_expert_runs),
         )
+
+    def scheduler_plus(self, executor: _core.MoeExecutor) -> dict[str, dict[str, int]]:
+        """Counts of the schedulers by group, of `executor`'s too."""
+        counts = executor.scheduler_counts()
+        return {group: _added(self.scheduler.get(group, {}), now) for group, now in counts.items()}
 
 
 def _added(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
@@ -112,7 +117,7 @@ class MoeRuntime:
         self.executor = self._make(self.plan)
         """Runs the layers' experts. Replaced by `release` and `allocate`."""
         self.routing = RoutingRecord(lambda: self.executor.routing_counts)
-        self.dynamic_update = DynamicUpdate(lambda: self.executor.dynamic_update_counts())
+        self.dynamic_update = DynamicUpdate(lambda: self.scheduler_counts()["dynamic_update"])
         self._place(self.plan)
 
     def _make(self, slots: SlotPlan) -> _core.MoeExecutor:
@@ -196,7 +201,6 @@ class MoeRuntime:
             self.executor.save_cache(str(path))
             self._saved_cache = path.read_bytes()
         self._earlier_counts = self._earlier_counts.plus(self.executor)
-        self.dynamic_update.save_counts()
         self._begin_us = self.executor.virtual_now_us or 0.0
         enabled = self.executor.events_enabled
         self.executor.drain_events()
@@ -347,8 +351,9 @@ class MoeRuntime:
                 f"--cache-state {path}: {error}; delete the file or name another one to start cold"
             ) from error
 
-    def prefetch_counts(self) -> Mapping[str, int]:
-        return _added(self._earlier_counts.prefetches, self.executor.prefetch_counts())
+    def scheduler_counts(self) -> Mapping[str, Mapping[str, int]]:
+        """By group, as in `api.core_tables.COUNTERS`."""
+        return self._earlier_counts.scheduler_plus(self.executor)
 
     def counts(self) -> PlacementCounts:
         return PlacementCounts(**_added(self._earlier_counts.placements, self.executor.counts()))

@@ -53,7 +53,7 @@ def effective_plan(
             notices.append(f"expert deferral is off: {why}")
     if slots.cache_prior:
         if choice.kind == "none" or slots.num_slots == 0:
-            slots = replace(slots, cache_prior=0.0)
+            slots = slots.with_options(cache_prior=0.0)
             notices.append("cache-aware routing is off: there are no expert slots")
         else:
             notices.append(

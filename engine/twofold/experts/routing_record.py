@@ -15,11 +15,9 @@ from twofold import _core
 
 I64 = npt.NDArray[np.int64]
 
-PLACEMENTS: Final = tuple(
-    sorted(_core.Placement.__members__, key=lambda name: int(_core.Placement.__members__[name]))
-)
-HIT: Final = PLACEMENTS.index("HIT")
-CPU: Final = PLACEMENTS.index("CPU")
+PLACEMENTS: Final = tuple(_core.Placement.__members__)
+HIT: Final = _core.Placement.HIT
+CPU: Final = _core.Placement.CPU
 
 
 class RoutingRecord:

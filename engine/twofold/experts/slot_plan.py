@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twofold import _core
@@ -89,10 +89,8 @@ class SlotPlan:
     """Prompt tokens of a step from which it updates a static placement; 0: never."""
     num_deferred: int = 0
     """Maximum number of a generated token's CPU experts deferred to the next MoE layer; or `output_changes.AUTO`."""
-    cache_prior: float = 0.0
-    """Strength of the routing bias towards experts in slots, 0 to below 1."""
-    rules: Mapping[str, Any] = field(default_factory=dict)
-    """Another engine's rules, for comparison: see `lab.systems`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of the layer scheduler by name (`_core.scheduler_options`), such as another engine's rules."""
     split: tuple[float, ...] = ()
     """Share of the slots of each device of a machine with several; empty: one device."""
     homes: tuple[int, ...] = ()
@@ -124,14 +122,22 @@ class SlotPlan:
             num_staging=self.num_staging,
             pins=self.devices,
             num_deferred=self.num_deferred,
-            cache_prior=self.cache_prior,
-            **(rules | dict(self.rules)),
+            **(rules | dict(self.options)),
         )
 
     def device_slots(self, shape: MoeShape) -> list[int]:
         """Slots of each device."""
         most = max(self.num_slots, shape.num_layers * shape.num_experts)
         return split_slots(self.num_slots, self.split or (1.0,), most)
+
+    @property
+    def cache_prior(self) -> float:
+        """Strength of the routing bias towards experts in slots, 0 to below 1."""
+        return float(self.options.get("cache_prior", 0.0))
+
+    def with_options(self, **options: Any) -> SlotPlan:
+        """The same plan with other options of the layer scheduler."""
+        return replace(self, options={**self.options, **options})
 
     @property
     def changes_outputs(self) -> bool:

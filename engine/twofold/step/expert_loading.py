@@ -52,7 +52,7 @@ def slot_plan(
         dynamic_update_from=config.gpu_prefill_token_threshold if config.enable_dynamic_expert_update else 0,
         devices=devices,
         num_deferred=AUTO if deferred == "auto" else int(deferred),
-        cache_prior=config.cache_prior,
+        options=config.scheduler_options,
         split=split,
     )
 

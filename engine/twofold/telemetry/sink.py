@@ -10,12 +10,14 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from enum import IntEnum
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import numpy as np
 
 from twofold import _core
+from twofold._core import CacheEventKind as CacheEventKind
+from twofold._core import Placement as Placement
+from twofold._core import UploadReason as UploadReason
 from twofold.api.errors import RequestError
 from twofold.api.request_record import RequestRecord
 from twofold.api.types import ControlRecord, RunInfo, StepRecord
@@ -46,34 +48,6 @@ EVENT_MEANINGS: Final[dict[str, dict[str, str]]] = {
 TOKEN_LAYER_DTYPE: Final = EVENT_DTYPES["token_layer"]
 UPLOAD_DTYPE: Final = EVENT_DTYPES["upload"]
 CACHE_EVENT_DTYPE: Final = EVENT_DTYPES["cache_event"]
-
-
-class Placement(IntEnum):
-    """Where one routed expert ran: values of `placement` in token_layer events.
-
-    These enumerations repeat the native module's, as integers: `engine.recording` checks them.
-    """
-
-    HIT = 0
-    CPU = 1
-    FETCHED = 2
-
-
-class UploadReason(IntEnum):
-    """Why an expert was copied: values of `reason` in upload events."""
-
-    DEMAND = 0
-    ADMISSION = 1
-    PREFETCH = 2
-
-
-class CacheEventKind(IntEnum):
-    """What the expert cache decided: values of `kind` in cache_event events."""
-
-    ADMIT = 0
-    EVICT = 1
-    REJECT = 2
-    PUBLISH = 3
 
 
 @dataclass(frozen=True)

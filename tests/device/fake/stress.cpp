@@ -80,13 +80,13 @@ class Run {
       }
       if (!shape_.ahead || below(4) == 0) device_.run_until(device_.now_us() + below(400));
       if (below(12) == 0) {
-        scheduler_->drain();
+        scheduler_->devices().drain();
         begin_step();
       }
     }
     device_.set_failures(0, 0);
     device_.run_all();
-    scheduler_->drain();
+    scheduler_->devices().drain();
     begin_step();
     for (int slot = 0; slot < shape_.num_slots; ++slot) {
       const int cell = scheduler_->devices().cache(0).occupant(slot);

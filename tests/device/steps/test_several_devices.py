@@ -177,7 +177,7 @@ def test_steps_that_the_host_places_prefetch(fake: ModuleType, tiny: Path) -> No
     """Each layer's router looks ahead for the next one; a foreseen expert comes to one of the devices."""
     runner = make_runner(fake, tiny, slots=9, prefetch="on", others=[{}], tensor_split=(0.5, 0.5))
     scripted(runner, 3, 9, runner.vocab_size)
-    counts = runner.moe.prefetch_counts()
+    counts = runner.moe.scheduler_counts()["prefetch"]
     assert counts["predicted"] > 0
     assert counts["correct"] > 0.5 * counts["predicted"]
 

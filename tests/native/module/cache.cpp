@@ -2,6 +2,8 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <numeric>
+
 #include "array_view.h"
 #include "core/layer_pins.h"
 #include "tested.h"
@@ -102,10 +104,16 @@ void bind_cache(py::module_& m) {
       .def_readonly("victim_value", &Admission::victim_value);
 
   py::class_<ExpertCache>(m, "ExpertCache", "Which experts are in which slots.")
-      .def(py::init([](const CacheConfig& config) { return ExpertCache::make(config); }), py::arg("config"))
+      .def(py::init<CacheConfig>(), py::arg("config"))
       .def_property_readonly("num_slots", &ExpertCache::num_slots)
       .def_property_readonly("last_refusal", &ExpertCache::last_refusal)
-      .def("slot_offset", &ExpertCache::slot_offset, py::arg("layer"))
+      .def(
+          "slot_offset",
+          [](const ExpertCache& cache, int layer) {
+            const std::vector<int>& slots = cache.config().slots_per_layer;
+            return std::accumulate(slots.begin(), slots.begin() + layer, 0);
+          },
+          py::arg("layer"))
       .def("num_held", &ExpertCache::num_held, py::arg("layer"))
       .def("slot_of", &ExpertCache::slot_of, py::arg("layer"), py::arg("expert"))
       .def("state", &ExpertCache::state, py::arg("layer"), py::arg("expert"))
@@ -124,13 +132,22 @@ void bind_cache(py::module_& m) {
              const auto active = cache.active(layer);
              return std::vector<int>(active.begin(), active.end());
            })
-      .def("can_admit", &ExpertCache::can_admit, py::arg("layer"), py::arg("expert"),
-           py::arg("forced") = false)
-      .def("admit", &ExpertCache::admit, py::arg("layer"), py::arg("expert"), py::arg("forced") = false)
+      .def(
+          "can_admit",
+          [](ExpertCache& cache, int layer, int expert, bool forced) {
+            return cache.can_admit(layer, expert, forced);
+          },
+          py::arg("layer"), py::arg("expert"), py::arg("forced") = false)
+      .def(
+          "admit",
+          [](ExpertCache& cache, int layer, int expert, bool forced) {
+            return cache.admit(layer, expert, forced);
+          },
+          py::arg("layer"), py::arg("expert"), py::arg("forced") = false)
       .def("publish", &ExpertCache::publish, py::arg("slot"))
       .def("cancel", &ExpertCache::cancel, py::arg("slot"))
       .def("preload", &ExpertCache::preload, py::arg("layer"), py::arg("expert"))
-      .def("preload_by_usage", &ExpertCache::preload_by_usage)
+      .def("preload_by_usage", [](ExpertCache& cache) { return preload_by_usage(cache); })
       .def("boundary", &ExpertCache::boundary, py::arg("num_new") = 1, py::arg("num_running") = 1)
       .def("value", &ExpertCache::value, py::arg("layer"), py::arg("expert"))
       .def("set_future", &ExpertCache::set_future, py::arg("events_per_layer"))

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "twofold/lane_planner.h"
 #include "twofold/layer_decision.h"
 #include "twofold/scheduler_config.h"
 #include "twofold/step_shape.h"
@@ -35,8 +36,9 @@ class Devices {
   // victim of lower value, or a free one.
   enum class Stay : uint8_t { kPasses, kReplaces, kFree };
   Stay stay_of(int layer, int expert, int device) const;
-  // The device with the expert in a slot, `preferred` before others; -1: none.
-  int device_of(int layer, int expert, int preferred) const;
+  bool is_resident_anywhere(int layer, int expert) const;
+  // An active expert for the planner: the devices that have it in a slot, and those that may not fetch it.
+  ExpertLoad load_of(int layer, int expert, int tokens) const;
 
   double now_us() const { return link(0).now_us(); }
   void advance(double us);

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -26,9 +25,8 @@ class DynamicUpdate {
   void choose(int layer, Devices& devices);
   // The slot for an expert that the layer fetches to that device anyway; none if it gets no slot there.
   std::optional<Admission> admit(int layer, int expert, int device, Devices& devices);
-  // Experts that the layer did not fetch, to be uploaded after it.
-  void admit_rest(int layer, Devices& devices,
-                  const std::function<void(int expert, int device, const Admission&)>& upload);
+  // Queues the uploads of those that the layer did not fetch.
+  void admit_rest(Devices& devices, LayerDecision& decision);
 
   // Between steps.
   DynamicUpdateCounts counts() const;
@@ -42,8 +40,7 @@ class DynamicUpdate {
   Admission admission_of(int layer, const Replacement& replacement, Devices& devices);
 
   int threshold_;
-  bool applies_ = false;    // in this step
-  int64_t num_before_ = 0;  // experts moved before the step
+  bool applies_ = false, has_moved_ = false;  // in this step
   DynamicUpdateCounts counts_;
   std::vector<Replacement> chosen_;
   std::vector<int> load_, order_;

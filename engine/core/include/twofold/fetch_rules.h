@@ -24,6 +24,7 @@ enum class FetchRule {
 // "best-split", "none", "min-sum", "two-ended", "link-share", "all"; throws std::invalid_argument listing
 // them.
 FetchRule fetch_rule_of(const std::string& name);
+const char* name_of(FetchRule rule);
 
 // Experts to fetch to the layer's home, in link order, by a peer's rule (not kBestSplit). active: the layer's
 // experts.

@@ -1,6 +1,8 @@
 // What a layer scheduler is asked about a layer, and what it decides.
 #pragma once
 
+#include <twofold/placement.h>
+
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -12,10 +14,7 @@
 
 namespace twofold {
 
-// Where a routed expert runs. Telemetry stores the numbers, so they must not change; all other copies are
-// checked against them (kernels/device/placement.h, twofold.telemetry.sink).
-enum class Placement : uint8_t { kHit = 0, kCpu = 1, kFetched = 2 };
-inline constexpr int kNumPlacements = 3;
+// Telemetry stores the numbers, so they must not change.
 enum class UploadReason : uint8_t { kDemand = 0, kAdmission = 1, kPrefetch = 2 };
 
 constexpr UploadLane lane_of(UploadReason reason) {
@@ -106,6 +105,8 @@ struct LayerDecision {
   double start_us = 0;
 
   void begin(int of_layer, double now_us);
+  // Adds an upload into a slot for a later step of this layer or, prefetched, for a later layer.
+  Move& add_move(int of_layer, int expert, int device, const Admission& admission, UploadReason reason);
   ExpertDecision* find(int expert);  // null: no token is routed to it
 };
 

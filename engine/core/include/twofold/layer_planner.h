@@ -29,9 +29,10 @@ class LayerPlanner {
   std::span<const ExpertLoad> loads() const { return loads_; }
   const LaneStates& lanes() const { return lanes_; }
   const LanePlan& latest() const { return plan_; }
-  // Which pairs are deferred if those marked in on_cpu[pairs] run on the CPU (Deferral).
-  std::span<const uint8_t> deferred(const RoutedLayer& routed, std::span<const uint8_t> generated_rows,
-                                    std::span<const uint8_t> on_cpu);
+  // Defers pairs of the placed layer. Returns, per expert of the decision, the tokens that the CPU runs after the
+  // layer; empty: none.
+  std::span<const int> defer(const RoutedLayer& routed, std::span<const uint8_t> generated_rows,
+                             LayerDecision& decision);
   // How many misses of a one-token layer to fetch by the fetch rule, [hits][misses] with side top_k + 1, for an
   // idle link; for a device that places its layers itself.
   std::vector<uint8_t> split_table();
@@ -59,8 +60,8 @@ class LayerPlanner {
   std::vector<DeviceState> states_;
   LaneStates lanes_;
   LanePlan plan_;
-  std::vector<int> order_;
-  std::vector<uint8_t> all_;
+  std::vector<int> order_, by_expert_, deferred_tokens_;
+  std::vector<uint8_t> all_, on_cpu_;
 };
 
 }  // namespace twofold

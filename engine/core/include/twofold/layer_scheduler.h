@@ -50,10 +50,6 @@ class LayerScheduler {
   const LayerDecision& settle_ahead(int layer);
   // Reports that the device refused to begin an upload ahead into that slot.
   void ahead_refused(int device, int slot) { ahead_.refused(device, slot); }
-  // Advances a virtual clock by work outside the experts (attention, head).
-  void advance(double us) { devices_.advance(us); }
-  // Waits until every queued upload has landed; for an idle machine.
-  void drain() { devices_.drain(); }
   // Fills free slots at start from prior_usage.
   void preload_by_usage() { twofold::preload_by_usage(planner_, config_.prior_usage, devices_); }
   // Replaces the machine's figures: plans and prices follow them from now on, except an upload price that the
@@ -64,25 +60,18 @@ class LayerScheduler {
 
   const CostModel& cost() const { return cost_; }
   const LayerSchedulerConfig& config() const { return config_; }
-  double now_us() const { return devices_.now_us(); }
-  double copied_us() const { return devices_.copied_us(); }
+  // The links' clock: a virtual one is advanced by work outside the experts (attention, head).
   Devices& devices() { return devices_; }
   const Devices& devices() const { return devices_; }
   bool prefetches() const { return prefetcher_.has_value(); }
-  PrefetchCounts prefetch_counts() const { return prefetcher_ ? prefetcher_->counts() : PrefetchCounts{}; }
-  DynamicUpdateCounts dynamic_update_counts() const { return dynamic_update_.counts(); }
+  SchedulerCounts counts() const {
+    return {prefetcher_ ? prefetcher_->counts() : PrefetchCounts{}, dynamic_update_.counts()};
+  }
 
  private:
   void observe(const RoutedLayer& routed);
-  // Which tokens of each placed expert the CPU runs after the layer; empty: none.
-  std::span<const int> defer(const RoutedLayer& routed);
   // From pricing on: queues the moves and advances the clock past the layer.
   const LayerDecision& play(const RoutedLayer& routed);
-  void move_fetched();
-  void stream_ahead(const RoutedLayer& routed);
-  void take_prefetched(int layer);
-  void issue_prefetches(int layer, const LayerWork& work);
-  void upload_after_layer(int layer, int expert, const Admission& admission, UploadReason reason, int device);
 
   CostModel cost_;
   LayerSchedulerConfig config_;
@@ -102,8 +91,7 @@ class LayerScheduler {
   LayerDecision decision_;
   std::vector<DeviceShare> shares_;
   std::vector<Publication> publications_;
-  std::vector<uint8_t> on_cpu_;
-  std::vector<int> by_expert_, deferred_tokens_;
+  std::vector<int> tokens_;  // tokens per expert
 };
 
 }  // namespace twofold

@@ -13,7 +13,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -34,13 +33,7 @@ struct Prefetch {
   int layer = 0;
   int expert = 0;
   int device = 0;
-  Admission admission;
-};
-
-// Outcome of a layer's prefetches when it began.
-struct PrefetchArrivals {
-  std::vector<std::pair<Prefetch, Upload>> landed;  // published
-  std::vector<Prefetch> withdrawn;                  // not begun, or failed; their slots are free again
+  int slot = 0;
 };
 
 class Prefetcher {
@@ -50,14 +43,15 @@ class Prefetcher {
   // Takes the logits of `layer`'s router on an earlier layer's residual: logits[num_tokens * num_experts].
   // Replaces the layer's previous prediction. Throws std::invalid_argument on a wrong shape.
   void predict(int layer, std::span<const float> logits, int num_tokens, Devices& devices);
-  // The layer begins: landed prefetches become usable, those that have not begun are withdrawn.
-  const PrefetchArrivals& begin_layer(int layer, Devices& devices);
+  // The decision's layer begins: landed prefetches become usable, those that have not begun are withdrawn, and
+  // their slots are free again.
+  void begin_layer(Devices& devices, LayerDecision& decision);
   // Takes the layer's true routing: measures and learns.
   void observe(int layer, std::span<const int32_t> ids, int num_tokens);
-  // Called when layer `layer` does `work` and the clock is at its start. Takes slots for experts that are worth
-  // it and land in time, and uploads each; `times` are the layer's with the contention of these copies.
-  void issue(int layer, const LayerWork& work, LayerTimes& times, Devices& devices,
-             const std::function<void(const Prefetch&)>& upload);
+  // Called when the decision's layer does `work` and the clock is at its start, after its other uploads: a prefetch
+  // takes only idle link time. Takes slots for experts that are worth it and land in time, and uploads each; the
+  // layer's times then have the contention of these copies.
+  void issue(const LayerWork& work, Devices& devices, LayerDecision& decision);
   void recalibrate(const CostModel& cost);
   // Starts a new step and discards the state of an unfinished one.
   void begin_step();
@@ -122,7 +116,6 @@ class Prefetcher {
     bool landed;
   };
   std::vector<Due> due_;  // prefetches for layers that have begun, until those layers are observed
-  PrefetchArrivals arrivals_;
   PrefetchCounts counts_;
   std::vector<int> order_, expected_;
   std::vector<uint8_t> marks_;

@@ -18,6 +18,9 @@ class SlotPlacer {
   // Gives every expert to be fetched its slot, and adds the moves to the decision, in the links' order.
   void place(std::span<const DeviceShare> shares, Devices& devices, DynamicUpdate& update,
              LayerDecision& decision) const;
+  // Passes the decision's moves to the links.
+  void upload(std::span<const DeviceShare> shares, const CostModel& cost, Devices& devices,
+              LayerDecision& decision) const;
 
  private:
   // Whether it stays in a slot. One that another device holds only passes through.

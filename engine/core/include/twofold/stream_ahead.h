@@ -28,12 +28,6 @@ class StreamAhead {
     int device = 0;
     bool landed = false;
   };
-  // An expert of the next layer to upload now, into a staging slot.
-  struct Choice {
-    int expert = 0;
-    int device = 0;
-    int slot = 0;
-  };
 
   // Never uploads ahead without staging slots, under another engine's fetch rule, or if the configuration says so.
   explicit StreamAhead(const LayerSchedulerConfig& config);
@@ -42,19 +36,17 @@ class StreamAhead {
   // Begins a layer: takes the uploads made ahead for it from the links; they can be queried until the next layer
   // begins. Uploads that have ended, including failed ones, are added to `arrivals`.
   void begin_layer(int layer, Devices& devices, std::vector<Publication>& arrivals);
+  bool holds_any() const { return !held_.empty(); }
   const Expert* find(int expert) const;
   // Discards the held experts unused: their slots are free.
   void discard() { held_.clear(); }
   // The upload into that slot could not begin.
   void refused(int device, int slot);
 
-  // Which experts of the next layer to upload now, in order; they count as begun. The decision is priced, and the
-  // links already have its uploads. The pricer's work has the chosen ones' copying afterwards.
-  std::span<const Choice> choose(const RoutedLayer& routed, const LayerPlanner& planner, LayerPricer& pricer,
-                                 const LayerDecision& decision, Devices& devices);
-
-  // Records a priced layer: its routing and its end time.
-  void observe(const RoutedLayer& routed, const Devices& devices, double end_us);
+  // Uploads experts of the next layer into staging slots. The decision is priced, and the links already have its
+  // uploads; it gets the further moves, and its times their contention.
+  void upload(const RoutedLayer& routed, const LayerPlanner& planner, LayerPricer& pricer, Devices& devices,
+              LayerDecision& decision);
 
  private:
   struct Gap {  // between a layer's end and the next one's beginning, in the latest chunk
@@ -69,9 +61,13 @@ class StreamAhead {
   // The next layer's experts that its plan would fetch to each device.
   std::vector<DeviceLane> expected_plan(int next, int num_tokens, const LayerPlanner& planner,
                                         const Devices& devices);
+  void choose(const RoutedLayer& routed, const LayerPlanner& planner, LayerPricer& pricer,
+              const LayerDecision& decision, const Devices& devices);
   // Chooses as many of these experts as do not slow the layer, for staging slots that it does not use.
   void choose_for(int device, int layer, std::span<const int> experts, LayerPricer& pricer,
                   const CostModel& cost, const LayerDecision& decision, const Devices& devices);
+  // Records a priced layer: its routing and its end time.
+  void observe(const RoutedLayer& routed, const Devices& devices, double end_us);
 
   int num_layers_, num_experts_, top_k_, fewest_tokens_;
   bool is_on_;
@@ -82,7 +78,6 @@ class StreamAhead {
   int last_tokens_ = 0;
   double last_end_us_ = 0;
   std::vector<Expert> held_, next_;
-  std::vector<Choice> chosen_;
 };
 
 }  // namespace twofold

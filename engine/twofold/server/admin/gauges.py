@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import get_args
 
+from twofold.api.core_tables import COUNTERS, meanings
 from twofold.api.types import EngineStats, RunInfo, SpeculationCounts
 from twofold.server.admin.process_metrics import process_rows
 from twofold.server.bridge.models.protocol import ServingEngine
@@ -111,42 +112,33 @@ def _expert_gauges(info: RunInfo, stats: EngineStats) -> list[Gauge]:
     placed = stats.placement
     uses = {"vram": placed.hits, "uploaded": placed.fetched, "cpu": placed.cpu_misses}
     rows: list[Gauge] = [
-        ("twofold:expert_cpu_misses_total", "Routed experts that the CPU computed.", placed.cpu_misses),
         (
             "twofold:expert_uses_total",
             "Routed experts by place: vram (cache hit), uploaded (for the step that needed them), cpu.",
             {label_text(place=place): float(count) for place, count in uses.items()},
         ),
     ]
-    if info.output_changes:
-        deferred = "Routed experts deferred to the next MoE layer (--num-deferred-experts)."
-        rows.append(("twofold:expert_deferred_total", deferred, placed.deferred))
+    # Without slots, zeros would look like a hit rate.
+    shown = {"cpu_misses": True, "deferred": bool(info.output_changes)}
+    for name, meaning in COUNTERS["placement"][1].items():
+        if shown.get(name, bool(info.num_slots)):
+            metric = f"twofold:{'' if name.endswith('_bytes') else 'expert_'}{name}_total"
+            rows.append((metric, f"{meaning[0].upper()}{meaning[1:]}.", getattr(placed, name)))
     if stats.dynamic_update:
         outcomes = {label_text(reason=reason): float(n) for reason, n in stats.dynamic_update.items()}
-        told = "Steps with prompt tokens by outcome of the dynamic expert update."
-        rows.append(("twofold:dynamic_update_total", told, outcomes))
-    if not info.num_slots:  # no slots: zeros would look like a hit rate
+        rows.append(("twofold:dynamic_update_total", meanings("dynamic_update"), outcomes))
+    if not info.num_slots:
         return rows
-    hit_rate = placed.hits / max(placed.hits + placed.cpu_misses + placed.fetched, 1)
     return [
         *rows,
-        ("twofold:expert_hits_total", "Routed experts that were in VRAM.", placed.hits),
-        (
-            "twofold:expert_fetched_total",
-            "Routed experts uploaded for the step that needed them.",
-            placed.fetched,
-        ),
-        ("twofold:expert_uploads_total", "Experts copied from host memory to VRAM.", placed.uploads),
-        ("twofold:expert_evictions_total", "Experts evicted from their slot.", placed.evictions),
         (
             "twofold:expert_hit_rate",
             "Share of routed experts that were in VRAM since the start, 0 to 1.",
-            hit_rate,
+            placed.hits / max(sum(uses.values()), 1),
         ),
-        ("twofold:h2d_bytes_total", "Bytes of experts copied to VRAM.", placed.h2d_bytes),
         (
             "twofold:prefetch_experts_total",
-            "Experts of prefetching by outcome, such as issued, used, late, wasted, or dropped before the upload.",
+            meanings("prefetch"),
             {label_text(outcome=outcome): float(count) for outcome, count in stats.prefetch.items()},
         ),
     ]

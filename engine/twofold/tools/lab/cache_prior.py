@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from twofold.api.errors import ConfigError
@@ -33,7 +32,7 @@ def rows(
     """One row per prior."""
     source = text.at_once()
     for prior in priors:
-        placed = text.token_by_token(profile, replace(slots, cache_prior=prior))
+        placed = text.token_by_token(profile, slots.with_options(cache_prior=prior))
         quality = text.quality(source, placed)
         yield {
             "prior": prior,

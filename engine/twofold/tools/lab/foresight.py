@@ -78,4 +78,4 @@ def play_sticky(machine: str, slots: float, *, prefetch: bool, num_steps: int = 
                     scheduler.predict(layer + 1, logits[None])
             scheduler.decide(layer, routed[None])
         scheduler.advance(dense_us[-1])
-    return num_steps / (scheduler.now_us - began_us) * 1e6, scheduler.prefetch_counts
+    return num_steps / (scheduler.now_us - began_us) * 1e6, scheduler.counts()["prefetch"]
