@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
 import re
 import textwrap
@@ -37,7 +38,7 @@ _DOC_COLUMNS: Final = 105
 _IS_BASE: Final = 1 << 10
 """Flag of classes from which Python may derive."""
 
-Definition = ast.FunctionDef | ast.AnnAssign | ast.ClassDef
+Definition = ast.FunctionDef | ast.Assign | ast.AnnAssign | ast.ClassDef
 
 
 def definitions(module: ModuleType) -> Iterator[Definition]:
@@ -49,35 +50,33 @@ def definitions(module: ModuleType) -> Iterator[Definition]:
 
 
 def _class(native: type) -> ast.ClassDef:
-    """A class with what it adds to its base; __init__ where Python may call it (not for enumerations)."""
-    is_enumeration = hasattr(native, "__members__")
+    """A class with what it adds to its base; __init__ where Python may call it."""
+    if issubclass(native, enum.IntEnum):
+        members = "\n    ".join(f"{member.name} = {member.value}" for member in native)
+        found = ast.parse(f"class {native.__name__}(IntEnum):\n    {members}").body[0]
+        assert isinstance(found, ast.ClassDef)
+        return found
     base = native.__bases__[0]
-    bases = (
-        ["_NativeEnum"] if is_enumeration else [base.__name__] if base.__module__ == native.__module__ else []
-    )
-    found = ast.parse(f"class {native.__name__}({', '.join(bases)}): ...").body[0]
+    bases = base.__name__ if base.__module__ == native.__module__ else ""
+    found = ast.parse(f"class {native.__name__}({bases}): ...").body[0]
     assert isinstance(found, ast.ClassDef)
     if not native.__flags__ & _IS_BASE:
         found.decorator_list = [ast.Name("final")]
     members = [each for name, value in vars(native).items() for each in _member(native, name, value)]
-    doc = "" if is_enumeration else (native.__doc__ or "")
-    found.body = documented(_wrapped(doc)) + members or found.body
+    found.body = documented(_wrapped(native.__doc__ or "")) + members or found.body
     return found
 
 
 def _member(native: type, name: str, value: Any) -> Iterator[Definition]:
-    is_enumeration = hasattr(native, "__members__")
     if name == "__init__":
-        if not is_enumeration and not str(value.__doc__).startswith("Initialize self"):
+        if not str(value.__doc__).startswith("Initialize self"):
             yield _function(name, value.__doc__, native.__module__)
     elif name.startswith("_") and name != "__len__":
         return
-    elif isinstance(value, native):
-        yield _annotated(name, f"ClassVar[{native.__name__}]")
     elif isinstance(value, property):
         kind = _translated((value.fget.__doc__ or "").splitlines()[0].rpartition("-> ")[2], native.__module__)
         yield _annotated(name, kind if value.fset else f"Final[{kind}]")
-        yield from [] if is_enumeration else documented(_wrapped(value.__doc__ or ""))  # type: ignore[misc]
+        yield from documented(_wrapped(value.__doc__ or ""))
     else:
         is_static = isinstance(value, staticmethod)
         function = _function(name, (value.__func__ if is_static else value).__doc__, native.__module__)

@@ -2,7 +2,8 @@
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
+from enum import IntEnum
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +18,19 @@ _U8 = NDArray[np.uint8]
 _U16 = NDArray[np.uint16]
 _U32 = NDArray[np.uint32]
 
-class _NativeEnum:
-    __members__: ClassVar[dict[str, Self]]
-    def __int__(self) -> int: ...
-
 class _Tensor(Protocol):
     def data_ptr(self) -> int: ...
 
 _Address: TypeAlias = int | _Tensor | None
 """A device address, or what lies there; 0, None: null."""
+
+class SchedulerOption(TypedDict):
+    """Arguments of `api.settings.setting`; no low or high: no bound."""
+
+    default: Any
+    help: str
+    low: float | None
+    high: float | None
 
 _Part = Mapping[str, object] | None
 """Arguments of one part of a block (engine/bindings/blocks/attention_parts.h). A projection has weight, and where given
@@ -77,8 +82,7 @@ class CachePolicy:
 def cache_policies() -> list[CachePolicy]: ...
 
 class SchedulerConfig:
-    """Shape, slots, policy and rules of a layer scheduler; those from fetch_rule to prior_usage are for
-    comparison with other engines and for the lab."""
+    """Shape, slots and options of a layer scheduler; see scheduler_options."""
 
     def __init__(
         self,
@@ -90,37 +94,41 @@ class SchedulerConfig:
         prefetch: bool = False,
         num_staging: int = -1,
         upload_price: float = -1.0,
+        max_waiting_uploads: int = 16,
         stream_ahead_from: int = 33,
+        replace_from: int = 0,
+        num_deferred: int = 0,
+        cache_prior: float = 0.0,
         fetch_rule: str = "best-split",
         background_uploads: bool = True,
         always_cache_fetched: bool = False,
         shared_pool: bool | None = None,
-        prior_usage: Sequence[float] = (),
         fixed_placement: bool = False,
-        replace_from: int = 0,
+        prior_usage: Sequence[float] = (),
         pins: Sequence[str] = (),
-        num_deferred: int = 0,
-        cache_prior: float = 0.0,
         homes: Sequence[int] = (),
     ) -> None:
-        """slots: of the machine's only device, or of each.
+        """slots: of the machine's only device, or of each. options: see scheduler_options.
 
-        pins: per expert of each layer "auto", "cpu" (never in a slot) or "gpu" (in a slot from the start); empty:
-        all "auto"."""
+        Raises:
+            TypeError: no option has that name, or it has another type."""
 
-class Placement(_NativeEnum):
-    name: Final[str]
-    value: Final[int]
-    HIT: ClassVar[Placement]
-    CPU: ClassVar[Placement]
-    FETCHED: ClassVar[Placement]
+def scheduler_options() -> dict[str, SchedulerOption]:
+    """Options of SchedulerConfig by name, as declared in engine/core/include/twofold/scheduler_options.h."""
 
-class UploadReason(_NativeEnum):
-    name: Final[str]
-    value: Final[int]
-    DEMAND: ClassVar[UploadReason]
-    ADMISSION: ClassVar[UploadReason]
-    PREFETCH: ClassVar[UploadReason]
+def count_meanings() -> dict[str, tuple[str, dict[str, str]]]:
+    """By group, what is counted and the meaning of each counter, as declared in
+    engine/core/include/twofold/counters.h."""
+
+class Placement(IntEnum):
+    HIT = 0
+    CPU = 1
+    FETCHED = 2
+
+class UploadReason(IntEnum):
+    DEMAND = 0
+    ADMISSION = 1
+    PREFETCH = 2
 
 class Timeline:
     """Virtual clock with a serial link: demand uploads overtake background ones."""
@@ -136,7 +144,8 @@ class LayerScheduler:
     def decide(self, layer: int, ids: _I32) -> None: ...
     def advance(self, us: float) -> None: ...
     now_us: Final[float]
-    prefetch_counts: Final[dict[str, int]]
+
+    def counts(self) -> dict[str, dict[str, int]]: ...
 
 class RoutingTrace:
     """Recorded routing: ids u16[tokens, layers, top_k], checked once."""
@@ -721,13 +730,11 @@ def log_probabilities(
 ) -> list[list[tuple[int, float]]]:
     """Per query the requested token and the likeliest ones of its row, with their log softmax in float64."""
 
-class CacheEventKind(_NativeEnum):
-    name: Final[str]
-    value: Final[int]
-    ADMIT: ClassVar[CacheEventKind]
-    EVICT: ClassVar[CacheEventKind]
-    REJECT: ClassVar[CacheEventKind]
-    PUBLISH: ClassVar[CacheEventKind]
+class CacheEventKind(IntEnum):
+    ADMIT = 0
+    EVICT = 1
+    REJECT = 2
+    PUBLISH = 3
 
 def event_formats() -> dict[str, tuple[np.dtype[Any], dict[str, str]]]:
     """By kind of event, the dtype of its arrays and the meaning of each field."""
@@ -835,12 +842,10 @@ class LayerPlan:
     uses_cpu: Final[bool]
     where: Final[_U8]
 
-class RoutingDetail(_NativeEnum):
-    name: Final[str]
-    value: Final[int]
-    OFF: ClassVar[RoutingDetail]
-    COUNTS: ClassVar[RoutingDetail]
-    TOKENS: ClassVar[RoutingDetail]
+class RoutingDetail(IntEnum):
+    OFF = 0
+    COUNTS = 1
+    TOKENS = 2
 
 class RoutingCounts:
     """How often each expert was routed to, by where it ran."""
@@ -944,8 +949,10 @@ class MoeExecutor:
     def place_experts(self, wanted: _U8) -> int:
         """Make exactly these experts resident, [layers, experts]; call between steps. Returns the number of uploads."""
 
-    def dynamic_update_counts(self) -> dict[str, int]: ...
-    def prefetch_counts(self) -> dict[str, int]: ...
+    def counts(self) -> dict[str, int]: ...
+    def scheduler_counts(self) -> dict[str, dict[str, int]]:
+        """By group, see count_meanings."""
+
     def end_step(self, with_head: bool = True) -> None:
         """with_head: False where no logits were computed."""
 
@@ -965,6 +972,5 @@ class MoeExecutor:
     def placement_devices(self) -> _I8 | None:
         """[layers, experts] device that holds the expert, the first of several; -1: none. None without slots."""
 
-    def counts(self) -> dict[str, int]: ...
     def drain_events(self) -> dict[str, NDArray[Any]]: ...
     def take_dropped(self) -> dict[str, int]: ...

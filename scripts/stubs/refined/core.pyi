@@ -2,7 +2,8 @@
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias
+from enum import IntEnum
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +18,19 @@ _U8 = NDArray[np.uint8]
 _U16 = NDArray[np.uint16]
 _U32 = NDArray[np.uint32]
 
-class _NativeEnum:
-    __members__: ClassVar[dict[str, Self]]
-    def __int__(self) -> int: ...
-
 class _Tensor(Protocol):
     def data_ptr(self) -> int: ...
 
 _Address: TypeAlias = int | _Tensor | None
 """A device address, or what lies there; 0, None: null."""
+
+class SchedulerOption(TypedDict):
+    """Arguments of `api.settings.setting`; no low or high: no bound."""
+
+    default: Any
+    help: str
+    low: float | None
+    high: float | None
 
 _Part = Mapping[str, object] | None
 """Arguments of one part of a block (engine/bindings/blocks/attention_parts.h). A projection has weight, and where given
@@ -40,17 +45,24 @@ class CachePolicy:
 
     prefetches: Final[Literal["auto", "asked", "never"]]
 
+def scheduler_options() -> dict[str, SchedulerOption]:
+    """Options of SchedulerConfig by name, as declared in engine/core/include/twofold/scheduler_options.h."""
+
 class SchedulerConfig:
     def __init__(self):
-        """slots: of the machine's only device, or of each.
+        """slots: of the machine's only device, or of each. options: see scheduler_options.
 
-        pins: per expert of each layer "auto", "cpu" (never in a slot) or "gpu" (in a slot from the start); empty:
-        all "auto"."""
+        Raises:
+            TypeError: no option has that name, or it has another type."""
+
+def count_meanings() -> dict[str, tuple[str, dict[str, str]]]:
+    """By group, what is counted and the meaning of each counter, as declared in
+    engine/core/include/twofold/counters.h."""
 
 class LayerScheduler:
     """Schedules and plays the layers of decode steps."""
 
-    prefetch_counts: Final[dict[str, int]]
+    def counts(self) -> dict[str, dict[str, int]]: ...
 
 def runnable_levels():
     """ISA levels of kernels, by name, best last."""
@@ -451,8 +463,8 @@ class MoeExecutor:
     def place_experts(self):
         """Make exactly these experts resident, [layers, experts]; call between steps. Returns the number of uploads."""
 
-    def dynamic_update_counts(self) -> dict[str, int]: ...
-    def prefetch_counts(self) -> dict[str, int]: ...
+    def scheduler_counts(self) -> dict[str, dict[str, int]]:
+        """By group, see count_meanings."""
     def end_step(self):
         """with_head: False where no logits were computed."""
 
