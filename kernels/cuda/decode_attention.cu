@@ -1,7 +1,8 @@
-// Attention of one query per sequence over paged keys and values: each block takes 256 positions for the
-// query heads of one KV head and leaves maximum, sum and weighted values; a second kernel joins the splits in
-// order.
+// Attention of one query per sequence over paged keys and values: each block takes 256 positions, or entries of a list of
+// chosen positions, for the query heads of one KV head and leaves maximum, sum and weighted values; a second kernel joins
+// the splits in order.
 
+#include "attended_positions.h"
 #include "dense_layer.h"
 #include "launch_shapes.h"
 #include "machine.cuh"
@@ -24,9 +25,13 @@ struct SplitShared {
   float scores[kAttentionHeads][kAttentionChunk];
   float largest[kAttentionHeads], total[kAttentionHeads], fade[kAttentionHeads];
 };
+// Offsets in the cache of the keys and values of a chunk of a list.
+struct ChunkOffsets {
+  int64_t of[kAttentionChunk];
+};
 
-// kBends: whether the scores' rule is not linear; registers that its formula takes would cost other models occupancy.
-template <int kHeadDim, bool kBends>
+// kBends: whether the scores' rule may not be linear; registers that its formula takes would cost other models occupancy.
+template <int kHeadDim, bool kBends, bool kChosen>
 __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
     attention_split_kernel(DecodeAttention attention, KvPages pages, float* workspace, int splits) {
   constexpr int kWarps = kHeadDim / kWarpSize;
@@ -34,8 +39,9 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
   constexpr int kElements = kHeadDim / kLanesOfToken;
   auto& [q, scores, largest, total, fade] = static_shared<SplitShared<kHeadDim>>();
   const int sequence = blockIdx.z;
-  const int length = attention.seq_lens[sequence];
-  const SplitRange range = split_range(blockIdx.x, length, attention.select.first(length - 1));
+  const auto [begin, length, list] =
+      attended<kChosen>(attention.chosen, attention.select, sequence, attention.seq_lens[sequence]);
+  const SplitRange range = split_range(blockIdx.x, length, begin);
   if (range.begin >= range.end) return;
   const HeadRange heads = head_range(blockIdx.y, attention.num_heads, pages.num_kv_heads);
   const int thread = threadIdx.x, lane = thread % kLanesOfToken;
@@ -50,14 +56,25 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
   float values[kAttentionHeads] = {};
   const int32_t* table = attention.page_tables + int64_t(sequence) * attention.max_pages;
   const int64_t row = int64_t(pages.num_kv_heads) * kHeadDim;
-  const auto offset = [&](int position) {
+  const auto offset_of = [&](int position) {
     const int64_t place =
         int64_t(table[position / pages.page_size]) * pages.page_size + position % pages.page_size;
     return place * row + heads.kv_head * kHeadDim;
   };
+  const auto offset = [&](int i) {  // i: a position, or an entry of this chunk
+    if constexpr (kChosen)
+      return static_shared<ChunkOffsets>().of[(i - range.begin) % kAttentionChunk];
+    else
+      return offset_of(i);
+  };
   __syncthreads();
   for (int first = range.begin; first < range.end; first += kAttentionChunk) {
     const int count = min(kAttentionChunk, range.end - first);
+    if constexpr (kChosen) {
+      for (int i = thread; i < count; i += kHeadDim)
+        static_shared<ChunkOffsets>().of[i] = offset_of(list[first + i]);
+      __syncthreads();
+    }
     for (int i = thread / kLanesOfToken; i < kAttentionChunk; i += kTokensAtOnce) {
       if (i >= count) break;  // all eight lanes of a position together
       const uint4* key = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(pages.keys) +
@@ -136,12 +153,13 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kChosen>
 __global__ void __launch_bounds__(kHeadDim)
     attention_join_kernel(DecodeAttention attention, float* workspace, int splits, uint16_t* out) {
   const int sequence = blockIdx.y, head = blockIdx.x, thread = threadIdx.x;
   const int64_t row = int64_t(sequence) * attention.num_heads + head;
-  const int length = attention.seq_lens[sequence], first = attention.select.first(length - 1);
+  const auto [first, length, list] =
+      attended<kChosen>(attention.chosen, attention.select, sequence, attention.seq_lens[sequence]);
   float most = attention.sinks != nullptr ? attention.sinks[head] : -INFINITY;
   for (int s = 0; s < num_splits(length); ++s) {
     const SplitRange range = split_range(s, length, first);
@@ -162,16 +180,26 @@ __global__ void __launch_bounds__(kHeadDim)
 
 template <int kHeadDim>
 int run(const DecodeAttention& attention, const KvPages& pages, float* workspace, void* out, Stream stream) {
-  const int splits = num_splits(attention.max_length);
+  const bool chosen = attention.chosen.positions != nullptr;
+  const int splits = num_splits(most_attended(attention.chosen, attention.max_length));
   const dim3 grid(splits, head_blocks(attention.num_heads, pages.num_kv_heads), attention.num_sequences);
+  const dim3 heads(attention.num_heads, attention.num_sequences);
+  uint16_t* const to = static_cast<uint16_t*>(out);
+  if (chosen) {
+    if (const int error = launch(attention_split_kernel<kHeadDim, true, true>, grid, kHeadDim, 0, stream,
+                                 attention, pages, workspace, splits))
+      return error;
+    return launch(attention_join_kernel<kHeadDim, true>, heads, kHeadDim, 0, stream, attention, workspace,
+                  splits, to);
+  }
   const int error = attention.rule.is_linear()
-                        ? launch(attention_split_kernel<kHeadDim, false>, grid, kHeadDim, 0, stream,
+                        ? launch(attention_split_kernel<kHeadDim, false, false>, grid, kHeadDim, 0, stream,
                                  attention, pages, workspace, splits)
-                        : launch(attention_split_kernel<kHeadDim, true>, grid, kHeadDim, 0, stream, attention,
-                                 pages, workspace, splits);
+                        : launch(attention_split_kernel<kHeadDim, true, false>, grid, kHeadDim, 0, stream,
+                                 attention, pages, workspace, splits);
   if (error != 0) return error;
-  return launch(attention_join_kernel<kHeadDim>, dim3(attention.num_heads, attention.num_sequences), kHeadDim,
-                0, stream, attention, workspace, splits, static_cast<uint16_t*>(out));
+  return launch(attention_join_kernel<kHeadDim, false>, heads, kHeadDim, 0, stream, attention, workspace,
+                splits, to);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Multi-head latent attention of one query per sequence: each block takes 256 positions for 16 heads and leaves
-// maximum, sum and weighted latents; a second kernel joins the splits in order. A row of the cache is read once for
+// Multi-head latent attention of one query per sequence: each block takes 256 positions, or entries of a list of chosen
+// positions, for 16 heads and leaves maximum, sum and weighted latents; a second kernel joins the splits in order. A row of the cache is read once for
 // all heads of a block, as keys and as values.
 
+#include "attended_positions.h"
 #include "machine.cuh"
 #include "mla_lanes.h"
 #include "mla_layer.h"
@@ -13,12 +14,14 @@ namespace {
 constexpr int kStoreThreads = 128;
 constexpr int kStoreWarps = kStoreThreads / kWarpSize;
 
+template <bool kChosen>
 __global__ void __launch_bounds__(kMlaThreads)
     mla_split_kernel(MlaDecode decode, MlaPages pages, float* workspace, int splits) {
   uint32_t* memory = dynamic_shared<uint32_t>();
   const int sequence = blockIdx.z, thread = threadIdx.x;
-  const int length = decode.seq_lens[sequence];
-  const SplitRange range = split_range(blockIdx.x, length, decode.select.first(length - 1));
+  const auto [begin, length, list] =
+      attended<kChosen>(decode.chosen, decode.select, sequence, decode.seq_lens[sequence]);
+  const SplitRange range = split_range(blockIdx.x, length, begin);
   if (range.begin >= range.end) return;
   const int cached = pages.latent + pages.rope, head = int(blockIdx.y) * kMlaHeads;
   const MlaTile tile(memory, cached, pages.latent, min(kMlaHeads, decode.num_heads - head));
@@ -29,7 +32,7 @@ __global__ void __launch_bounds__(kMlaThreads)
   for (int first = range.begin; first < range.end; first += kMlaChunk) {
     const int count = min(kMlaChunk, range.end - first);
     mla_load(tile, thread, count, [&](int i) {
-      const int position = first + i;
+      const int position = kChosen ? list[first + i] : first + i;
       const int64_t slot =
           int64_t(table[position / pages.page_size]) * pages.page_size + position % pages.page_size;
       return reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(pages.rows) + slot * cached);
@@ -51,10 +54,12 @@ __global__ void __launch_bounds__(kMlaThreads)
   mla_leave(tile, thread, sums, workspace, row, blockIdx.x, splits);
 }
 
+template <bool kChosen>
 __global__ void mla_join_kernel(MlaDecode decode, float* workspace, int splits, int latent, uint16_t* out) {
   const int sequence = blockIdx.y;
   const int64_t row = int64_t(sequence) * decode.num_heads + blockIdx.x;
-  const int length = decode.seq_lens[sequence], first = decode.select.first(length - 1);
+  const auto [first, length, list] =
+      attended<kChosen>(decode.chosen, decode.select, sequence, decode.seq_lens[sequence]);
   for (int column = threadIdx.x; column < latent; column += blockDim.x) {
     out[row * latent + column] =
         bf16_of_float(mla_join(workspace, row, length, first, splits, latent, column));
@@ -67,7 +72,7 @@ __global__ void __launch_bounds__(kStoreThreads)
   if (item >= rows.num_tokens * (rows.num_heads + 1)) return;
   const int token = item / (rows.num_heads + 1), head = item % (rows.num_heads + 1) - 1;
   const int latent = pages.latent, rope = pages.rope, cached = latent + rope;
-  const float* cos = rows.cos + int64_t(token) * (rope / 2);
+  const float* cos = rows.cos == nullptr ? nullptr : rows.cos + int64_t(token) * (rope / 2);
   const float* sin = rows.sin + int64_t(token) * (rope / 2);
   if (head >= 0) {
     const int64_t row = int64_t(token) * rows.num_heads + head;
@@ -88,7 +93,7 @@ __global__ void __launch_bounds__(kStoreThreads)
 
 bool fits(const MlaPages& pages) {
   return pages.rows != nullptr && pages.page_size >= 1 && pages.latent >= 2 && pages.latent % 2 == 0 &&
-         pages.latent <= kMlaMaxLatent && pages.rope >= 2 && pages.rope % 2 == 0;
+         pages.latent <= kMlaMaxLatent && pages.rope >= 0 && pages.rope % 2 == 0;
 }
 
 }  // namespace
@@ -99,7 +104,7 @@ int64_t mla_workspace_bytes(int num_sequences, int num_heads, int latent, int ma
 
 int launch_mla_store(const MlaRows& rows, const MlaPages& pages, void* absorbed, Stream stream) {
   if (!fits(pages) || rows.compressed == nullptr || rows.queries == nullptr || rows.norm == nullptr ||
-      rows.cos == nullptr || rows.sin == nullptr || rows.slot_mapping == nullptr || absorbed == nullptr ||
+      (rows.cos == nullptr) != (rows.sin == nullptr) || rows.slot_mapping == nullptr || absorbed == nullptr ||
       rows.num_tokens < 1 || rows.num_heads < 1 || rows.nope < 1 || rows.stride < pages.latent + pages.rope) {
     return cudaErrorInvalidValue;
   }
@@ -117,13 +122,22 @@ int launch_mla_decode(const MlaDecode& decode, const MlaPages& pages, float* wor
     return cudaErrorInvalidValue;
   }
   const int shared = mla_shared_bytes(pages.latent + pages.rope);
-  const int splits = num_splits(decode.max_length);
-  if (int error =
-          launch(mla_split_kernel, dim3(splits, mla_head_blocks(decode.num_heads), decode.num_sequences),
-                 kMlaThreads, shared, stream, decode, pages, workspace, splits))
+  const int splits = num_splits(most_attended(decode.chosen, decode.max_length));
+  const dim3 grid(splits, mla_head_blocks(decode.num_heads), decode.num_sequences);
+  const dim3 heads(decode.num_heads, decode.num_sequences);
+  uint16_t* const to = static_cast<uint16_t*>(out);
+  if (decode.chosen.positions != nullptr) {
+    if (const int error = launch(mla_split_kernel<true>, grid, kMlaThreads, shared, stream, decode, pages,
+                                 workspace, splits))
+      return error;
+    return launch(mla_join_kernel<true>, heads, kMlaThreads, 0, stream, decode, workspace, splits,
+                  pages.latent, to);
+  }
+  if (const int error = launch(mla_split_kernel<false>, grid, kMlaThreads, shared, stream, decode, pages,
+                               workspace, splits))
     return error;
-  return launch(mla_join_kernel, dim3(decode.num_heads, decode.num_sequences), kMlaThreads, 0, stream, decode,
-                workspace, splits, pages.latent, static_cast<uint16_t*>(out));
+  return launch(mla_join_kernel<false>, heads, kMlaThreads, 0, stream, decode, workspace, splits,
+                pages.latent, to);
 }
 
 }  // namespace twofold::cuda

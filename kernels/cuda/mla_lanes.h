@@ -186,9 +186,13 @@ TWOFOLD_HD void mla_normalise(const uint16_t* row, const float* norm, float inve
   for (int i = lane; i < latent; i += kWarpSize) out[i] = bf16_of_float(bf16_at(row, i) * inverse * norm[i]);
 }
 
-// out: the first halves of the pairs, then the second.
+// out: the first halves of the pairs, then the second; cos null: the elements as they are.
 TWOFOLD_HD void mla_rotate(const uint16_t* from, const float* cos, const float* sin, int rope,
                            bool neighbours, int lane, uint16_t* out) {
+  if (cos == nullptr) {
+    for (int i = lane; i < rope; i += kWarpSize) out[i] = from[i];
+    return;
+  }
   const int half = rope / 2;
   for (int i = lane; i < half; i += kWarpSize) {
     const float a = bf16_at(from, neighbours ? 2 * i : i),

@@ -53,13 +53,14 @@ struct DecodeAttention {
   int max_length;  // bounds the launch
   kernels::ScoreRule rule;
   kernels::Stretch select;
-  const float* sinks = nullptr;  // [heads] logit that takes weight and gives nothing; null: none
+  const float* sinks = nullptr;        // [heads] logit that takes weight and gives nothing; null: none
+  kernels::PositionLists chosen = {};  // a list for each sequence
 };
 
 // Bytes that the partial results of the splits need.
 int64_t attention_workspace_bytes(int num_sequences, int num_heads, int head_dim, int max_length);
 
-// out: bf16 [sequences][heads][head_dim].
+// out: bf16 [sequences][heads][head_dim]. Where positions are chosen, time grows with the lists.
 int launch_decode_attention(const DecodeAttention& attention, const KvPages& pages, float* workspace,
                             void* out, Stream stream);
 

@@ -8,7 +8,7 @@
 
 namespace twofold::cuda {
 
-// The cache of one layer: bf16 [pages][page_size][latent + rope]. Both are even, latent at most kMlaMaxLatent.
+// The cache of one layer: bf16 [pages][page_size][latent + rope]. Both are even, latent at most kMlaMaxLatent, rope may be 0.
 struct MlaPages {
   void* rows;
   int page_size;
@@ -26,7 +26,7 @@ struct MlaRows {
   int nope;
   const float* norm;  // [latent]
   float epsilon;
-  const float* cos;  // [tokens][rope / 2]
+  const float* cos;  // [tokens][rope / 2]; null: the shared keys and their queries are not rotated
   const float* sin;
   bool neighbours;              // rotation pairs (2i, 2i + 1); else (i, i + rope / 2)
   const int64_t* slot_mapping;  // [tokens] page * page_size + position within it, -1: a row of padding
@@ -47,12 +47,14 @@ struct MlaDecode {
   int max_length;  // bounds the launch
   kernels::ScoreRule rule;
   kernels::Stretch select;
+  kernels::PositionLists chosen = {};  // a list for each sequence
 };
 
 // Bytes that the partial results of the splits need.
 int64_t mla_workspace_bytes(int num_sequences, int num_heads, int latent, int max_length);
 
-// out: bf16 [sequences][heads][latent], the weighted mean of the latents.
+// out: bf16 [sequences][heads][latent], the weighted mean of the latents. Where positions are chosen, time grows with the
+// lists.
 int launch_mla_decode(const MlaDecode& decode, const MlaPages& pages, float* workspace, void* out,
                       Stream stream);
 

@@ -23,6 +23,10 @@ _ACCESS: Final = {0x180: 0, 0x181: 0, 0x185: 1, 0x186: 1, 0x184: 2, 0x188: 3}
 _COPY: Final = 0x1AE  # LDGSTS, which is cp.async.cg here and so 16 bytes
 _WIDTH: Final = {5: 1, 6: 2, 7: 2}
 
+_BY_LIST: Final = tuple(
+    f"{kind}_{part}_kernel" for kind in ("attention", "mla") for part in ("split", "join")
+)
+
 Widths = tuple[int, int, int]
 """Numbers of accesses of 32 bits or less, of 64, of 128."""
 
@@ -88,6 +92,9 @@ def readable(mangled: str) -> Instance:
                 format = _enumerations()[kind][int(number)]
             else:
                 tile = plain
+        # Attention's last argument: whether it reads lists of chosen positions.
+        if name in _BY_LIST and mangled[at : mangled.index("EEv", at) + 1].endswith("Lb1EE"):
+            tile = "of a list" if tile == "-" else f"{tile} of a list"
     return Instance(name.removesuffix("_kernel"), format, tile)
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from twofold._core import device as launches
 from twofold.blocks import ops
+from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.scores import Scores
 from twofold.blocks.attention.selection import Everything, Window
 from twofold.blocks.device_step import HeadShape, KvLayer, gated
@@ -91,13 +92,17 @@ def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> 
     v_norm = torch.rand(head_dim) + 0.5 if data.draw(st.booleans(), "v_norm") else None
     sinks = torch.randn(heads) * 2 if data.draw(st.booleans(), "sinks") else None
     angle = torch.rand(len(lengths), half) * 6
+    chosen = None
+    if data.draw(st.booleans(), "positions are chosen"):
+        scores = torch.randn(len(lengths), max(lengths) + 1)
+        chosen = ChosenPositions.top(scores, seq_lens.long() - 1, data.draw(st.integers(1, 300), "most"))
     cache = torch.randn(2, tables.numel(), page_size, kv_heads, head_dim).bfloat16()
     results = []
     for kernels in (kernels_of(simt, max(*lengths, 1)), TorchKernels()):
         kv = KvLayer(cache[0].clone(), cache[1].clone())
         angles = (angle.cos().contiguous(), angle.sin().contiguous())
         q = kernels.rope_store(qkv, (norm, norm, v_norm), angles, torch.tensor(slots), kv, shape)
-        out = kernels.decode_attention(q, tables, seq_lens, kv, shape, sinks)
+        out = kernels.decode_attention(q, tables, seq_lens, kv, shape, sinks, chosen)
         results.append((q, kv.keys, kv.values, out[seq_lens > 0]))
     for ours, expected in zip(*results, strict=True):
         assert error(ours, expected) < 1e-2

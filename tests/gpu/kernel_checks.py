@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
+from twofold.blocks.attention.chosen import ChosenPositions
+from twofold.blocks.attention.linear import LinearOnDevice
+from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.attention.scores import Scores
-from twofold.blocks.attention.selection import Everything, Window
+from twofold.blocks.attention.selection import Everything, SelectionOnDevice, Window
 from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLayer
 from twofold.blocks.gated_delta import GatedDelta, GatedDeltaOnDevice
 from twofold.blocks.mla import Mla, MlaOnDevice
@@ -83,7 +87,7 @@ def routing(machine: Machine) -> dict[str, Any]:
 
 
 def attention(machine: Machine) -> dict[str, Any]:
-    """Against torch, with and without window and head norms."""
+    """Against torch, with and without window and head norms, over all positions and over chosen ones."""
     worst = 0.0
     for head_dim, heads, kv_heads, window in ((128, 32, 4, 0), (64, 64, 8, 100), (64, 6, 6, 0)):
         select = Window(window) if window else Everything()
@@ -98,6 +102,8 @@ def attention(machine: Machine) -> dict[str, Any]:
             -1,
         )
         qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim, device=machine.device).bfloat16()
+        scores = torch.randn(5, 768, device=machine.device)
+        chosen = ChosenPositions.top(scores, lengths.long() - 1, 300)
         norm = torch.rand(head_dim, device=machine.device) + 0.5
         angle = torch.rand(5, head_dim // 2, device=machine.device) * 6
         results = []
@@ -105,16 +111,22 @@ def attention(machine: Machine) -> dict[str, Any]:
         for kernels in (machine.hardware.kernels(768), TorchKernels()):
             kv = KvLayer(cache[0].clone(), cache[1].clone())
             q = kernels.rope_store(qkv, (norm, norm, None), (angle.cos(), angle.sin()), places, kv, shape)
-            results.append((kernels.decode_attention(q, tables, lengths, kv, shape), kv.keys, kv.values))
+            attended = [
+                kernels.decode_attention(q, tables, lengths, kv, shape, chosen=each)
+                for each in (None, chosen)
+            ]
+            results.append((*attended, kv.keys, kv.values))
         worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
     return within(worst, 2e-2)
 
 
 def latent_attention(machine: Machine) -> dict[str, Any]:
-    """Against torch: the whole block, of DeepSeek-V3's sizes and odd ones, in a batch with a row of padding."""
+    """Against torch: the whole block, of DeepSeek-V3's sizes and odd ones, in a batch with a row of padding; over all
+    positions and over chosen ones."""
     worst = 0.0
     for heads, latent, rope, neighbours in ((128, 512, 64, True), (17, 130, 6, False)):
-        shape = Mla(0, 256, heads, None, latent, 32, rope, 32, 1e-6, 0.1, neighbours=neighbours)
+        rotation = Rotation(neighbours=neighbours)
+        shape = Mla(0, 256, heads, None, latent, 32, rope, 32, 1e-6, Scores(0.1), rotation=rotation)
         rows = heads * shape.qk_head_dim + shape.cached
 
         def random(*sizes: int) -> torch.Tensor:
@@ -125,16 +137,13 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
 
         block = MlaOnDevice(
             shape,
-            norm=1 + random(256),
-            a=matrix(rows, 256),
-            a_bias=None,
-            q_norm=None,
-            q_b=None,
+            project=LinearOnDevice(matrix(rows, 256), norm=1 + random(256), eps=1e-6),
+            expand=None,
             latent_norm=1 + random(latent),
             k_b=matrix(heads, 32, latent),
             v_b=matrix(heads, latent, 32),
-            o=matrix(256, heads * 32),
-            o_bias=None,
+            select=SelectionOnDevice(),
+            out=LinearOnDevice(matrix(256, heads * 32)),
         )
         lengths = torch.tensor([1, 17, 256, 700, 0], dtype=torch.int32, device=machine.device)
         tables = torch.randperm(5 * 48, device=machine.device).view(5, 48).int()
@@ -143,13 +152,16 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
         batch = DeviceBatch(last.long(), last.long(), slots.where(lengths > 0, -1), tables, lengths)
         angle = torch.rand(5, rope // 2, device=machine.device) * 6
         hidden, cache = random(5, 256) * 16, matrix(240, 16, shape.cached)
-        results = []
-        for kernels in (machine.hardware.kernels(768), TorchKernels()):
-            state, out = (cache.clone(),), hidden.clone()
-            rotations = [(angle.cos(), angle.sin())]
-            block.forward(out, out, state, DeviceStep(batch, rotations, kernels, NoExperts()))
-            results.append((out - hidden, state[0]))
-        worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
+        chosen = ChosenPositions.top(random(5, 768), lengths.long() - 1, 300)
+        for operator in (block, replace(block, select=SelectionOnDevice(chooses=True))):
+            results = []
+            for kernels in (machine.hardware.kernels(768), TorchKernels()):
+                state, out = (cache.clone(),), hidden.clone()
+                step = DeviceStep(batch, [(angle.cos(), angle.sin())], kernels, NoExperts())
+                step.chosen_positions = chosen
+                operator.forward(out, out, state, step)
+                results.append((out - hidden, state[0]))
+            worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
     return within(worst, 2e-2)
 
 
@@ -165,13 +177,12 @@ def gated_delta_nets(machine: Machine) -> dict[str, Any]:
         inputs = shape.channels + shape.values + 2 * shape.num_v_heads
         block = GatedDeltaOnDevice(
             shape,
-            norm=1 + random(256),
-            projections=random(inputs, 256).bfloat16(),
+            project=LinearOnDevice(random(inputs, 256).bfloat16(), norm=1 + random(256), eps=1e-6),
             conv=random(shape.channels, 4),
             decay_rate=-random(shape.num_v_heads).abs(),
             decay_bias=random(shape.num_v_heads),
             head_norm=1 + random(value),
-            out=random(256, shape.values).bfloat16(),
+            out=LinearOnDevice(random(256, shape.values).bfloat16()),
         )
         hidden, results = random(21, 256) * 16, []
         for kernels in (machine.hardware.kernels(768), TorchKernels()):

@@ -97,6 +97,14 @@ def softmax(x: F64) -> F64:
     return e / e.sum(-1, keepdims=True)
 
 
+def chosen_positions(hidden: NDArray, most: int) -> NDArray[np.bool_]:
+    """What `_testing.LargestInputs` chooses for each token: bool [T, T]."""
+    scores, chosen = np.floor(4 * hidden[:, 0]), np.zeros((len(hidden), len(hidden)), bool)
+    for t in range(len(hidden)):
+        chosen[t, np.argsort(-scores[: t + 1], kind="stable")[:most]] = True
+    return chosen
+
+
 def attention_block(
     hidden: NDArray,
     weights: dict[str, NDArray | None],
@@ -112,6 +120,7 @@ def attention_block(
     neighbours: bool = False,
     temperature: tuple[float, float] | None = None,
     softcap: float = 0.0,
+    most: int = 0,
 ) -> F64:
     """One whole sequence at once, from position 0: hidden + o_proj(attention(norm(hidden)))."""
     num_tokens = len(hidden)
@@ -138,18 +147,20 @@ def attention_block(
         period, slope = temperature
         q = q * (1 + slope * np.log1p((np.arange(num_tokens) + 1) // period))[:, None, None]
     out = np.zeros((num_tokens, heads, head_dim))
+    chosen = chosen_positions(hidden, most or num_tokens)
     for t in range(num_tokens):
         first = 0 if window is None else max(0, t + 1 - window)
         first = first if chunk is None else max(first, t // chunk * chunk)
-        for head in range(heads):
+        seen = first + np.flatnonzero(chosen[t, first : t + 1])
+        for head in range(heads if len(seen) else 0):
             kv = head // (heads // kv_heads)
-            scores = k[first : t + 1, kv] @ q[t, head] * head_dim**-0.5
+            scores = k[seen, kv] @ q[t, head] * head_dim**-0.5
             if softcap > 0:
                 scores = softcap * np.tanh(scores / softcap)
             if weights.get("sinks") is not None:  # one more, without a value
                 scores = np.append(scores, weights["sinks"][head])
-            p = softmax(scores)[: t + 1 - first]
-            out[t, head] = p @ v[first : t + 1, kv]
+            p = softmax(scores)[: len(seen)]
+            out[t, head] = p @ v[seen, kv]
     result = hidden + out.reshape(num_tokens, -1) @ widen(weights["o"]).T
     if weights["o_bias"] is not None:
         result = result + weights["o_bias"]

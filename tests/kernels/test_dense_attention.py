@@ -8,6 +8,7 @@ import kernel_reference as reference
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from twofold import _testing
 from twofold.api.errors import ConfigError, KernelError
 from twofold.blocks import ops
 
@@ -32,6 +33,8 @@ class Case:
     neighbours: bool = False
     temperature: tuple[float, float] | None = None
     softcap: float = 0.0
+    most: int = 0
+    """Positions that are chosen for a query; 0: all."""
     page_size: int = 4
     rotated: int = 8
     tokens: int = 23
@@ -61,6 +64,10 @@ CASES = [
     # Over the edges of blocks of positions, windows that begin in another block than they end among them.
     Case(tokens=1100, page_size=64, hidden=16, heads=2, kv_heads=1),
     Case(tokens=1040, page_size=16, hidden=16, heads=2, kv_heads=1, window=530),
+    Case(most=5),
+    Case(most=3, window=4, softcap=1.5, sinks=True),  # some tokens attend to nothing but the sink
+    Case(most=2, window=1, qk_norm=False),  # and some to nothing
+    Case(most=600, tokens=1300, page_size=16, hidden=16, heads=40, kv_heads=2, window=1200),
 ]
 # A relative bound on the error of a whole block's output.
 ROUNDING = {"bfloat16": 2e-2, "q8": 3e-2, "fp8": 2e-1}
@@ -106,7 +113,11 @@ class Setup(reference.PagedAttention):
             flat_norms=c.flat_norms,
             rotation={"neighbours": c.neighbours} if c.turns else None,
             scale={"period": period, "slope": slope},
-            select=ops.Stretch(window=c.window or 0, chunk=c.chunk or 0),
+            select={
+                "stretch": ops.Stretch(window=c.window or 0, chunk=c.chunk or 0),
+                "most": c.most or None,
+                "chooser": _testing.LargestInputs(c.hidden) if c.most else None,
+            },
             scores={"rule": ops.ScoreRule(scale=c.head_dim**-0.5, softcap=c.softcap), "sinks": w["sinks"]},
             out={"weight": reference.packed(pool, w["o"]), "bias": w["o_bias"]},
         )
@@ -115,7 +126,8 @@ class Setup(reference.PagedAttention):
     def cache(self, num_sequences: int = 1, layers: int = 2) -> ops.StateCache:
         c = self.case
         pages = num_sequences * self.pages_per_sequence
-        return ops.StateCache([[(2 * c.kv_heads, c.head_dim, c.cache_dtype)]] * layers, pages, c.page_size)
+        planes = [(2 * c.kv_heads, c.head_dim, c.cache_dtype), *[(1, 1, "float32")] * (c.most > 0)]
+        return ops.StateCache([planes] * layers, pages, c.page_size)
 
     def expected(self) -> NDArray[np.float64]:
         c = self.case
@@ -131,6 +143,7 @@ class Setup(reference.PagedAttention):
             neighbours=c.neighbours,
             temperature=c.temperature,
             softcap=c.softcap,
+            most=c.most,
             cos=self.cos[:, : c.rotated * c.turns],
             sin=self.sin[:, : c.rotated * c.turns],
         )
@@ -166,6 +179,12 @@ def test_a_sink_takes_its_share_however_large_it_is() -> None:
     np.testing.assert_array_equal(setup.run([23]), setup.hidden)
 
 
+def test_choosing_all_positions_changes_no_bit() -> None:
+    for case in (Case(), Case(tokens=1100, page_size=64, hidden=16, heads=4, kv_heads=2, window=600)):
+        whole = Setup(case).run([case.tokens])
+        assert np.array_equal(Setup(replace(case, most=case.tokens)).run([case.tokens]), whole)
+
+
 @pytest.mark.parametrize("window", [None, 7])
 def test_runs_of_consecutive_pages_change_no_bit(window: int | None) -> None:
     """Pages in order are read as one stretch, shuffled ones page by page, and some of both in between."""
@@ -177,7 +196,13 @@ def test_runs_of_consecutive_pages_change_no_bit(window: int | None) -> None:
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize(
-    "case", [Case(tokens=30), Case(tokens=600, heads=6, head_dim=20, page_size=16)], ids=str
+    "case",
+    [
+        Case(tokens=30),
+        Case(tokens=600, heads=6, head_dim=20, page_size=16),
+        Case(tokens=300, heads=36, head_dim=20, page_size=16, most=70),
+    ],
+    ids=str,
 )
 def test_a_narrow_cache_rounds_keys_and_values_only(dtype: str, case: Case) -> None:
     setup = Setup(replace(case, cache_dtype=dtype))
@@ -248,6 +273,8 @@ def test_refuses_what_does_not_fit() -> None:
         )
     with pytest.raises(KernelError, match="sequence_index"):
         ops.AttentionBatch(np.zeros(1, np.int32), np.ones(1, np.int32), tables, setup.cos[:1], setup.sin[:1])
+    with pytest.raises(KernelError, match="4 planes of 16 elements; expected 5 of 16"):
+        Setup(replace(setup.case, most=3)).block(pool).forward(rows, batch, setup.cache())
     with pytest.raises(KernelError, match="multiple of num_kv_heads"):
         Setup(replace(setup.case, heads=3)).block(pool)
     assert np.array_equal(rows, setup.hidden[:2]), "a refused call must change nothing"

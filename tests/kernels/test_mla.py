@@ -8,6 +8,7 @@ import kernel_reference as reference
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from twofold import _testing
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
 
@@ -27,7 +28,10 @@ class Case:
     dtype: str = "float32"
     cache_dtype: str = "float32"
     bias: bool = False
-    neighbours: bool = True
+    neighbours: bool | None = True
+    """Whether rotation pairs neighbours; None: there is none."""
+    most: int = 0
+    """Positions that are chosen for a query; 0: all."""
     page_size: int = 4
     tokens: int = 23
 
@@ -43,6 +47,10 @@ CASES = [
     Case(dtype="bfloat16", latent=64, nope=32, rope=16, value=32, q_rank=32, hidden=64),
     Case(page_size=1, tokens=1),
     Case(tokens=1030, page_size=64, heads=2),
+    Case(neighbours=None),
+    Case(neighbours=None, rope=0),
+    Case(most=5),
+    Case(most=600, tokens=1300, page_size=64, heads=33, hidden=16, latent=16, nope=4, value=4),
 ]
 
 
@@ -94,7 +102,8 @@ class Setup(reference.PagedAttention):
             latent_norm={"weight": self.latent_norm, "eps": LATENT_EPS},
             k_b=reference.packed(pool, *(np.ascontiguousarray(head.T) for head in keys)),
             v_b=reference.packed(pool, *(np.ascontiguousarray(head) for head in values)),
-            rotation={"neighbours": c.neighbours},
+            rotation=None if c.neighbours is None else {"neighbours": c.neighbours},
+            select={"most": c.most, "chooser": _testing.LargestInputs(c.hidden)} if c.most else None,
             scores={"rule": ops.ScoreRule(scale=self.scale)},
             out={"weight": reference.packed(pool, self.o), "bias": self.o_bias},
         )
@@ -102,8 +111,8 @@ class Setup(reference.PagedAttention):
 
     def cache(self, num_sequences: int = 1) -> ops.StateCache:
         c = self.case
-        plane = (1, c.latent + c.rope, c.cache_dtype)
-        return ops.StateCache([[plane]] * 2, num_sequences * self.pages_per_sequence, c.page_size)
+        planes = [(1, c.latent + c.rope, c.cache_dtype), *[(1, 1, "float32")] * (c.most > 0)]
+        return ops.StateCache([planes] * 2, num_sequences * self.pages_per_sequence, c.page_size)
 
     def expected(self) -> NDArray[np.float64]:
         """Keys and values of every head, attended to one token and head at a time."""
@@ -111,7 +120,7 @@ class Setup(reference.PagedAttention):
         a = reference.rmsnorm(self.hidden, self.norm, EPS) @ reference.widen(self.a).T
         if self.a_bias is not None:
             a = a + self.a_bias
-        q, latent, key = np.split(a, [-c.latent - c.rope, -c.rope], axis=1)
+        q, latent, key = np.split(a, a.shape[1] - np.array([c.latent + c.rope, c.rope]), axis=1)
         if self.q_b is not None:
             q = reference.rmsnorm(q, self.q_norm, LATENT_EPS) @ reference.widen(self.q_b).T
         latent = reference.rmsnorm(latent, self.latent_norm, LATENT_EPS)
@@ -119,14 +128,18 @@ class Setup(reference.PagedAttention):
         expanded = np.einsum("hrc,tc->thr", reference.widen(self.kv_b), latent)
         out = np.zeros((c.tokens, c.heads, c.value))
         turned = np.stack([self._turned(key[t], t) for t in range(c.tokens)])
+        chosen = reference.chosen_positions(self.hidden, c.most or c.tokens)
         for t, h in np.ndindex(c.tokens, c.heads):
-            scores = expanded[: t + 1, h, : c.nope] @ q[t, h, : c.nope]
-            scores += turned[: t + 1] @ self._turned(q[t, h, c.nope :], t)
-            out[t, h] = reference.softmax(scores * self.scale) @ expanded[: t + 1, h, c.nope :]
+            seen = np.flatnonzero(chosen[t])
+            scores = expanded[seen, h, : c.nope] @ q[t, h, : c.nope]
+            scores += turned[seen] @ self._turned(q[t, h, c.nope :], t)
+            out[t, h] = reference.softmax(scores * self.scale) @ expanded[seen, h, c.nope :]
         added = out.reshape(c.tokens, -1) @ reference.widen(self.o).T
         return self.hidden + added + (0 if self.o_bias is None else self.o_bias)
 
     def _turned(self, x: Array, t: int) -> Array:
+        if self.case.neighbours is None:
+            return x
         if self.case.neighbours:
             x = np.concatenate([x[0::2], x[1::2]])
         return reference.rotate(x, self.cos[t], self.sin[t])
@@ -150,6 +163,12 @@ def test_cuts_and_threads_change_no_bit(case: Case) -> None:
             assert np.array_equal(setup.run(cuts, threads), whole)
 
 
+def test_choosing_all_positions_changes_no_bit() -> None:
+    case = Case(tokens=600, page_size=64)
+    whole = Setup(case).run([case.tokens])
+    assert np.array_equal(Setup(replace(case, most=case.tokens)).run([case.tokens]), whole)
+
+
 def test_many_tokens_are_computed_in_parts_and_change_no_bit() -> None:
     """More queries than are held at once: 64 MiB of them are 819 tokens of 128 heads."""
     setup = Setup(
@@ -168,11 +187,12 @@ def test_runs_of_consecutive_pages_change_no_bit() -> None:
 
 @pytest.mark.parametrize(("dtype", "rounding"), [("bfloat16", 2e-2), ("q8", 3e-2), ("fp8", 2e-1)])
 def test_a_narrow_cache_rounds_latents_only(dtype: str, rounding: float) -> None:
-    setup = Setup(Case(cache_dtype=dtype, tokens=30))
-    got = setup.run([30])
-    assert np.abs(got - setup.expected()).max() < rounding
-    assert not np.array_equal(got, Setup(replace(setup.case, cache_dtype="float32")).run([30]))
-    assert np.array_equal(got, setup.run([1, 2, 17, 30], threads=2))
+    for most in (0, 9):
+        setup = Setup(Case(cache_dtype=dtype, tokens=30, most=most))
+        got = setup.run([30])
+        assert np.abs(got - setup.expected()).max() < rounding
+        assert not np.array_equal(got, Setup(replace(setup.case, cache_dtype="float32")).run([30]))
+        assert np.array_equal(got, setup.run([1, 2, 17, 30], threads=2))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

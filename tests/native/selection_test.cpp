@@ -1,4 +1,4 @@
-// A kind of selection that attention does not know: positions chosen one by one, as a learned indexer chooses them.
+// Positions chosen one by one for each token, as a learned indexer chooses them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,25 +17,13 @@ using namespace twofold;
 
 constexpr int kWidth = 16, kHeads = 3, kLength = 1100, kTokens = 5, kPage = 32;
 
-class Chosen final : public Selection {
- public:
-  // Every third position up to 300, none in the second block, and the token's own.
-  static bool has(int token, int position) {
-    return position == kLength - kTokens + token || (position < 300 && position % 3 == token % 3);
-  }
-  int first(int) const override { return 0; }
-  bool keep(int token, int begin, int end, float* scores) const override {
-    bool any = false;
-    for (int position = begin; position < end; ++position) {
-      if (has(token, position)) {
-        any = true;
-      } else {
-        scores[position - begin] = -std::numeric_limits<float>::infinity();
-      }
-    }
-    return any;
-  }
-};
+constexpr int kStride = 3;
+
+// Whether the token attends to a position: every third up to 300, and from 700 on. `from`: first position of its stretch.
+bool has(int token, int position, int from = 0) {
+  return position >= from && position <= kLength - kTokens + token &&
+         position % kStride == (token + 1) % kStride && (position < 300 || position >= 700);
+}
 
 class Source final : public AttentionSource {
  public:
@@ -75,10 +63,17 @@ TensorView view(void* data, ElementType type, std::initializer_list<int64_t> sha
   return found;
 }
 
-std::vector<float> attended(int threads, int tile_tokens, const std::vector<float>& keys,
-                            const std::vector<float>& values, const std::vector<float>& queries) {
+struct Tensors {
+  std::vector<float> keys = drawn(kLength * kWidth, 1), values = drawn(kLength * kWidth, 2),
+                     queries = drawn(kTokens * kHeads * kWidth, 3);
+};
+
+// With a bound of the chosen positions, those that has() names; or all if it is the length.
+std::vector<float> attended(int threads, int tile_tokens, const Tensors& tensors, const Selection& select,
+                            kernels::DType dtype = kernels::DType::kF32) {
+  const auto& [keys, values, queries] = tensors;
   constexpr int kPages = (kLength + kPage - 1) / kPage;
-  const std::vector<LayerState> layers{{{{2, kWidth, kernels::DType::kF32}}, 0}};
+  const std::vector<LayerState> layers{{{{2, kWidth, dtype}}, 0}};
   StateCache cache(layers, kPages, kPage);
   std::vector<int32_t> pages(kPages), positions(kTokens), sequences(kTokens, 0);
   for (int page = 0; page < kPages; ++page) pages[size_t(page)] = kPages - 1 - page;
@@ -96,7 +91,14 @@ std::vector<float> attended(int threads, int tile_tokens, const std::vector<floa
                        view(rotation.data(), ElementType::kF32, {kTokens, 1}));
   ThreadPool pool(plan_pool(threads, "off"));
   const Scores scores{.rule = {.scale = 0.25f}};
-  const Chosen select;
+  batch.chosen().start(kTokens, select.most);
+  for (int t = 0; t < kTokens && select.most > 0; ++t) {
+    std::vector<int32_t> list;
+    for (int p = 0; p <= positions[size_t(t)]; ++p) {
+      if (select.most == kLength || has(t, p)) list.push_back(p);
+    }
+    batch.chosen().assign(t, list);
+  }
   const auto lock = pool.lock_scratch();
   const BlockedAttention attention(kernels::kernel_table(), pool, scores, select, 3);
   attention.run(Source(cache, queries, out), batch, batch.tiles(tile_tokens), kPage);
@@ -105,15 +107,15 @@ std::vector<float> attended(int threads, int tile_tokens, const std::vector<floa
 
 }  // namespace
 
-CASE(attention_follows_a_selection_of_a_new_kind) {
-  const auto keys = drawn(kLength * kWidth, 1), values = drawn(kLength * kWidth, 2);
-  const auto queries = drawn(kTokens * kHeads * kWidth, 3);
-  const std::vector<float> out = attended(1, kTokens, keys, values, queries);
+// In float64, over the chosen positions from `from` on.
+void check_softmax(const Tensors& tensors, const std::vector<float>& out, int window) {
+  const auto& [keys, values, queries] = tensors;
   for (int row = 0; row < kTokens * kHeads; ++row) {
+    const int token = row / kHeads, from = window > 0 ? kLength - kTokens + token + 1 - window : 0;
     double total = 0;
     std::vector<double> sums(kWidth, 0.0);
     for (int p = 0; p < kLength; ++p) {
-      if (!Chosen::has(row / kHeads, p)) continue;
+      if (!has(token, p, from)) continue;
       double score = 0;
       for (int i = 0; i < kWidth; ++i)
         score += double(queries[size_t(row * kWidth + i)]) * double(keys[size_t(p * kWidth + i)]);
@@ -121,10 +123,48 @@ CASE(attention_follows_a_selection_of_a_new_kind) {
       total += weight;
       for (int i = 0; i < kWidth; ++i) sums[size_t(i)] += weight * double(values[size_t(p * kWidth + i)]);
     }
-    for (int i = 0; i < kWidth; ++i)
-      CHECK(std::abs(double(out[size_t(row * kWidth + i)]) - sums[size_t(i)] / total) < 1e-5);
+    for (int i = 0; i < kWidth; ++i) {
+      const double expected = total > 0 ? sums[size_t(i)] / total : 0.0;
+      CHECK(std::abs(double(out[size_t(row * kWidth + i)]) - expected) < 1e-5);
+    }
   }
-  CHECK(attended(2, 1, keys, values, queries) == out);
+}
+CASE(attention_reads_the_chosen_positions_of_its_stretch) {
+  const Tensors tensors;
+  for (const int window : {0, 500, 2}) {  // none of the last two positions is chosen
+    const Selection select{.stretch = {.window = window}, .most = kLength / 2};
+    const std::vector<float> out = attended(1, kTokens, tensors, select);
+    check_softmax(tensors, out, window);
+    CHECK(attended(2, 1, tensors, select) == out);
+  }
+}
+
+CASE(attention_to_a_list_of_all_positions_is_full_attention) {
+  const Tensors tensors;
+  for (const int window : {0, 600}) {
+    for (const auto dtype : {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kI8}) {
+      const Selection all{.stretch = {.window = window}}, listed{all.stretch, kLength};
+      CHECK(attended(1, kTokens, tensors, listed, dtype) == attended(2, 2, tensors, all, dtype));
+    }
+  }
+}
+
+CASE(the_largest_scores_are_kept_and_equal_ones_by_position) {
+  const float nan = std::nanf(""), infinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> scores{1, 3, nan, 2, 3, -infinity, 2, 2};
+  ChosenPositions chosen;
+  const auto kept = [&](int most, int n) {
+    chosen.start(2, most);
+    chosen.keep_top(1, scores.data(), n);
+    CHECK_EQUAL(chosen.of(0).size(), 0u);
+    const auto list = chosen.of(1);
+    return std::vector<int>(list.begin(), list.end());
+  };
+  CHECK((kept(1, 8) == std::vector{1}));
+  CHECK((kept(4, 8) == std::vector{1, 3, 4, 6}));
+  CHECK((kept(7, 8) == std::vector{0, 1, 2, 3, 4, 6, 7}));
+  CHECK((kept(8, 8) == std::vector{0, 1, 2, 3, 4, 5, 6, 7}));
+  CHECK((kept(9, 3) == std::vector{0, 1, 2}));
 }
 
 int main(int argc, char** argv) { return test::main(argc, argv); }

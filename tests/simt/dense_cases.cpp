@@ -101,17 +101,56 @@ void check_route(const RouteCase& c) {
   });
 }
 
+// Lists of positions for sequences of these lengths: about a third of them, or all of a sequence that has at most `most`.
+struct Chosen {
+  std::vector<std::vector<int>> lists;
+  std::vector<int32_t> positions, counts;
+  int most;
+
+  Chosen(const std::vector<int32_t>& lengths, int most_) : most(most_) {
+    std::mt19937 random(5);
+    for (const int length : lengths) {
+      std::vector<int> list(static_cast<size_t>(length));
+      std::iota(list.begin(), list.end(), 0);
+      if (length > most) {
+        std::shuffle(list.begin(), list.end(), random);
+        list.resize(std::min(size_t(most), size_t(length) / 3));
+        std::sort(list.begin(), list.end());
+      }
+      counts.push_back(length > 0 ? int32_t(list.size())
+                                  : 7);  // a sequence without positions has no list either
+      lists.push_back(list);
+      list.resize(size_t(most), -1);
+      positions.insert(positions.end(), list.begin(), list.end());
+    }
+  }
+  twofold::kernels::PositionLists in(WatchedRun& run) const {
+    return {run.copy("chosen positions", positions), run.copy("counts", counts), most};
+  }
+};
+
+// The positions that the last token of a sequence attends to, from `first` on.
+std::vector<int> attended_to(const std::vector<int>* list, int length, int first) {
+  std::vector<int> found;
+  for (int p = first; p < length; ++p) {
+    if (list == nullptr || std::binary_search(list->begin(), list->end(), p)) found.push_back(p);
+  }
+  return found;
+}
+
 struct AttentionCase {
   int head_dim, heads, kv_heads, rotary, window;
   bool norms, sinks;
   int chunk = 0;
   bool v_norm = false;
   float softcap = 0;
+  int most = 0;  // positions that are chosen for a query; 0: all
 };
 
 void check_attention(const AttentionCase& c) {
-  const std::vector<int32_t> lengths{1, 17, 0, 259, 70};
-  const int S = int(lengths.size()), D = c.head_dim, page_size = 16, max_pages = 17,
+  const std::vector<int32_t> lengths{1, 17, 0, c.most > 0 ? 1049 : 259, 70};
+  const Chosen chosen(lengths, c.most);
+  const int S = int(lengths.size()), D = c.head_dim, page_size = 16, max_pages = c.most > 0 ? 66 : 17,
             heads = c.heads + 2 * c.kv_heads;
   const int pages = S * max_pages, row = c.kv_heads * D;
   std::vector<int32_t> tables(static_cast<size_t>(pages));
@@ -176,7 +215,7 @@ void check_attention(const AttentionCase& c) {
       }
     }
     const float scale = 1.0f / std::sqrt(float(D));
-    const int max_length = 260;
+    const int max_length = c.most > 0 ? 1050 : 260;
     auto* workspace =
         run.memory<float>("workspace", size_t(attention_workspace_bytes(S, c.heads, D, max_length) / 4));
     auto* out = run.memory<uint16_t>("attention", size_t(S * c.heads * D));
@@ -189,7 +228,8 @@ void check_attention(const AttentionCase& c) {
                                     max_length,
                                     {.scale = scale, .softcap = c.softcap},
                                     {.window = c.window, .chunk = c.chunk},
-                                    c.sinks ? run.copy("sinks", sinks) : nullptr};
+                                    c.sinks ? run.copy("sinks", sinks) : nullptr,
+                                    c.most > 0 ? chosen.in(run) : twofold::kernels::PositionLists{}};
     // Splits without positions leave their part alone; so the rest of it is not compared.
     std::memset(workspace, 0, size_t(attention_workspace_bytes(S, c.heads, D, max_length)));
     run.check(launch_decode_attention(attention, kv, workspace, out, nullptr), "decode_attention");
@@ -198,12 +238,14 @@ void check_attention(const AttentionCase& c) {
         const int kv_head = head / (c.heads / c.kv_heads), length = lengths[size_t(s)];
         int first = c.window > 0 ? std::max(0, length - c.window) : 0;
         if (c.chunk > 0 && length > 0) first = (length - 1) / c.chunk * c.chunk;
+        const auto seen =
+            attended_to(c.most > 0 ? &chosen.lists[size_t(s)] : nullptr, length, length > 0 ? first : 0);
         std::vector<double> scores;
         double most = c.sinks ? double(sinks[size_t(head)]) : -INFINITY, total = 0;
         const auto at = [&](const uint16_t* cache, int position, int d) {
           return double(test::float_of_bf16(cache[slot(s, position) * row + kv_head * D + d]));
         };
-        for (int p = first; p < length; ++p) {
+        for (const int p : seen) {
           double score = 0;
           for (int d = 0; d < D; ++d)
             score += double(test::float_of_bf16(q[(s * c.heads + head) * D + d])) * at(cached_keys, p, d);
@@ -214,8 +256,8 @@ void check_attention(const AttentionCase& c) {
         for (double& score : scores) total += score = std::exp(score - most);
         for (int d = 0; d < D; ++d) {
           double value = 0;
-          for (int p = first; p < length; ++p) value += scores[size_t(p - first)] * at(cached_values, p, d);
-          const double expected = length > 0 ? value / total : 0;
+          for (size_t i = 0; i < seen.size(); ++i) value += scores[i] * at(cached_values, seen[i], d);
+          const double expected = seen.empty() ? 0 : value / total;
           near(test::float_of_bf16(out[(s * c.heads + head) * D + d]), expected,
                std::abs(expected) / 250 + 1e-4, "decode_attention");
         }
@@ -229,11 +271,15 @@ struct MlaCase {
   bool neighbours;
   int window = 0;
   float softcap = 0;
+  int most = 0;
+  bool rotates = true;
 };
 
 void check_mla(const MlaCase& c) {
-  const std::vector<int32_t> lengths{1, 0, 258, 33};
-  const int S = int(lengths.size()), page_size = 8, max_pages = 33, cached = c.latent + c.rope, nope = 5;
+  const std::vector<int32_t> lengths{1, 0, c.most > 0 ? 860 : 258, 33};
+  const Chosen chosen(lengths, c.most);
+  const int S = int(lengths.size()), page_size = 8, max_pages = c.most > 0 ? 108 : 33,
+            cached = c.latent + c.rope, nope = 5;
   const int stride = cached + 3, half = c.rope / 2;
   std::vector<int32_t> tables(static_cast<size_t>(S * max_pages));
   std::iota(tables.rbegin(), tables.rend(), 0);
@@ -260,12 +306,16 @@ void check_mla(const MlaCase& c) {
                         nope,
                         run.copy("norm", norm),
                         1e-6f,
-                        run.copy("cos", cos),
-                        run.copy("sin", sin),
+                        c.rotates ? run.copy("cos", cos) : nullptr,
+                        c.rotates ? run.copy("sin", sin) : nullptr,
                         c.neighbours,
                         run.copy("slot_mapping", places)};
     run.check(launch_mla_store(given, pages, absorbed, nullptr), "mla_store");
     const auto check_rotated = [&](const uint16_t* from, const uint16_t* ours, int s) {
+      if (!c.rotates) {
+        CHECK(std::equal(from, from + c.rope, ours));
+        return;
+      }
       for (int i = 0; i < half; ++i) {
         const double a = test::float_of_bf16(from[c.neighbours ? 2 * i : i]);
         const double b = test::float_of_bf16(from[c.neighbours ? 2 * i + 1 : half + i]);
@@ -294,7 +344,7 @@ void check_mla(const MlaCase& c) {
       check_rotated(from + c.latent, ours + c.latent, s);
     }
     const float scale = 0.1f;
-    const int max_length = 260;
+    const int max_length = c.most > 0 ? 861 : 260;
     const size_t bytes = size_t(mla_workspace_bytes(S, c.heads, c.latent, max_length));
     auto* workspace = run.memory<float>("workspace", bytes / 4);
     std::memset(workspace, 0, bytes);
@@ -307,16 +357,18 @@ void check_mla(const MlaCase& c) {
                                  max_pages,
                                  max_length,
                                  {.scale = scale, .softcap = c.softcap},
-                                 {.window = c.window}},
+                                 {.window = c.window},
+                                 c.most > 0 ? chosen.in(run) : twofold::kernels::PositionLists{}},
                                 pages, workspace, out, nullptr),
               "mla_decode");
     for (int s = 0; s < S; ++s) {
       for (int head = 0; head < c.heads; ++head) {
         const int length = lengths[size_t(s)];
         const int first = c.window > 0 ? std::max(0, length - c.window) : 0;
+        const auto seen = attended_to(c.most > 0 ? &chosen.lists[size_t(s)] : nullptr, length, first);
         std::vector<double> weights;
         double most = -INFINITY, total = 0;
-        for (int p = first; p < length; ++p) {
+        for (const int p : seen) {
           double score = 0;
           for (int i = 0; i < cached; ++i)
             score += double(test::float_of_bf16(absorbed[(s * c.heads + head) * cached + i])) *
@@ -327,9 +379,9 @@ void check_mla(const MlaCase& c) {
         for (double& weight : weights) total += weight = std::exp(weight - most);
         for (int i = 0; i < c.latent; ++i) {
           double value = 0;
-          for (int p = first; p < length; ++p)
-            value += weights[size_t(p - first)] * double(test::float_of_bf16(rows[slot(s, p) * cached + i]));
-          const double expected = length > 0 ? value / total : 0;
+          for (size_t k = 0; k < seen.size(); ++k)
+            value += weights[k] * double(test::float_of_bf16(rows[slot(s, seen[k]) * cached + i]));
+          const double expected = seen.empty() ? 0 : value / total;
           near(test::float_of_bf16(out[(s * c.heads + head) * c.latent + i]), expected,
                std::abs(expected) / 250 + 1e-4, "mla_decode");
         }
@@ -367,7 +419,10 @@ CASE(attention_rotates_stores_and_attends_as_the_scalar_one) {
        {AttentionCase{64, 6, 2, 64, 0, false, true}, AttentionCase{128, 9, 1, 64, 100, true, false},
         AttentionCase{256, 2, 2, 256, 0, true, false}, AttentionCase{64, 2, 1, 0, 0, false, false, 48},
         AttentionCase{512, 3, 1, 512, 0, true, false, 0, true},
-        AttentionCase{128, 4, 2, 64, 40, true, true, 0, false, 1.5f}}) {
+        AttentionCase{128, 4, 2, 64, 40, true, true, 0, false, 1.5f},
+        AttentionCase{64, 6, 2, 64, 0, false, false, 0, false, 0, 300},
+        AttentionCase{128, 4, 2, 64, 500, true, true, 0, false, 1.5f, 300},
+        AttentionCase{64, 2, 1, 0, 0, false, false, 64, false, 0, 20}}) {
     check_attention(c);
   }
 }
@@ -376,4 +431,49 @@ CASE(latent_attention_stores_and_attends_as_the_scalar_one) {
   check_mla({17, 130, 6, false});
   check_mla({3, 512, 64, true});
   check_mla({3, 64, 8, true, 30, 0.5f});
+  check_mla({.heads = 17, .latent = 64, .rope = 8, .neighbours = false, .most = 270});
+  check_mla({.heads = 2,
+             .latent = 64,
+             .rope = 8,
+             .neighbours = true,
+             .window = 400,
+             .softcap = 0.5f,
+             .most = 270,
+             .rotates = false});
+  check_mla({.heads = 2, .latent = 64, .rope = 0, .neighbours = true, .rotates = false});
+}
+
+CASE(a_list_of_all_positions_gives_the_bits_of_full_attention) {
+  constexpr int kHeads = 3, kDim = 64, kLength = 700, kPage = 16, kPages = 44;
+  std::vector<int32_t> tables(kPages), positions(kLength);
+  std::iota(tables.rbegin(), tables.rend(), 0);
+  std::iota(positions.begin(), positions.end(), 0);
+  for (const int window : {0, 300}) {
+    WatchedRun run(1);
+    auto* cache = run.copy("cache", test::random_bf16(size_t(kPages * kPage * kDim), 1));
+    const auto* q = run.copy("q", test::random_bf16(kHeads * kDim, 2));
+    const auto* lengths = run.copy("lengths", std::vector<int32_t>{kLength});
+    const auto* pages = run.copy("tables", tables);
+    const twofold::kernels::PositionLists lists[] = {{},
+                                                     {run.copy("positions", positions), lengths, kLength}};
+    auto* workspace =
+        run.memory<float>("workspace", size_t(attention_workspace_bytes(1, kHeads, kDim, kLength) / 4));
+    uint16_t* outs[4];
+    for (int i = 0; i < 4; ++i) outs[i] = run.memory<uint16_t>("out", kHeads * kDim);
+    for (const int i : {0, 1}) {
+      DecodeAttention attention{q,       pages,           lengths,           1, kHeads, kPages,
+                                kLength, {.scale = 0.1f}, {.window = window}};
+      attention.chosen = lists[i];
+      run.check(
+          launch_decode_attention(attention, {cache, cache, kPage, 1, kDim}, workspace, outs[i], nullptr),
+          "decode_attention");
+      run.check(
+          launch_mla_decode(
+              {q, pages, lengths, 1, kHeads, kPages, kLength, {.scale = 0.1f}, {.window = window}, lists[i]},
+              {cache, kPage, kDim, 0}, workspace, outs[2 + i], nullptr),
+          "mla_decode");
+    }
+    CHECK(std::equal(outs[0], outs[0] + kHeads * kDim, outs[1]));
+    CHECK(std::equal(outs[2], outs[2] + kHeads * kDim, outs[3]));
+  }
 }

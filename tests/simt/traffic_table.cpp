@@ -127,14 +127,22 @@ void prefill(WeightFormat format, const std::string& name) {
   }
 }
 
-void attention(int head_dim) {
+// Every second position of one sequence.
+kernels::PositionLists chosen(WatchedRun& run, int length) {
+  std::vector<int32_t> positions;
+  for (int p = 0; p < length; p += 2) positions.push_back(p);
+  const int count = int(positions.size());
+  return {run.copy("chosen", positions), run.copy("counts", std::vector<int32_t>{count}), count};
+}
+
+void attention(int head_dim, bool listed) {
   Recorded run;
   constexpr int kSequences = 1, kHeads = 16, kKvHeads = 2, kPage = 16, kPages = 20, kLength = 300;
   const size_t row = size_t(kKvHeads * head_dim), positions = size_t(kSequences * kPages * kPage);
   const KvPages kv{run.zeros<uint16_t>("keys", positions * row),
                    run.zeros<uint16_t>("values", positions * row), kPage, kKvHeads, head_dim};
   const std::vector<float> ones(size_t(head_dim), 1.0f);
-  const std::string tile = std::to_string(head_dim);
+  const std::string tile = std::to_string(head_dim) + (listed ? " of a list" : "");
   auto* q = run.zeros<uint16_t>("q", size_t(kSequences * kHeads * head_dim));
   const auto* norm = run.copy("norm", ones);
   const QkvRows rows{run.zeros<uint16_t>("qkv", size_t(kSequences * (kHeads + 2 * kKvHeads) * head_dim)),
@@ -148,19 +156,20 @@ void attention(int head_dim) {
                      head_dim,
                      run.copy("places", std::vector<int64_t>{7})};
   run.check(launch_rope_store(rows, kv, q, nullptr), "rope_store");
-  tell(run, "rope_store", "-", tile);
+  if (!listed) tell(run, "rope_store", "-", tile);
   std::vector<int32_t> tables(size_t(kSequences * kPages));
   std::iota(tables.begin(), tables.end(), 0);
-  const DecodeAttention given{q,
-                              run.copy("tables", tables),
-                              run.copy("lengths", std::vector<int32_t>{kLength}),
-                              kSequences,
-                              kHeads,
-                              kPages,
-                              kPages * kPage,
-                              {},
-                              {},
-                              nullptr};
+  DecodeAttention given{q,
+                        run.copy("tables", tables),
+                        run.copy("lengths", std::vector<int32_t>{kLength}),
+                        kSequences,
+                        kHeads,
+                        kPages,
+                        kPages * kPage,
+                        {},
+                        {},
+                        nullptr};
+  if (listed) given.chosen = chosen(run, kLength);
   auto* workspace = run.zeros<float>(
       "workspace", size_t(attention_workspace_bytes(kSequences, kHeads, head_dim, kPages * kPage) / 4));
   run.check(launch_decode_attention(given, kv, workspace, q, nullptr), "decode_attention");
@@ -168,7 +177,7 @@ void attention(int head_dim) {
   tell(run, "attention_join", "-", tile);
 }
 
-void latent_attention() {  // DeepSeek-V2-Lite
+void latent_attention(bool listed) {  // DeepSeek-V2-Lite
   Recorded run;
   constexpr int kSequences = 1, kHeads = 16, kLatent = 512, kRope = 64, kNope = 128, kPage = 16, kPages = 20;
   constexpr int kCached = kLatent + kRope, kLength = 300;
@@ -189,25 +198,25 @@ void latent_attention() {  // DeepSeek-V2-Lite
                      true,
                      run.copy("places", std::vector<int64_t>{7})};
   run.check(launch_mla_store(rows, pages, absorbed, nullptr), "mla_store");
-  tell(run, "mla_store");
+  if (!listed) tell(run, "mla_store");
   std::vector<int32_t> tables(size_t(kSequences * kPages));
   std::iota(tables.begin(), tables.end(), 0);
   auto* workspace = run.zeros<float>(
       "workspace", size_t(mla_workspace_bytes(kSequences, kHeads, kLatent, kPages * kPage) / 4));
-  run.check(launch_mla_decode({absorbed,
-                               run.copy("tables", tables),
-                               run.copy("lengths", std::vector<int32_t>{kLength}),
-                               kSequences,
-                               kHeads,
-                               kPages,
-                               kPages * kPage,
-                               {},
-                               {}},
-                              pages, workspace,
-                              run.zeros<uint16_t>("out", size_t(kSequences * kHeads * kLatent)), nullptr),
-            "mla_decode");
-  tell(run, "mla_split");
-  tell(run, "mla_join");
+  MlaDecode given{absorbed,
+                  run.copy("tables", tables),
+                  run.copy("lengths", std::vector<int32_t>{kLength}),
+                  kSequences,
+                  kHeads,
+                  kPages,
+                  kPages * kPage,
+                  {},
+                  {}};
+  if (listed) given.chosen = chosen(run, kLength);
+  auto* out = run.zeros<uint16_t>("out", size_t(kSequences * kHeads * kLatent));
+  run.check(launch_mla_decode(given, pages, workspace, out, nullptr), "mla_decode");
+  tell(run, "mla_split", "-", listed ? "of a list" : "-");
+  tell(run, "mla_join", "-", listed ? "of a list" : "-");
 }
 
 template <int kKey>
@@ -313,8 +322,10 @@ int main() {
     decode(format, kernels::layout_of(format).name);
     if (format != WeightFormat::kF32) prefill(format, kernels::layout_of(format).name);
   }
-  for (const int head_dim : {64, 128, 256, 512}) attention(head_dim);
-  latent_attention();
+  for (const bool listed : {false, true}) {
+    for (const int head_dim : {64, 128, 256, 512}) attention(head_dim, listed);
+    latent_attention(listed);
+  }
   delta_net<128>();
   delta_net<256>();
   step();

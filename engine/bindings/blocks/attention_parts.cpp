@@ -1,5 +1,6 @@
 #include "blocks/attention_parts.h"
 
+#include <memory>
 #include <string>
 
 namespace twofold::bindings {
@@ -39,9 +40,17 @@ QueryScale query_scale_of(BlockArguments& given, int64_t head_dim) {
   });
 }
 
-std::shared_ptr<Selection> selection_of(BlockArguments& given) {
-  if (!given.has("select")) return std::make_shared<StretchSelection>();
-  return std::make_shared<StretchSelection>(given.value<kernels::Stretch>("select"));
+Selection selection_of(BlockArguments& given) {
+  if (!given.has("select")) return {};
+  return given.part("select", [](BlockArguments& part) {
+    Selection select;
+    if (part.has("stretch")) select.stretch = part.value<kernels::Stretch>("stretch");
+    if (part.has("most")) select.most = part.at_least(1, "most");
+    if (part.has("chooser")) select.chooser = part.value<std::shared_ptr<Chooser>>("chooser");
+    if (select.chooser != nullptr && select.most == 0)
+      throw part.failure("chooser is given without most; expected both or none");
+    return select;
+  });
 }
 
 Scores scores_of(BlockArguments& given, int64_t num_heads) {

@@ -1,7 +1,5 @@
 // Parts of attention from their arguments: one function per part, which any block that has the part calls.
 #pragma once
-#include <memory>
-
 #include "blocks/block_arguments.h"
 #include "ops/attention/parts/norms.h"
 #include "ops/attention/parts/output_gate.h"
@@ -21,8 +19,8 @@ Norm norm_of(BlockArguments& given, const char* name, int64_t size);
 Rotation rotation_of(BlockArguments& given);
 // {period, slope, shift, elements}; None: queries are not scaled.
 QueryScale query_scale_of(BlockArguments& given, int64_t head_dim);
-// A Stretch; None: all positions.
-std::shared_ptr<Selection> selection_of(BlockArguments& given);
+// {stretch, most, chooser}; None: all positions.
+Selection selection_of(BlockArguments& given);
 // {rule, sinks}.
 Scores scores_of(BlockArguments& given, int64_t num_heads);
 // Activation of an output gate, by its name.

@@ -10,6 +10,7 @@
 #include "moe/blocks.h"
 #include "ops/attention/gqa.h"
 #include "ops/attention/mla.h"
+#include "ops/attention/parts/selection.h"
 #include "ops/recurrent/gated_delta.h"
 #include "ops/recurrent/short_convolution.h"
 
@@ -109,7 +110,7 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
   const int layer = given.value<int>("layer");
   MlaShape shape{.num_heads = given.at_least(1, "num_heads"),
                  .nope = given.at_least(1, "nope_dim"),
-                 .rope = given.at_least(1, "rope_dim"),
+                 .rope = given.at_least(0, "rope_dim"),
                  .latent = 0,
                  .value = 0};
   if (shape.rope % 2 != 0)
@@ -207,6 +208,8 @@ void bind_attention(py::module_& m) {
     def_fields(py::class_<Struct>(m, "ScoreRule", "What becomes of the product of a query and a key.")
                    TWOFOLD_SCORE_RULE(TWOFOLD_BIND_FIELD));
   }
+  py::class_<Chooser, std::shared_ptr<Chooser>>(m, "Chooser",
+                                                "Chooses positions for the queries of a layer.");
   bind_block<GqaBlock>(m, "Gqa", "Grouped-query attention.", &make_gqa);
   bind_block<MlaBlock>(m, "Mla", "Multi-head latent attention.", &make_mla);
   bind_block<ConvolutionBlock>(m, "ShortConvolution", "A gated short convolution.", &make_convolution);

@@ -29,13 +29,19 @@ void bind_attention_launches(py::module_& m) {
       field("k_norm", &QkvRows::k_norm), field("epsilon", &QkvRows::epsilon), field("cos", &QkvRows::cos),
       field("sin", &QkvRows::sin), field("rotary", &QkvRows::rotary),
       field("slot_mapping", &QkvRows::slot_mapping), field("v_norm", &QkvRows::v_norm, Address{}));
+  using kernels::PositionLists;
+  def_fields(py::class_<PositionLists>(m, "PositionLists",
+                                       "Ascending positions chosen for each query, i32 [queries, most]."),
+             field("positions", &PositionLists::positions), field("counts", &PositionLists::counts),
+             field("most", &PositionLists::most));
   def_fields(py::class_<DecodeAttention>(m, "DecodeAttention", "One query per sequence over its pages."),
              field("q", &DecodeAttention::q), field("page_tables", &DecodeAttention::page_tables),
              field("seq_lens", &DecodeAttention::seq_lens),
              field("num_sequences", &DecodeAttention::num_sequences),
              field("num_heads", &DecodeAttention::num_heads), field("max_pages", &DecodeAttention::max_pages),
              field("max_length", &DecodeAttention::max_length), field("rule", &DecodeAttention::rule),
-             field("select", &DecodeAttention::select), field("sinks", &DecodeAttention::sinks, Address{}));
+             field("select", &DecodeAttention::select), field("sinks", &DecodeAttention::sinks, Address{}),
+             field("chosen", &DecodeAttention::chosen));
   def_fields(
       py::class_<MlaPages>(m, "MlaPages", "One layer's latents: bf16 [pages, page_size, latent + rope]."),
       field("rows", &MlaPages::rows), field("page_size", &MlaPages::page_size),
@@ -52,7 +58,7 @@ void bind_attention_launches(py::module_& m) {
              field("seq_lens", &MlaDecode::seq_lens), field("num_sequences", &MlaDecode::num_sequences),
              field("num_heads", &MlaDecode::num_heads), field("max_pages", &MlaDecode::max_pages),
              field("max_length", &MlaDecode::max_length), field("rule", &MlaDecode::rule),
-             field("select", &MlaDecode::select));
+             field("select", &MlaDecode::select), field("chosen", &MlaDecode::chosen));
 }
 
 void bind_delta(py::module_& m) {

@@ -447,6 +447,9 @@ class ScoreRule:
 
     def __init__(self, *, scale: float = 1.0, softcap: float = 0.0) -> None: ...
 
+class Chooser:
+    """Chooses positions for the queries of a layer (engine/runtime/ops/attention/parts/selection.h)."""
+
 class Gqa(Block):
     """Grouped-query attention, composed of parts."""
 
@@ -465,7 +468,7 @@ class Gqa(Block):
         flat_norms: bool = False,
         rotation: _Part = None,
         scale: _Part = None,
-        select: Stretch | None = None,
+        select: _Part = None,
         gate: _Part = None,
     ) -> None:
         """layer: index in the cache, where it has num_kv_heads planes of head_dim elements for keys, then as many of
@@ -482,6 +485,8 @@ class Gqa(Block):
                 carry no positions.
             scale: with a period, queries are multiplied by 1 + slope * log1p(floor((position + shift) / period));
                 elements [head_dim]: factors of the rotated queries.
+            select: stretch of positions (Stretch); most: bound of the positions chosen for a query; chooser, None:
+                those that the last chooser of the step chose. None: all positions.
             gate: activation (sigmoid, softplus, silu) by which a head's output is multiplied; interleaved: each head's
                 gate follows its query; else rows: 1 or value_dim rows per head after all values."""
 
@@ -505,7 +510,7 @@ class Mla(Block):
         out: _Part,
         q_b: _Part = None,
         scale: _Part = None,
-        select: Stretch | None = None,
+        select: _Part = None,
     ) -> None:
         """project: queries or, with q_b, their low-rank part, then latent and shared key. k_b and v_b have a part per
         head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane of latent +

@@ -156,6 +156,11 @@ class QkvRows:
         v_norm: _Address = None,
     ) -> None: ...
 
+class PositionLists:
+    """Ascending positions chosen for each query, i32 [queries, most]."""
+
+    def __init__(self, *, positions: _Address, counts: _Address, most: int) -> None: ...
+
 class DecodeAttention:
     """One query per sequence over its pages."""
 
@@ -172,6 +177,7 @@ class DecodeAttention:
         rule: _core.ScoreRule,
         select: _core.Stretch,
         sinks: _Address = None,
+        chosen: PositionLists,
     ) -> None: ...
 
 class MlaPages:
@@ -214,6 +220,7 @@ class MlaDecode:
         max_length: int,
         rule: _core.ScoreRule,
         select: _core.Stretch,
+        chosen: PositionLists,
     ) -> None: ...
 
 class DeltaRecords:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from twofold._core import Stretch
     from twofold._core import device as launches
+    from twofold.blocks.attention.chosen import ChosenPositions
     from twofold.blocks.attention.scores import Scores
-    from twofold.blocks.attention.selection import Selection
 
 Norms = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
 """Norm weights of q, k and v."""
@@ -87,6 +88,16 @@ class KvLayer:
     values: Tensor
 
 
+class AttendedStretch(Protocol):
+    """Stretch of positions that a query attends to, as `blocks.attention.selection.Selection` has it."""
+
+    def seen(self, positions: Tensor, length: int) -> Tensor:
+        """bool [Q, length]: which of a sequence's first `length` positions queries at `positions` [Q] attend to."""
+
+    @property
+    def native(self) -> Stretch: ...
+
+
 @dataclass(frozen=True)
 class HeadShape:
     """Head layout of one attention layer, and the transforms of queries and keys before the dot product."""
@@ -95,7 +106,7 @@ class HeadShape:
     num_kv_heads: int
     head_dim: int
     epsilon: float
-    select: Selection
+    select: AttendedStretch
     scores: Scores
     """With a scale."""
 
@@ -217,6 +228,7 @@ class DeviceKernels(Protocol):
         kv: KvLayer,
         shape: HeadShape,
         sinks: Tensor | None = None,
+        chosen: ChosenPositions | None = None,
     ) -> Tensor:
         """Attention of one query per sequence, bf16 [S, heads, head_dim], over `seq_lens` positions; zeros if 0.
 
@@ -224,6 +236,7 @@ class DeviceKernels(Protocol):
             page_tables: int32 [S, max_pages].
             seq_lens: int32 [S], this token included.
             sinks: f32 [heads], logits that take part in a head's softmax and have no value.
+            chosen: lists of the queries' positions; None: each attends to all of its stretch.
         """
 
     def prompt_attention(
@@ -235,6 +248,7 @@ class DeviceKernels(Protocol):
         kv: KvLayer,
         shape: HeadShape,
         sinks: Tensor | None = None,
+        chosen: ChosenPositions | None = None,
     ) -> Tensor:
         """Causal attention of several queries of one sequence over its first `seq_len` positions.
 
@@ -304,6 +318,8 @@ class DeviceStep:
     """f32 [T, hidden], normed hidden states that a prediction layer reads."""
     layer_inputs: Tensor | None = None
     """f32 [T, layers, size], see `blocks.layer_input`."""
+    chosen_positions: ChosenPositions | None = None
+    """Positions that the last chooser of the step chose (`blocks.attention.selection.Chosen`)."""
 
     def chosen(self) -> Routed:
         """Output of the router before this block."""

@@ -91,6 +91,8 @@ class Gqa(ComposedBlock):
             )
         if self.head_dim % 2:
             yield f"head_dim {self.head_dim} is odd, rotary embeddings need an even one"
+        if not self.own_kv and self.select.planes:
+            yield f"layer {self.layer} has no keys of its own, from which its positions would be chosen"
         if self.value_dim > self.head_dim:
             yield f"v_head_dim {self.value_dim} is more than head_dim {self.head_dim}"
         pairs_neighbours = self.rotation is not None and self.rotation.neighbours
@@ -124,7 +126,7 @@ class Gqa(ComposedBlock):
             ),
             BlockPart("rotate", settings=self.rotation),
             BlockPart("scale", settings=self.scale),
-            BlockPart("select", settings=self.select),
+            BlockPart("select", self.select.tensors(names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads.num), self.scores, self._per_position),
             BlockPart("gate", gate, self.gate),
             BlockPart("out", out),
@@ -139,9 +141,10 @@ class Gqa(ComposedBlock):
     def state(self) -> tuple[Pages, ...]:
         if not self.own_kv:
             return ()
+        chooser = tuple(Pages(*plane) for plane in self.select.planes)
         if self.value_dim == self.head_dim:
-            return (Pages(2 * self.num_kv_heads, self.head_dim),)
-        return Pages(self.num_kv_heads, self.head_dim), Pages(self.num_kv_heads, self.value_dim)
+            return (Pages(2 * self.num_kv_heads, self.head_dim), *chooser)
+        return Pages(self.num_kv_heads, self.head_dim), Pages(self.num_kv_heads, self.value_dim), *chooser
 
     @property
     def state_layer(self) -> int:
@@ -149,7 +152,8 @@ class Gqa(ComposedBlock):
 
     @property
     def device_page_elements(self) -> int:
-        return self._device_row_elements if self.own_kv else 0
+        chooser = sum(planes * elements for planes, elements in self.select.planes)
+        return self._device_row_elements + chooser if self.own_kv else 0
 
     @property
     def _device_row_elements(self) -> int:
@@ -190,7 +194,7 @@ class Gqa(ComposedBlock):
             flat_norms=self.norms.qk == "flat",
             rotation=None if self.rotation is None else self.rotation.cpu(),
             scale=scale | {"elements": self.norms.query_factors(weights)},
-            select=self.select.native,
+            select=self.select.cpu(weights, pool),
             scores=self.scores.of(self.head_dim).cpu(weights),
             gate=None if self.gate is None else self.gate.cpu(self.value_dim),
             out=Linear(("o",)).cpu(weights, pool, where),
@@ -216,6 +220,7 @@ class Gqa(ComposedBlock):
             project=project,
             norms=self.norms.device(weights, self.head_dim),
             query_factors=None if factors is None else torch.from_numpy(factors).to(project.weight.device),
+            select=self.select.device(weights),
             sinks=weights.vector("sinks"),
             out=Linear(("o",)).device(weights),
         )
@@ -226,4 +231,4 @@ class Gqa(ComposedBlock):
         if not self.own_kv:
             return ()
         shape = (num_pages, page_size, self.num_kv_heads, self.device_head_dim)
-        return allocate(shape), allocate(shape)
+        return allocate(shape), allocate(shape), *self.select.device_state(num_pages, page_size, allocate)

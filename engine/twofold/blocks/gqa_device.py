@@ -19,11 +19,13 @@ from twofold.blocks.device_step import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from twofold.blocks.attention.chosen import ChosenPositions
     from twofold.blocks.attention.gate import Gate
     from twofold.blocks.attention.norms import HeadNorms
     from twofold.blocks.attention.projections import Heads, Projections
     from twofold.blocks.attention.query_scale import QueryScale
     from twofold.blocks.attention.rotation import Rotation
+    from twofold.blocks.attention.selection import SelectionOnDevice
 
 
 class GqaComposition(Protocol):
@@ -55,19 +57,22 @@ class GqaOnDevice:
     norms: Norms
     query_factors: Tensor | None
     """f32 [head_dim], of the queries after rotation."""
+    select: SelectionOnDevice
     sinks: Tensor | None
     """f32 [heads]."""
     out: LinearOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        attention, kv = self.attention, KvLayer(*state)
-        qkv, gate = self._ungated(self.project(hidden))
+        attention, kv = self.attention, KvLayer(*state[:2])
+        projected = self.project(hidden)
+        qkv, gate = self._ungated(projected)
         q = self._stored(qkv, kv, step)
+        chosen = self.select.prepare(hidden, projected, state[2:], step)
         if attention.scale is not None:
             q = (q * attention.scale.factors(step.batch.positions)[:, None, None]).to(q.dtype)
         if self.query_factors is not None:
             q = (q * self.query_factors).to(q.dtype)
-        attended = self._attended(q, kv, step)[..., : attention.heads.value_dim]
+        attended = self._attended(q, kv, step, chosen)[..., : attention.heads.value_dim]
         if attention.gate is not None and gate is not None:
             attended = attention.gate.apply(attended, gate)
         total += self.out(attended.flatten(1))
@@ -120,7 +125,7 @@ class GqaOnDevice:
         ]
         return torch.cat([*turned, v], 1)
 
-    def _attended(self, q: Tensor, kv: KvLayer, step: DeviceStep) -> Tensor:
+    def _attended(self, q: Tensor, kv: KvLayer, step: DeviceStep, chosen: ChosenPositions | None) -> Tensor:
         """Attention output; leading sequences of one token each share a launch."""
         import torch
 
@@ -129,12 +134,14 @@ class GqaOnDevice:
         parts = []
         if num_decode > 0:
             tables, lengths = batch.page_tables[:num_decode], batch.seq_lens[:num_decode]
-            parts.append(kernels.decode_attention(q[:num_decode], tables, lengths, kv, shape, self.sinks))
+            own = None if chosen is None else chosen.of(slice(0, num_decode))
+            parts.append(
+                kernels.decode_attention(q[:num_decode], tables, lengths, kv, shape, self.sinks, own)
+            )
         for s, rows in others:
             positions, seq_len = batch.positions[rows], batch.host_seq_lens[s]
+            pages, own = batch.page_tables[s], None if chosen is None else chosen.of(rows)
             parts.append(
-                kernels.prompt_attention(
-                    q[rows], positions, batch.page_tables[s], seq_len, kv, shape, self.sinks
-                )
+                kernels.prompt_attention(q[rows], positions, pages, seq_len, kv, shape, self.sinks, own)
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from twofold._core.device import MlaDecode, MlaPages, MlaRows
 from twofold.blocks import ops
+from twofold.blocks.attention.chosen import ChosenPositions, position_lists
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.attention.norms import norm_part
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.attention.scores import Scores
-from twofold.blocks.attention.selection import Everything, Selection
+from twofold.blocks.attention.selection import Everything, Selection, SelectionOnDevice
 from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Pages
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
@@ -51,8 +52,8 @@ class Mla(ComposedBlock):
     scores: Scores
     bias: bool = False
     """Whether the projections from the hidden state and the output projection have biases; q_proj has none."""
-    rotation: Rotation = PAIRED
-    """As published; some checkpoints pair halves."""
+    rotation: Rotation | None = PAIRED
+    """As published; some checkpoints pair halves. None: the keys that heads share carry no positions."""
     scale: QueryScale | None = None
     select: Selection = field(default_factory=Everything)
     latent_eps: float = 1e-6
@@ -68,7 +69,7 @@ class Mla(ComposedBlock):
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def problems(self) -> Iterator[str]:
-        if self.qk_rope_head_dim % 2:
+        if self.rotation is not None and self.qk_rope_head_dim % 2:
             yield f"qk_rope_head_dim {self.qk_rope_head_dim} is odd, rotary embeddings need an even one"
 
     def parts(self, found: Found) -> tuple[BlockPart, ...]:
@@ -108,7 +109,7 @@ class Mla(ComposedBlock):
             BlockPart("absorb", {"k_b": k_b, "v_b": v_b} if by_head else {"kv_b": kv_b}),
             BlockPart("rotate", settings=self.rotation),
             BlockPart("scale", settings=self.scale),
-            BlockPart("select", settings=self.select),
+            BlockPart("select", self.select.tensors(names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads), self.scores, self._per_position),
             BlockPart("out", out),
         )
@@ -119,8 +120,8 @@ class Mla(ComposedBlock):
         return Cost(2 * self.cached, 2.0 * self.num_heads * (self.cached + self.kv_lora_rank))
 
     @property
-    def state(self) -> tuple[Pages]:
-        return (Pages(1, self.cached),)
+    def state(self) -> tuple[Pages, ...]:
+        return Pages(1, self.cached), *(Pages(*plane) for plane in self.select.planes)
 
     @property
     def device_elements_per_token(self) -> int:
@@ -208,9 +209,9 @@ class Mla(ComposedBlock):
             latent_norm=norm_part(weights.vector("latent_norm"), self.latent_eps),
             k_b=keys,
             v_b=values,
-            rotation=self.rotation.cpu(),
+            rotation=None if self.rotation is None else self.rotation.cpu(),
             scale=None if self.scale is None else self.scale.cpu(),
-            select=self.select.native,
+            select=self.select.cpu(weights, pool),
             scores=self.scores.cpu(weights),
             out=Linear(("o",)).cpu(weights, pool, where),
         )
@@ -229,13 +230,15 @@ class Mla(ComposedBlock):
             latent_norm=weights.norm("latent_norm"),
             k_b=k_b,
             v_b=v_b,
+            select=self.select.device(weights),
             out=Linear(("o",)).device(weights),
         )
 
     def device_state(
         self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
     ) -> DeviceState:
-        return (allocate((num_pages, page_size, self.cached)),)
+        latents = allocate((num_pages, page_size, self.cached))
+        return latents, *self.select.device_state(num_pages, page_size, allocate)
 
 
 @dataclass(frozen=True)
@@ -252,6 +255,7 @@ class MlaOnDevice:
     """[heads, nope, latent]."""
     v_b: Tensor
     """[heads, latent, value]."""
+    select: SelectionOnDevice
     out: LinearOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
@@ -267,9 +271,10 @@ class MlaOnDevice:
         latents = torch.bmm(q[..., : shape.qk_nope_head_dim].transpose(0, 1), self.k_b)
         absorbed[..., : shape.kv_lora_rank] = latents.transpose(0, 1)
         self._store(compressed, q, absorbed, state[0], step)
+        chosen = self.select.prepare(hidden, a, state[1:], step)
         if shape.scale is not None:
             absorbed *= shape.scale.factors(step.batch.positions)[:, None, None].to(absorbed.dtype)
-        values = torch.bmm(self._attended(absorbed, state[0], step).transpose(0, 1), self.v_b)
+        values = torch.bmm(self._attended(absorbed, state[0], step, chosen).transpose(0, 1), self.v_b)
         total += self.out(values.transpose(0, 1).flatten(1))
 
     def _store(self, compressed: Tensor, q: Tensor, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> None:
@@ -277,8 +282,8 @@ class MlaOnDevice:
         queries."""
         import torch
 
-        shape, native = self.shape, step.kernels.native
-        cos, sin = shape.rotation.angles(step)
+        shape, native, rotation = self.shape, step.kernels.native, self.shape.rotation
+        cos, sin = (None, None) if rotation is None else rotation.angles(step)
         if native is not None:
             of_batch = MlaRows(
                 compressed=compressed,
@@ -291,21 +296,25 @@ class MlaOnDevice:
                 epsilon=shape.latent_eps,
                 cos=cos,
                 sin=sin,
-                neighbours=shape.rotation.neighbours,
+                neighbours=rotation is not None and rotation.neighbours,
                 slot_mapping=step.batch.slot_mapping,
             )
             native.device.mla_store(of_batch, self._pages(kept), absorbed=absorbed, stream=native.stream())
             return
         latent, key = compressed[:, : shape.kv_lora_rank].float(), compressed[:, shape.kv_lora_rank :].float()
         latent = torch.nn.functional.rms_norm(latent, latent.shape[1:], self.latent_norm, shape.latent_eps)
-        rows = torch.cat([latent, shape.rotation.rotated(key, cos, sin)], 1).to(kept.dtype)
+        queries = q[..., shape.qk_nope_head_dim :].float()
+        if rotation is not None and cos is not None and sin is not None:
+            key = rotation.rotated(key, cos, sin)
+            queries = rotation.rotated(queries, cos[:, None], sin[:, None])
+        rows = torch.cat([latent, key], 1).to(kept.dtype)
         slots = step.batch.slot_mapping
         kept.view(-1, shape.cached)[slots[slots >= 0]] = rows[slots >= 0]
-        queries = q[..., shape.qk_nope_head_dim :].float()
-        turned = shape.rotation.rotated(queries, cos[:, None], sin[:, None])
-        absorbed[..., shape.kv_lora_rank :] = turned.to(absorbed.dtype)
+        absorbed[..., shape.kv_lora_rank :] = queries.to(absorbed.dtype)
 
-    def _attended(self, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> Tensor:
+    def _attended(
+        self, absorbed: Tensor, kept: Tensor, step: DeviceStep, chosen: ChosenPositions | None
+    ) -> Tensor:
         """Weighted latents [T, heads, latent]. Leading sequences of one token each share a launch."""
 
         batch, native, shape = step.batch, step.kernels.native, self.shape
@@ -330,6 +339,7 @@ class MlaOnDevice:
                 max_length=max_length,
                 rule=shape.scores.native,
                 select=shape.select.native,
+                chosen=position_lists(chosen),
             )
             workspace, pages = native.workspace(num_bytes, absorbed.device), self._pages(kept)
             native.device.mla_decode(decode, pages, workspace=workspace, out=out, stream=native.stream())
@@ -341,6 +351,8 @@ class MlaOnDevice:
             used = batch.page_tables[s, : -(-length // kept.shape[1])].long()
             latents = kept[used].flatten(0, 1)[:length].to(absorbed.dtype)[:, None]
             seen = shape.select.seen(batch.positions[rows], length)
+            if chosen is not None:
+                seen &= chosen.of(rows).seen(length)
             values = latents[..., : shape.kv_lora_rank]
             out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen)
         return out

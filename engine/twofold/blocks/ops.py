@@ -15,6 +15,7 @@ import numpy.typing as npt
 from twofold._core import (
     AttentionBatch,
     Block,
+    Chooser,
     Decoder,
     DenseFfn,
     Embedding,
@@ -57,6 +58,7 @@ from twofold.weights.weight_format import WeightMatrix
 __all__ = [
     "AttentionBatch",
     "Block",
+    "Chooser",
     "Decoder",
     "DenseFfn",
     "Embedding",

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.device_step import CachePrior, HeadShape, KvLayer, Norms, RoutingRule
 
 
@@ -26,12 +27,15 @@ class PromptAttention:
         kv: KvLayer,
         shape: HeadShape,
         sinks: Tensor | None = None,
+        chosen: ChosenPositions | None = None,
     ) -> Tensor:
         page_size = kv.keys.shape[1]
         used = pages[: -(-seq_len // page_size)].long()
         keys = kv.keys[used].flatten(0, 1)[:seq_len].to(q.dtype)
         values = kv.values[used].flatten(0, 1)[:seq_len].to(q.dtype)
         seen = shape.select.seen(positions, seq_len)
+        if chosen is not None:
+            seen &= chosen.seen(seq_len)
         return shape.scores.attended(q, keys, values, seen, sinks=sinks)
 
 
@@ -87,13 +91,15 @@ class TorchKernels(PromptAttention):
         kv: KvLayer,
         shape: HeadShape,
         sinks: Tensor | None = None,
+        chosen: ChosenPositions | None = None,
     ) -> Tensor:
         out = torch.zeros_like(q)
         for s, length in enumerate(seq_lens.tolist()):
             if length > 0:
                 positions = torch.tensor([length - 1], device=q.device)
                 query, pages = q[s : s + 1], page_tables[s]
-                out[s] = self.prompt_attention(query, positions, pages, length, kv, shape, sinks)[0]
+                own = None if chosen is None else chosen.of(slice(s, s + 1))
+                out[s] = self.prompt_attention(query, positions, pages, length, kv, shape, sinks, own)[0]
         return out
 
     @staticmethod

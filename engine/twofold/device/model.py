@@ -19,6 +19,7 @@ from torch import Tensor
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
+from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import (
@@ -192,7 +193,11 @@ class DeviceModel:
             end = begin + len(list(blocks))
             with self._stages[home].active():
                 if home > 0:
-                    inputs, step = step.layer_inputs, self._step_at(home, batch, moe)
+                    inputs, chosen = step.layer_inputs, step.chosen_positions
+                    step = self._step_at(home, batch, moe)
+                    if chosen is not None:
+                        lists = self._moved(chosen.positions, home), self._moved(chosen.counts, home)
+                        step.chosen_positions = ChosenPositions(*lists)
                     step.layer_inputs = None if inputs is None else self._moved(inputs, home)
                     totals = [self._moved(total, home) for total in totals]
                 run_blocks(

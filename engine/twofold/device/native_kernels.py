@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from twofold._core.device import DecodeAttention, KvPages, QkvRows
+from twofold.blocks.attention.chosen import ChosenPositions, position_lists
 from twofold.blocks.device_step import CachePrior, HeadShape, KvLayer, NativeKernels, Norms, RoutingRule
 from twofold.device.device import Device
 from twofold.device.kernels import PromptAttention, TorchKernels
@@ -84,6 +85,7 @@ class NativeDenseKernels(PromptAttention):
         kv: KvLayer,
         shape: HeadShape,
         sinks: Tensor | None = None,
+        chosen: ChosenPositions | None = None,
     ) -> Tensor:
         num_sequences, max_pages = page_tables.shape
         max_length = min(self.max_length, max_pages * kv.keys.shape[1])
@@ -105,6 +107,7 @@ class NativeDenseKernels(PromptAttention):
             rule=shape.scores.native,
             select=shape.select.native,
             sinks=sinks,
+            chosen=position_lists(chosen),
         )
         self.device.decode_attention(
             attention, _pages(kv), workspace=workspace, out=out, stream=self.stream()

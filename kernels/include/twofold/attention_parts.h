@@ -3,6 +3,8 @@
 #pragma once
 #include <math.h>
 
+#include <cstdint>
+
 #include "twofold/host_device.h"
 
 namespace twofold::kernels {
@@ -28,6 +30,26 @@ struct Stretch {
     int from = window > 0 && position >= window ? position + 1 - window : 0;
     if (chunk > 0 && position - position % chunk > from) from = position - position % chunk;
     return from;
+  }
+};
+
+// Positions chosen one by one for each query, all up to its own; a query attends to those of them that its stretch has.
+struct PositionLists {
+  const int32_t* positions = nullptr;  // [queries][most], ascending; null: all positions of the stretch
+  const int32_t* counts = nullptr;     // [queries] positions of each list
+  int most = 0;
+
+  // Number of the first entry of an ascending list that is not before `position`.
+  TWOFOLD_HD static constexpr int entry_from(const int32_t* list, int count, int position) {
+    int low = 0, high = count;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (list[middle] < position)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
   }
 };
 

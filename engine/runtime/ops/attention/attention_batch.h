@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/attention/parts/chosen_positions.h"
 #include "ops/state_cache.h"
 #include "ops/tensor_view.h"
 
@@ -87,6 +88,10 @@ class AttentionBatch {
   // continue the same one or a kept record is used twice. Remembers the answer.
   void check_records(const StateCache& cache);
 
+  // Positions that the last chooser of the step chose; later layers may read them too.
+  ChosenPositions& chosen() { return chosen_; }
+  const ChosenPositions& chosen() const { return chosen_; }
+
   // The batch cut into tiles of at most `tile_tokens`. Remembers the last cut.
   const std::vector<AttentionTile>& tiles(int tile_tokens);
   // The same without a limit.
@@ -107,6 +112,7 @@ class AttentionBatch {
   int checked_records_ = -1;
   std::vector<AttentionTile> tiles_, runs_;
   int tile_tokens_ = 0;
+  ChosenPositions chosen_;
 };
 
 }  // namespace twofold

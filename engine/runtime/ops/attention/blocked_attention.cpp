@@ -27,17 +27,6 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
-// Begins to fetch rows of a block into the second-level cache, with as many lines as the core can request at a
-// time; the reading loops alone would request a few. The hardware's prefetcher does not follow pages of several
-// sequences and stops at every 4 KiB (a step of 16 sequences: 3 to 6 % less).
-void fetch_rows(const StatePlane& plane, const int32_t* pages, int page_size, int first, int last) {
-  last = static_cast<int>(std::min<int64_t>(last, first + kFetchBytes / plane.row_bytes));
-  for_page_runs(plane, pages, page_size, first, last, [&](int, int count, const char* rows) {
-    const char* const end = rows + count * plane.row_bytes;
-    for (; rows < end; rows += 64) __builtin_prefetch(rows, 0, 2);
-  });
-}
-
 // Whether the level's tiles compute it: decided by the planes alone, because tiles round.
 bool by_tiles(const kernels::KernelTable& table, const StatePlane& plane) {
   return table.tile_attention != nullptr && plane.dtype != kernels::DType::kF32 &&
@@ -61,6 +50,7 @@ struct BlockedAttention::Rows {
   const AttentionTile& tile;
   int page_size, heads, num;  // rows: of heads and of all
   const StatePlane &keys, &values;
+  const int32_t* list;  // positions of the one token; null: all positions
   const float* queries;
   float *room, *scores,
       *wide;  // [num, width], [num, kBlockPositions], [kWidenPositions, width], or a block for tiles
@@ -85,17 +75,57 @@ struct BlockedAttention::Task {
   int split;  // the split that these blocks' partial results belong to; -1: the task has all blocks
 };
 
+const int32_t* BlockedAttention::list_of(const AttentionBatch& batch, int token) const {
+  if (select_.most == 0) return nullptr;
+  const std::span<const int32_t> chosen = batch.chosen().of(token);
+  return static_cast<int>(chosen.size()) > batch.position(token) ? nullptr : chosen.data();
+}
+
+BlockedAttention::Extent BlockedAttention::extent(const AttentionBatch& batch, int token) const {
+  const int position = batch.position(token), first = select_.stretch.first(position);
+  const int32_t* list = list_of(batch, token);
+  if (list == nullptr) return {first, position + 1};
+  const int count = static_cast<int>(batch.chosen().of(token).size());
+  return {kernels::PositionLists::entry_from(list, count, first), count};
+}
+
+BlockedAttention::Extent BlockedAttention::extent(const AttentionBatch& batch,
+                                                  const AttentionTile& tile) const {
+  return {extent(batch, tile.first_token).first, extent(batch, tile.first_token + tile.num_tokens - 1).end};
+}
+
+// The tiles, with tokens that have lists in tiles of their own.
+std::vector<AttentionTile> BlockedAttention::split_by_lists(const AttentionBatch& batch,
+                                                            std::span<const AttentionTile> tiles) const {
+  std::vector<AttentionTile> split;
+  for (const AttentionTile& tile : tiles) {
+    bool joins = false;
+    for (int token = tile.first_token; token < tile.first_token + tile.num_tokens; ++token) {
+      const bool listed = list_of(batch, token) != nullptr;
+      if (joins && !listed)
+        ++split.back().num_tokens;
+      else
+        split.push_back({token, 1});
+      joins = !listed;
+    }
+  }
+  return split;
+}
+
 void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& batch,
                            std::span<const AttentionTile> tiles, int page_size) const {
+  const std::vector<AttentionTile> split_tiles =
+      select_.most > 0 ? split_by_lists(batch, tiles) : std::vector<AttentionTile>{};
+  if (select_.most > 0) tiles = split_tiles;
   const int parts = source.parts();
   int most_tokens = 0, most_heads = 0;
   double work = 0;  // query rows x positions
   std::vector<double> work_of(tiles.size());
   for (int part = 0; part < parts; ++part) most_heads = std::max(most_heads, source.heads(part));
   for (size_t i = 0; i < tiles.size(); ++i) {
-    const int first = batch.position(tiles[i].first_token), last = first + tiles[i].num_tokens;
+    const Extent all = extent(batch, tiles[i]);
     most_tokens = std::max(most_tokens, tiles[i].num_tokens);
-    work += work_of[i] = static_cast<double>(tiles[i].num_tokens) * (last - first_position(first));
+    work += work_of[i] = static_cast<double>(tiles[i].num_tokens) * (all.end - all.first);
   }
   const int key_width = source.keys(0).width, value_width = source.values(0).width;
   const int most_rows = most_tokens * most_heads;
@@ -115,8 +145,8 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
   std::vector<Task> whole;
   for (size_t i = tiles.size();
        i-- > 0;) {  // high positions cost most: first, so that the last tasks are small
-    const int first = batch.position(tiles[i].first_token), last = first + tiles[i].num_tokens - 1;
-    const int begin = first_position(first) / kBlockPositions, end = last / kBlockPositions + 1;
+    const Extent all = extent(batch, tiles[i]);
+    const int begin = all.first / kBlockPositions, end = (all.end - 1) / kBlockPositions + 1;
     const bool cut = !alone && end - begin > 1 && work_of[i] * kTasksPerThread * pool_.num_threads() > work &&
                      (partials + int64_t{end - begin} * parts) * partial <= kPartialFloats;
     for (int part = 0; part < parts; ++part) {
@@ -151,8 +181,18 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
     const AttentionTile& tile = tiles[static_cast<size_t>(task.tile)];
     const int heads = source.heads(task.part), num = heads * tile.num_tokens;
     float* memory = scratch + thread * own;
-    Rows rows{batch, tile, page_size, heads, num, source.keys(task.part), source.values(task.part),
-              {},    {},   {},        {}};
+    Rows rows{batch,
+              tile,
+              page_size,
+              heads,
+              num,
+              source.keys(task.part),
+              source.values(task.part),
+              list_of(batch, tile.first_token),
+              {},
+              {},
+              {},
+              {}};
     const Partial one = Partial::at(memory, most_rows), all = Partial::at(memory + partial, most_rows);
     rows.place(memory + 2 * partial);
     rows.queries = source.queries(tile, task.part, rows.room);
@@ -164,7 +204,7 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
       return finish(rows, all, source, tile, task.part);
     }
     const Split& split = splits[static_cast<size_t>(task.split)];
-    const int first = first_position(batch.position(tile.first_token)) / kBlockPositions;
+    const int first = extent(batch, tile).first / kBlockPositions;
     add_block(rows, task.first_block, of_block(split, task.first_block - first));
     if (!missing[static_cast<size_t>(task.split)].done()) return;
     for (int block = 1; block < split.num_blocks; ++block) merge(rows, of_block(split, block), split.first);
@@ -179,26 +219,29 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
 
 void BlockedAttention::add_block(const Rows& rows, int block, const Partial& to) const {
   const int start = block * kBlockPositions;  // scores and weights are numbered from here
-  const int first = std::max(0, first_position(rows.position(0)) - start);
-  const int end = std::min(kBlockPositions, rows.position(rows.num - 1) + 1 - start);
+  const Extent all = extent(rows.batch, rows.tile);
+  const int first = std::max(0, all.first - start), end = std::min(kBlockPositions, all.end - start);
+  if (first >= end) {  // no entry of a list is in its stretch
+    std::fill(to.sums, to.sums + int64_t{rows.num} * rows.values.width, 0.0f);
+    std::fill(to.peaks, to.peaks + rows.num, kNothing);
+    std::fill(to.totals, to.totals + rows.num, 0.0f);
+    return;
+  }
   const int group_begin = first / kGroup * kGroup, group_end = (end + kGroup - 1) / kGroup * kGroup;
   add_scores(rows, start, first, end);
   const float scale =
       scores_.rule.scale * (rows.keys.dtype == kernels::DType::kFP8 ? kernels::kFP8Scale : 1.0f);
+  Extent own = all;
   for (int row = 0; row < rows.num; ++row) {
     float* scores = rows.scores + int64_t{row} * kBlockPositions;
     // Each token's own part of the block; positions beyond it, used by other tokens of the tile, have weight
     // zero.
-    const int position = rows.position(row) - start;
-    const int from = std::clamp(first_position(position + start) - start, first, end);
-    const int until = std::clamp(position + 1, from, end);
+    if (row % rows.heads == 0) own = extent(rows.batch, rows.tile.first_token + row / rows.heads);
+    const int from = std::clamp(own.first - start, first, end);
+    const int until = std::clamp(own.end - start, from, end);
     kernels::SoftmaxSum sum{kNothing, 0.0f};
-    const int token = rows.tile.first_token + row / rows.heads;
     const float left = bend(scores + from, until - from, scale);
-    if (from < until && select_.keep(token, start + from, start + until, scores + from))
-      sum = table_.softmax_exp(scores + from, until - from, left);
-    else
-      std::fill(scores + from, scores + until, 0.0f);
+    if (from < until) sum = table_.softmax_exp(scores + from, until - from, left);
     std::fill(scores + group_begin, scores + from, 0.0f);
     std::fill(scores + until, scores + group_end, 0.0f);
     to.peaks[row] = sum.peak;
@@ -215,25 +258,47 @@ float BlockedAttention::bend(float* products, int n, float scale) const {
   return 1.0f;
 }
 
+// Calls body(from, count, rows) as for_page_runs does, for positions or entries of the list [first, end).
+template <class Body>
+void BlockedAttention::for_runs(const Rows& rows, const StatePlane& plane, int first, int end, Body body) {
+  const int32_t* const pages = rows.pages();
+  if (rows.list == nullptr) return for_page_runs(plane, pages, rows.page_size, first, end, body);
+  for (int i = first; i < end; ++i) {
+    const int position = rows.list[i];
+    body(i - first, 1,
+         plane.page(pages[position / rows.page_size]) + position % rows.page_size * plane.row_bytes);
+  }
+}
+
+// Begins to fetch rows of a block into the second-level cache, with as many lines as the core can request at a
+// time; the reading loops alone would request a few. The hardware's prefetcher does not follow pages of several
+// sequences and stops at every 4 KiB (a step of 16 sequences: 3 to 6 % less).
+void BlockedAttention::fetch_rows(const Rows& rows, const StatePlane& plane, int first, int end) {
+  end = static_cast<int>(std::min<int64_t>(end, first + kFetchBytes / plane.row_bytes));
+  for_runs(rows, plane, first, end, [&](int, int count, const char* from) {
+    const char* const last = from + count * plane.row_bytes;
+    for (; from < last; from += 64) __builtin_prefetch(from, 0, 2);
+  });
+}
+
 // Scores of positions [first, end) of the block that starts at `start`.
 void BlockedAttention::add_scores(const Rows& rows, int start, int first, int end) const {
   const StatePlane& plane = rows.keys;
   const int D = plane.width;
   const bool tiles = by_tiles(table_, plane);
-  fetch_rows(plane, rows.pages(), rows.page_size, start + first, start + end);
-  for_page_runs(plane, rows.pages(), rows.page_size, start + first, start + end,
-                [&](int at, int count, const char* keys) {
-                  if (tiles) {
-                    table_.tile_attention->put_keys(plane.dtype, keys, first + at, count, D, rows.wide);
-                  } else {
-                    for_rows(rows, plane, keys, count,
-                             [&](const kernels::RowKernels& kernel, int j, int here, const void* from) {
-                               kernel.matmul(rows.queries, D, from, rows.scores + first + at + j,
-                                             kBlockPositions, rows.num, here, D);
-                             });
-                  }
-                });
-  fetch_rows(rows.values, rows.pages(), rows.page_size, start + first, start + end);
+  fetch_rows(rows, plane, start + first, start + end);
+  if (tiles) {
+    for_runs(rows, plane, start + first, start + end, [&](int at, int count, const char* keys) {
+      table_.tile_attention->put_keys(plane.dtype, keys, first + at, count, D, rows.wide);
+    });
+  } else {
+    for_rows(rows, plane, start + first, start + end,
+             [&](const kernels::RowKernels& kernel, int at, int count, const void* keys) {
+               kernel.matmul(rows.queries, D, keys, rows.scores + first + at, kBlockPositions, rows.num,
+                             count, D);
+             });
+  }
+  fetch_rows(rows, rows.values, start + first, start + end);
   if (tiles)
     table_.tile_attention->scores(rows.queries, rows.num, rows.wide, first, end - first, D, rows.scores,
                                   kBlockPositions);
@@ -252,34 +317,50 @@ void BlockedAttention::add_values(const Rows& rows, int start, int first, int en
   } else {
     std::fill(sums, sums + int64_t{rows.num} * D, 0.0f);
   }
-  for_page_runs(plane, rows.pages(), rows.page_size, start + first, start + end,
-                [&](int at, int count, const char* values) {
-                  if (tiles) {
-                    table_.tile_attention->put_values(plane.dtype, values, first + at, count, D, rows.wide);
-                  } else {
-                    for_rows(rows, plane, values, count,
-                             [&](const kernels::RowKernels& kernel, int j, int here, const void* from) {
-                               kernel.weighted_sum(rows.scores + first + at + j, kBlockPositions, from, sums,
-                                                   D, rows.num, here, D);
-                             });
-                  }
-                });
-  if (tiles)
+  if (tiles) {
+    for_runs(rows, plane, start + first, start + end, [&](int at, int count, const char* values) {
+      table_.tile_attention->put_values(plane.dtype, values, first + at, count, D, rows.wide);
+    });
     table_.tile_attention->weighted_sum(rows.scores, kBlockPositions, rows.num, rows.wide, first, end - first,
                                         D, sums);
+    return;
+  }
+  for_rows(rows, plane, start + first, start + end,
+           [&](const kernels::RowKernels& kernel, int at, int count, const void* values) {
+             kernel.weighted_sum(rows.scores + first + at, kBlockPositions, values, sums, D, rows.num, count,
+                                 D);
+           });
 }
 
-// Calls body(kernel, from, count, rows) for rows of a plane in place, or widened for many query rows:
-// bit-identical results.
+// Calls body(kernel, from, count, rows) for rows of a plane: in place, widened for many query rows, or gathered from the
+// positions of a list. Results are bit-identical.
 template <class Body>
-void BlockedAttention::for_rows(const Rows& rows, const StatePlane& plane, const char* from, int count,
+void BlockedAttention::for_rows(const Rows& rows, const StatePlane& plane, int first, int end,
                                 Body body) const {
   const kernels::RowKernels& kernel = table_.rows_of(plane.dtype);
-  if (rows.num < kWidenRows || plane.dtype == kernels::DType::kF32) return body(kernel, 0, count, from);
-  for (int j = 0; j < count; j += kWidenPositions) {
-    const int here = std::min(kWidenPositions, count - j);
-    kernel.widen(from + j * plane.row_bytes, rows.wide, int64_t{here} * plane.width);
-    body(table_.rows_of(kernels::DType::kF32), j, here, rows.wide);
+  const kernels::RowKernels& of_wide = table_.rows_of(kernels::DType::kF32);
+  const bool widens = rows.num >= kWidenRows && plane.dtype != kernels::DType::kF32;
+  if (rows.list == nullptr) {
+    return for_runs(rows, plane, first, end, [&](int at, int count, const char* from) {
+      if (!widens) return body(kernel, at, count, from);
+      for (int j = 0; j < count; j += kWidenPositions) {
+        const int here = std::min(kWidenPositions, count - j);
+        kernel.widen(from + j * plane.row_bytes, rows.wide, int64_t{here} * plane.width);
+        body(of_wide, at + j, here, rows.wide);
+      }
+    });
+  }
+  for (int i = first; i < end; i += kWidenPositions) {
+    const int here = std::min(kWidenPositions, end - i);
+    for_runs(rows, plane, i, i + here, [&](int at, int, const char* from) {
+      if (widens)
+        kernel.widen(from, rows.wide + int64_t{at} * plane.width, plane.width);
+      else
+        std::memcpy(reinterpret_cast<char*>(rows.wide) + at * plane.row_bytes, from,
+                    static_cast<size_t>(plane.row_bytes));
+    });
+    fetch_rows(rows, plane, i + here, end);
+    body(widens ? of_wide : kernel, i - first, here, rows.wide);
   }
 }
 
@@ -287,12 +368,18 @@ void BlockedAttention::for_rows(const Rows& rows, const StatePlane& plane, const
 void BlockedAttention::scale_columns(const Rows& rows, const StatePlane& plane, int start, int first,
                                      int end) const {
   if (plane.scales == nullptr) return;
-  for_page_runs(plane, rows.pages(), rows.page_size, start + first, start + end,
-                [&](int at, int count, const char* from) {
-                  for (int row = 0; row < rows.num; ++row)
-                    table_.multiply(plane.scales_of(from),
-                                    rows.scores + int64_t{row} * kBlockPositions + first + at, count);
-                });
+  const auto scale = [&](const float* scales, int at, int count) {
+    for (int row = 0; row < rows.num; ++row)
+      table_.multiply(scales, rows.scores + int64_t{row} * kBlockPositions + first + at, count);
+  };
+  float gathered[kBlockPositions];
+  for_runs(rows, plane, start + first, start + end, [&](int at, int count, const char* from) {
+    if (rows.list == nullptr)
+      scale(plane.scales_of(from), at, count);
+    else
+      gathered[at] = *plane.scales_of(from);
+  });
+  if (rows.list != nullptr) scale(gathered, 0, end - first);
 }
 
 void BlockedAttention::merge(const Rows& rows, const Partial& from, const Partial& into) const {
@@ -321,7 +408,7 @@ void BlockedAttention::finish(const Rows& rows, const Partial& all, const Attent
       kept = std::exp(all.peaks[row] - peak);
       total = total * kept + std::exp(sink - peak);
     }
-    const float share = scale * kept / total;
+    const float share = total == 0.0f ? 0.0f : scale * kept / total;
     float* sums = all.sums + int64_t{row} * D;
     for (int d = 0; d < D; ++d) sums[d] *= share;
   }

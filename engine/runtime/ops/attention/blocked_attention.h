@@ -3,9 +3,13 @@
 // multiples of kBlockPositions, so a row's sums and their order depend on its position alone: not on the batch,
 // on how a prompt is cut, or on which thread has which block. The scores of a whole context are never stored at
 // once, and one context can be shared among threads.
+//
+// A token whose positions were chosen one by one attends to its list: blocks are of entries of the list instead of
+// positions, so its cost grows with the list. A list of all positions gives the bits of attention without lists.
 #pragma once
 #include <algorithm>
 #include <span>
+#include <vector>
 
 #include "host/thread_pool.h"
 #include "ops/attention/attention_batch.h"
@@ -48,14 +52,26 @@ class BlockedAttention {
   struct Partial;  // the result of some blocks
   struct Task;
 
-  int first_position(int position) const { return select_.first(position); }
+  // Bounds of what a token attends to: of positions, or of entries of its list.
+  struct Extent {
+    int first, end;
+  };
+  // The token's list; null: it attends to all positions of its stretch.
+  const int32_t* list_of(const AttentionBatch& batch, int token) const;
+  Extent extent(const AttentionBatch& batch, int token) const;
+  Extent extent(const AttentionBatch& batch, const AttentionTile& tile) const;
+  std::vector<AttentionTile> split_by_lists(const AttentionBatch& batch,
+                                            std::span<const AttentionTile> tiles) const;
   void add_block(const Rows& rows, int block, const Partial& to) const;
   float bend(float* products, int n, float scale) const;
   void add_scores(const Rows& rows, int start, int first, int end) const;
   void add_values(const Rows& rows, int start, int first, int end, float* sums) const;
   void scale_columns(const Rows& rows, const StatePlane& plane, int start, int first, int end) const;
   template <class Body>
-  void for_rows(const Rows& rows, const StatePlane& plane, const char* from, int count, Body body) const;
+  static void for_runs(const Rows& rows, const StatePlane& plane, int first, int end, Body body);
+  static void fetch_rows(const Rows& rows, const StatePlane& plane, int first, int end);
+  template <class Body>
+  void for_rows(const Rows& rows, const StatePlane& plane, int first, int end, Body body) const;
   void merge(const Rows& rows, const Partial& from, const Partial& into) const;
   void finish(const Rows& rows, const Partial& all, const AttentionSource& source, const AttentionTile& tile,
               int part) const;

@@ -29,7 +29,7 @@ void GqaAttention::check(const AttentionBatch& batch, const StateCache& cache, i
   const QkvRows& rows = parts_.rows;
   const std::vector<StatePlane>& planes = cache.planes(layer);
   const size_t kv_heads = static_cast<size_t>(rows.num_kv_heads);
-  const size_t expected = 2 * kv_heads + static_cast<size_t>(parts_.select->num_planes());
+  const size_t expected = 2 * kv_heads + static_cast<size_t>(parts_.select.num_planes());
   bool fits = planes.size() == expected;
   for (size_t n = 0; fits && n < 2 * kv_heads; ++n) {
     fits = planes[n].width == (n < kv_heads ? rows.head_dim : rows.value_dim) &&
@@ -68,7 +68,7 @@ void GqaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
   timer.next(Work::kKeysValues);
   make_heads(qkv, batch, cache, layer);
   timer.next(Work::kAttention);
-  parts_.select->prepare(hidden, batch, cache, layer);
+  parts_.select.prepare({hidden, qkv, parts_.project.rows()}, batch, cache, layer);
   float* attended = pool_.scratch_floats(kAttendedSlot, static_cast<int64_t>(T) * parts_.out.columns());
   attend(qkv, attended, batch, cache, layer);
   if (parts_.gate) gate(qkv, attended, T);
@@ -184,7 +184,7 @@ void GqaAttention::attend(const float* qkv, float* out, AttentionBatch& batch, c
   const auto num_tiles = [&] { return (T + tile_tokens - 1) / tile_tokens; };
   while (tile_tokens > 1 && int64_t{num_tiles()} * kv_heads < tasks) tile_tokens = (tile_tokens + 1) / 2;
   tile_tokens = (T + num_tiles() - 1) / num_tiles();  // as even as possible
-  const BlockedAttention attention(table_, pool_, parts_.scores, *parts_.select, kBlocksSlot);
+  const BlockedAttention attention(table_, pool_, parts_.scores, parts_.select, kBlocksSlot);
   attention.run(Source(parts_, qkv, out, cache.planes(layer)), batch, batch.tiles(tile_tokens),
                 cache.page_size());
 }

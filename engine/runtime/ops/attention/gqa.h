@@ -2,8 +2,6 @@
 // out. hidden += out(gate(attention(norm(hidden)))) over a paged cache of keys and values: a plane per key head, head_dim
 // wide, then one per value head, value_dim wide, then those of the selection.
 #pragma once
-#include <memory>
-
 #include "host/thread_pool.h"
 #include "ops/attention/attention_batch.h"
 #include "ops/attention/blocked_attention.h"
@@ -24,7 +22,7 @@ struct GqaParts {
   HeadNorms norms;
   Rotation rotation;
   QueryScale scale;
-  std::shared_ptr<Selection> select;
+  Selection select;
   Scores scores;
   OutputGate gate;
   Projection out;  // [hidden, heads * value_dim]

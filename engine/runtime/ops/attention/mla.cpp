@@ -80,15 +80,20 @@ const StatePlane& MlaAttention::plane(const AttentionBatch& batch, const StateCa
                         std::to_string(cache.num_layers() - 1));
   }
   const std::vector<StatePlane>& planes = cache.planes(layer);
-  const size_t expected = 1 + static_cast<size_t>(parts_.select->num_planes());
+  const size_t expected = 1 + static_cast<size_t>(parts_.select.num_planes());
   if (planes.size() != expected || planes.front().width != parts_.shape.cached()) {
     const std::string width = planes.empty() ? "0" : std::to_string(planes.front().width);
     throw KernelFailure("Mla.forward: the cache has " + std::to_string(planes.size()) + " planes of " +
                         width + " elements; expected " + std::to_string(expected) + " of " +
                         std::to_string(parts_.shape.cached()));
   }
-  if (2 * parts_.rotation.pairs(batch) != parts_.shape.rope) {
-    throw KernelFailure("Mla.forward: rope_cos rotates " + std::to_string(parts_.rotation.pairs(batch)) +
+  const Rotation& rotation = parts_.rotation;
+  if (rotation.index >= batch.num_rotations()) {
+    throw KernelFailure("Mla.forward: rotation is " + std::to_string(rotation.index) + "; the batch has " +
+                        std::to_string(batch.num_rotations()));
+  }
+  if (rotation.positions && 2 * rotation.pairs(batch) != parts_.shape.rope) {
+    throw KernelFailure("Mla.forward: rope_cos rotates " + std::to_string(rotation.pairs(batch)) +
                         " pairs; expected " + std::to_string(parts_.shape.rope / 2));
   }
   return planes.front();
@@ -106,7 +111,7 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
   parts_.project.run(table_, pool_, hidden, hidden_size(), T, a);
   timer.next(Work::kKeysValues);
   store_latents(a, batch, plane, cache.page_size());
-  parts_.select->prepare(hidden, batch, cache, layer);
+  parts_.select.prepare({hidden, a, parts_.project.rows()}, batch, cache, layer);
 
   const Tiling tiling = this->tiling(batch);
   const std::vector<AttentionTile>& tiles = batch.tiles(tiling.tokens);
@@ -144,7 +149,7 @@ void MlaAttention::store_latents(const float* a, const AttentionBatch& batch, co
     for (int t = static_cast<int>(first); t < first + count; ++t) {
       const float* from = a + t * width + q_rows();
       parts_.latent_norm.apply(table_, from, row.data(), shape.latent);
-      parts_.rotation.apply(table_, batch, t, from + shape.latent, row.data() + shape.latent);
+      parts_.rotation.apply(table_, batch, t, from + shape.latent, row.data() + shape.latent, shape.rope);
       store_row(table_, row.data(), plane, batch.row(t, page_size));
     }
   });
@@ -156,7 +161,8 @@ MlaAttention::Tiling MlaAttention::tiling(const AttentionBatch& batch) const {
   if (tiling.tokens > 1) return tiling;
   // Positions are shared out by blocks; if there are few blocks too, heads are shared out.
   int64_t blocks = 0;
-  for (int t = 0; t < batch.num_tokens(); ++t) blocks += batch.position(t) / kBlockPositions + 1;
+  for (int t = 0; t < batch.num_tokens(); ++t)
+    blocks += (parts_.select.bound(batch.position(t)) - 1) / kBlockPositions + 1;
   while (tiling.heads > kFewestHeads &&
          blocks * parts_.shape.num_heads / tiling.heads < 2 * pool_.num_threads())
     tiling.heads = (tiling.heads + 1) / 2;
@@ -185,7 +191,7 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
       float* query = queries + t * query_width;
       for (int h = 0; h < heads; ++h) {
         parts_.rotation.apply(table_, batch, token, q + t * width + h * key + shape.nope,
-                              query + h * cached + shape.latent);
+                              query + h * cached + shape.latent, shape.rope);
       }
       parts_.scale.apply(parts_.scale.factor(batch.position(token)), query, query_width);
     }
@@ -227,7 +233,7 @@ class MlaAttention::Source final : public AttentionSource {
 
 void MlaAttention::attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size,
                           int first, std::span<const AttentionTile> tiles, const Tiling& tiling) const {
-  const BlockedAttention attention(table_, pool_, parts_.scores, *parts_.select, kBlocksSlot);
+  const BlockedAttention attention(table_, pool_, parts_.scores, parts_.select, kBlocksSlot);
   attention.run(Source(*this, tiling, plane, queries, first), batch, tiles, page_size);
 }
 

@@ -1,12 +1,11 @@
 // The attention half of a decoder layer with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section
-// 2.1): keys and values of all heads are products of one latent vector per token, and only that, with one rotated
-// key that all heads share, is cached.
+// 2.1): keys and values of all heads are products of one latent vector per token, and only that, with one key
+// that all heads share and that carries the positions, is cached.
 //
 // Absorbed form for every row, prefill and decode alike, so that the result does not depend on how a prompt is
 // cut: a head's query is multiplied into the latent space (k_b), scores are products with the cached rows, the
 // weighted latents are summed, and the sum becomes the head's values (v_b). Keys and values are never expanded.
 #pragma once
-#include <memory>
 #include <span>
 
 #include "host/thread_pool.h"
@@ -24,14 +23,14 @@ namespace twofold {
 
 struct MlaShape {
   int num_heads;
-  int nope, rope;  // dimensions of a head's query without and with rotation
+  int nope, rope;  // dimensions of a head's query: those of its own, and those whose key all heads share
   int latent, value;
 
   int key() const { return nope + rope; }
   int cached() const { return latent + rope; }
 };
 
-// Nothing is owned but the selection: the creator of the block keeps the arrays.
+// Nothing is owned but the chooser of the selection: the creator of the block keeps the arrays.
 struct MlaParts {
   MlaShape shape;
   Projection project;  // [q rows + latent + rope, hidden]: queries or their low-rank part, latent, shared key
@@ -40,7 +39,7 @@ struct MlaParts {
   Rotation rotation;
   QueryScale scale;
   const PackedMatrix *k_b, *v_b;  // one part of [latent, nope] and of [value, latent] per head
-  std::shared_ptr<Selection> select;
+  Selection select;
   Scores scores;
   Projection out;  // [hidden, heads * value]
 };

@@ -1,12 +1,22 @@
-"""Select: which positions a query attends to. A kind derives from `Selection`; attention itself knows none."""
+"""Select: which positions a query attends to: a stretch of them, or those that a `Chooser` chooses one by one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from twofold._core import Stretch
+from twofold.api.errors import KernelError
+from twofold.blocks import ops
+from twofold.blocks.attention.chooser import Chooser, ChooserOnDevice
+from twofold.blocks.attention.chosen import ChosenPositions
+from twofold.blocks.attention.cpu_part import CpuPart
+from twofold.blocks.attention.layer_names import LayerNames
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import Allocate, DeviceState, DeviceStep, DeviceWeights
+from twofold.weights.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +36,24 @@ class Selection(ABC):
     @property
     @abstractmethod
     def native(self) -> Stretch:
-        """This kind for native code, on the CPU and on a device."""
+        """The stretch of positions for native code, on the CPU and on a device."""
+
+    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+        return {}
+
+    @property
+    def planes(self) -> tuple[tuple[int, int], ...]:
+        """State per token: (planes, elements of each), kept after the layer's keys and values."""
+        return ()
+
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
+        return {"stretch": self.native}
+
+    def device(self, weights: DeviceWeights) -> SelectionOnDevice:
+        return SelectionOnDevice()
+
+    def device_state(self, num_pages: int, page_size: int, allocate: Allocate) -> DeviceState:
+        return tuple(allocate((num_pages, page_size, *plane)) for plane in self.planes)
 
 
 @dataclass(frozen=True)
@@ -85,3 +112,60 @@ class Chunk(Everything):
     @property
     def native(self) -> Stretch:
         return Stretch(chunk=self.size)
+
+
+@dataclass(frozen=True)
+class Chosen(Selection):
+    """At most `most` positions, chosen for each query from all earlier ones and its own."""
+
+    most: int
+    chooser: Chooser | None = None
+    """None: the layer attends to the positions that the last chooser of the step chose for an earlier layer."""
+    within: Selection = field(default_factory=Everything)
+    """Stretch that chosen positions have to be in."""
+
+    def num_before(self, position: int) -> int:
+        return min(self.within.num_before(position), self.most)
+
+    def seen(self, positions: Tensor, length: int) -> Tensor:
+        return self.within.seen(positions, length)
+
+    @property
+    def native(self) -> Stretch:
+        return self.within.native
+
+    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+        return {} if self.chooser is None else self.chooser.tensors(names, hidden)
+
+    @property
+    def planes(self) -> tuple[tuple[int, int], ...]:
+        return () if self.chooser is None else self.chooser.planes
+
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
+        chooser = None if self.chooser is None else self.chooser.cpu(weights, pool)
+        return super().cpu(weights, pool) | {"most": self.most, "chooser": chooser}
+
+    def device(self, weights: DeviceWeights) -> SelectionOnDevice:
+        return SelectionOnDevice(True, None if self.chooser is None else self.chooser.device(weights))
+
+
+@dataclass(frozen=True)
+class SelectionOnDevice:
+    """Lists of chosen positions on a device, where a selection has them."""
+
+    chooses: bool = False
+    chooser: ChooserOnDevice | None = None
+
+    def prepare(
+        self, hidden: Tensor, projected: Tensor, state: DeviceState, step: DeviceStep
+    ) -> ChosenPositions | None:
+        """Lists of the step's rows; None: they attend to all of their stretch. See `ChooserOnDevice.choose`."""
+        if not self.chooses:
+            return None
+        if self.chooser is not None:
+            step.chosen_positions = self.chooser.choose(hidden, projected, state, step)
+        if step.chosen_positions is None:
+            raise KernelError(
+                "Attention: a layer reads chosen positions; no earlier layer of this step has chosen any"
+            )
+        return step.chosen_positions

@@ -16,16 +16,21 @@ struct Rotation {
 
   int pairs(const AttentionBatch& batch) const { return batch.num_rotated_pairs(index); }
 
-  // Rotates 2 * pairs elements of `from` into `to`; the two may not overlap.
+  // Rotates 2 * pairs elements of `from` into `to`; the two may not overlap. Without positions they are `size` elements
+  // that are copied.
   void apply(const kernels::KernelTable& table, const AttentionBatch& batch, int token, const float* from,
-             float* to) const {
+             float* to, int size) const {
+    if (!positions) {
+      std::copy_n(from, size, to);
+      return;
+    }
     const int half = pairs(batch);
     for (int i = 0; neighbours && i < half; ++i) {
       to[i] = from[2 * i];
       to[half + i] = from[2 * i + 1];
     }
     if (!neighbours) std::copy_n(from, 2 * half, to);
-    if (positions) table.rope(to, batch.cosine(token, index), batch.sine(token, index), half);
+    table.rope(to, batch.cosine(token, index), batch.sine(token, index), half);
   }
   // The same in place; room [2 * pairs].
   void in_place(const kernels::KernelTable& table, const AttentionBatch& batch, int token, float* head,
@@ -34,7 +39,7 @@ struct Rotation {
     const int half = pairs(batch);
     if (!neighbours) return table.rope(head, batch.cosine(token, index), batch.sine(token, index), half);
     std::copy_n(head, 2 * half, room);
-    apply(table, batch, token, room, head);
+    apply(table, batch, token, room, head, 2 * half);
   }
 };
 

@@ -1,39 +1,58 @@
-// Select: which positions a query attends to. A kind derives from Selection and brings its own state; attention knows none.
+// Select: which positions a query attends to: one stretch of positions, or those of it that a chooser chose one by one.
 #pragma once
+#include <algorithm>
+#include <memory>
+#include <string>
+
 #include "ops/attention/attention_batch.h"
 #include "ops/state_cache.h"
+#include "ops/tensor_view.h"
 #include "twofold/attention_parts.h"
 
 namespace twofold {
 
-class Selection {
+// Rows of a batch's tokens, from which positions are chosen.
+struct ChooserInput {
+  const float* hidden;  // [T, hidden size], the block's input
+  const float*
+      projected;  // [T, width], `project` of it; latent attention's low-rank queries come first, without their norm
+  int64_t width;
+};
+
+// Chooses positions for the tokens of one layer. A kind derives from it and brings its own weights and state.
+class Chooser {
  public:
-  virtual ~Selection() = default;
+  virtual ~Chooser() = default;
 
   // Planes of the layer's pages that follow those of keys and values and belong to this kind.
   virtual int num_planes() const { return 0; }
-  // Before a layer's step: hidden [T, hidden size], the block's input. The tokens' keys are stored by then.
-  virtual void prepare(const float* hidden, AttentionBatch& batch, const StateCache& cache, int layer) {
-    (void)hidden, (void)batch, (void)cache, (void)layer;
-  }
-  // No position before this one is attended to from `position`. Never falls from one position to the next.
-  virtual int first(int position) const = 0;
-  // Whether the token attends to any of the positions [begin, end), which lie between first() and its own. Replaces the
-  // scores of the others among them by -infinity. A token always attends to its own position.
-  virtual bool keep(int token, int begin, int end, float* scores) const {
-    (void)token, (void)begin, (void)end, (void)scores;
-    return true;
-  }
+  // Writes the list of each token, of positions up to its own. The tokens' keys are stored by then. The caller holds the
+  // pool's scratch, of which linear()'s slot is free.
+  virtual void choose(const ChooserInput& input, const AttentionBatch& batch, const StateCache& cache,
+                      int layer, ChosenPositions& chosen) = 0;
 };
 
-// All positions, those of a window, or those of a chunk.
-class StretchSelection final : public Selection {
- public:
-  explicit StretchSelection(const kernels::Stretch& stretch = {}) : stretch_(stretch) {}
-  int first(int position) const override { return stretch_.first(position); }
+struct Selection {
+  kernels::Stretch stretch = {};
+  int most = 0;  // positions that are chosen for a query; 0: it attends to all of its stretch
+  // Null if positions are chosen: the layer attends to those that the last chooser of the step chose.
+  std::shared_ptr<Chooser> chooser = nullptr;
 
- private:
-  kernels::Stretch stretch_;
+  int num_planes() const { return chooser == nullptr ? 0 : chooser->num_planes(); }
+  // Bound of the positions that the token at `position` attends to.
+  int bound(int position) const { return most == 0 ? position + 1 : std::min(position + 1, most); }
+  // Before a layer attends. Throws KernelFailure if no layer of the step has chosen what this one reads.
+  void prepare(const ChooserInput& input, AttentionBatch& batch, const StateCache& cache, int layer) const {
+    if (most == 0) return;
+    ChosenPositions& chosen = batch.chosen();
+    if (chooser != nullptr) {
+      chosen.start(batch.num_tokens(), most);
+      chooser->choose(input, batch, cache, layer, chosen);
+    } else if (chosen.num_tokens() != batch.num_tokens()) {
+      throw KernelFailure("Attention: layer " + std::to_string(layer) +
+                          " reads chosen positions; no earlier layer of this step has chosen any");
+    }
+  }
 };
 
 }  // namespace twofold

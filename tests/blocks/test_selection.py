@@ -1,0 +1,226 @@
+"""Positions chosen by a part of one layer and read by the next, on the CPU and on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from twofold import _testing
+from twofold.api.errors import KernelError
+from twofold.blocks import ops
+from twofold.blocks.attention.chooser import Chooser
+from twofold.blocks.attention.chosen import ChosenPositions
+from twofold.blocks.attention.rotation import Rotation
+from twofold.blocks.attention.scores import Scores
+from twofold.blocks.attention.selection import Chosen, Everything, Selection, Window
+from twofold.blocks.block import Pages
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import DeviceBatch, DeviceKernels, DeviceState, DeviceStep, DeviceWeights
+from twofold.blocks.gqa import Gqa
+from twofold.blocks.mla import Mla
+from twofold.device.kernels import TorchKernels
+from twofold.device.model import TorchWeights
+from twofold.device.native_kernels import NativeDenseKernels
+from twofold.weights.checkpoint import Checkpoint
+
+from tests.device.conftest import built_module
+from tests.device.fake_device import FakeDevice
+from tests.tiny_models.writing import write_safetensors
+
+HIDDEN, MOST, PAGE_SIZE, MAX_PAGES = 64, 4, 4, 5
+PROMPTS = (11, 3)
+"""Tokens of two sequences, which are followed by three decode steps."""
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LargestInputs(Chooser):
+    """Chooses the tokens with the largest first elements of the block's input (`_testing.LargestInputs`)."""
+
+    @property
+    def planes(self) -> tuple[tuple[int, int], ...]:
+        return ((1, 1),)
+
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.Chooser:
+        return _testing.LargestInputs(HIDDEN)
+
+    def device(self, weights: DeviceWeights) -> LargestInputs:
+        return self
+
+    def choose(
+        self, hidden: Tensor, projected: Tensor, state: DeviceState, step: DeviceStep
+    ) -> ChosenPositions:
+        batch, kept = step.batch, state[0].view(-1)
+        kept[batch.slot_mapping] = (4 * hidden[:, 0]).floor().to(kept.dtype)
+        counts = torch.tensor(batch.query_lens or (1,) * len(hidden))
+        tables = batch.page_tables.repeat_interleave(counts, 0).long()
+        rows = (tables[:, :, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten(1)
+        return ChosenPositions.top(kept[rows].float(), batch.positions, MOST)
+
+
+GQA = Gqa(0, HIDDEN, num_heads=4, num_kv_heads=2, head_dim=64, eps=1e-6)
+MLA = Mla(
+    0,
+    HIDDEN,
+    num_heads=3,
+    q_lora_rank=32,
+    kv_lora_rank=64,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=16,
+    eps=1e-6,
+    scores=Scores(24**-0.5),
+)
+BLOCKS = {
+    "gqa": GQA,
+    "gqa with a bound, sinks and a window": replace(
+        GQA, scores=Scores(softcap=2.0, sinks=True), select=Window(7)
+    ),
+    "mla": MLA,
+    "mla with halves and a window": replace(MLA, rotation=Rotation(), select=Window(7)),
+    "mla without rotation": replace(MLA, rotation=None),
+    "mla without a shared key": replace(MLA, rotation=None, qk_rope_head_dim=0),
+}
+
+
+def steps() -> list[tuple[list[int], list[int]]]:
+    """Positions and sequences of each step's tokens."""
+    prompts = [(p, s) for s, length in enumerate(PROMPTS) for p in range(length)]
+    decode = [[(length + n, s) for s, length in enumerate(PROMPTS)] for n in range(3)]
+    return [tuple(map(list, zip(*step, strict=True))) for step in (prompts, *decode)]  # type: ignore[misc]
+
+
+class Layers:
+    """Two layers of one kind; the second attends to what the first one's chooser chose."""
+
+    def __init__(self, block: Gqa | Mla, directory: Path, first: Selection, second: Selection) -> None:
+        self.pool = ops.ThreadPool(2)
+        self.blocks = [replace(block, layer=n, select=each) for n, each in enumerate((first, second))]
+        rng = np.random.default_rng(2)
+        specs = [each.tensors(lambda spec: False) for each in self.blocks]
+        tensors = {
+            spec.name: rng.normal(0, spec.shape[-1] ** -0.5, spec.shape).astype(np.float32)
+            for layer in specs
+            for spec in layer.values()
+        }
+        write_safetensors(directory / "model.safetensors", tensors, "bfloat16")
+        source = Checkpoint.open(directory)
+        self.weights = [BlockWeights(source, layer) for layer in specs]
+        self.inputs = [
+            rng.standard_normal((len(positions), HIDDEN)).astype(np.float32) for positions, _ in steps()
+        ]
+        angles = np.arange(20)[:, None] / 7 ** np.linspace(0, 2, 32 if isinstance(block, Gqa) else 4)
+        self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        self.tables = rng.permutation(2 * MAX_PAGES).reshape(2, MAX_PAGES).astype(np.int32)
+
+    def on_cpu(self) -> list[F32]:
+        made = zip(self.blocks, self.weights, strict=True)
+        decoder = ops.Decoder([block.cpu(weights, self.pool, 0) for block, weights in made])
+        planes = [
+            [(kept.planes, kept.elements, "float32") for kept in block.state if isinstance(kept, Pages)]
+            for block in self.blocks
+        ]
+        cache, out = ops.StateCache(planes, 2 * MAX_PAGES, PAGE_SIZE), []
+        for (positions, sequences), given in zip(steps(), self.inputs, strict=True):
+            batch = ops.AttentionBatch(
+                np.array(positions, np.int32),
+                np.array(sequences, np.int32),
+                self.tables,
+                np.ascontiguousarray(self.cos[positions]),
+                np.ascontiguousarray(self.sin[positions]),
+            )
+            rows = given.copy()
+            decoder.forward(rows, batch, cache)
+            out.append(rows - given)
+        return out
+
+    def on_device(self, kernels: DeviceKernels) -> list[F32]:
+        device = torch.device("cpu")
+        made = [
+            block.device(TorchWeights(weights, self.pool, device), 0)
+            for block, weights in zip(self.blocks, self.weights, strict=True)
+        ]
+
+        def allocate(shape: tuple[int, ...], *, exact: bool = False) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float32 if exact else torch.bfloat16)
+
+        states = [block.device_state(2 * MAX_PAGES, PAGE_SIZE, allocate) for block in self.blocks]
+        tables, out = torch.from_numpy(self.tables), []
+        for n, ((places, sequences), given) in enumerate(zip(steps(), self.inputs, strict=True)):
+            positions, lengths = torch.tensor(places), [length + n for length in PROMPTS]
+            pages = tables[sequences, positions // PAGE_SIZE].long()
+            batch = DeviceBatch(
+                token_ids=torch.zeros_like(positions),
+                positions=positions,
+                slot_mapping=pages * PAGE_SIZE + positions % PAGE_SIZE,
+                page_tables=tables,
+                seq_lens=torch.tensor(lengths, dtype=torch.int32),
+                query_lens=None if n else PROMPTS,
+                host_seq_lens=() if n else PROMPTS,
+            )
+            angles = (torch.from_numpy(self.cos[places]), torch.from_numpy(self.sin[places]))
+            step = DeviceStep(batch, [angles], kernels, None)  # type: ignore[arg-type]
+            hidden = torch.from_numpy(given.copy())
+            for operator, state in zip(made, states, strict=True):
+                operator.forward(hidden, hidden, state, step)
+            out.append(hidden.numpy() - given)
+        return out
+
+
+def error(ours: list[F32], expected: list[F32]) -> float:
+    ratios = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(ours, expected, strict=True)]
+    return float(max(ratios))
+
+
+def native() -> DeviceKernels:
+    return NativeDenseKernels(FakeDevice(built_module("twofold_fake").open_device()), MAX_PAGES * PAGE_SIZE)
+
+
+@pytest.mark.parametrize("kernels", [TorchKernels, native])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_both_sides_attend_to_the_positions_of_a_chooser(
+    name: str, kernels: Callable[[], DeviceKernels], tmp_path: Path
+) -> None:
+    block = BLOCKS[name]
+    within = block.select
+    layers = Layers(
+        block, tmp_path, Chosen(MOST, LargestInputs(), within=within), Chosen(MOST, within=within)
+    )
+    expected = layers.on_cpu()
+    assert error(layers.on_device(kernels()), expected) < 2e-2
+    layers.blocks = [replace(each, select=within) for each in layers.blocks]
+    assert error(layers.on_cpu(), expected) > 0.1, "the case does not tell chosen positions from all"
+    assert error(layers.on_device(kernels()), layers.on_cpu()) < 2e-2
+
+
+def test_a_layer_needs_positions_that_an_earlier_one_chose(tmp_path: Path) -> None:
+    layers = Layers(GQA, tmp_path, Chosen(MOST), Chosen(MOST))
+    for run in (layers.on_cpu, lambda: layers.on_device(TorchKernels())):
+        with pytest.raises(KernelError, match="no earlier layer of this step has chosen"):
+            run()
+
+
+def test_a_chooser_keeps_its_state_after_keys_and_values_and_bounds_the_cost(tmp_path: Path) -> None:
+    chosen = replace(GQA, select=Chosen(MOST, LargestInputs()))
+    assert chosen.state == (Pages(4, 64), Pages(1, 1))
+    assert chosen.device_page_elements == 2 * 2 * 64 + 1
+    select = Chosen(MOST, within=Window(3))
+    assert [select.num_before(position) for position in (0, 2, 9)] == [0, 2, 3]
+    assert [Chosen(MOST, within=Everything()).num_before(p) for p in (3, 9)] == [3, 4]
+
+
+def test_the_largest_scores_are_kept_and_equal_ones_by_position() -> None:
+    nan, infinity = float("nan"), float("inf")
+    scores = torch.tensor([[1, 3, nan, 2, 3, -infinity, 2, 2, 9]]).repeat(4, 1)
+    chosen = ChosenPositions.top(scores, torch.tensor([7, 0, 2, 5]), 4)
+    assert chosen.counts.tolist() == [4, 1, 3, 4]
+    lists = [row[:n] for row, n in zip(chosen.positions.tolist(), chosen.counts.tolist(), strict=True)]
+    assert lists == [[1, 3, 4, 6], [0], [0, 1, 2], [0, 1, 3, 4]]
+    assert [row.nonzero().flatten().tolist() for row in chosen.seen(9)] == lists
+    assert ChosenPositions.top(scores[:1], torch.tensor([7]), 20).positions.tolist()[0][:8] == [*range(8)]
