@@ -210,7 +210,9 @@ def test_what_the_settings_come_to() -> None:
         assert fewest_saturating(cost, figures, dense, 6)[0] == expected, share
     config = EngineConfig(num_deferred_experts="auto", cache_prior=0.2)
     files: Any = SimpleNamespace(
-        config=SimpleNamespace(moe_layers=(0, 1), num_target_moe_layers=2, num_experts=8)
+        config=SimpleNamespace(
+            moe_layers=(0, 1), num_target_moe_layers=2, routed=SimpleNamespace(num_experts=8)
+        )
     )
     plan = slot_plan(config, files, 8)
     assert (plan.num_deferred, plan.cache_prior) == (AUTO, 0.2)

@@ -25,7 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRACTS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
     "importlinter"
 ]["contracts"]
-LINT: Final = "from importlinter.cli import import_linter; import_linter()"
+LINT: Final = """import sys
+sys.meta_path[:] = [each for each in sys.meta_path if each.__module__.startswith("_frozen_importlib")]
+from importlinter.cli import import_linter
+import_linter()"""
+"""An editable installation finds its own packages first; here they are found by path."""
 
 # Rooms of the package, lower ones first, and the rooms that each one imports: no more, no less. Folders of
 # `server`, `text` and `tools` are rooms of their own; `__init__` is the version.
