@@ -22,7 +22,7 @@ def sidebar() -> None:
                 runs = queries.runs(db)
         names = {NEWEST: "Newest run"} | {str(run.run_id): run_name(run) for run in runs}
         if not links.adopt("run", "run", names):
-            st.warning(f"Run {links.asked('run')} is not in this database; the newest is shown.")
+            st.warning(f"Run {links.requested('run')} is not in this database; the newest is shown.")
         st.selectbox("Run", list(names), format_func=names.__getitem__, key="run")
         links.adopt("window", "window", WINDOWS)
         st.session_state.setdefault("window", DEFAULT_WINDOW)

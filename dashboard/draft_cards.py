@@ -52,7 +52,7 @@ def _prices(view: View, steps: queries.DraftSteps) -> None:
     middle = sorted(ratio.tolist())[len(ratio) // 2]
     with parts.card(st, "drafts-3", f"Predicted against measured steps with drafts{view.emulated}"):
         parts.chart(
-            scheduler.predicted_measured(steps.predicted_us[priced], steps.step_us[priced]),
+            scheduler.estimated_measured(steps.predicted_us[priced], steps.step_us[priced]),
             key="draft-prices",
             alt="Density of steps with drafts by predicted and measured time",
             advice="A cloud above the diagonal: drafts are dearer than their price, and depths are too large.",

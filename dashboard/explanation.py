@@ -38,7 +38,7 @@ def sentences(
         _misses(tokens, chosen),
         _layer(tokens, chosen, None if emulated else counters),
         _link(uploads),
-        _prediction(tokens, chosen, emulated=emulated),
+        _estimate(tokens, chosen, emulated=emulated),
     ]
 
 
@@ -132,7 +132,7 @@ def _link(uploads: Sequence[queries.Upload]) -> str:
     )
 
 
-def _prediction(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
+def _estimate(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> str:
     if emulated:
         return "No comparison with the cost model: emulated time is its prediction."
     took_us = float(np.nansum(tokens.layer_us[chosen]))

@@ -10,7 +10,7 @@ import streamlit as st
 _Value = TypeVar("_Value")
 
 
-def asked(name: str) -> str | None:
+def requested(name: str) -> str | None:
     """What the address names; None if it names nothing."""
     return st.query_params.get(name)
 
@@ -20,7 +20,7 @@ def adopt(name: str, key: str, allowed: Collection[_Value]) -> bool:
 
     Returns False if the address names something else, which the page should then report.
     """
-    wanted = asked(name)
+    wanted = requested(name)
     if wanted is None or key in st.session_state:
         return True
     found = [value for value in allowed if str(value) == wanted]
@@ -33,5 +33,5 @@ def publish(name: str, value: object, default: object = None) -> None:
     """Put `value` into the address; the default stays out of it."""
     if value == default or value is None:
         st.query_params.pop(name, None)
-    elif asked(name) != str(value):
+    elif requested(name) != str(value):
         st.query_params[name] = str(value)

@@ -23,7 +23,7 @@ class Shown:
     label: str
     value: str
     help: str | None = None
-    beside: str | None = None
+    second_line: str | None = None
     """Small, below the value: the same figure on another clock."""
 
 
@@ -34,7 +34,7 @@ def metrics(*figures: Shown, key: str = "figures") -> None:
             st.metric(
                 shown.label,
                 shown.value,
-                delta=shown.beside,
+                delta=shown.second_line,
                 delta_color="off",
                 delta_arrow="off",
                 help=shown.help,

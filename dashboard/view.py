@@ -81,7 +81,7 @@ class View:
         """A view of another whole run of the database."""
         return view_of(self.db, run, None)
 
-    def beside(self, run: queries.Run) -> View:
+    def of_run(self, run: queries.Run) -> View:
         """A view of another run of the database in the same window."""
         return replace(self, run=run)
 

@@ -40,7 +40,7 @@ FLUSH_INTERVAL_S: Final = 1.0
 DRAIN_S: Final = 60.0
 _LATE_S: Final = 10.0
 """Arrivals that are older when a worker takes the place of a lost one are not made up for."""
-MAX_UNDER_WAY: Final = 2000
+MAX_IN_FLIGHT: Final = 2000
 """Most conversations of an open loop at the same time; further arrivals are failures."""
 _UNBOUNDED_S: Final = 3600.0
 """Duration of the stages if Locust's page gives no run time."""
@@ -113,10 +113,10 @@ class OpenLoopUser(User):
                 gevent.sleep(min(left_s, 0.2))
             if self._is_over():
                 break
-            if len(conversations) < MAX_UNDER_WAY:
+            if len(conversations) < MAX_IN_FLIGHT:
                 conversations.spawn(self._converse, kind)
             else:
-                test.store.add(_turned_away(test, kind))
+                test.store.add(_rejected_sample(test, kind))
         conversations.join(timeout=DRAIN_S)
         conversations.kill()
         raise StopUser
@@ -133,9 +133,9 @@ class OpenLoopUser(User):
         return bool(self._state == LOCUST_STATE_STOPPING)
 
 
-def _turned_away(test: LoadTest, kind: str) -> Sample:
+def _rejected_sample(test: LoadTest, kind: str) -> Sample:
     """The failure of an arrival beyond the client's own limit."""
-    message = f"{MAX_UNDER_WAY} conversations are under way, the limit of this client"
+    message = f"{MAX_IN_FLIGHT} conversations are under way, the limit of this client"
     answer = AnswerStream(time.perf_counter())
     return Sample(
         -1, 1, answer, 0.0, "client limit", message, name=kind, stage=test.stage(), finished_s=time.time()

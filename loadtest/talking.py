@@ -110,10 +110,10 @@ class Talker:
             num_users=test.workers.total(),
         )
         test.store.add(sample)
-        self._tell_locust(sample)
+        self._report_to_locust(sample)
         return answer if sample.complete else None
 
-    def _tell_locust(self, sample: Sample) -> None:
+    def _report_to_locust(self, sample: Sample) -> None:
         """One request event, and the latencies as entries of their own that Locust's total does not count."""
         self._environment.events.request.fire(
             request_type="POST",

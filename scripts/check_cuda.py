@@ -118,7 +118,7 @@ def show(table: Table, archs: Sequence[int]) -> None:
         print(f"{name!s:32} {registers:24} {full}")
 
 
-def told(before: Table, table: Table, same_nvcc: bool, whole: bool) -> bool:
+def report_changes(before: Table, table: Table, same_nvcc: bool, whole: bool) -> bool:
     """Print the changes; returns whether they are refused. With another nvcc, only spills are refused.
 
     whole: all kernels were compiled, so a kernel only in the table no longer exists.
@@ -130,13 +130,13 @@ def told(before: Table, table: Table, same_nvcc: bool, whole: bool) -> bool:
         for arch, made in row.compiled.items()
         if made.spill_bytes
     ]
-    strangers = [f"{name}: not in the table" for name in table if name not in before]
-    strangers += [f"{name}: in the table only" for name in before if whole and name not in table]
+    unknown_kernels = [f"{name}: not in the table" for name in table if name not in before]
+    unknown_kernels += [f"{name}: in the table only" for name in before if whole and name not in table]
     for line in (*spills, *found.worse):
         print(f"WORSE {line}; {REMEDY}", file=sys.stderr)
-    for line in (*found.better, *strangers):
+    for line in (*found.better, *unknown_kernels):
         print(f"CHANGED {line}; run `make check-cuda WRITE=1` to keep it")
-    return bool(spills or (same_nvcc and (found.worse or strangers)))
+    return bool(spills or (same_nvcc and (found.worse or unknown_kernels)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"nvcc is {version}, the table is {by_nvcc}'s: differences are reported, only spills are refused"
         )
-    return int(told(before, table, version == by_nvcc, not options.sources))
+    return int(report_changes(before, table, version == by_nvcc, not options.sources))
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ def capabilities() -> list[int]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    said = run([program, "--query-gpu=compute_cap", "--format=csv,noheader"])
-    found = re.findall(r"^(\d+)\.(\d+)\s*$", said.stdout, re.MULTILINE) if said.returncode == 0 else []
+    printed = run([program, "--query-gpu=compute_cap", "--format=csv,noheader"])
+    found = re.findall(r"^(\d+)\.(\d+)\s*$", printed.stdout, re.MULTILINE) if printed.returncode == 0 else []
     return sorted({int(major + minor) for major, minor in found})
 
 
@@ -143,9 +143,9 @@ def torch_cuda() -> str:
 
 def check(nvcc: Path, wanted: Wanted) -> Compiler:
     """The compiler at this path, with its problem if it is too old or cannot build a small kernel."""
-    said = run([str(nvcc), "--version"])
-    release = re.search(r"release (\d+)\.(\d+)", said.stdout)
-    if said.returncode or release is None:
+    printed = run([str(nvcc), "--version"])
+    release = re.search(r"release (\d+)\.(\d+)", printed.stdout)
+    if printed.returncode or release is None:
         return Compiler(str(nvcc), "", f"{nvcc} does not run", FETCH)
     found = Compiler(str(nvcc), f"{release[1]}.{release[2]}")
     if (int(release[1]), int(release[2])) < MIN_NVCC:

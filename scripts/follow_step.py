@@ -161,8 +161,8 @@ def follow(options: argparse.Namespace, source: TextIO, out: TextIO, err: TextIO
     telling: deque[str] = deque(maxlen=50)
     status = 1  # the step was ended before it printed a status
     for line in source:
-        if said := STATUS.match(line):
-            line, status = said[1], int(said[2])
+        if printed := STATUS.match(line):
+            line, status = printed[1], int(printed[2])
             if not line:
                 break
             line += "\n"

@@ -235,9 +235,9 @@ def photograph(
 def faults(tools: DevTools, url: str, width: int) -> list[str]:
     """Content cut off at this width, requests to other hosts, and errors in the console."""
     own = urlsplit(url).netloc
-    asked = {address for address in tools.seen.requested if address.startswith(("http:", "https:"))}
+    hosts = {address for address in tools.seen.requested if address.startswith(("http:", "https:"))}
     found = [
-        f"request to another host: {address}" for address in sorted(asked) if urlsplit(address).netloc != own
+        f"request to another host: {address}" for address in sorted(hosts) if urlsplit(address).netloc != own
     ]
     found += [f"console: {error}" for error in tools.seen.errors]
     return found + [f"cut off at {width} px: {what}" for what in tools.evaluate(CUT_OFF)]

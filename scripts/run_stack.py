@@ -126,10 +126,10 @@ def choose_accelerator(args: argparse.Namespace) -> tuple[str, str]:
 def why_gpu_is_unused() -> str:
     """Why --accelerator auto would not use this machine's GPU, and what to do; "" if it would."""
     command = [sys.executable, "-c", WHY_GPU_IS_UNUSED]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    if asked.returncode == 0:
-        return asked.stdout.strip()
-    last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+    requested = subprocess.run(command, capture_output=True, text=True, check=False)
+    if requested.returncode == 0:
+        return requested.stdout.strip()
+    last = (requested.stderr.strip().splitlines() or [f"exit code {requested.returncode}"])[-1]
     return f"this GPU is not used, because looking for it failed ({last}); run `make doctor`"
 
 

@@ -77,8 +77,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """A green result says what it left out: skips by their reason, and of which kernels it knows nothing."""
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
     if reasons:
-        told = (f"{reason.removeprefix('Skipped: ')} ({count})" for reason, count in reasons.most_common())
-        terminalreporter.write_line(f"skipped: {'; '.join(told)}")
+        reported = (
+            f"{reason.removeprefix('Skipped: ')} ({count})" for reason, count in reasons.most_common()
+        )
+        terminalreporter.write_line(f"skipped: {'; '.join(reported)}")
     if importlib.util.find_spec("twofold._testing") is None:
         return
     from twofold._testing import kernels

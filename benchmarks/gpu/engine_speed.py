@@ -165,7 +165,7 @@ def rules_at(machine: Machine, shape: Shape, share: float) -> dict[str, Any]:
     return expect(figures, holds, wanted)
 
 
-def predictions(machine: Machine, shape: Shape, share: float) -> dict[str, Any]:
+def estimates(machine: Machine, shape: Shape, share: float) -> dict[str, Any]:
     """Predicted layer times of the calibrated model against measured ones."""
     model, profile = loaded(machine, shape), measured_profile(machine, shape)
     errors: dict[str, Any] = {}

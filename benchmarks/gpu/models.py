@@ -230,7 +230,7 @@ class ForcedRouting:
         self._ids += torch.arange(top_k, dtype=torch.int32, device=device)
         self._weights = torch.full((num_layers, most_rows, top_k), 1.0 / top_k, device=device)
 
-    def tell(self, ids: I32, weights: npt.NDArray[np.float32]) -> None:
+    def set_routing(self, ids: I32, weights: npt.NDArray[np.float32]) -> None:
         """[layers][rows][top_k] of the next step. Steps of more rows than there is room for route by themselves."""
         rows, self._next = ids.shape[1], 0
         if rows > self._ids.shape[1]:

@@ -192,7 +192,7 @@ class Conversation:
         scheduled = schedule.items
         rows = sum(item.num_tokens for item in scheduled)
         if self._forced:
-            self._model.routing.tell(*self._model.trace.rows(self.step, rows))
+            self._model.routing.set_routing(*self._model.trace.rows(self.step, rows))
         self._machine.sync()
         samplers = [self._samplers[item.sequence.number] for item in scheduled if item.samples]
         began = time.perf_counter()

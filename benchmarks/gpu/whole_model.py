@@ -123,7 +123,7 @@ def _all_in_slots(machine: Machine, model: LoadedModel) -> dict[str, float] | st
     return _figures(machine, model, alone[0])
 
 
-def fit_prediction(machine: Machine) -> dict[str, Any]:
+def fit_estimate(machine: Machine) -> dict[str, Any]:
     """`twofold fit`'s decode speed at 25 % slots from the calibrated profile, beside the measured one."""
     measured = machine.kept.get("decode at a quarter")
     if measured is None:

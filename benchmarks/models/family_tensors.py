@@ -62,8 +62,8 @@ class TensorMaker:
         )
 
     def dense(self, name: str, columns: int, rows: int, stacks: int = 0) -> Tensor:
-        asked = "q8_0" if self.format_name == "mxfp4" else self.format_name
-        return Tensor(f"{name}.weight", self._fitting(asked, columns), columns, rows, stacks)
+        requested = "q8_0" if self.format_name == "mxfp4" else self.format_name
+        return Tensor(f"{name}.weight", self._fitting(requested, columns), columns, rows, stacks)
 
     def feed_forward(self, suffix: str, hidden: int, inner: int) -> Iterator[Tensor]:
         for part in ("gate", "up"):
@@ -79,8 +79,8 @@ class TensorMaker:
 
     @staticmethod
     def _fitting(name: str, columns: int) -> BlockFormat:
-        asked = GGUF_FORMATS[name]
-        return GGUF_FORMATS["q8_0"] if columns % asked.columns else asked
+        requested = GGUF_FORMATS[name]
+        return GGUF_FORMATS["q8_0"] if columns % requested.columns else requested
 
 
 def tensors_of_layer(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[Tensor]:
@@ -183,15 +183,15 @@ def biases(shape: FullShape, make: TensorMaker) -> Iterator[Tensor]:
         yield make.plain(f"ffn_{part}_exps.bias", size, shape.experts)
 
 
-def say_nothing(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+def write_no_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     """Writes nothing: the keys common to all families are enough."""
 
 
-def say_window(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+def write_window_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     writer.add_sliding_window(shape.window)
 
 
-def say_delta(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+def write_delta_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     assert shape.delta is not None
     writer.add_expert_shared_feed_forward_length(shape.shared)
     writer.add_ssm_conv_kernel(shape.delta.taps)
@@ -205,7 +205,7 @@ def say_delta(writer: gguf.GGUFWriter, shape: FullShape) -> None:
         writer.add_rope_dimension_sections([11, 11, 10, 0])
 
 
-def say_sigmoid_router(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+def write_router_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     import gguf
 
     writer.add_rope_dimension_count(shape.latent.rope if shape.latent else shape.rotary)
@@ -218,10 +218,10 @@ def say_sigmoid_router(writer: gguf.GGUFWriter, shape: FullShape) -> None:
         writer.add_expert_group_used_count(shape.groups // 2)
 
 
-def say_latent(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+def write_latent_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     latent = shape.latent
     assert latent is not None
-    say_sigmoid_router(writer, shape)
+    write_router_keys(writer, shape)
     writer.add_vocab_size(shape.vocab)
     writer.add_expert_weights_scale(2.5)
     writer.add_q_lora_rank(latent.q_rank)
@@ -233,7 +233,7 @@ def say_latent(writer: gguf.GGUFWriter, shape: FullShape) -> None:
 @dataclass(frozen=True)
 class Family:
     attention: Callable[[FullShape, int, TensorMaker], Iterator[Tensor]]
-    say: Callable[[Any, FullShape], None] = say_nothing
+    write_keys: Callable[[Any, FullShape], None] = write_no_keys
     beside_experts: Callable[[FullShape, TensorMaker], Iterator[Tensor]] = no_tensors
     second_norm: str = "post_attention_norm"
     word_rule: str = "qwen2"
@@ -243,10 +243,10 @@ class Family:
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
     {
         "qwen3moe": Family(normed_query, second_norm="ffn_norm"),
-        "gpt-oss": Family(query_with_sinks, say_window, biases, word_rule="gpt-4o"),
-        "qwen3next": Family(delta_or_query, say_delta, shared_gate),
-        "qwen35moe": Family(delta_or_query, say_delta, shared_gate, word_rule="qwen35"),
-        "glm4moe": Family(biased_query, say_sigmoid_router, correction_bias, word_rule="glm4"),
-        "deepseek2": Family(latent_query, say_latent, correction_bias, "ffn_norm", "deepseek-v3"),
+        "gpt-oss": Family(query_with_sinks, write_window_keys, biases, word_rule="gpt-4o"),
+        "qwen3next": Family(delta_or_query, write_delta_keys, shared_gate),
+        "qwen35moe": Family(delta_or_query, write_delta_keys, shared_gate, word_rule="qwen35"),
+        "glm4moe": Family(biased_query, write_router_keys, correction_bias, word_rule="glm4"),
+        "deepseek2": Family(latent_query, write_latent_keys, correction_bias, "ffn_norm", "deepseek-v3"),
     }
 )

@@ -181,7 +181,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: FullShape, format_name: str) -
     writer.add_key_length(latent.kv_rank + latent.rope if latent else shape.head_dim)
     writer.add_value_length(latent.kv_rank if latent else shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
-    FAMILIES[shape.architecture].say(writer, shape)
+    FAMILIES[shape.architecture].write_keys(writer, shape)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     tokens, types = vocabulary(shape.vocab)
     writer.add_tokenizer_model("gpt2")

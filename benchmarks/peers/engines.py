@@ -82,10 +82,10 @@ def json_lines(command: Sequence[str], what: str, missing: str) -> list[Any]:
         except ValueError:
             continue
     if done.returncode != 0:
-        said = next((line["error"] for line in lines if isinstance(line, dict) and "error" in line), None)
-        said = said or (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        printed = next((line["error"] for line in lines if isinstance(line, dict) and "error" in line), None)
+        printed = printed or (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         advice = f"; {missing}" if done.returncode == 3 else ""
-        raise BenchmarkError(f"{what} ended with code {done.returncode}: {said}{advice}")
+        raise BenchmarkError(f"{what} ended with code {done.returncode}: {printed}{advice}")
     return lines
 
 

@@ -67,8 +67,8 @@ def overhead(folder: Path, num_requests: int) -> Report:
                     taken[which].append(ttft_ms)
     pairs = zip(taken["alone"], taken["behind"], strict=True)
     medians = {name: statistics.median(each) for name, each in taken.items()}
-    difference = statistics.median(behind - without for without, behind in pairs)
-    line = f"alone {medians['alone']:.2f} ms, behind the router {medians['behind']:.2f} ms"
+    difference = statistics.median(through_router - without for without, through_router in pairs)
+    line = f"alone {medians['alone']:.2f} ms, behind the router {medians['through_router']:.2f} ms"
     lines = [
         f"TTFT, median of {num_requests}: {line}",
         f"difference, median of the pairs: {difference:.2f} ms",

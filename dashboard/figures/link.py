@@ -167,4 +167,4 @@ def latest(copies: CopyRows, *, num_steps: int) -> CopyRows:
 def unused_share(paybacks: queries.Paybacks, reason: UploadReason) -> float | None:
     """Share of the uploads of a reason that lost their slot before any use; None without uploads."""
     total = int((paybacks.copies.reason == reason).sum())
-    return paybacks.count(reason, queries.UploadFate.WASTED) / total if total else None
+    return paybacks.count(reason, queries.UploadOutcome.WASTED) / total if total else None

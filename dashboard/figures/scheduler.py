@@ -74,7 +74,7 @@ def alternatives(prices: Sequence[float] | None, plan: queries.UsualPlan) -> Cha
     return figure
 
 
-def predicted_measured(predicted_us: F64, measured_us: F64, *, bins: int = 60) -> Chart:
+def estimated_measured(predicted_us: F64, measured_us: F64, *, bins: int = 60) -> Chart:
     """Density of layers by predicted and measured time, log-log; on the diagonal the model is right."""
     known = (predicted_us > 0) & (measured_us > 0)
     x, y = np.log10(predicted_us[known]), np.log10(measured_us[known])

@@ -48,7 +48,7 @@ def body(view: View) -> None:
     with left:
         _reuse(view, found)
     with parts.card(right, "cache-5", "What each upload paid back"):
-        if len(found.paybacks.fate):
+        if len(found.paybacks.outcome):
             parts.chart(
                 cache.payback(found.paybacks),
                 key="payback",
@@ -138,10 +138,10 @@ def _reuse(view: View, found: WindowRows) -> None:
 
 
 def _payback_note(view: View, paybacks: queries.Paybacks) -> str:
-    wasted = int((paybacks.fate == queries.UploadFate.WASTED).sum())
-    waiting = int((paybacks.fate == queries.UploadFate.WAITING).sum())
+    wasted = int((paybacks.outcome == queries.UploadOutcome.WASTED).sum())
+    waiting = int((paybacks.outcome == queries.UploadOutcome.WAITING).sum())
     return (
-        f"{len(paybacks.fate):,} uploads: {wasted:,} never used, {waiting:,} still in their slots without a use. "
+        f"{len(paybacks.outcome):,} uploads: {wasted:,} never used, {waiting:,} still in their slots without a use. "
         f"An upload costs as much as {recorded_run.upload_price(view.run):.2f} misses."
     )
 

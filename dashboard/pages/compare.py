@@ -54,13 +54,13 @@ def body(view: View) -> None:
 
 def _series(view: View) -> dict[str, np.ndarray]:
     """Samples of a whole run by quantity: one per request, or one per bucket of time with activity."""
-    felt = view.query(queries.client_times, view.span)
+    at_client = view.query(queries.client_times, view.span)
     overview = view.overview(max_buckets=300)
     busy = overview.decode_tokens_per_s > 0
     return {
-        "TTFT": felt.ttft_s,
-        "ITL": felt.itl_s,
-        "E2E": felt.e2e_s,
+        "TTFT": at_client.ttft_s,
+        "ITL": at_client.itl_s,
+        "E2E": at_client.e2e_s,
         "decode tokens/s": np.where(busy, overview.decode_tokens_per_s, np.nan),
         "hit rate": overview.hit_rate if view.run.has_slots else np.full(1, np.nan),
         "PCIe bytes per second": np.where(busy & view.run.has_slots, overview.upload_bytes_per_s, np.nan),

@@ -81,7 +81,7 @@ def _experts(view: View, runs: Sequence[queries.Run]) -> None:
     if not parts.has_level(view, "layer"):
         return
     shown = list(runs)[-_MAX_SHOWN:]
-    rows = [[_name(run), *_hottest(view.beside(run))] for run in shown]
+    rows = [[_name(run), *_hottest(view.of_run(run))] for run in shown]
     head = ["replica", *(f"{place}." for place in range(1, _NUM_HOTTEST + 1))]
     with parts.card(st, "fleet-3"):
         parts.table(head, rows, name="Hottest experts", texts=range(len(head)))
@@ -119,7 +119,7 @@ def _followed(view: View, runs: Sequence[queries.Run]) -> None:
     by_id = {run.run_id: _name(run) for run in runs}
     rows = []
     for request in found:
-        ttft, _, e2e = queries.felt_times(request)
+        ttft, _, e2e = queries.times_at_client(request)
         rows.append(
             [
                 by_id.get(request.run_id, f"run {request.run_id}"),

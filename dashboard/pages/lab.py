@@ -83,9 +83,9 @@ def _replay(view: View, found: WindowRows) -> None:
             round(recorded_run.upload_price(view.run), 2),
             help="0: uploads cost nothing. The default is the cost model's.",
         )
-        asked = st.form_submit_button("Replay", type="primary")
+        requested = st.form_submit_button("Replay", type="primary")
     results = _kept(view, "replay")
-    if asked and policies:
+    if requested and policies:
         num_slots = max(1, round(share / 100 * view.run.num_layers * view.run.num_experts))
         results = _run_once(
             view,
@@ -134,9 +134,9 @@ def _machine(view: View, found: WindowRows) -> None:
         left, right = st.columns(2)
         share = left.slider("Slots, % of all experts", 1, 100, _slots_share(view), key="machine-slots")
         batch = right.number_input("Requests at once", 1, 64, found.routing.batch)
-        asked = st.form_submit_button("Simulate", type="primary")
+        requested = st.form_submit_button("Simulate", type="primary")
     results = _kept(view, "machine")
-    if asked and machines:
+    if requested and machines:
         chosen = recorded_run.machines(machines)
         if own is not None and view.run.has_slots and own.name not in machines:
             chosen.append(own)
@@ -166,9 +166,9 @@ def _capacity(view: View, found: WindowRows) -> None:
         left, right = st.columns(2)
         target = left.number_input("Tokens/s wanted", 0.1, 10_000.0, 20.0)
         batch = right.number_input("Requests at once", 1, 64, 1, key="capacity-batch")
-        asked = st.form_submit_button("Which GPU would I need?", type="primary")
+        requested = st.form_submit_button("Which GPU would I need?", type="primary")
     results = _kept(view, "capacity")
-    if asked:
+    if requested:
         names = recorded_run.machine_names()
         results = _run_once(
             view,

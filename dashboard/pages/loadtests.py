@@ -43,7 +43,7 @@ def _latest(view: View, tests: list[queries.LoadTest]) -> queries.LoadTest:
 
 def _chosen(view: View, tests: list[queries.LoadTest]) -> queries.LoadTest:
     """The selected test, else that of the address, else the latest."""
-    wanted = st.session_state.get(_key(), links.asked("loadtest"))
+    wanted = st.session_state.get(_key(), links.requested("loadtest"))
     selected = [test for test in tests if test.loadtest_id == wanted]
     return selected[0] if selected else _latest(view, tests)
 
@@ -60,7 +60,7 @@ def body(view: View) -> None:
     by_id = {test.loadtest_id: test for test in tests}
     if not links.adopt("loadtest", _key(), by_id):
         st.warning(
-            f"Load test {links.asked('loadtest')} is not in this database.", icon=":material/search_off:"
+            f"Load test {links.requested('loadtest')} is not in this database.", icon=":material/search_off:"
         )
     st.session_state.setdefault(_key(), _latest(view, tests).loadtest_id)
     chosen = st.selectbox("Load test", list(by_id), format_func=lambda name: _name(by_id[name]), key=_key())

@@ -16,7 +16,7 @@ from dashboard.view import View
 def body(view: View) -> None:
     run = view.run
     facts = queries.machine_facts(run)
-    error = view.query(queries.prediction_error)
+    error = view.query(queries.estimate_error)
     parts.metrics(
         Shown("Twofold", run.version, "Version that wrote the run."),
         Shown("Instruction set", run.cpu_isa, "Level of the CPU kernels."),

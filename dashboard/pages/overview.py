@@ -14,8 +14,8 @@ from dashboard.view import View
 
 def body(view: View) -> None:
     overview = view.overview()
-    felt = view.query(queries.client_times, view.span)
-    parts.metrics(*_felt(view, overview, felt), key="figures-felt")
+    at_client = view.query(queries.client_times, view.span)
+    parts.metrics(*_client_times(view, overview, at_client), key="figures-felt")
     parts.metrics(*_experts(view, overview), *_requests(view, overview))
     changes = view.query(queries.control_events)
     if changes:
@@ -30,7 +30,7 @@ def body(view: View) -> None:
             note=_speed_note(view, overview),
         )
     with parts.card(right, "overview-2", "Time to first token (TTFT), ms"):
-        series = queries.percentile_series(felt.finished_s, felt.ttft_s * 1e3, max_buckets=60)
+        series = queries.percentile_series(at_client.finished_s, at_client.ttft_s * 1e3, max_buckets=60)
         parts.chart(
             base.percentiles(series),
             key="ttft",
@@ -42,7 +42,9 @@ def body(view: View) -> None:
     parts.devices(view, "overview-devices")
 
 
-def _felt(view: View, overview: queries.Overview, felt: queries.ClientTimes) -> tuple[Shown, ...]:
+def _client_times(
+    view: View, overview: queries.Overview, at_client: queries.ClientTimes
+) -> tuple[Shown, ...]:
     steps = overview.steps
     emulated = f"{formats.rate(steps.decode_tokens_per_clock_s)} emulated" if view.run.emulated else None
     return (
@@ -52,9 +54,11 @@ def _felt(view: View, overview: queries.Overview, felt: queries.ClientTimes) -> 
             "Answer tokens per second of wall time in decode-only steps, all requests together.",
             emulated,
         ),
-        _percentiles("TTFT, p50", felt.ttft_s, "Time to first token of the window's requests, wall clock."),
         _percentiles(
-            "ITL, p50", felt.itl_s, "Mean inter-token latency of the window's requests, wall clock."
+            "TTFT, p50", at_client.ttft_s, "Time to first token of the window's requests, wall clock."
+        ),
+        _percentiles(
+            "ITL, p50", at_client.itl_s, "Mean inter-token latency of the window's requests, wall clock."
         ),
     )
 

@@ -128,8 +128,8 @@ def _figures(view: View, found: WindowRows, median: float, highest: float | None
     clock_s = float(found.copied_steps.step_us.sum()) / 1e6
     rate = float(found.copies.size_bytes.sum()) / clock_s if clock_s else None
     busy_us = float(np.nansum(found.link.busy_share * _clock_us(found)))
-    fates = found.paybacks.fate
-    wasted = float((fates == queries.UploadFate.WASTED).mean()) if len(fates) else None
+    outcomes = found.paybacks.outcome
+    wasted = float((outcomes == queries.UploadOutcome.WASTED).mean()) if len(outcomes) else None
     parts.metrics(
         Shown(
             f"Link busy{view.emulated}",

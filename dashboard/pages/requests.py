@@ -96,7 +96,7 @@ def _choose(view: View, reasons: list[str]) -> queries.Request | None:
 
 def _linked(view: View) -> queries.Request | None:
     """The request that the address names; None if it names none of this run."""
-    wanted = links.asked("request")
+    wanted = links.requested("request")
     if wanted is None:
         return None
     found = view.query(queries.request, int(wanted)) if wanted.isascii() and wanted.isdigit() else None
@@ -106,8 +106,8 @@ def _linked(view: View) -> queries.Request | None:
 
 
 def _table(listed: list[queries.Request]) -> pd.DataFrame:
-    felt = [queries.felt_times(request) for request in listed]
-    milliseconds = [[None if value is None else value * 1e3 for value in row] for row in felt]
+    at_client = [queries.times_at_client(request) for request in listed]
+    milliseconds = [[None if value is None else value * 1e3 for value in row] for row in at_client]
     table = pd.DataFrame(
         {
             "number": [request.number for request in listed],
@@ -144,7 +144,7 @@ def _columns() -> dict[str, object]:
 
 
 def _figures(view: View, request: queries.Request) -> None:
-    ttft, itl, e2e = queries.felt_times(request)
+    ttft, itl, e2e = queries.times_at_client(request)
     further = request.completion_tokens - 1
     clock = (None, None)
     if view.run.emulated:

@@ -25,7 +25,7 @@ def body(view: View) -> None:
             "Plans do not apply: without expert slots every expert of every layer runs on the CPU."
         )
         cpu_only.bandwidth(view, found)
-    _predictions(view, found)
+    _estimates(view, found)
     draft_cards.cards(view)
     slow_layers.card(view, found)
     st.caption(f"Computed from {found.extent}.")
@@ -120,7 +120,7 @@ def _plan_name(plan: queries.UsualPlan) -> str:
     return f"{hits}, {misses} ({plan.num_layers:,} layers)"
 
 
-def _predictions(view: View, found: WindowRows) -> None:
+def _estimates(view: View, found: WindowRows) -> None:
     layers = found.rows.layers
     if view.run.emulated:
         with parts.card(st, "scheduler-3", "Predicted against measured"):
@@ -135,7 +135,7 @@ def _predictions(view: View, found: WindowRows) -> None:
     left, right = st.columns(2)
     with parts.card(left, "scheduler-3", "Predicted against measured layer times"):
         parts.chart(
-            scheduler.predicted_measured(layers.predicted_us, layers.layer_us),
+            scheduler.estimated_measured(layers.predicted_us, layers.layer_us),
             key="predicted",
             alt="Density of layers by predicted and measured time",
             advice="A cloud off the diagonal: calibrate again. A tail above it: another process disturbs.",

@@ -76,9 +76,9 @@ SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
                       0};
   const kernels::FormatLayout& layout = kernels::layout_of(source.format);
   const py::object scales = matrix.attr("scales");
-  const bool apart = layout.apart_bytes != 0 && !scales.is_none();
-  const int64_t row_bytes = apart ? source.columns / layout.block_columns * layout.apart_bytes
-                                  : kernels::source_row_bytes(source.format, source.columns);
+  const bool separate = layout.separate_bytes != 0 && !scales.is_none();
+  const int64_t row_bytes = separate ? source.columns / layout.block_columns * layout.separate_bytes
+                                     : kernels::source_row_bytes(source.format, source.columns);
   const bool fits = data.ndim() == 2 && source.columns > 0 &&
                     kernels::columns_fit(source.format, source.columns) &&
                     data.shape(1) * data.itemsize() == row_bytes &&
@@ -89,7 +89,7 @@ SourceMatrix source_matrix(const py::handle& matrix, const std::string& what) {
   }
   source.rows = data.shape(0);
   source.row_stride = data.strides(0);
-  if (apart) {
+  if (separate) {
     const py::array_t<uint8_t> bytes = py::reinterpret_borrow<py::array>(scales);
     const int64_t blocks = source.columns / layout.block_columns;
     if (!py::isinstance<py::array_t<uint8_t>>(scales) || bytes.ndim() != 2 || bytes.shape(0) != source.rows ||

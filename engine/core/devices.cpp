@@ -35,11 +35,11 @@ bool Devices::holds(int layer, int expert, int except) const {
   return false;
 }
 
-Devices::Stay Devices::stay_of(int layer, int expert, int device) const {
+Devices::SlotOutcome Devices::slot_outcome_of(int layer, int expert, int device) const {
   const auto possible = cache(device).can_admit(layer, expert, true);
-  if (!possible) return Stay::kPasses;
-  if (possible->evicted < 0) return Stay::kFree;
-  return possible->value > possible->victim_value ? Stay::kReplaces : Stay::kPasses;
+  if (!possible) return SlotOutcome::kPasses;
+  if (possible->evicted < 0) return SlotOutcome::kFree;
+  return possible->value > possible->victim_value ? SlotOutcome::kReplaces : SlotOutcome::kPasses;
 }
 
 bool Devices::is_resident_anywhere(int layer, int expert) const {

@@ -18,7 +18,7 @@ ExpertMarket::ExpertMarket(const CostModel& cost, const LayerSchedulerConfig& co
       use_rate_(copied_.size()) {}
 
 void ExpertMarket::begin_step() {
-  for (Device& device : devices_) device.knows_copy = false;
+  for (Device& device : devices_) device.has_cheapest_copy = false;
 }
 
 void ExpertMarket::landed(Publication& landed, Devices& devices) {
@@ -71,8 +71,8 @@ int ExpertMarket::cheapest_copy(int device, int layer, const Devices& devices) {
     return devices.cache(device).is_resident(of_layer, expert) && devices.holds(of_layer, expert, device) &&
            (of_layer != layer || !std::binary_search(active.begin(), active.end(), expert));
   };
-  if (!own.knows_copy) {
-    own.knows_copy = true;
+  if (!own.has_cheapest_copy) {
+    own.has_cheapest_copy = true;
     own.cheapest_copy = -1;
     float least = std::numeric_limits<float>::infinity();
     for (size_t cell = 0; cell < copied_.size(); ++cell) {
@@ -145,7 +145,7 @@ bool ExpertMarket::take(int layer, int expert, const Offer& offer, Devices& devi
   const int of_layer = offer.dropped / num_experts_, other = offer.dropped % num_experts_;
   if (offer.dropped >= 0) {
     cache.evict(of_layer, other);
-    devices_[size_t(offer.device)].knows_copy = false;
+    devices_[size_t(offer.device)].has_cheapest_copy = false;
   }
   auto admission = cache.admit(layer, expert, offer.is_copy || offer.dropped >= 0);
   if (!admission) return false;

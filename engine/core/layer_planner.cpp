@@ -72,12 +72,12 @@ void LayerPlanner::collect_loads(const RoutedLayer& routed, const Devices& devic
 
 uint32_t LayerPlanner::worse_places(int layer, int expert, bool one_token, const Devices& devices) const {
   if (devices.count() == 1) return 0;
-  std::array<Devices::Stay, kMostDevices> stays{};
-  for (int d = 0; d < devices.count(); ++d) stays[size_t(d)] = devices.stay_of(layer, expert, d);
-  const Devices::Stay best = *std::max_element(stays.begin(), stays.begin() + devices.count());
-  if (!one_token && best != Devices::Stay::kFree) return 0;
+  std::array<Devices::SlotOutcome, kMostDevices> outcomes{};
+  for (int d = 0; d < devices.count(); ++d) outcomes[size_t(d)] = devices.slot_outcome_of(layer, expert, d);
+  const Devices::SlotOutcome best = *std::max_element(outcomes.begin(), outcomes.begin() + devices.count());
+  if (!one_token && best != Devices::SlotOutcome::kFree) return 0;
   uint32_t worse = 0;
-  for (int d = 0; d < devices.count(); ++d) worse |= uint32_t(stays[size_t(d)] != best) << d;
+  for (int d = 0; d < devices.count(); ++d) worse |= uint32_t(outcomes[size_t(d)] != best) << d;
   return worse;
 }
 

@@ -58,8 +58,8 @@ struct Between {
 };
 
 // Position of a rent between two lanes of the ladder.
-struct AtRent {
-  explicit AtRent(double rent) {
+struct SlotsAtRent {
+  explicit SlotsAtRent(double rent) {
     while (lane + 2 < kLanes && rent > static_cast<double>(kRents[lane + 1])) ++lane;
     const double low = static_cast<double>(kRents[lane]);
     const double high = static_cast<double>(kRents[lane + 1]);
@@ -122,14 +122,15 @@ class Table {
   }
 
   // Worth of an event at this rent minus the table's belief; correction: of the future part.
-  float surprise(int before, int after, float used, float correction, const AtRent& rent) const {
+  float surprise(int before, int after, float used, float correction, const SlotsAtRent& rent) const {
     const float cap = used > 0 ? price_ : std::numeric_limits<float>::max();
     const float ahead = between(cells_[static_cast<size_t>(after)], rent) + correction;
     const float believed = between(cells_[static_cast<size_t>(before)], rent);
     return kDiscount * (used + std::min(std::max(ahead, 0.0F), cap)) - rent.value - believed;
   }
 
-  float read(int corner, float past_request, float past_fast, float past_long, const AtRent& rent) const {
+  float read(int corner, float past_request, float past_fast, float past_long,
+             const SlotsAtRent& rent) const {
     const Cell* at = cells_.data() + corner;
     const auto along_fast = [&](int offset) {
       const Pair here = load<Pair>(at[offset], rent.lane);
@@ -157,7 +158,7 @@ class Table {
   static Vector load(const Cell& cell, size_t lane) {
     return load<Vector>(cell.worth.data() + lane);
   }
-  static float between(const Cell& cell, const AtRent& rent) {
+  static float between(const Cell& cell, const SlotsAtRent& rent) {
     const float here = cell.worth[rent.lane];
     return here + rent.past * (cell.worth[rent.lane + 1] - here);
   }

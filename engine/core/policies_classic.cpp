@@ -201,10 +201,10 @@ class PinnedLru : public Lru {
 // equally fast. The draw is made at each use, so that a query and its decision agree.
 class HalfLru : public Lru {
  public:
-  explicit HalfLru(const CacheConfig& config) : Lru(config), let_in_(score_.size(), 0) {}
+  explicit HalfLru(const CacheConfig& config) : Lru(config), admitted_(score_.size(), 0) {}
 
   bool admits(int layer, int expert, double, int, double) const override {
-    return let_in_[static_cast<size_t>(layer) * num_experts_ + static_cast<size_t>(expert)] != 0;
+    return admitted_[static_cast<size_t>(layer) * num_experts_ + static_cast<size_t>(expert)] != 0;
   }
 
  protected:
@@ -213,12 +213,12 @@ class HalfLru : public Lru {
     const size_t first = static_cast<size_t>(event.layer) * num_experts_;
     for (int expert : event.active) {
       drawn_ = drawn_ * 6364136223846793005ULL + 1442695040888963407ULL;
-      let_in_[first + static_cast<size_t>(expert)] = static_cast<uint8_t>(drawn_ >> 63);
+      admitted_[first + static_cast<size_t>(expert)] = static_cast<uint8_t>(drawn_ >> 63);
     }
   }
 
  private:
-  std::vector<uint8_t> let_in_;
+  std::vector<uint8_t> admitted_;
   uint64_t drawn_ = 42;
 };
 

@@ -41,7 +41,7 @@ constexpr float kRequestPrior = 16;         // events that the long-run usage co
 constexpr float kRequestReversion = 0.8F;   // how far usage falls back to the long run when a request begins
 constexpr float kLongRate = 1.0F / 1024;
 constexpr float kLongStretch = 1.3F;     // stretches the axis of long-run usages, which ends below 1
-constexpr float kYoungRequest = 16;      // events
+constexpr float kNewRequestEvents = 16;  // events
 constexpr double kRentRate = 0.03;       // per bid of a layer
 constexpr double kPoolRentRate = 0.005;  // per bid of any layer, where all rent from one pool
 constexpr double kScarceShare = 0.8;     // target share of bids whose victim still has a positive worth
@@ -78,7 +78,7 @@ class Payback : public CachePolicy {
 
  private:
   int32_t youth(int layer) const {
-    return layers_[static_cast<size_t>(layer)].events < kYoungRequest ? 0 : kGrown;
+    return layers_[static_cast<size_t>(layer)].events < kNewRequestEvents ? 0 : kGrown;
   }
   void find_cells(size_t first, size_t count);
   void observe_chunk(const RoutingEvent& event);
@@ -196,7 +196,7 @@ void Payback::learn_context(const RoutingEvent& event, int32_t youth_before, int
   if (context_.can_learn(layer)) {
     const int32_t* after = history_.cell.data() + layer * num_experts_;
     const float* ahead = context_.ahead().data();
-    const AtRent rent(rent_of(event.layer));
+    const SlotsAtRent rent(rent_of(event.layer));
     const float trust = context_.trust();
     for (size_t e = 0; e < num_experts_; ++e) {
       surprise_[e] =
@@ -240,7 +240,7 @@ void Payback::observe_chunk(const RoutingEvent& event) {
 }
 
 void Payback::values(int layer, std::span<double> out) const {
-  const AtRent rent(rent_of(layer));
+  const SlotsAtRent rent(rent_of(layer));
   const float trust = context_.trust();
   const float* context = context_.worth(static_cast<size_t>(layer));
   const size_t first = static_cast<size_t>(layer) * num_experts_;

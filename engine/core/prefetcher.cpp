@@ -9,7 +9,7 @@
 namespace twofold {
 namespace {
 
-constexpr int kSpareCandidates = 4;  // beyond the top-k: the border is where predictions err
+constexpr int kExtraCandidates = 4;  // beyond the top-k: the border is where predictions err
 // Upper borders of the margin's buckets, in logits; the last bucket has none.
 constexpr std::array<double, 11> kMarginBelow{-2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2};
 constexpr double kPriorTries = 8;    // weight of chance (top-k / experts) before anything is learned
@@ -30,7 +30,7 @@ Prefetcher::Prefetcher(const CostModel& cost, int num_layers, int num_experts, i
   tallies_.resize(layers * kMarginBuckets);
   gap_us_.assign(layers, -1);
   layer_us_.assign(layers, -1);
-  predictions_.resize(layers);
+  look_aheads_.resize(layers);
   marks_.assign(static_cast<size_t>(num_experts), 0);
   absent_probability_.assign(static_cast<size_t>(num_experts), 1);
   recalibrate(cost);
@@ -80,23 +80,23 @@ double Prefetcher::probability(int layer, double margin) const {
 }
 
 void Prefetcher::predict(int layer, std::span<const float> logits, int num_tokens, Devices& devices) {
-  if (layer < 0 || layer >= static_cast<int>(predictions_.size()) || num_tokens < 1 ||
+  if (layer < 0 || layer >= static_cast<int>(look_aheads_.size()) || num_tokens < 1 ||
       logits.size() != static_cast<size_t>(num_tokens) * static_cast<size_t>(num_experts_)) {
     throw std::invalid_argument("prefetcher: " + std::to_string(logits.size()) + " logits of " +
                                 std::to_string(num_tokens) + " tokens for layer " + std::to_string(layer) +
                                 " given, tokens * " + std::to_string(num_experts_) + " of layers 0 ... " +
-                                std::to_string(predictions_.size() - 1) + " expected");
+                                std::to_string(look_aheads_.size() - 1) + " expected");
   }
-  Prediction& prediction = predictions_[static_cast<size_t>(layer)];
-  prediction.valid = true;
-  prediction.candidates.clear();
-  prediction.proposals.clear();
-  prediction.num_hits = prediction.num_misses = 0;
-  prediction.absent.resize(static_cast<size_t>(num_experts_));
+  LookAhead& look_ahead = look_aheads_[static_cast<size_t>(layer)];
+  look_ahead.valid = true;
+  look_ahead.candidates.clear();
+  look_ahead.proposals.clear();
+  look_ahead.num_hits = look_ahead.num_misses = 0;
+  look_ahead.absent.resize(static_cast<size_t>(num_experts_));
   for (int e = 0; e < num_experts_; ++e) {
-    prediction.absent[static_cast<size_t>(e)] = !devices.holds(layer, e);
+    look_ahead.absent[static_cast<size_t>(e)] = !devices.holds(layer, e);
   }
-  const int considered = std::min(num_experts_, top_k_ + kSpareCandidates);
+  const int considered = std::min(num_experts_, top_k_ + kExtraCandidates);
   order_.resize(static_cast<size_t>(num_experts_));
   expected_.clear();
   std::vector<int> seen;
@@ -113,7 +113,7 @@ void Prefetcher::predict(int layer, std::span<const float> logits, int num_token
       const int expert = order_[static_cast<size_t>(rank)];
       const double margin = static_cast<double>(logit[expert]) - border;
       const Candidate candidate{row, expert, margin_bucket(margin), rank < top_k_};
-      prediction.candidates.push_back(candidate);
+      look_ahead.candidates.push_back(candidate);
       if (absent_probability_[static_cast<size_t>(expert)] == 1) seen.push_back(expert);
       // Rows are taken as independent; never exactly 1, which marks an expert that is not proposed.
       absent_probability_[static_cast<size_t>(expert)] *= std::min(1 - probability(layer, margin), 1 - 1e-9);
@@ -125,13 +125,13 @@ void Prefetcher::predict(int layer, std::span<const float> logits, int num_token
   }
   for (int expert : expected_) {
     marks_[static_cast<size_t>(expert)] = 0;
-    ++(prediction.absent[static_cast<size_t>(expert)] ? prediction.num_misses : prediction.num_hits);
+    ++(look_ahead.absent[static_cast<size_t>(expert)] ? look_ahead.num_misses : look_ahead.num_hits);
   }
   for (int expert : seen) {
     const double p = 1 - std::exchange(absent_probability_[static_cast<size_t>(expert)], 1.0);
-    if (prediction.absent[static_cast<size_t>(expert)]) prediction.proposals.push_back({layer, expert, p});
+    if (look_ahead.absent[static_cast<size_t>(expert)]) look_ahead.proposals.push_back({layer, expert, p});
   }
-  std::sort(prediction.proposals.begin(), prediction.proposals.end(),
+  std::sort(look_ahead.proposals.begin(), look_ahead.proposals.end(),
             [](const Proposal& a, const Proposal& b) {
               return a.probability > b.probability || (a.probability == b.probability && a.expert < b.expert);
             });
@@ -167,10 +167,10 @@ void Prefetcher::begin_layer(Devices& devices, LayerDecision& decision) {
 }
 
 void Prefetcher::observe(int layer, std::span<const int32_t> ids, int num_tokens) {
-  Prediction& prediction = predictions_[static_cast<size_t>(layer)];
-  if (!std::exchange(prediction.valid, false)) return;
+  LookAhead& look_ahead = look_aheads_[static_cast<size_t>(layer)];
+  if (!std::exchange(look_ahead.valid, false)) return;
   const auto k = static_cast<size_t>(top_k_);
-  for (const Candidate& candidate : prediction.candidates) {
+  for (const Candidate& candidate : look_ahead.candidates) {
     if (candidate.row >= num_tokens) continue;
     const auto row = ids.subspan(static_cast<size_t>(candidate.row) * k, k);
     const bool routed = std::find(row.begin(), row.end(), candidate.expert) != row.end();
@@ -190,7 +190,7 @@ void Prefetcher::observe(int layer, std::span<const int32_t> ids, int num_tokens
     ++(!routed ? counts_.wasted : due.landed ? counts_.used : counts_.late);
   }
   std::erase_if(due_, [layer](const Due& due) { return due.layer == layer; });
-  for (const Candidate& candidate : prediction.candidates) {
+  for (const Candidate& candidate : look_ahead.candidates) {
     uint8_t& mark = marks_[static_cast<size_t>(candidate.expert)];
     if (!candidate.top || (mark & 2) != 0) continue;
     ++counts_.predicted;
@@ -199,14 +199,14 @@ void Prefetcher::observe(int layer, std::span<const int32_t> ids, int num_tokens
   }
   for (int32_t id : ids) {
     uint8_t& mark = marks_[static_cast<size_t>(id)];
-    if ((mark & 1) != 0 && prediction.absent[static_cast<size_t>(id)]) {
+    if ((mark & 1) != 0 && look_ahead.absent[static_cast<size_t>(id)]) {
       ++counts_.misses;
       counts_.foreseen += (mark & 2) != 0;
     }
     mark = 0;
   }
-  for (const Candidate& candidate : prediction.candidates) marks_[static_cast<size_t>(candidate.expert)] = 0;
-  prediction.proposals.clear();
+  for (const Candidate& candidate : look_ahead.candidates) marks_[static_cast<size_t>(candidate.expert)] = 0;
+  look_ahead.proposals.clear();
 }
 
 double Prefetcher::begin_of(int target, int layer, double end_us) const {
@@ -217,8 +217,8 @@ double Prefetcher::begin_of(int target, int layer, double end_us) const {
   return end_us;
 }
 
-double Prefetcher::stall_saved_us(int device, const Prediction& prediction) const {
-  const int hits = prediction.num_hits, misses = prediction.num_misses, side = top_k_ + 1;
+double Prefetcher::stall_saved_us(int device, const LookAhead& look_ahead) const {
+  const int hits = look_ahead.num_hits, misses = look_ahead.num_misses, side = top_k_ + 1;
   if (misses < 1 || hits + misses > top_k_) return cost_.device(device).miss_us();
   const std::vector<double>& stalls = stall_us_[static_cast<size_t>(device)];
   return stalls[static_cast<size_t>(hits * side + misses)] -
@@ -241,7 +241,7 @@ double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission,
   return p * (saved_us + miss_us * used_later) + miss_us * ((1 - p) * later - victim);
 }
 
-Prefetcher::Offer Prefetcher::best_offer(const Proposal& proposal, const Prediction& prediction,
+Prefetcher::Offer Prefetcher::best_offer(const Proposal& proposal, const LookAhead& look_ahead,
                                          double deadline_us, const LayerTimes& times, Devices& devices) {
   Offer best;
   if (devices.holds(proposal.layer, proposal.expert)) return best;
@@ -255,7 +255,7 @@ Prefetcher::Offer Prefetcher::best_offer(const Proposal& proposal, const Predict
     work.queued_us = std::max(queued_us, work.backlog_us) + link.upload_us();
     const LayerTimes slowed = cost_.layer(shared_work_);
     work.queued_us = queued_us;
-    const double gain = gain_us(proposal, *possible, stall_saved_us(d, prediction), d, cache) -
+    const double gain = gain_us(proposal, *possible, stall_saved_us(d, look_ahead), d, cache) -
                         (slowed.layer_us - times.layer_us);
     if (gain <= 0 || gain <= best.gain_us) continue;
     if (link.now_us() + link.queued_us() + link.upload_us() + kSlackUs > deadline_us) {
@@ -275,12 +275,12 @@ void Prefetcher::issue(const LayerWork& work, Devices& devices, LayerDecision& d
   shared_work_ = work;
   shared_work_.devices = shared_;
   // Earliest deadline first; within a layer the likeliest.
-  for (int target = layer + 1; target < static_cast<int>(predictions_.size()); ++target) {
-    Prediction& prediction = predictions_[static_cast<size_t>(target)];
-    if (!prediction.valid || prediction.proposals.empty()) continue;
+  for (int target = layer + 1; target < static_cast<int>(look_aheads_.size()); ++target) {
+    LookAhead& look_ahead = look_aheads_[static_cast<size_t>(target)];
+    if (!look_ahead.valid || look_ahead.proposals.empty()) continue;
     const double deadline_us = begin_of(target, layer, end_us);
-    for (const Proposal& proposal : prediction.proposals) {
-      const Offer offer = best_offer(proposal, prediction, deadline_us, times, devices);
+    for (const Proposal& proposal : look_ahead.proposals) {
+      const Offer offer = best_offer(proposal, look_ahead, deadline_us, times, devices);
       if (offer.device < 0) {
         counts_.dropped += offer.is_late;
         continue;
@@ -291,14 +291,14 @@ void Prefetcher::issue(const LayerWork& work, Devices& devices, LayerDecision& d
       devices.upload(
           decision.add_move(target, proposal.expert, offer.device, *admission, UploadReason::kPrefetch));
       ++counts_.issued;
-      ++prediction.num_hits;
-      --prediction.num_misses;
+      ++look_ahead.num_hits;
+      --look_ahead.num_misses;
       DeviceWork& device = shared_[static_cast<size_t>(offer.device)];
       device.queued_us =
           std::max(device.queued_us, device.backlog_us) + devices.link(offer.device).upload_us();
       times = offer.times;
     }
-    prediction.proposals.clear();  // decided; later layers use their own predictions
+    look_ahead.proposals.clear();  // decided; later layers use their own predictions
   }
   shorten(layer_us_[static_cast<size_t>(layer)], times.layer_us);
   last_end_us_ = devices.now_us() + times.layer_us;
@@ -309,7 +309,7 @@ void Prefetcher::begin_step() {
   in_flight_.clear();
   due_.clear();
   last_end_us_ = -1;
-  for (Prediction& prediction : predictions_) prediction.valid = false;
+  for (LookAhead& look_ahead : look_aheads_) look_ahead.valid = false;
 }
 
 }  // namespace twofold

@@ -131,7 +131,7 @@ def aligned_copy(w: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return copy
 
 
-def take_turns(pools: list[Experts], cases: list[Case], passes: int) -> dict[Case, list[float]]:
+def interleave(pools: list[Experts], cases: list[Case], passes: int) -> dict[Case, list[float]]:
     """Seconds of every turn of every case, ascending. One thread per entry of `pools`; the kernels release the GIL."""
     num_turns = passes * len(cases)
     took = np.zeros((len(pools), num_turns))
@@ -175,7 +175,7 @@ def measure(
         for level in own
         if level != "generic" or tokens <= args.generic_tokens
     ]
-    turns = take_turns(pools, cases, args.passes)
+    turns = interleave(pools, cases, args.passes)
     size, elements = sum(t.bytes for t in pools), sum(t.elements for t in pools)
     read = turns[cases[0]][0]
     rows = []

@@ -33,10 +33,10 @@ struct ChannelProducts {
   using Dot = typename V::template ChannelDot<Format::kDotBits>;
   static constexpr int kTokens = Dot::kTokens;  // activation rows of a tile, at most
   static constexpr int kStrip = 192;            // activation rows that stay in the second-level cache
-  static constexpr int kRunLines = (Format::kPanelBytes / Format::kRuns + 63) / 64;
+  static constexpr int kSubblockLines = (Format::kPanelBytes / Format::kSubblocks + 63) / 64;
   static constexpr int64_t kAheadBytes = 5120;  // prefetched, by a tile that has the panel for itself
 
-  // A panel, and what to bring into the cache meanwhile: `lines` for every run.
+  // A panel, and what to bring into the cache meanwhile: `lines` for every subblock.
   struct Panel {
     const uint8_t* blocks;
     int num_blocks;
@@ -58,9 +58,9 @@ struct ChannelProducts {
     const uint8_t* block = panel.blocks + V::kBytes * g0;
     const char* next = panel.next;
     for (int b = 0; b < panel.num_blocks; ++b, block += Format::kPanelBytes) {
-      for (int pair = 0; 2 * pair < Format::kRuns; ++pair) {
+      for (int pair = 0; 2 * pair < Format::kSubblocks; ++pair) {
 #pragma GCC unroll 2
-        for (int odd = 0; odd < (Format::kRuns < 2 ? 1 : 2); ++odd) {
+        for (int odd = 0; odd < (Format::kSubblocks < 2 ? 1 : 2); ++odd) {
           for (int i = 0; i < panel.lines; ++i, next += 64) V::prefetch(next);
           typename Dot::Run of_run[T][G];
 #pragma GCC unroll 8
@@ -69,22 +69,22 @@ struct ChannelProducts {
             for (int g = 0; g < G; ++g) of_run[t][g] = Dot::begin(sums[t][g]);
           }
 #pragma GCC unroll 8
-          for (int step = 0; step < 8; ++step) {
+          for (int slice = 0; slice < 8; ++slice) {
             typename Dot::Weights w[G];
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
-              w[g] = Dot::weights(Format::template bytes<V>(block, pair, odd, step, g));
+              w[g] = Dot::weights(Format::template bytes<V>(block, pair, odd, slice, g));
             }
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) {
-              const I values = V::broadcast(x[t] + 4 * step);
+              const I values = V::broadcast(x[t] + 4 * slice);
 #pragma GCC unroll 4
               for (int g = 0; g < G; ++g) Dot::add(of_run[t][g], w[g], values);
             }
           }
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) {
-            x[t] += kRunColumns;
+            x[t] += kSubblockColumns;
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) sums[t][g] = Dot::end(sums[t][g], of_run[t][g]);
           }
@@ -123,7 +123,7 @@ struct ChannelProducts {
     for (int begin = 0; begin < M; begin += kStrip) {
       const int tokens = M - begin < kStrip ? M - begin : kStrip;
       const int tiles = (tokens + kTokens - 1) / kTokens;
-      const int lines = (kRunLines + tiles - 1) / tiles;
+      const int lines = (kSubblockLines + tiles - 1) / tiles;
       const uint8_t* panel = static_cast<const uint8_t*>(panels);
       for (int n = 0; n < N; n += kPanelRows, panel += panel_bytes) {
         const int rows = N - n < kPanelRows ? N - n : kPanelRows;
@@ -132,7 +132,7 @@ struct ChannelProducts {
         for (int tile = 0, m = 0; tile < tiles; ++tile) {
           const int end = tokens * (tile + 1) / tiles;  // as even as possible
           tile_of<kTokens>(end - m, all.from(begin + m), {panel, num_blocks, next, lines}, out);
-          next += int64_t{64} * lines * num_blocks * Format::kRuns;
+          next += int64_t{64} * lines * num_blocks * Format::kSubblocks;
           float* to = y + (begin + m) * ldy + n;
           for (int t = 0; t < end - m; ++t) V::store_rows(out + kPanelRows * t, rows, to + t * ldy);
           m = end;

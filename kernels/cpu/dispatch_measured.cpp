@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kTokens = 32, kRows = 64, kColumns = 512;  // the weights stay in the second-level cache
-constexpr int kMostTurns = 10;
+constexpr int kMaxRounds = 10;
 constexpr auto kMostTime = std::chrono::milliseconds(4);  // for one format, on a CPU that is busy elsewhere
 constexpr double kClearlyFaster = 0.8;                    // the product of two times: about a tenth off each
 
@@ -74,7 +74,7 @@ void measure(WeightFormat format, std::vector<Candidate>& all) {
   const Buffer y = zeros(static_cast<int64_t>(sizeof(float)) * kTokens * kRows);
   float* out = static_cast<float*>(y.get());
   const Clock::time_point end = Clock::now() + kMostTime;
-  for (int turn = 0; turn < kMostTurns && (turn == 0 || Clock::now() < end); ++turn) {
+  for (int turn = 0; turn < kMaxRounds && (turn == 0 || Clock::now() < end); ++turn) {
     for (Candidate& c : all) {
       const double many_us = took_us(c.kernels, x.get(), row_bytes(c), weights.get(), out, kTokens);
       const double one_us = took_us(c.kernels, x.get(), row_bytes(c), weights.get(), out, 1);

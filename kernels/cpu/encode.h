@@ -50,11 +50,11 @@ struct Encode {
       const float* in = x + m * ldx;
       int k = 0;
       for (; k + 32 <= count; k += 32)
-        q8_run(in + k, q + first + k, scales + (first + k) / 32, sums + (first + k) / 16);
+        q8_subblock(in + k, q + first + k, scales + (first + k) / 32, sums + (first + k) / 16);
       if (k < count) {
         float last[32] = {};
         for (int i = 0; k + i < count; ++i) last[i] = in[k + i];
-        q8_run(last, q + first + k, scales + (first + k) / 32, sums + (first + k) / 16);
+        q8_subblock(last, q + first + k, scales + (first + k) / 32, sums + (first + k) / 16);
       }
       if (first + count < K) continue;
       const int64_t end = (static_cast<int64_t>(K) + 31) / 32 * 32;
@@ -77,7 +77,7 @@ struct Encode {
     return 0.0f;
   }
 
-  static void q8_run(const float* x, int8_t* q, float* scale, int32_t* sums) {
+  static void q8_subblock(const float* x, int8_t* q, float* scale, int32_t* sums) {
     const float inverse = inverse_of(V::peak_bits32(x), scale);
     if (inverse != 0.0f) return V::quantise32(x, inverse, q, sums);
     for (int i = 0; i < 32; ++i) q[i] = 0;

@@ -13,7 +13,7 @@
 #include "four_codes.h"
 #include "integer_terms.h"
 #include "levels.h"
-#include "run_scales.h"
+#include "subblock_scales.h"
 #include "unpacked_block.h"
 
 namespace twofold::kernels {
@@ -26,23 +26,23 @@ struct IntegerProducts {
   using Dot = typename DotOf<V, Format>::type;
   using InCache = Unpacked<V, Dot, Format>;
 
-  using Scales = RunScales<V, Dot, Format>;
+  using Scales = SubblockScales<V, Dot, Format>;
   using Kind = typename Format::Kind;
   static constexpr bool kHalves = Scales::kHalves, kReads = Scales::kReads;
-  static constexpr int kPieces = kHalves ? 2 : Dot::kPieces;  // integer sums of a run
+  static constexpr int kPieces = kHalves ? 2 : Dot::kPieces;  // integer sums of a subblock
   static constexpr int kTokens = Dot::tokens(kPieces);        // activation rows of a tile
-  static constexpr int kPartRuns = 8;
-  static constexpr int kPartBlocks = kPartRuns / Format::kRuns;
+  static constexpr int kPartSubblocks = 8;
+  static constexpr int kPartBlocks = kPartSubblocks / Format::kSubblocks;
   static constexpr int kChunk = 64;    // activation rows whose float sums are held
   static constexpr int kStrip = 192;   // activation rows that stay in the second-level cache
   static constexpr int kTerms = 256;   // tiles' parts whose terms are held
   static constexpr int kUnpackTiles =  // tiles of activations for which to unpack a part; 0: never
       Dot::unpack_tiles(Format::kCodes);
   static constexpr int kFewPanels = 2;                  // for which holding them is not worth it
-  static constexpr bool kFour = takes_four<V, Format>;  // runs at once, for one row of activations
+  static constexpr bool kFour = takes_four<V, Format>;  // subblocks at once, for one row of activations
   static constexpr bool kFolds = fits_byte<Format> && requires { Dot::kFoldTiles; };  // for many rows
   static constexpr int64_t kAheadBytes = 16384;                                       // prefetched
-  static_assert(kPartRuns % Format::kRuns == 0, "panel blocks are cut into no parts");
+  static_assert(kPartSubblocks % Format::kSubblocks == 0, "panel blocks are cut into no parts");
   // Tiles of activations from which on a part is multiplied from the cache.
   static constexpr int kCacheTiles = [] {
     if constexpr (kFolds) return Dot::kFoldTiles;
@@ -55,16 +55,17 @@ struct IntegerProducts {
   using Rows = Q8Rows;
   using Part = PanelPart;
 
-  // The exact integer sums of a run as floats, times the integers of its scales where the format has such; if kReads and
-  // there are none, as RunScales reads them. `weights` is the run in the cache or the block it belongs to, from vector
+  // The exact integer sums of a subblock as floats, times the integers of its scales where the format has such; if kReads and
+  // there are none, as SubblockScales reads them. `weights` is the subblock in the cache or the block it belongs to, from vector
   // of rows g0 on.
   template <bool kInCache, int T, int G, class ScalesOf>
-  [[gnu::always_inline]] static void run_sums(const uint8_t* weights, const ScalesOf& scales, int group,
-                                              int in_group, int g0, const int8_t* const* x,
-                                              const int32_t* zero, F (&f)[T][G]) {
-    const int run = Format::kGroupRuns * group + in_group;
-    // Loaded again for each run: kept over those that share them, steps push sums out of 16 registers.
-    constexpr bool kAgain = Format::kUnitRuns == 4 || (Format::kUnitRuns == 2 && T == 1 && V::kLanes == 8);
+  [[gnu::always_inline]] static void subblock_sums(const uint8_t* weights, const ScalesOf& scales, int group,
+                                                   int in_group, int g0, const int8_t* const* x,
+                                                   const int32_t* zero, F (&f)[T][G]) {
+    const int subblock = Format::kGroupSubblocks * group + in_group;
+    // Loaded again for each subblock: kept over those that share them, slices push sums out of 16 registers.
+    constexpr bool kAgain =
+        Format::kUnitSubblocks == 4 || (Format::kUnitSubblocks == 2 && T == 1 && V::kLanes == 8);
     constexpr bool kOfUnit = !kInCache && kAgain;
     if constexpr (kOfUnit) {
       weights += group * Format::kUnitBytes;
@@ -78,30 +79,31 @@ struct IntegerProducts {
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) sums[t][g] = Scales::begin(zero + kPieces * kPartRuns * t + piece, piece);
+        for (int g = 0; g < G; ++g)
+          sums[t][g] = Scales::begin(zero + kPieces * kPartSubblocks * t + piece, piece);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < 8 / kPieces; ++i) {
-        const int step = 8 / kPieces * piece + i;
+        const int slice = 8 / kPieces * piece + i;
         typename Dot::Weights w[G];
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g) {
           if constexpr (kInCache) {
-            w[g] = Dot::load(weights + InCache::at(step, g));
+            w[g] = Dot::load(weights + InCache::at(slice, g));
           } else {
-            w[g] = weights_of<V, Dot, Format>(weights, at_group, in_group, step, g);
+            w[g] = weights_of<V, Dot, Format>(weights, at_group, in_group, slice, g);
           }
         }
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
-          const I values = V::broadcast(x[t] + 4 * step);
+          const I values = V::broadcast(x[t] + 4 * slice);
 #pragma GCC unroll 4
           for (int g = 0; g < G; ++g) Dot::add(sums[t][g], w[g], values);
         }
       }
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g) {
-        const auto by = Scales::factor(scales, run, piece, g0 + g);
+        const auto by = Scales::factor(scales, subblock, piece, g0 + g);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) Scales::add(piece, sums[t][g], by, totals[t][g]);
       }
@@ -141,9 +143,9 @@ struct IntegerProducts {
     }
   };
 
-  // Adds a block's own sums to those of its rows. x: its first run.
+  // Adds a block's own sums to those of its rows. x: its first subblock.
   template <int T, int G, class Sums>
-  [[gnu::always_inline]] static void add_block(const uint8_t* block, const Sums& sums, const TokenRun& x,
+  [[gnu::always_inline]] static void add_block(const uint8_t* block, const Sums& sums, const TokenSubblock& x,
                                                int g0, float* out) {
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {
@@ -152,7 +154,7 @@ struct IntegerProducts {
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
         float* to = out + kPanelRows * t + V::kLanes * (g0 + g);
-        const TokenRun first = x.at(kPartRuns * t);
+        const TokenSubblock first = x.at(kPartSubblocks * t);
         V::store(to, Kind::template join<V, Format>(sums.get(t, g), scale, least, first, V::load(to)));
       }
     }
@@ -161,7 +163,7 @@ struct IntegerProducts {
   // T activation rows against some blocks of a panel, G vectors of its rows.
   template <bool kInCache, int T, int G>
   static void tile(const Rows& rows, const Part& part, const Terms& terms, int g0, float* out) {
-    constexpr bool kOwnSums = Kind::kOfBlock;  // sums of the block are added to the row's at its end
+    constexpr bool kOwnSums = Kind::kSumsOfBlock;  // sums of the block are added to the row's at its end
     constexpr bool kHeld = T <= Dot::held(kPieces);
     alignas(64) float block_sums[kOwnSums && !kHeld ? T * kPanelRows : 1];
     TileSums<T, G, kHeld> sums;
@@ -175,7 +177,7 @@ struct IntegerProducts {
     const uint8_t* bytes = kInCache ? cached->weights + InCache::at(0, g0) : nullptr;
     const int num_blocks = part.num_blocks, lines = part.lines;
     const char* next = part.next;
-    TokenRun token = terms.token();
+    TokenSubblock token = terms.token();
     const int32_t* zero = terms.zero[0];
     for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
       const auto scales = [&] {
@@ -186,26 +188,28 @@ struct IntegerProducts {
         }
       }();
 #pragma GCC unroll 2
-      for (int group = 0; group < Format::kRuns / Format::kGroupRuns; ++group) {
+      for (int group = 0; group < Format::kSubblocks / Format::kGroupSubblocks; ++group) {
 #pragma GCC unroll 4
-        for (int in_group = 0; in_group < Format::kGroupRuns; ++in_group) {
-          const int run = Format::kGroupRuns * group + in_group;
+        for (int in_group = 0; in_group < Format::kGroupSubblocks; ++in_group) {
+          const int subblock = Format::kGroupSubblocks * group + in_group;
           for (int i = 0; i < lines; ++i, next += 64) V::prefetch(next);
           F f[T][G];
-          run_sums<kInCache, T, G>(kInCache ? bytes : block + V::kBytes * g0, scales, group, in_group, g0, x,
-                                   zero, f);
-          if constexpr (kInCache) bytes += InCache::kRunBytes;
+          subblock_sums<kInCache, T, G>(kInCache ? bytes : block + V::kBytes * g0, scales, group, in_group,
+                                        g0, x, zero, f);
+          if constexpr (kInCache) bytes += InCache::kSubblockBytes;
 #pragma GCC unroll 4
           for (int g = 0; g < G; ++g) {
             if constexpr (kOwnSums) {
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t)
-                sums.put(t, g, Kind::template add<V>(run, f[t][g], token.at(kPartRuns * t), sums.get(t, g)));
+                sums.put(
+                    t, g,
+                    Kind::template add<V>(subblock, f[t][g], token.at(kPartSubblocks * t), sums.get(t, g)));
             } else {
-              const auto by = scales.of_run(run, g0 + g);
+              const auto by = scales.of_run(subblock, g0 + g);
 #pragma GCC unroll 8
               for (int t = 0; t < T; ++t)
-                sums.put(t, g, by.add(f[t][g], token.at(kPartRuns * t), sums.get(t, g)));
+                sums.put(t, g, by.add(f[t][g], token.at(kPartSubblocks * t), sums.get(t, g)));
             }
           }
           zero += kPieces;
@@ -214,7 +218,7 @@ struct IntegerProducts {
           for (int t = 0; t < T; ++t) x[t] += 32;
         }
       }
-      if constexpr (kOwnSums) add_block<T, G>(block, sums, token.at(-Format::kRuns), g0, out);
+      if constexpr (kOwnSums) add_block<T, G>(block, sums, token.at(-Format::kSubblocks), g0, out);
     }
     if constexpr (!kOwnSums) sums.for_all([&](int t, int g) { V::store(sums.at(t, g), sums.acc[t][g]); });
   }
@@ -260,50 +264,51 @@ struct IntegerProducts {
   static int tile_end(int tokens, int tile) { return tokens * (tile + 1) / num_tiles(tokens); }
 
   // A chunk of activation rows against a part of one panel; out are the float sums. `held` are the terms of
-  // each tile, `apart` from one another; null: they are made here.
+  // each tile, `separate` from one another; null: they are made here.
   template <bool kInCache>
-  static void all_tiles(const Rows& x, int tokens, const Terms* held, int64_t apart, Part part, float* out) {
+  static void all_tiles(const Rows& x, int tokens, const Terms* held, int64_t separate, Part part,
+                        float* out) {
     Terms own;
     const int tiles = num_tiles(tokens);
     for (int tile = 0, m = 0; tile < tiles; ++tile) {
       const int end = tile_end(tokens, tile);
       const Rows rows = x.from(m, 0);
       if (held == nullptr) own.fill(rows, end - m);
-      tile_tokens<kInCache>(end - m, rows, part, held == nullptr ? own : held[tile * apart],
+      tile_tokens<kInCache>(end - m, rows, part, held == nullptr ? own : held[tile * separate],
                             out + kPanelRows * m);
-      part.next += static_cast<int64_t>(64) * part.num_blocks * Format::kRuns * part.lines;
+      part.next += static_cast<int64_t>(64) * part.num_blocks * Format::kSubblocks * part.lines;
       m = end;
     }
   }
 
   // The same for all parts of the panel. Meanwhile what follows in memory is prefetched.
-  static void panel(const Rows& x, int tokens, const Terms* held, int64_t apart, const uint8_t* blocks,
+  static void panel(const Rows& x, int tokens, const Terms* held, int64_t separate, const uint8_t* blocks,
                     int num_blocks, float* out) {
     const int tiles = num_tiles(tokens);
-    constexpr int kRunLines = (Format::kPanelBytes / Format::kRuns + 63) / 64;
-    const int lines = (kRunLines + tiles - 1) / tiles;
+    constexpr int kSubblockLines = (Format::kPanelBytes / Format::kSubblocks + 63) / 64;
+    const int lines = (kSubblockLines + tiles - 1) / tiles;
     for (int b = 0; b < num_blocks; b += kPartBlocks) {
       const int n = num_blocks - b < kPartBlocks ? num_blocks - b : kPartBlocks;
       const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kPanelBytes;
       const char* next = reinterpret_cast<const char*>(block) + kAheadBytes;
-      const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kRuns);
+      const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kSubblocks);
       const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
       if constexpr (kFolds) {
         if (tiles >= kCacheTiles) {
           FoldedBlock<V, Format> folded(block);
-          all_tiles<true>(rows, tokens, terms, apart,
+          all_tiles<true>(rows, tokens, terms, separate,
                           Part{block, n, reinterpret_cast<uint8_t*>(&folded), next, lines}, out);
           continue;
         }
       } else if constexpr (kUnpackTiles > 0) {
         if (tiles >= kCacheTiles) {
           InCache cached(block, n);
-          all_tiles<true>(rows, tokens, terms, apart,
+          all_tiles<true>(rows, tokens, terms, separate,
                           Part{block, n, reinterpret_cast<uint8_t*>(&cached), next, lines}, out);
           continue;
         }
       }
-      all_tiles<false>(rows, tokens, terms, apart, Part{block, n, nullptr, next, lines}, out);
+      all_tiles<false>(rows, tokens, terms, separate, Part{block, n, nullptr, next, lines}, out);
     }
   }
 
@@ -317,7 +322,7 @@ struct IntegerProducts {
       const int begin = m, tokens = chunk_end(M, c) - m;
       for (int tile = 0; tile < num_tiles(tokens); ++tile) {
         const int end = begin + tile_end(tokens, tile);
-        for (int part = 0; part < parts; ++part) (held++)->fill(x.from(m, kPartRuns * part), end - m);
+        for (int part = 0; part < parts; ++part) (held++)->fill(x.from(m, kPartSubblocks * part), end - m);
         m = end;
       }
     }
@@ -376,7 +381,7 @@ struct IntegerProducts {
       const int most = kTerms / tiles * kPartBlocks;
       for (int b = 0; b < num_blocks || b == 0; b += most) {
         const int n = num_blocks - b < most ? num_blocks - b : most;
-        const Rows rows = Rows::of(x, row_bytes, K).from(m, static_cast<int64_t>(b) * Format::kRuns);
+        const Rows rows = Rows::of(x, row_bytes, K).from(m, static_cast<int64_t>(b) * Format::kSubblocks);
         hold(rows, tokens, (n + kPartBlocks - 1) / kPartBlocks, held);
         slab(rows, tokens, held, static_cast<const uint8_t*>(panels) + int64_t{b} * Format::kPanelBytes, n,
              int64_t{num_blocks} * Format::kPanelBytes, y + m * ldy, ldy, N, b == 0);

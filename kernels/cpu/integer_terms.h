@@ -1,4 +1,4 @@
-// Encoded activation rows, and what a tile of the integer products needs to know of a part (256 columns, 8 runs) of one
+// Encoded activation rows, and what a tile of the integer products needs to know of a part (256 columns, 8 subblocks) of one
 // besides its integers. AVX2, for all levels that have it. Anonymous namespace: each file that includes this
 // is compiled with flags of its own and must not share code with another.
 #pragma once
@@ -11,7 +11,7 @@
 namespace twofold::kernels {
 namespace {
 
-// Encoded activation rows, from one of their runs on.
+// Encoded activation rows, from one of their subblocks on.
 struct Q8Rows {
   const int8_t* q;
   const float* scale;
@@ -24,9 +24,10 @@ struct Q8Rows {
     return {q, reinterpret_cast<const float*>(q + P), reinterpret_cast<const int32_t*>(q + P + P / 8),
             row_bytes};
   }
-  Q8Rows from(int row, int64_t run) const {
+  Q8Rows from(int row, int64_t subblock) const {
     const int64_t bytes = row * row_bytes;
-    return {q + bytes + 32 * run, at(scale, bytes) + run, at(sum16, bytes) + 2 * run, row_bytes};
+    return {q + bytes + 32 * subblock, at(scale, bytes) + subblock, at(sum16, bytes) + 2 * subblock,
+            row_bytes};
   }
   template <class E>
   static const E* at(const E* p, int64_t bytes) {
@@ -34,7 +35,7 @@ struct Q8Rows {
   }
 };
 
-// A part of a panel, perhaps unpacked, and what to bring into the cache meanwhile: `lines` for every run.
+// A part of a panel, perhaps unpacked, and what to bring into the cache meanwhile: `lines` for every subblock.
 struct PanelPart {
   const uint8_t* block;
   int num_blocks;
@@ -43,7 +44,7 @@ struct PanelPart {
   int lines;
 };
 
-struct RunTerms {
+struct SubblockTerms {
   static __m256i load(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static void store(int32_t* p, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   template <int kZero>
@@ -53,7 +54,7 @@ struct RunTerms {
     return _mm256_slli_epi32(_mm256_sub_epi32(_mm256_setzero_si256(), v), __builtin_ctz(kZero | 1 << 30));
   }
 
-  // scales[8] and, if kMin, sums[8] = sum of the run * scale.
+  // scales[8] and, if kMin, sums[8] = sum of the subblock * scale.
   template <bool kMin>
   static void of_scales(const int32_t* sum16, const float* scale, float* scales, float* sums) {
     const __m256 s = _mm256_loadu_ps(scale);
@@ -61,12 +62,12 @@ struct RunTerms {
     if constexpr (kMin) _mm256_storeu_ps(sums, _mm256_mul_ps(_mm256_cvtepi32_ps(of_pairs(sum16)), s));
   }
 
-  // pairs[8]: the sums of a run's halves, of 16 bits each.
+  // pairs[8]: the sums of a subblock's halves, of 16 bits each.
   static void of_halves(const int32_t* sum16, int32_t* pairs) {
     store(pairs, _mm256_permute4x64_epi64(_mm256_packs_epi32(load(sum16), load(sum16 + 8)), 0xd8));
   }
 
-  // What integer sums begin with. zero[8] = -kZero * sum of the run, or zero[16] of its halves.
+  // What integer sums begin with. zero[8] = -kZero * sum of the subblock, or zero[16] of its halves.
   template <int kZero, bool kHalves>
   static void of_zeros(const int32_t* sum16, int32_t* zero) {
     if constexpr (kHalves) {
@@ -82,18 +83,18 @@ struct RunTerms {
   template <int kZero, bool kHalves>
   static void of_lanes(const int8_t* q, int32_t* zero) {
     static_assert(kZero <= 32, "beyond 16 bits");
-    for (int run = 0; run < 8; ++run) {
-      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q + 32 * run));
+    for (int subblock = 0; subblock < 8; ++subblock) {
+      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q + 32 * subblock));
       __m256i sums = _mm256_maddubs_epi16(_mm256_set1_epi8(kZero), x);
       sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0x4e));
       sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0xb1));
       const __m128i low = _mm256_castsi256_si128(sums), high = _mm256_extracti128_si256(sums, 1);
       const __m128i none = _mm_setzero_si128();
       if constexpr (kHalves) {
-        zero[2 * run] = _mm_cvtsi128_si32(_mm_sub_epi16(none, low));
-        zero[2 * run + 1] = _mm_cvtsi128_si32(_mm_sub_epi16(none, high));
+        zero[2 * subblock] = _mm_cvtsi128_si32(_mm_sub_epi16(none, low));
+        zero[2 * subblock + 1] = _mm_cvtsi128_si32(_mm_sub_epi16(none, high));
       } else {
-        zero[run] = _mm_cvtsi128_si32(_mm_sub_epi16(none, _mm_add_epi16(low, high)));
+        zero[subblock] = _mm_cvtsi128_si32(_mm_sub_epi16(none, _mm_add_epi16(low, high)));
       }
     }
   }

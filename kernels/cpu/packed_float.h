@@ -27,23 +27,23 @@ struct PackedFloat {
 
   static constexpr int kAheadBytes = 8192;  // prefetched, for few tokens
 
-  // How a format (plain.h, fp8.h) lies in blocks of 64 columns: where one begins, its steps, and what finishes a
+  // How a format (plain.h, fp8.h) lies in blocks of 64 columns: where one begins, its slices, and what finishes a
   // partial sum.
   template <class Format>
   struct Blocks {
-    static constexpr int kSteps = kBlock / Format::kStepColumns;
+    static constexpr int kSlices = kBlock / Format::kSliceColumns;
     static constexpr bool kScaled = Format::kHeaderBytes > 0;
     static const uint8_t* begin(const uint8_t* panel, int64_t block) {
       if constexpr (kScaled) {
         return panel + block / (Format::kPanelColumns / kBlock) * Format::kPanelBytes;
       } else {
-        return panel + block * (kSteps * kStepBytes);
+        return panel + block * (kSlices * kSliceBytes);
       }
     }
-    static const uint8_t* steps(const uint8_t* panel, int64_t block) {
+    static const uint8_t* slices(const uint8_t* panel, int64_t block) {
       if constexpr (kScaled) {
         return begin(panel, block) + Format::kHeaderBytes +
-               block % (Format::kPanelColumns / kBlock) * (kSteps * kStepBytes);
+               block % (Format::kPanelColumns / kBlock) * (kSlices * kSliceBytes);
       } else {
         return begin(panel, block);
       }
@@ -58,22 +58,22 @@ struct PackedFloat {
     }
   };
   template <class Format>
-  static constexpr bool kAsTheyAre = Format::kStepColumns == 1;  // float32: nothing is widened
+  static constexpr bool kUnconverted = Format::kSliceColumns == 1;  // float32: nothing is widened
 
-  // T tokens against G vectors of rows from `first` on, over a block of `steps` steps. kAhead: prefetches what follows.
+  // T tokens against G vectors of rows from `first` on, over a block of `slices` slices. kAhead: prefetches what follows.
   template <class Format, int T, int G, bool kAhead>
-  static void direct_block(const uint8_t* panel, int64_t block, int steps, int first, const float* x,
+  static void direct_block(const uint8_t* panel, int64_t block, int slices, int first, const float* x,
                            int64_t ldx, float* totals) {
-    constexpr int kColumns = Format::kStepColumns, kVectorBytes = kStepBytes / kVectors;
+    constexpr int kColumns = Format::kSliceColumns, kVectorBytes = kSliceBytes / kVectors;
     F acc[T][G];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
       for (int v = 0; v < G; ++v) acc[t][v] = V::zero();
     }
-    const uint8_t* p = Blocks<Format>::steps(panel, block) + first * kVectorBytes;
+    const uint8_t* p = Blocks<Format>::slices(panel, block) + first * kVectorBytes;
     const float* values = x + block * kBlock;
-    for (int s = 0; s < steps; ++s, values += kColumns, p += kStepBytes) {
+    for (int s = 0; s < slices; ++s, values += kColumns, p += kSliceBytes) {
       if constexpr (kAhead) {
         V::prefetch(p + kAheadBytes);
         V::prefetch(p + kAheadBytes + 64);
@@ -120,18 +120,18 @@ struct PackedFloat {
     }
   }
 
-  static constexpr int64_t steps_of(int64_t columns, int step_columns, int panel_columns) {
-    return (columns + panel_columns - 1) / panel_columns * panel_columns / step_columns;
+  static constexpr int64_t slices_of(int64_t columns, int slice_columns, int panel_columns) {
+    return (columns + panel_columns - 1) / panel_columns * panel_columns / slice_columns;
   }
 
   // T tokens against a block: as many rows at a time as leave registers, the first of which prefetch if kAhead.
   template <class Format, int T, bool kAhead>
-  static void direct_rows(const uint8_t* panel, int64_t block, int steps, const float* x, int64_t ldx,
+  static void direct_rows(const uint8_t* panel, int64_t block, int slices, const float* x, int64_t ldx,
                           float* totals) {
     constexpr int G = T <= kDirectTokens ? kVectors : 2;
-    direct_block<Format, T, G, kAhead>(panel, block, steps, 0, x, ldx, totals);
+    direct_block<Format, T, G, kAhead>(panel, block, slices, 0, x, ldx, totals);
     for (int v = G; v < kVectors; v += G)
-      direct_block<Format, T, G, false>(panel, block, steps, v, x, ldx, totals);
+      direct_block<Format, T, G, false>(panel, block, slices, v, x, ldx, totals);
   }
 
   // M tokens, at most T, in tiles of as even a size as possible.
@@ -143,12 +143,12 @@ struct PackedFloat {
     }
     constexpr int kTiles = (T + kDirectTile - 1) / kDirectTile, kFirst = (T + kTiles - 1) / kTiles;
     static_assert(kTiles <= 2);
-    const int64_t steps = steps_of(K, Format::kStepColumns, Format::kPanelColumns);
+    const int64_t slices = slices_of(K, Format::kSliceColumns, Format::kPanelColumns);
     for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(kNumberOf<Format>, K)) {
       alignas(64) float totals[T * kPanelRows] = {};
-      for (int64_t first = 0, block = 0; first < steps; first += Blocks<Format>::kSteps, ++block) {
-        const int here =
-            static_cast<int>(steps - first < Blocks<Format>::kSteps ? steps - first : Blocks<Format>::kSteps);
+      for (int64_t first = 0, block = 0; first < slices; first += Blocks<Format>::kSlices, ++block) {
+        const int here = static_cast<int>(slices - first < Blocks<Format>::kSlices ? slices - first
+                                                                                   : Blocks<Format>::kSlices);
         direct_rows<Format, kFirst, true>(panels, block, here, x, ldx, totals);
         if constexpr (kTiles > 1) {
           direct_rows<Format, T - kFirst, false>(panels, block, here, x + kFirst * ldx, ldx,
@@ -187,7 +187,7 @@ struct PackedFloat {
       for (int k = 0; k < columns; ++k, row += kPanelRows) {
         const F w0 = V::load(row), w1 = V::load(row + kLanes);
         V::prefetch(fetch);
-        if constexpr (kAsTheyAre<Format>) V::prefetch(fetch + 64);
+        if constexpr (kUnconverted<Format>) V::prefetch(fetch + 64);
         fetch += fetch_bytes;
 #pragma GCC unroll 12
         for (int t = 0; t < T; ++t) {
@@ -220,54 +220,56 @@ struct PackedFloat {
 
   // 64 columns of a panel as float32 [columns][32].
   template <class Format>
-  static const float* widened(const uint8_t* panel, int64_t block, int steps, float* buffer) {
-    const uint8_t* p = Blocks<Format>::steps(panel, block);
-    for (int s = 0; s < steps; ++s, p += kStepBytes) {
-      if constexpr (!kAsTheyAre<Format>) {
+  static const float* widened(const uint8_t* panel, int64_t block, int slices, float* buffer) {
+    const uint8_t* p = Blocks<Format>::slices(panel, block);
+    for (int s = 0; s < slices; ++s, p += kSliceBytes) {
+      if constexpr (!kUnconverted<Format>) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          F w[Format::kStepColumns];
+          F w[Format::kSliceColumns];
           if constexpr (requires { Format::template widen_many<V>; }) {
-            Format::template widen_many<V>(p + v * (kStepBytes / kVectors), w);
+            Format::template widen_many<V>(p + v * (kSliceBytes / kVectors), w);
           } else {
-            Format::template widen<V>(p + v * (kStepBytes / kVectors), w);
+            Format::template widen<V>(p + v * (kSliceBytes / kVectors), w);
           }
 #pragma GCC unroll 4
-          for (int c = 0; c < Format::kStepColumns; ++c) {
-            V::store(buffer + (s * Format::kStepColumns + c) * kPanelRows + v * kLanes, w[c]);
+          for (int c = 0; c < Format::kSliceColumns; ++c) {
+            V::store(buffer + (s * Format::kSliceColumns + c) * kPanelRows + v * kLanes, w[c]);
           }
         }
       }
     }
-    return kAsTheyAre<Format> ? reinterpret_cast<const float*>(Blocks<Format>::steps(panel, block)) : buffer;
+    return kUnconverted<Format> ? reinterpret_cast<const float*>(Blocks<Format>::slices(panel, block))
+                                : buffer;
   }
 
   template <class Format>
-  static constexpr int kFetch = kAsTheyAre<Format> ? 128 : 64;
+  static constexpr int kFetch = kUnconverted<Format> ? 128 : 64;
   // f32 is read in the order of its prefetches; what is widened is read at once, so a block more lies
   // between.
   template <class Format>
-  static constexpr int kFetchAhead = kAsTheyAre<Format> ? 0 : Blocks<Format>::kSteps * kStepBytes;
+  static constexpr int kFetchAhead = kUnconverted<Format> ? 0 : Blocks<Format>::kSlices * kSliceBytes;
 
   template <class Format>
   static void tiles(const float* x, int64_t ldx, const uint8_t* panels, float* y, int64_t ldy, int M, int N,
                     int K) {
-    const int64_t steps = steps_of(K, Format::kStepColumns, Format::kPanelColumns);
+    const int64_t slices = slices_of(K, Format::kSliceColumns, Format::kPanelColumns);
     alignas(64) float buffer[kBlock * kPanelRows];
     alignas(64) float totals[kTokenBlock * kPanelRows];
     for (int n = 0; n < N; n += kPanelRows, panels += panel_bytes(kNumberOf<Format>, K)) {
       for (int i = 0; i < M * kPanelRows; i += kLanes) V::store(totals + i, V::zero());
-      for (int64_t first = 0, block = 0; first < steps; first += Blocks<Format>::kSteps, ++block) {
-        const int here =
-            static_cast<int>(steps - first < Blocks<Format>::kSteps ? steps - first : Blocks<Format>::kSteps);
+      for (int64_t first = 0, block = 0; first < slices; first += Blocks<Format>::kSlices, ++block) {
+        const int here = static_cast<int>(slices - first < Blocks<Format>::kSlices ? slices - first
+                                                                                   : Blocks<Format>::kSlices);
         const float* w = widened<Format>(panels, block, here, buffer);
-        const uint8_t* next = Blocks<Format>::steps(panels, block) + here * kStepBytes + kFetchAhead<Format>;
+        const uint8_t* next =
+            Blocks<Format>::slices(panels, block) + here * kSliceBytes + kFetchAhead<Format>;
         int left = (M + kTileTokens - 1) / kTileTokens;
         for (int m = 0; m < M; --left) {
           const int tokens = (M - m + left - 1) / left;  // as even as possible
           // The first tokens prefetch the following weights.
           tile_of<Format, kTileTokens>(tokens, x + m * ldx + block * kBlock, ldx, w,
-                                       here * Format::kStepColumns, next, m > 0 ? 0 : kFetch<Format>, panels,
+                                       here * Format::kSliceColumns, next, m > 0 ? 0 : kFetch<Format>, panels,
                                        block, totals + m * kPanelRows);
           m += tokens;
         }
@@ -284,7 +286,7 @@ struct PackedFloat {
     const uint8_t* p = static_cast<const uint8_t*>(panels);
     // A second tile widens the weights again.
     constexpr bool kTwice = kDirectTile <= 4 && __is_same(Format, formats::BF16);  // by a shift
-    constexpr int kMost = kAsTheyAre<Format> ? kDirectTokens : kTwice ? 2 * kDirectTile : kDirectTile;
+    constexpr int kMost = kUnconverted<Format> ? kDirectTokens : kTwice ? 2 * kDirectTile : kDirectTile;
     if (M <= kMost) return direct<Format, kMost>(rows, ldx, p, y, ldy, M, N, K);
     int left = (M + kTokenBlock - 1) / kTokenBlock;
     for (int m = 0; m < M; --left) {

@@ -21,7 +21,7 @@ struct Products {
   static constexpr int64_t kPackedBytes = 64 * 1024;   // a tile's activations, on the stack
   static constexpr int64_t kWeightBytes = 256 * 1024;  // passed by all tokens before the next
 
-  // T activation rows as a tile reads them: step by step along K, the rows side by side, zeros after the
+  // T activation rows as a tile reads them: slice by slice along K, the rows side by side, zeros after the
   // last. One ascending stream instead of T, whose rows would share cache sets when K is a power of two.
   static void pack(const float* x, int64_t ldx, int T, int K, float* to) {
     for (int t = 0; t < T; ++t) {
@@ -129,8 +129,8 @@ struct Products {
   }
 
   static int64_t packed_bytes(int K) {
-    const int64_t steps = (static_cast<int64_t>(K) + kLanes - 1) / kLanes;
-    return steps * kLanes * static_cast<int64_t>(sizeof(float));
+    const int64_t slices = (static_cast<int64_t>(K) + kLanes - 1) / kLanes;
+    return slices * kLanes * static_cast<int64_t>(sizeof(float));
   }
 
   // Activation rows per tile: its registers' worth, or as many as can be packed.

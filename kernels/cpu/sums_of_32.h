@@ -1,11 +1,11 @@
-// How integer_products.h sums where an instruction adds products of bytes to 32 bits: a run is one sum, which
+// How integer_products.h sums where an instruction adds products of bytes to 32 bits: a subblock is one sum, which
 // begins with what the weights' offset takes away. Scales are multiplied as floats. Anonymous namespace: each
 // file that includes this is compiled with flags of its own and must not share code with another.
 #pragma once
 #include <cstdint>
 
 #include "integer_terms.h"
-#include "run_scales.h"
+#include "subblock_scales.h"
 #include "twofold/weight_format.h"
 
 namespace twofold::kernels {
@@ -23,7 +23,7 @@ struct SumsOf32 {
 
   template <int kZero, bool kHalves>
   static void zeros(const int8_t*, const int32_t* sum16, int32_t* zero) {
-    RunTerms::of_zeros<kZero, kHalves>(sum16, zero);
+    SubblockTerms::of_zeros<kZero, kHalves>(sum16, zero);
   }
   static Sum begin(const int32_t* zero) { return V::same(*zero); }
   static Sum none() { return V::same(0); }
@@ -49,7 +49,7 @@ struct ChannelOf32 {
   using Weights = typename V::I;
   static Weights weights(typename V::I bytes) { return bytes; }
   static Run begin(typename V::I sum) { return sum; }
-  static typename V::I end(typename V::I, Run run) { return run; }
+  static typename V::I end(typename V::I, Run subblock) { return subblock; }
 };
 
 // For four_codes.h: codes are multiplied where they lie, of the third bits where two shifts of a plane bring them.
@@ -59,15 +59,16 @@ struct FourOf32 {
   using F = typename V::F;
   static constexpr int kVectors = kVectorsAtOnce;
   static constexpr bool kThird = Format::kPlanes > 0;
-  static constexpr int kPlace[4] = {0, 2, kThird ? 2 : 4, kThird ? 4 : 6};  // where a run's lowest bit is
+  static constexpr int kPlace[4] = {0, 2, kThird ? 2 : 4,
+                                    kThird ? 4 : 6};  // where a subblock's lowest bit is
   // 16 bits hold a half's sum times four, not times 16.
   static constexpr int kUp[4] = {0, 2, 2, kThird ? 4 : 2};
 
-  static int32_t zero(int run, int32_t v) { return v << kPlace[run]; }
+  static int32_t zero(int subblock, int32_t v) { return v << kPlace[subblock]; }
 
   static void sums(const uint8_t* block, int group, int g0, const int8_t* x, const int32_t* zero,
                    F (&f)[4][kVectors]) {
-    const uint8_t* steps = block + Format::steps_at(0) + group * Format::kUnitBytes + V::kBytes * g0;
+    const uint8_t* slices = block + Format::slices_at(0) + group * Format::kUnitBytes + V::kBytes * g0;
     const uint8_t* planes = block + Format::planes_at(0) + group * Format::kUnitBytes + V::kBytes * g0;
     I sum[2][4][kVectors];
 #pragma GCC unroll 2
@@ -79,16 +80,16 @@ struct FourOf32 {
       }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        const int step = 4 * half + i;
+        const int slice = 4 * half + i;
         I w[kVectors][4];
 #pragma GCC unroll 4
         for (int g = 0; g < kVectors; ++g) {
-          const I low = V::load(steps + kStepBytes * step + V::kBytes * g);
+          const I low = V::load(slices + kSliceBytes * slice + V::kBytes * g);
           if constexpr (kThird) {
-            const I plane = V::load(planes + Format::plane_at(0, step) + V::kBytes * g);
+            const I plane = V::load(planes + Format::plane_at(0, slice) + V::kBytes * g);
             const I high = V::template moved<2>(low);
-            const I a = step % 2 == 0 ? V::template moved<-2>(plane) : V::template moved<2>(plane);
-            const I b = step % 2 == 0 ? V::template moved<-3>(plane) : V::template moved<1>(plane);
+            const I a = slice % 2 == 0 ? V::template moved<-2>(plane) : V::template moved<2>(plane);
+            const I b = slice % 2 == 0 ? V::template moved<-3>(plane) : V::template moved<1>(plane);
             w[g][0] = V::template with_bits<4>(V::template bits<3>(low), a);
             w[g][1] = V::template with_bits<16>(V::template bits<12>(low), b);
             w[g][2] = V::template with_bits<16>(V::template bits<12>(high), a);
@@ -102,7 +103,7 @@ struct FourOf32 {
         }
 #pragma GCC unroll 4
         for (int r = 0; r < 4; ++r) {
-          const I values = V::broadcast(x + 32 * r + 4 * step);
+          const I values = V::broadcast(x + 32 * r + 4 * slice);
 #pragma GCC unroll 4
           for (int g = 0; g < kVectors; ++g)
             V::template Dot<Format::kDotBits>::add(sum[half][r][g], w[g][r], values);
@@ -119,16 +120,16 @@ struct FourOf32 {
   template <int r>
   static void scaled(const uint8_t* block, int group, int g0, const I (&sum)[2][4][kVectors],
                      F (&f)[4][kVectors]) {
-    const int run = 4 * group + r;
+    const int subblock = 4 * group + r;
 #pragma GCC unroll 4
     for (int g = 0; g < kVectors; ++g) {
       const I first = sum[0][r][g], second = sum[1][r][g];
       if constexpr (requires { requires Format::Sub::kRowBytes == 2; }) {
         const I pairs = V::template joined<kPlace[r] - kUp[r]>(first, second);
-        const I scales = V::low_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * (g0 + g));
+        const I scales = V::low_pairs(block + Format::sub_at(subblock, 0) + 2 * V::kLanes * (g0 + g));
         f[r][g] = V::to_float(V::pair_products(pairs, scales));
       } else {
-        const auto number = [&](int half) { return numbers_of<V, Format>(block, run, half, g0 + g); };
+        const auto number = [&](int half) { return numbers_of<V, Format>(block, subblock, half, g0 + g); };
         f[r][g] = V::fma(V::to_float(second), number(1), V::mul(V::to_float(first), number(0)));
       }
     }

@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-#include "run_scales.h"
+#include "subblock_scales.h"
 #include "twofold/weight_format.h"
 
 namespace twofold::kernels {
@@ -27,37 +27,38 @@ struct DotOf<V, Format> {
   using type = typename V::LookedUp;
 };
 
-// Weights of a step as products take them. A Dot may look up a table's codes in its own way.
+// Weights of a slice as products take them. A Dot may look up a table's codes in its own way.
 template <class V, class Dot, class Format>
-[[gnu::always_inline]] inline typename Dot::Weights weights_of(const uint8_t* block, int group, int run,
-                                                               int step, int g) {
+[[gnu::always_inline]] inline typename Dot::Weights weights_of(const uint8_t* block, int group, int subblock,
+                                                               int slice, int g) {
   if constexpr (requires { Dot::template look_up<Format>(typename V::I()); }) {
-    return Dot::template look_up<Format>(Format::template codes<V>(block, group, run, step, g));
+    return Dot::template look_up<Format>(Format::template codes<V>(block, group, subblock, slice, g));
   } else {
-    return Dot::weights(Format::template bytes<V>(block, group, run, step, g));
+    return Dot::weights(Format::template bytes<V>(block, group, subblock, slice, g));
   }
 }
 
 template <class V, class Dot, class Format>
 struct alignas(64) Unpacked {
   using F = typename V::F;
-  using Of = RunScales<V, Dot, Format>;
+  using Of = SubblockScales<V, Dot, Format>;
   using Number = decltype(Of{nullptr}.number(0, 0, 0));
-  static constexpr int kRunBytes = 8 * kStepBytes * Dot::kStoredVectors, kPartRuns = 8;
+  static constexpr int kSubblockBytes = 8 * kSliceBytes * Dot::kStoredVectors, kPartSubblocks = 8;
   static constexpr int kPieces = Of::kHalves ? 2 : Dot::kPieces;
-  static constexpr bool kOwn = !Format::Kind::kOfBlock;  // a scale for each run or half
-  static constexpr int kRuns = kOwn ? kPartRuns : 1, kHalfRuns = Of::kNumbers ? kPieces * kPartRuns : 1;
-  static constexpr bool kOfHalves = Of::kReads && Of::kHalves, kMins = takes_run_sums<Format>;
+  static constexpr bool kOwn = !Format::Kind::kSumsOfBlock;  // a scale for each subblock or half
+  static constexpr int kSubblocks = kOwn ? kPartSubblocks : 1,
+                       kHalfSubblocks = Of::kNumbers ? kPieces * kPartSubblocks : 1;
+  static constexpr bool kOfHalves = Of::kReads && Of::kHalves, kMins = takes_subblock_sums<Format>;
 
-  uint8_t weights[kPartRuns * kRunBytes];
-  alignas(64) float scale[kRuns][kPanelRows];
-  alignas(64) float less[Of::kReads ? kRuns : 1][kPanelRows];
-  alignas(64) float min[kMins ? kRuns : 1][kPanelRows];
-  alignas(64) uint8_t number[kHalfRuns][4 * kPanelRows];
+  uint8_t weights[kPartSubblocks * kSubblockBytes];
+  alignas(64) float scale[kSubblocks][kPanelRows];
+  alignas(64) float less[Of::kReads ? kSubblocks : 1][kPanelRows];
+  alignas(64) float min[kMins ? kSubblocks : 1][kPanelRows];
+  alignas(64) uint8_t number[kHalfSubblocks][4 * kPanelRows];
 
-  // Where in a run the vector of rows `g` of a step lies.
-  static constexpr int at(int step, int g) {
-    return (step * (kPanelRows / V::kLanes) + g) * V::kBytes * Dot::kStoredVectors;
+  // Where in a subblock the vector of rows `g` of a slice lies.
+  static constexpr int at(int slice, int g) {
+    return (slice * (kPanelRows / V::kLanes) + g) * V::kBytes * Dot::kStoredVectors;
   }
 
   Unpacked(const uint8_t* block, int num_blocks) {
@@ -65,45 +66,46 @@ struct alignas(64) Unpacked {
     for (int b = 0; b < num_blocks; ++b, block += Format::kPanelBytes) {
       const Of of{block};
 #pragma GCC unroll 8
-      for (int run = 0; run < Format::kRuns; ++run, bytes += kRunBytes) {
+      for (int subblock = 0; subblock < Format::kSubblocks; ++subblock, bytes += kSubblockBytes) {
         for (int g = 0; g < kPanelRows / V::kLanes; ++g) {
 #pragma GCC unroll 8
-          for (int step = 0; step < 8; ++step) {
-            Dot::store(bytes + at(step, g), weights_of<V, Dot, Format>(block, run / Format::kGroupRuns,
-                                                                       run % Format::kGroupRuns, step, g));
+          for (int slice = 0; slice < 8; ++slice) {
+            Dot::store(bytes + at(slice, g),
+                       weights_of<V, Dot, Format>(block, subblock / Format::kGroupSubblocks,
+                                                  subblock % Format::kGroupSubblocks, slice, g));
           }
-          if constexpr (kOwn) hold(of, b * Format::kRuns, run, g);
+          if constexpr (kOwn) hold(of, b * Format::kSubblocks, subblock, g);
         }
       }
     }
   }
 
-  // A block's, whose first run is run `begin` of the part, as RunScales has them.
+  // A block's, whose first subblock is subblock `begin` of the part, as SubblockScales has them.
   struct Scales {
     const Unpacked& part;
     int begin;
     const uint8_t* block;
-    [[gnu::always_inline]] auto half(int run, int piece, int g) const {
-      const int i = kPieces * (begin + run) + piece, row = V::kLanes * g;
-      return typename Of::OfHalf{load<F>(part.number[i], g), V::load(part.less[begin + run] + row)};
+    [[gnu::always_inline]] auto half(int subblock, int piece, int g) const {
+      const int i = kPieces * (begin + subblock) + piece, row = V::kLanes * g;
+      return typename Of::OfHalf{load<F>(part.number[i], g), V::load(part.less[begin + subblock] + row)};
     }
-    [[gnu::always_inline]] auto number(int run, int piece, int g) const {
+    [[gnu::always_inline]] auto number(int subblock, int piece, int g) const {
       if constexpr (Of::kNumbers) {
-        return load<Number>(part.number[kPieces * (begin + run) + piece], g);
+        return load<Number>(part.number[kPieces * (begin + subblock) + piece], g);
       } else {
         return Dot::one();
       }
     }
-    [[gnu::always_inline]] auto of_run(int run, int g) const {
+    [[gnu::always_inline]] auto of_run(int subblock, int g) const {
       const int row = V::kLanes * g;
-      typename Of::OfRun by{V::load(part.scale[begin + run] + row), F(), {}};
-      if constexpr (Of::kReads && !Of::kHalves) by.less = V::load(part.less[begin + run] + row);
-      if constexpr (kMins) by.least.min = V::load(part.min[begin + run] + row);
-      if constexpr (takes_half_sums<Format>) by.least = Of::Least::of(block, run, g);
+      typename Of::OfSubblock by{V::load(part.scale[begin + subblock] + row), F(), {}};
+      if constexpr (Of::kReads && !Of::kHalves) by.less = V::load(part.less[begin + subblock] + row);
+      if constexpr (kMins) by.least.min = V::load(part.min[begin + subblock] + row);
+      if constexpr (takes_half_sums<Format>) by.least = Of::Least::of(block, subblock, g);
       return by;
     }
   };
-  Scales scales(int b, const uint8_t* block) const { return {*this, b * Format::kRuns, block}; }
+  Scales scales(int b, const uint8_t* block) const { return {*this, b * Format::kSubblocks, block}; }
 
  private:
   template <class E>
@@ -117,16 +119,16 @@ struct alignas(64) Unpacked {
   static void put(uint8_t* p, F v) { V::store(reinterpret_cast<float*>(p), v); }
   static void put(uint8_t* p, typename V::I v) { V::store(p, v); }
 
-  void hold(const Of& of, int begin, int run, int g) {
+  void hold(const Of& of, int begin, int subblock, int g) {
     const int row = V::kLanes * g;
-    const auto by = of.of_run(run, g);
-    V::store(scale[begin + run] + row, by.scale);
-    if constexpr (Of::kReads && !Of::kHalves) V::store(less[begin + run] + row, by.less);
-    if constexpr (kOfHalves) V::store(less[begin + run] + row, of.half(run, 0, g).less);
-    if constexpr (kMins) V::store(min[begin + run] + row, by.least.min);
+    const auto by = of.of_run(subblock, g);
+    V::store(scale[begin + subblock] + row, by.scale);
+    if constexpr (Of::kReads && !Of::kHalves) V::store(less[begin + subblock] + row, by.less);
+    if constexpr (kOfHalves) V::store(less[begin + subblock] + row, of.half(subblock, 0, g).less);
+    if constexpr (kMins) V::store(min[begin + subblock] + row, by.least.min);
     if constexpr (Of::kNumbers) {
       for (int piece = 0; piece < kPieces; ++piece)
-        put(number[kPieces * (begin + run) + piece] + V::kBytes * g, of.number(run, piece, g));
+        put(number[kPieces * (begin + subblock) + piece] + V::kBytes * g, of.number(subblock, piece, g));
     }
   }
 };

@@ -18,7 +18,7 @@ constexpr int blocks_per_multiprocessor(int tokens, int threads) {
   int of_one_token = 768;
   if constexpr (kernels::is_integer<FormatOf<F>>) {
     using Format = FormatOf<F>;
-    if (Format::kBits == 4 && Format::kRuns == 1 && !Format::kMin && !kernels::has_table<Format>)
+    if (Format::kBits == 4 && Format::kSubblocks == 1 && !Format::kMin && !kernels::has_table<Format>)
       of_one_token = 1024;
     if constexpr (requires { Format::kDeviceDownThreads; }) {
       if (threads == kDownThreads) of_one_token = Format::kDeviceDownThreads;
@@ -236,7 +236,7 @@ struct DecodeRunners {
 };
 // Runners for one share of the formats (Share); empty for other formats.
 DecodeRunners float_decode_runners(WeightFormat format);
-DecodeRunners integer_decode_runners(WeightFormat format);  // blocks of runs: q8_0, mxfp4 …
+DecodeRunners integer_decode_runners(WeightFormat format);  // blocks of subblocks: q8_0, mxfp4 …
 DecodeRunners k_decode_runners(WeightFormat format);        // q4_k, q5_k, q6_k;
 
 template <WeightFormat F>

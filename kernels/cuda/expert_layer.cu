@@ -19,15 +19,15 @@ __global__ void __launch_bounds__(kCopyThreads)
   if (i < words) to[i] = from[i];
 }
 
-// One warp per run of 32 columns of one token, zeros up to the padded width.
+// One warp per subblock of 32 columns of one token, zeros up to the padded width.
 template <ActivationKind kKind>
 __global__ void __launch_bounds__(kEncodeThreads)
     encode_kernel(const uint16_t* x, int num_tokens, int columns, uint8_t* out, int64_t row_bytes) {
   const int P = int(kernels::activation_columns(columns));
-  const int runs = P / 32;
-  const int run = int(blockIdx.x) * (kEncodeThreads / kWarpSize) + threadIdx.x / kWarpSize;
-  if (run >= num_tokens * runs) return;
-  const int token = run / runs, column = run % runs * 32;
+  const int subblocks = P / 32;
+  const int subblock = int(blockIdx.x) * (kEncodeThreads / kWarpSize) + threadIdx.x / kWarpSize;
+  if (subblock >= num_tokens * subblocks) return;
+  const int token = subblock / subblocks, column = subblock % subblocks * 32;
   const int at = column + threadIdx.x % kWarpSize;
   const float value = at < columns ? float_of_bits(uint32_t(x[int64_t(token) * columns + at]) << 16) : 0.0f;
   store_encoded<kKind>(value, out + token * row_bytes, column, P);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Combined
     const int pair = token * layer.top_k + k;
     if (layer.where[pair] == kCpu) {
       on_cpu = true;
-    } else if (layer.where[pair] != kNobody) {
+    } else if (layer.where[pair] != kPadding) {
       sum = fused(layer.weights[pair], layer.outputs[int64_t(pair) * layer.hidden_size + column], sum);
     }
   }
@@ -77,9 +77,9 @@ int launch_encode(const EncodedRows& encoded, Stream stream) {
   const auto& [kind, bf16_rows, num_tokens, columns, out] = encoded;
   if (bf16_rows == nullptr || out == nullptr || num_tokens < 1 || columns < 1) return cudaErrorInvalidValue;
   const int64_t row_bytes = kernels::activation_row_bytes(kind, columns);
-  const int runs = int(kernels::activation_columns(columns) / 32) * num_tokens;
+  const int subblocks = int(kernels::activation_columns(columns) / 32) * num_tokens;
   constexpr int kWarps = kEncodeThreads / kWarpSize;
-  const int blocks = (runs + kWarps - 1) / kWarps;
+  const int blocks = (subblocks + kWarps - 1) / kWarps;
   const uint16_t* x = static_cast<const uint16_t*>(bf16_rows);
   uint8_t* rows = static_cast<uint8_t*>(out);
   switch (kind) {

@@ -39,13 +39,13 @@ template <WeightFormat F>
 __device__ inline void load_weights(const uint8_t* matrix, int first_panel, int num_panels,
                                     int64_t panel_bytes, int columns, int first, uint32_t* shared) {
   if constexpr (F == WeightFormat::kBF16) {
-    const int num_steps = (columns + 1) / 2;
+    const int num_slices = (columns + 1) / 2;
 #pragma unroll
     for (int i = threadIdx.x; i < kTilePanels * kDepthWords * kQuads; i += kPrefillThreads) {
       const int quad = i % kQuads, step = i / kQuads % kDepthWords, panel = i / (kQuads * kDepthWords);
-      const bool there = first_panel + panel < num_panels && first / 2 + step < num_steps;
+      const bool there = first_panel + panel < num_panels && first / 2 + step < num_slices;
       const uint8_t* from = matrix + (there ? (first_panel + panel) * panel_bytes +
-                                                  int64_t(first / 2 + step) * kStepBytes + 16 * quad
+                                                  int64_t(first / 2 + step) * kSliceBytes + 16 * quad
                                             : 0);
       copy_16(shared + panel * kernels::kPanelRows * kDepthWords + weight_word(step, 4 * quad), from, there);
     }
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2)
   const int warp_row = warp / Tile::kWarpColumns * Tile::kRows;
   const int warp_token = warp % Tile::kWarpColumns * Tile::kTokens;
 
-  const auto bring = [&](int stage) {
+  const auto load = [&](int stage) {
     if (stage < num_stages) {
       uint32_t* to = words + stage % Tile::kStages * Tile::kStageWords;
       load_activations<kTileTokens>(matrix, pairs, count, stage * kDepth, to + Tile::kWeightWords);
@@ -118,11 +118,11 @@ __global__ void __launch_bounds__(kPrefillThreads, 2)
   };
   float sums[Tile::kRows / 16][Tile::kTokens / 8][4] = {};
 #pragma unroll
-  for (int stage = 0; stage < Tile::kStages - 1; ++stage) bring(stage);
+  for (int stage = 0; stage < Tile::kStages - 1; ++stage) load(stage);
   for (int stage = 0; stage < num_stages; ++stage) {
     wait_copies<Tile::kStages - 2>();
     __syncthreads();
-    bring(stage + Tile::kStages - 1);
+    load(stage + Tile::kStages - 1);
     const uint32_t* a_words = words + stage % Tile::kStages * Tile::kStageWords;
     const uint32_t* b_words = a_words + Tile::kWeightWords;
 #pragma unroll
@@ -183,7 +183,7 @@ struct PrefillRunners {
 };
 // Runners for one share of the formats (Share); empty for other formats and for f32.
 PrefillRunners float_prefill_runners(WeightFormat format);
-PrefillRunners integer_prefill_runners(WeightFormat format);  // blocks of runs: q8_0, mxfp4 …
+PrefillRunners integer_prefill_runners(WeightFormat format);  // blocks of subblocks: q8_0, mxfp4 …
 PrefillRunners k_prefill_runners(WeightFormat format);        // q4_k, q5_k, q6_k;
 
 template <WeightFormat F>

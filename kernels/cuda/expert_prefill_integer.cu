@@ -3,7 +3,7 @@
 namespace twofold::cuda {
 
 PrefillRunners integer_prefill_runners(WeightFormat format) {
-  return runners_of_share<Share::kRuns, PrefillRunners>(
+  return runners_of_share<Share::kSubblocks, PrefillRunners>(
       format, []<class Format>(Format) { return prefill_runners_of<kernels::kNumberOf<Format>>(); });
 }
 

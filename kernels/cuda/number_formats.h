@@ -44,7 +44,7 @@ TWOFOLD_HD uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
 #endif
 }
 
-// x as one of 255 steps of `largest` (its run's greatest magnitude); a run of zeros, subnormals or without a
+// x as one of 255 steps of `largest` (its subblock's greatest magnitude); a subblock of zeros, subnormals or without a
 // finite maximum becomes zeros.
 TWOFOLD_HD int q8_of(float x, float largest) {
   if (!(largest >= kSmallestQ8 && largest <= kLargestFloat)) return 0;

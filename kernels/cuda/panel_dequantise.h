@@ -13,14 +13,14 @@ TWOFOLD_HD void dequantise_16(const uint8_t* panel, int first, int quad, float (
   using Format = FormatOf<F>;
   const uint8_t* block = panel + int64_t(first / Format::kPanelColumns) * Format::kPanelBytes;
   if constexpr (!kernels::is_integer<Format>) {
-    constexpr int kColumns = Format::kStepColumns;
+    constexpr int kColumns = Format::kSliceColumns;
     Words scales;
     if constexpr (Format::kHeaderBytes > 0) scales = load_words(block + 16 * quad);
-    const uint8_t* steps =
-        block + Format::kHeaderBytes + first % Format::kPanelColumns / kColumns * kStepBytes + 16 * quad;
+    const uint8_t* slices =
+        block + Format::kHeaderBytes + first % Format::kPanelColumns / kColumns * kSliceBytes + 16 * quad;
 #pragma unroll
     for (int s = 0; s < 16 / kColumns; ++s) {
-      const Words words = load_words(steps + s * kStepBytes);
+      const Words words = load_words(slices + s * kSliceBytes);
 #pragma unroll
       for (int r = 0; r < kRowsOfLane; ++r) {
 #pragma unroll
@@ -32,11 +32,11 @@ TWOFOLD_HD void dequantise_16(const uint8_t* panel, int first, int quad, float (
       }
     }
   } else {
-    const int column = first % Format::kPanelColumns, run = column / 32;
-    const int group = run / Format::kGroupRuns, in_group = run % Format::kGroupRuns;
+    const int column = first % Format::kPanelColumns, subblock = column / 32;
+    const int group = subblock / Format::kGroupSubblocks, in_group = subblock % Format::kGroupSubblocks;
     const int half = column % 32 / 16;
-    const Lane::F scale = Format::template scale<Lane>(block, run, half, quad);
-    const Lane::F min = Format::template min<Lane>(block, run, half, quad);
+    const Lane::F scale = Format::template scale<Lane>(block, subblock, half, quad);
+    const Lane::F min = Format::template min<Lane>(block, subblock, half, quad);
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const Words words = Format::template bytes<Lane>(block, group, in_group, column % 32 / 4 + s, quad);

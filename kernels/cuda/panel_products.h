@@ -16,7 +16,7 @@ template <WeightFormat F, int kTokens>
 struct UnitProduct {
   using Format = FormatOf<F>;
   using Sums = float[kTokens][kRowsOfLane];
-  // Whether integer sums are of 16 columns: those have scales of their own, or a lane has only one half of its runs.
+  // Whether integer sums are of 16 columns: those have scales of their own, or a lane has only one half of its subblocks.
   static constexpr bool kHalves = [] {
     if constexpr (kernels::is_integer<Format>) return Format::Kind::kSums > 1 || unit_parts<Format>() == 2;
     return false;
@@ -38,10 +38,10 @@ struct UnitProduct {
   }
 
  private:
-  // Products of one step with a token's columns from `column` on.
-  TWOFOLD_HD static void multiply_step(const Words& words, const uint8_t* row, int column,
-                                       float (&acc)[kRowsOfLane]) {
-    constexpr int kColumns = Format::kStepColumns;
+  // Products of one slice with a token's columns from `column` on.
+  TWOFOLD_HD static void multiply_slice(const Words& words, const uint8_t* row, int column,
+                                        float (&acc)[kRowsOfLane]) {
+    constexpr int kColumns = Format::kSliceColumns;
     float values[kColumns];
     if constexpr (activation_of(F) == ActivationKind::kF32) {
 #pragma unroll
@@ -63,20 +63,20 @@ struct UnitProduct {
 
   TWOFOLD_HD static void add_plain(const uint8_t* panel, int unit, int quad, int K, const uint8_t* x,
                                    int64_t row_bytes, int count, Sums& acc) {
-    const int num_steps = (K + Format::kStepColumns - 1) / Format::kStepColumns;
-    const int first = unit * kStepsOfUnit;
-    Words words[kStepsOfUnit];
+    const int num_steps = (K + Format::kSliceColumns - 1) / Format::kSliceColumns;
+    const int first = unit * kSlicesOfUnit;
+    Words words[kSlicesOfUnit];
 #pragma unroll
-    for (int s = 0; s < kStepsOfUnit; ++s) {
-      words[s] = first + s < num_steps ? load_words(panel + int64_t(first + s) * kStepBytes + 16 * quad)
+    for (int s = 0; s < kSlicesOfUnit; ++s) {
+      words[s] = first + s < num_steps ? load_words(panel + int64_t(first + s) * kSliceBytes + 16 * quad)
                                        : Words{{0, 0, 0, 0}};
     }
 #pragma unroll
-    for (int s = 0; s < kStepsOfUnit; ++s) {
+    for (int s = 0; s < kSlicesOfUnit; ++s) {
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
         if (t >= count) continue;
-        multiply_step(words[s], x + t * row_bytes, (first + s) * Format::kStepColumns, acc[t]);
+        multiply_slice(words[s], x + t * row_bytes, (first + s) * Format::kSliceColumns, acc[t]);
       }
     }
   }
@@ -86,15 +86,15 @@ struct UnitProduct {
                                     int64_t row_bytes, int count, Sums& acc) {
     const uint8_t* block = panel + int64_t(unit / Format::kUnits) * Format::kPanelBytes;
     const Words scales = load_words(block + 16 * quad);
-    Words words[Format::kUnitSteps];
-    load_steps(block + Format::steps_at(unit % Format::kUnits) + 16 * quad, words);
+    Words words[Format::kUnitSlices];
+    load_slices(block + Format::slices_at(unit % Format::kUnits) + 16 * quad, words);
     Sums part = {};
 #pragma unroll
-    for (int s = 0; s < Format::kUnitSteps; ++s) {
+    for (int s = 0; s < Format::kUnitSlices; ++s) {
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
         if (t >= count) continue;
-        multiply_step(words[s], x + t * row_bytes, unit * Format::kUnitColumns + 4 * s, part[t]);
+        multiply_slice(words[s], x + t * row_bytes, unit * Format::kUnitColumns + 4 * s, part[t]);
       }
     }
 #pragma unroll
@@ -107,44 +107,45 @@ struct UnitProduct {
   }
 
   // A unit's integer sums, then its scales: of the whole unit at once or, where 16 columns have scales of
-  // their own, of the first and then the last half of its runs; where a lane has only one of them, of two of four runs and
+  // their own, of the first and then the last half of its subblocks; where a lane has only one of them, of two of four subblocks and
   // then of the others.
   TWOFOLD_HD static void add_integers(const uint8_t* block, int unit, int part, int column, int quad, int K,
                                       const uint8_t* x, int64_t row_bytes, int count, Sums& acc) {
     constexpr bool kOneHalf = unit_parts<Format>() == 2;
-    constexpr int kRuns = Format::kUnitRuns < 2 ? 1 : 2;  // whose sums are registers
-    constexpr int kSteps = Format::kUnitSteps / (kHalves ? 2 : 1);
+    constexpr int kSubblocks = Format::kUnitSubblocks < 2 ? 1 : 2;  // whose sums are registers
+    constexpr int kSlices = Format::kUnitSlices / (kHalves ? 2 : 1);
 #pragma unroll
     for (int turn = 0; turn < (kHalves && !kOneHalf ? 2 : 1); ++turn) {
       const int half = kOneHalf ? part : turn;
-      Words words[kSteps];
-      load_steps(block + Format::steps_at(unit) + half * kSteps * kStepBytes + 16 * quad, words);
+      Words words[kSlices];
+      load_slices(block + Format::slices_at(unit) + half * kSlices * kSliceBytes + 16 * quad, words);
       const uint8_t* planes =
           block + Format::planes_at(unit) + (kOneHalf ? part * (Format::kUnitPlaneBytes / 2) : 0);
 #pragma unroll
-      for (int first_run = 0; first_run < Format::kUnitRuns; first_run += kRuns) {
-        int32_t dot[kRuns][kTokens][kRowsOfLane] = {};
+      for (int first_subblock = 0; first_subblock < Format::kUnitSubblocks; first_subblock += kSubblocks) {
+        int32_t dot[kSubblocks][kTokens][kRowsOfLane] = {};
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-          multiply_step(words[s], planes, first_run, (kOneHalf ? 0 : half * kSteps) + s,
-                        column + 32 * first_run + (kOneHalf ? 16 * part : 0), quad, K, x, row_bytes, count,
-                        dot);
+        for (int s = 0; s < kSlices; ++s) {
+          multiply_slice(words[s], planes, first_subblock, (kOneHalf ? 0 : half * kSlices) + s,
+                         column + 32 * first_subblock + (kOneHalf ? 16 * part : 0), quad, K, x, row_bytes,
+                         count, dot);
         }
 #pragma unroll
-        for (int run = 0; run < kRuns; ++run) {
-          add_run(block, unit * Format::kUnitRuns + first_run + run, half,
-                  column + 32 * (first_run + run) + 16 * half, quad, K, x, row_bytes, count, dot[run], acc);
+        for (int subblock = 0; subblock < kSubblocks; ++subblock) {
+          add_run(block, unit * Format::kUnitSubblocks + first_subblock + subblock, half,
+                  column + 32 * (first_subblock + subblock) + 16 * half, quad, K, x, row_bytes, count,
+                  dot[subblock], acc);
         }
       }
     }
   }
 
-  // What a run's integer sums, or a half's, add; `first` is its first column.
-  TWOFOLD_HD static void add_run(const uint8_t* block, int run, int half, int first, int quad, int K,
+  // What a subblock's integer sums, or a half's, add; `first` is its first column.
+  TWOFOLD_HD static void add_run(const uint8_t* block, int subblock, int half, int first, int quad, int K,
                                  const uint8_t* x, int64_t row_bytes, int count,
                                  const int32_t (&dot)[kTokens][kRowsOfLane], Sums& acc) {
-    const Lane::F scale = Format::template scale<Lane>(block, run, half, quad);
-    const Lane::F min = Format::template min<Lane>(block, run, half, quad);
+    const Lane::F scale = Format::template scale<Lane>(block, subblock, half, quad);
+    const Lane::F min = Format::template min<Lane>(block, subblock, half, quad);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t >= count) continue;
@@ -166,28 +167,28 @@ struct UnitProduct {
     }
   }
 
-  // One step of two runs of a unit. Of nibbles: low ones are columns of the unit's first half, high ones of its second.
+  // One slice of two subblocks of a unit. Of nibbles: low ones are columns of the unit's first half, high ones of its second.
   template <class Dots>
-  TWOFOLD_HD static void multiply_step(const Words& words, const uint8_t* planes, int first_run, int step,
-                                       int column, int quad, int K, const uint8_t* x, int64_t row_bytes,
-                                       int count, Dots& dot) {
-    constexpr int kSecond = Format::kUnitRuns < 2 ? 0 : 1;  // place of the second run
+  TWOFOLD_HD static void multiply_slice(const Words& words, const uint8_t* planes, int first_subblock,
+                                        int slice, int column, int quad, int K, const uint8_t* x,
+                                        int64_t row_bytes, int count, Dots& dot) {
+    constexpr int kSecond = Format::kUnitSubblocks < 2 ? 0 : 1;  // place of the second subblock
     Words low, high;
     if constexpr (kernels::has_table<Format> && Format::kNibbles) {
       Lane::look_up_signed<Format>(words, low, high);
     } else if constexpr (Format::kCodes == 4) {
-      low = Format::template with_planes<Lane>(Lane::two_bits(words, 2 * first_run), planes, first_run, step,
-                                               quad);
-      high = Format::template with_planes<Lane>(Lane::two_bits(words, 2 * first_run + 2), planes,
-                                                first_run + 1, step, quad);
+      low = Format::template with_planes<Lane>(Lane::two_bits(words, 2 * first_subblock), planes,
+                                               first_subblock, slice, quad);
+      high = Format::template with_planes<Lane>(Lane::two_bits(words, 2 * first_subblock + 2), planes,
+                                                first_subblock + 1, slice, quad);
       if constexpr (kernels::has_table<Format>) {
         low = Lane::look_up<Format, Format::kZero>(low);
         high = Lane::look_up<Format, Format::kZero>(high);
       }
     } else if constexpr (Format::kNibbles) {
-      low = Format::template with_planes<Lane>(Lane::low_nibbles(words), planes, 0, step, quad);
+      low = Format::template with_planes<Lane>(Lane::low_nibbles(words), planes, 0, slice, quad);
       high = Format::template with_planes<Lane>(Lane::high_nibbles(words), planes, kSecond,
-                                                kSecond == 1 ? step : step + 4, quad);
+                                                kSecond == 1 ? slice : slice + 4, quad);
     } else {
 #pragma unroll
       for (int r = 0; r < kRowsOfLane; ++r) low.w[r] = words.w[r] ^ 0x80808080u;
@@ -196,9 +197,9 @@ struct UnitProduct {
     for (int t = 0; t < kTokens; ++t) {
       if (t >= count) continue;
       const Q8Row row = row_of(x, row_bytes, t, K);
-      const uint32_t q0 = row.word(column + 4 * step);
+      const uint32_t q0 = row.word(column + 4 * slice);
       uint32_t q1 = 0;
-      if constexpr (Format::kCodes > 1) q1 = row.word(column + (kSecond == 1 ? 32 : 16) + 4 * step);
+      if constexpr (Format::kCodes > 1) q1 = row.word(column + (kSecond == 1 ? 32 : 16) + 4 * slice);
 #pragma unroll
       for (int r = 0; r < kRowsOfLane; ++r) {
         dot[0][t][r] = dot4(low.w[r], q0, dot[0][t][r]);

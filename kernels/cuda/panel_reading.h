@@ -1,6 +1,6 @@
 // How a panel is cut among lanes and read: units of K, 16 bytes of four rows, scales, encoded activations.
 //
-// Eight lanes read a step together: lane `quad` takes rows 4 quad ... 4 quad + 3, 16 bytes. K is cut into
+// Eight lanes read a slice together: lane `quad` takes rows 4 quad ... 4 quad + 3, 16 bytes. K is cut into
 // units; which lane takes which unit is launch_shapes.h's.
 #pragma once
 #include <cstdint>
@@ -13,21 +13,21 @@
 namespace twofold::cuda {
 
 inline constexpr int kRowsOfLane = 4;
-inline constexpr int kStepsOfUnit = 8;  // of plain formats
+inline constexpr int kSlicesOfUnit = 8;  // of plain formats
 
-using kernels::kStepBytes;
+using kernels::kSliceBytes;
 using kernels::load_as;
 template <WeightFormat F>
 using FormatOf = typename kernels::FormatOf<F>::type;
 
-// Of elements without scales: a unit is some steps instead of a part of a panel block.
+// Of elements without scales: a unit is some slices instead of a part of a panel block.
 template <class Format>
-inline constexpr bool kIsPlain = Format::kPanelBytes == kStepBytes;
+inline constexpr bool kIsPlain = Format::kPanelBytes == kSliceBytes;
 
-// A unit of four runs is two lanes' units: of the first and of the last 16 columns of each run.
+// A unit of four subblocks is two lanes' units: of the first and of the last 16 columns of each subblock.
 template <class Format>
 TWOFOLD_HD constexpr int unit_parts() {
-  if constexpr (kernels::is_integer<Format>) return Format::kUnitRuns == 4 ? 2 : 1;
+  if constexpr (kernels::is_integer<Format>) return Format::kUnitSubblocks == 4 ? 2 : 1;
   return 1;
 }
 
@@ -35,7 +35,7 @@ TWOFOLD_HD constexpr int unit_parts() {
 TWOFOLD_HD constexpr int unit_columns(WeightFormat format) {
   return kernels::with_format(format, []<class Format>(Format) {
     if constexpr (kIsPlain<Format>) {
-      return Format::kStepColumns * kStepsOfUnit;
+      return Format::kSliceColumns * kSlicesOfUnit;
     } else {
       return Format::kUnitColumns / unit_parts<Format>();
     }
@@ -53,11 +53,11 @@ TWOFOLD_HD constexpr int num_units(WeightFormat format, int K) {
 }
 
 // Which of the sources of kernels compiles a format: three, so that they compile side by side.
-enum class Share : uint8_t { kFloats, kRuns, kLargeBlocks };
+enum class Share : uint8_t { kFloats, kSubblocks, kLargeBlocks };
 template <class Format>
 inline constexpr Share kShareOf = !kernels::is_integer<Format>   ? Share::kFloats
                                   : Format::kPanelColumns >= 256 ? Share::kLargeBlocks
-                                                                 : Share::kRuns;
+                                                                 : Share::kSubblocks;
 
 // make(struct of the format) if it is of this share, else nothing.
 template <Share kShare, class Runners, class Make>
@@ -90,11 +90,11 @@ TWOFOLD_HD Words load_words(const uint8_t* p) {
   return words;
 }
 
-// Consecutive steps, all asked for before the first is used.
-template <int kSteps>
-TWOFOLD_HD void load_steps(const uint8_t* first, Words (&out)[kSteps]) {
+// Consecutive slices, all asked for before the first is used.
+template <int kSlices>
+TWOFOLD_HD void load_slices(const uint8_t* first, Words (&out)[kSlices]) {
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s) out[s] = load_words(first + s * kStepBytes);
+  for (int s = 0; s < kSlices; ++s) out[s] = load_words(first + s * kSliceBytes);
 }
 
 // Four entries of a table of 16 (Codes::kTable) as a word, less `zero`.
@@ -227,10 +227,10 @@ struct Lane {
   }
 };
 
-// Weight c of a row's step of floats.
+// Weight c of a row's slice of floats.
 template <class Format>
 TWOFOLD_HD float weight_of(uint32_t word, int c) {
-  constexpr int kBits = 32 / Format::kStepColumns;
+  constexpr int kBits = 32 / Format::kSliceColumns;
   return Format::weight((word >> (kBits * c)) & (0xffffffffu >> (32 - kBits)));
 }
 

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kPlaceThreads, 1)
   }
   uint32_t mine = 0;
   for (int p = threadIdx.x; p < num_pairs; p += kPlaceThreads) {
-    const uint8_t where = ids[p] < 0 ? kNobody : place[ids[p]];  // < 0: a row of padding
+    const uint8_t where = ids[p] < 0 ? kPadding : place[ids[p]];  // < 0: a row of padding
     placed.where[p] = where;
     mine += where == kCpu;
     if (mailbox != nullptr) {

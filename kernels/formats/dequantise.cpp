@@ -4,7 +4,7 @@
 namespace twofold::kernels {
 namespace {
 
-// out[i] = scale(half) * (u[i] - zero) + min(half) for a run, whose halves are 16 columns.
+// out[i] = scale(half) * (u[i] - zero) + min(half) for a subblock, whose halves are 16 columns.
 template <class Format, class Scale, class Min>
 void put_run(const uint8_t* u, const Scale& scale, const Min& min, float* out) {
   for (int half = 0; half < 2; ++half) {
@@ -19,37 +19,38 @@ void put_run(const uint8_t* u, const Scale& scale, const Min& min, float* out) {
 }
 
 template <class Format>
-void dequantise_integers(const uint8_t* row, const void* apart, int64_t columns, float* out) {
-  for (int64_t k = 0; k < columns; k += kRunColumns) {
-    const SourceBlock source = source_block<Format>(row, apart, k / Format::kBlockColumns);
-    const int run = static_cast<int>(k % Format::kBlockColumns / kRunColumns);
-    uint8_t u[kRunColumns];
-    Format::values(source, run, u);
+void dequantise_integers(const uint8_t* row, const void* separate, int64_t columns, float* out) {
+  for (int64_t k = 0; k < columns; k += kSubblockColumns) {
+    const SourceBlock source = source_block<Format>(row, separate, k / Format::kBlockColumns);
+    const int subblock = static_cast<int>(k % Format::kBlockColumns / kSubblockColumns);
+    uint8_t u[kSubblockColumns];
+    Format::values(source, subblock, u);
     if constexpr (has_table<Format>) {
       for (uint8_t& value : u) value = Format::kTable[value];
     }
     put_run<Format>(
-        u, [&](int half) { return Format::source_scale(source, run, half); },
-        [&](int half) { return Format::source_min(source, run, half); }, out + k);
+        u, [&](int half) { return Format::source_scale(source, subblock, half); },
+        [&](int half) { return Format::source_min(source, subblock, half); }, out + k);
   }
 }
 
 template <class Format>
 void unpack_integers(const uint8_t* panel, int row, int64_t columns, float* out) {
-  for (int64_t k = 0; k < columns; k += kRunColumns) {
+  for (int64_t k = 0; k < columns; k += kSubblockColumns) {
     const uint8_t* block = panel + k / Format::kPanelColumns * Format::kPanelBytes;
-    const int run = static_cast<int>(k % Format::kPanelColumns / kRunColumns);
-    uint8_t u[kRunColumns];
-    run_values<Format>(block, row, run, u);
+    const int subblock = static_cast<int>(k % Format::kPanelColumns / kSubblockColumns);
+    uint8_t u[kSubblockColumns];
+    subblock_values<Format>(block, row, subblock, u);
     const auto scale = [&](int half) {
-      if constexpr (requires { Format::exact_half_scale(block, run, half, row); }) {
-        return Format::exact_half_scale(block, run, half, row);
+      if constexpr (requires { Format::exact_half_scale(block, subblock, half, row); }) {
+        return Format::exact_half_scale(block, subblock, half, row);
       } else {
-        return Format::template scale<OneRow>(block, run, half, row);
+        return Format::template scale<OneRow>(block, subblock, half, row);
       }
     };
     put_run<Format>(
-        u, scale, [&](int half) { return Format::template min<OneRow>(block, run, half, row); }, out + k);
+        u, scale, [&](int half) { return Format::template min<OneRow>(block, subblock, half, row); },
+        out + k);
   }
 }
 

@@ -50,22 +50,22 @@ struct OneRow {
   static F negative(F v) { return -v; }
 };
 
-// The 32 unsigned weights of a row in a run of a panel block.
+// The 32 unsigned weights of a row in a subblock of a panel block.
 template <class Format>
-void run_values(const uint8_t* panel, int row, int run, uint8_t* u) {
-  for (int step = 0; step < 8; ++step) {
-    store_as(u + 4 * step, Format::template bytes<OneRow>(panel, run / Format::kGroupRuns,
-                                                          run % Format::kGroupRuns, step, row));
+void subblock_values(const uint8_t* panel, int row, int subblock, uint8_t* u) {
+  for (int slice = 0; slice < 8; ++slice) {
+    store_as(u + 4 * slice, Format::template bytes<OneRow>(panel, subblock / Format::kGroupSubblocks,
+                                                           subblock % Format::kGroupSubblocks, slice, row));
   }
 }
 
 // Bits of element k in a panel block's row, for element formats.
 template <class Format>
 uint32_t element_bits(const uint8_t* panel, int row, int64_t k) {
-  constexpr int kBits = 32 / Format::kStepColumns;
-  const uint8_t* steps = panel + Format::kHeaderBytes;
-  const uint32_t word = load_as<uint32_t>(steps + k / Format::kStepColumns * kStepBytes + 4 * row);
-  return word >> (k % Format::kStepColumns * kBits) & (0xffffffffu >> (32 - kBits));
+  constexpr int kBits = 32 / Format::kSliceColumns;
+  const uint8_t* slices = panel + Format::kHeaderBytes;
+  const uint32_t word = load_as<uint32_t>(slices + k / Format::kSliceColumns * kSliceBytes + 4 * row);
+  return word >> (k % Format::kSliceColumns * kBits) & (0xffffffffu >> (32 - kBits));
 }
 
 }  // namespace twofold::kernels

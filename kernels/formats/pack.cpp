@@ -23,12 +23,12 @@ bool all_finite(Word exponent, const uint8_t* bytes, int64_t num_bytes) {
 constexpr uint16_t kF16Exponent = 0x7c00;
 constexpr uint32_t kF32Exponent = 0x7f800000;
 
-constexpr int kChunkSteps = 64;  // taken from four rows at once: 8 KiB of a panel
+constexpr int kChunkSlices = 64;  // taken from four rows at once: 8 KiB of a panel
 
 // What the rows that a panel misses are read from: zero weights once xored with Flip.
 template <uint8_t Flip>
 struct Missing {
-  uint8_t bytes[4 * kChunkSteps];
+  uint8_t bytes[4 * kChunkSlices];
   constexpr Missing() : bytes() {
     for (uint8_t& byte : bytes) byte = Flip;
   }
@@ -36,15 +36,15 @@ struct Missing {
 template <uint8_t Flip>
 alignas(16) constexpr Missing<Flip> kMissing;
 
-// `steps` steps (at most kChunkSteps) of 32 rows into a panel, each byte xored with Flip.
+// `slices` slices (at most kChunkSlices) of 32 rows into a panel, each byte xored with Flip.
 template <uint8_t Flip = 0>
-void put_steps(const uint8_t* const* rows, int steps, uint8_t* to) {
+void put_slices(const uint8_t* const* rows, int slices, uint8_t* to) {
   const uint32_t flip = 0x01010101u * Flip;
   for (int r = 0; r < kPanelRows; r += 4) {
     const uint8_t *a = rows[r], *b = rows[r + 1], *c = rows[r + 2], *d = rows[r + 3];
     uint8_t* out = to + 4 * r;
     int s = 0;
-    for (; s + 4 <= steps; s += 4, out += 4 * kStepBytes) {
+    for (; s + 4 <= slices; s += 4, out += 4 * kSliceBytes) {
       const Four va = load_as<Four>(a + 4 * s) ^ flip, vb = load_as<Four>(b + 4 * s) ^ flip;
       const Four vc = load_as<Four>(c + 4 * s) ^ flip, vd = load_as<Four>(d + 4 * s) ^ flip;
       const Four ab = __builtin_shufflevector(va, vb, 0, 4, 1, 5),
@@ -52,38 +52,38 @@ void put_steps(const uint8_t* const* rows, int steps, uint8_t* to) {
       const Four ef = __builtin_shufflevector(va, vb, 2, 6, 3, 7),
                  gh = __builtin_shufflevector(vc, vd, 2, 6, 3, 7);
       store_as(out, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
-      store_as(out + kStepBytes, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
-      store_as(out + 2 * kStepBytes, __builtin_shufflevector(ef, gh, 0, 1, 4, 5));
-      store_as(out + 3 * kStepBytes, __builtin_shufflevector(ef, gh, 2, 3, 6, 7));
+      store_as(out + kSliceBytes, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
+      store_as(out + 2 * kSliceBytes, __builtin_shufflevector(ef, gh, 0, 1, 4, 5));
+      store_as(out + 3 * kSliceBytes, __builtin_shufflevector(ef, gh, 2, 3, 6, 7));
     }
-    for (; s < steps; ++s, out += kStepBytes) {
+    for (; s < slices; ++s, out += kSliceBytes) {
       for (int i = 0; i < 4; ++i) store_as(out + 4 * i, load_as<uint32_t>(rows[r + i] + 4 * s) ^ flip);
     }
   }
 }
 
-// Writes rows of plain bytes: 4 bytes per step, zeros after the last. Returns whether all elements are finite.
+// Writes rows of plain bytes: 4 bytes per slice, zeros after the last. Returns whether all elements are finite.
 template <class Word>
 bool put_bytes(Word exponent, const uint8_t* const* rows, int num_rows, int64_t first, int64_t num_bytes,
                uint8_t* to) {
   const uint8_t* at[kPanelRows];
   bool finite = true;
   int64_t byte = 0;
-  for (; byte + 4 <= num_bytes; byte += 4 * kChunkSteps) {
-    const int64_t steps = (num_bytes - byte) / 4;
-    const int here = static_cast<int>(steps < kChunkSteps ? steps : kChunkSteps);
+  for (; byte + 4 <= num_bytes; byte += 4 * kChunkSlices) {
+    const int64_t slices = (num_bytes - byte) / 4;
+    const int here = static_cast<int>(slices < kChunkSlices ? slices : kChunkSlices);
     for (int r = 0; r < kPanelRows; ++r) at[r] = r < num_rows ? rows[r] + first + byte : kMissing<0>.bytes;
-    put_steps(at, here, to + byte / 4 * kStepBytes);
-    finite &= all_finite(exponent, to + byte / 4 * kStepBytes, here * kStepBytes);
+    put_slices(at, here, to + byte / 4 * kSliceBytes);
+    finite &= all_finite(exponent, to + byte / 4 * kSliceBytes, here * kSliceBytes);
   }
   const int64_t rest = num_bytes % 4;
   if (rest == 0) return finite;
-  uint8_t* last = to + num_bytes / 4 * kStepBytes;
-  std::memset(last, 0, kStepBytes);
+  uint8_t* last = to + num_bytes / 4 * kSliceBytes;
+  std::memset(last, 0, kSliceBytes);
   for (int r = 0; r < num_rows; ++r) {
     std::memcpy(last + 4 * r, rows[r] + first + num_bytes - rest, static_cast<size_t>(rest));
   }
-  return finite & all_finite(exponent, last, kStepBytes);
+  return finite & all_finite(exponent, last, kSliceBytes);
 }
 
 // A block after the other: the grid's scales of its rows, then their bytes.
@@ -106,23 +106,24 @@ bool pack_scaled_bytes(const uint8_t* const* rows, const void* const* scales, in
 // Block i of those that belong to a panel block.
 template <class Format>
 SourceBlock block_at(SourceBlock first, int i) {
-  const bool lies_apart = Format::kApartBytes > 0 && first.apart != nullptr;
-  first.block += i * (lies_apart ? Format::kApartBytes : Format::kBlockBytes);
-  if (lies_apart) first.apart += i;
+  const bool is_separate = Format::kSeparateBytes > 0 && first.separate != nullptr;
+  first.block += i * (is_separate ? Format::kSeparateBytes : Format::kBlockBytes);
+  if (is_separate) first.separate += i;
   return first;
 }
 
-// A row's steps of a panel block, unit after unit; in place, or in scratch.
+// A row's slices of a panel block, unit after unit; in place, or in scratch.
 template <class Format>
 const uint8_t* steps_of(const SourceBlock& source, uint8_t* scratch) {
-  if constexpr (requires { Format::steps(source, source.count, scratch); }) {
-    return Format::steps(source, source.count, scratch);
+  if constexpr (requires { Format::slices(source, source.count, scratch); }) {
+    return Format::slices(source, source.count, scratch);
   } else {
-    constexpr int kBlockRuns = Format::kBlockColumns / kRunColumns, kBits = Format::kCodeBits;
+    constexpr int kBlockSubblocks = Format::kBlockColumns / kSubblockColumns, kBits = Format::kCodeBits;
     constexpr int kBytes = Format::kUnitColumns / Format::kCodes;  // bytes of a unit
     uint8_t u[Format::kPanelColumns] = {};
-    for (int run = 0; run < source.count * kBlockRuns; ++run)
-      Format::values(block_at<Format>(source, run / kBlockRuns), run % kBlockRuns, u + kRunColumns * run);
+    for (int subblock = 0; subblock < source.count * kBlockSubblocks; ++subblock)
+      Format::values(block_at<Format>(source, subblock / kBlockSubblocks), subblock % kBlockSubblocks,
+                     u + kSubblockColumns * subblock);
     for (int unit = 0; unit < Format::kUnits; ++unit) {
       const uint8_t* first = u + Format::kUnitColumns * unit;
       for (int i = 0; i < kBytes; ++i) {
@@ -140,18 +141,18 @@ const uint8_t* steps_of(const SourceBlock& source, uint8_t* scratch) {
 template <class Format>
 void put_planes(const SourceBlock& block, int unit, int row, uint8_t* planes) {
   uint32_t words[Format::kUnitPlaneBytes / kPlaneBytes] = {};
-  for (int odd = 0; odd < Format::kUnitRuns; ++odd) {
-    const int run = unit * Format::kUnitRuns + odd;
-    uint8_t u[kRunColumns];
-    if constexpr (requires { Format::upper(block, run, u); }) {
-      Format::upper(block, run, u);
+  for (int odd = 0; odd < Format::kUnitSubblocks; ++odd) {
+    const int subblock = unit * Format::kUnitSubblocks + odd;
+    uint8_t u[kSubblockColumns];
+    if constexpr (requires { Format::upper(block, subblock, u); }) {
+      Format::upper(block, subblock, u);
     } else {
-      Format::values(block, run, u);
+      Format::values(block, subblock, u);
       for (uint8_t& value : u) value = static_cast<uint8_t>(value >> Format::kCodeBits);
     }
-    for (int step = 0; step < 8; ++step) {
-      words[Format::plane_at(odd, step) / kPlaneBytes] |= load_as<uint32_t>(u + 4 * step)
-                                                          << Format::shift_at(odd, step);
+    for (int slice = 0; slice < 8; ++slice) {
+      words[Format::plane_at(odd, slice) / kPlaneBytes] |= load_as<uint32_t>(u + 4 * slice)
+                                                           << Format::shift_at(odd, slice);
     }
   }
   for (uint32_t word : words) {
@@ -161,15 +162,15 @@ void put_planes(const SourceBlock& block, int unit, int row, uint8_t* planes) {
 }
 
 template <class Format>
-bool pack_integers(const uint8_t* const* rows, const void* const* apart, int num_rows, int64_t columns,
+bool pack_integers(const uint8_t* const* rows, const void* const* separate, int num_rows, int64_t columns,
                    uint8_t* panel) {
   constexpr int kSourceBlocks = Format::kPanelColumns / Format::kBlockColumns;
   // Without planes between them the units are one section.
   constexpr int kSections = Format::kPlanes > 0 ? Format::kUnits : 1;
-  constexpr int kSteps = Format::kUnits * Format::kUnitSteps / kSections;
+  constexpr int kSlices = Format::kUnits * Format::kUnitSlices / kSections;
   const int64_t blocks = columns / Format::kBlockColumns;
   bool finite = true;
-  alignas(16) uint8_t scratch[kPanelRows][4 * Format::kUnits * Format::kUnitSteps];
+  alignas(16) uint8_t scratch[kPanelRows][4 * Format::kUnits * Format::kUnitSlices];
   for (int64_t b = 0; b < blocks; b += kSourceBlocks, panel += Format::kPanelBytes) {
     const int count =
         kSourceBlocks == 1 || blocks - b >= kSourceBlocks ? kSourceBlocks : static_cast<int>(blocks - b);
@@ -178,16 +179,16 @@ bool pack_integers(const uint8_t* const* rows, const void* const* apart, int num
     for (int r = 0; r < kPanelRows; ++r) {
       at[r] = kMissing<Format::kFlip>.bytes;
       if (r >= num_rows) continue;
-      SourceBlock source = source_block<Format>(rows[r], apart == nullptr ? nullptr : apart[r], b);
+      SourceBlock source = source_block<Format>(rows[r], separate == nullptr ? nullptr : separate[r], b);
       source.count = count;
       at[r] = steps_of<Format>(source, scratch[r]);
-      for (int i = 0, run = 0; i < count; ++i, run += Format::kBlockColumns / kRunColumns)
-        finite &= Format::put_scales(block_at<Format>(source, i), panel, run, r);
+      for (int i = 0, subblock = 0; i < count; ++i, subblock += Format::kBlockColumns / kSubblockColumns)
+        finite &= Format::put_scales(block_at<Format>(source, i), panel, subblock, r);
     }
     finite &= all_finite(kF16Exponent, panel, 2 * kPanelRows * Format::kHalves);
     for (int section = 0; section < kSections; ++section) {
-      put_steps<Format::kFlip>(at, kSteps, panel + Format::steps_at(section));
-      for (const uint8_t*& row : at) row += 4 * kSteps;
+      put_slices<Format::kFlip>(at, kSlices, panel + Format::slices_at(section));
+      for (const uint8_t*& row : at) row += 4 * kSlices;
     }
     if constexpr (Format::kPlanes > 0) {
       for (int unit = 0; unit < Format::kUnits; ++unit) {

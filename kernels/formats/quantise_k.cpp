@@ -1,7 +1,7 @@
-// Blocks of 256 weights whose runs have small integer scales under a common float one (GGUF's K types).
+// Blocks of 256 weights whose subblocks have small integer scales under a common float one (GGUF's K types).
 //
-// Each run is fitted alone first. Then the common scales are chosen, the runs' scales rounded to them, and
-// from there on only what can be stored is compared: neighbouring integers for each run, and once more the
+// Each subblock is fitted alone first. Then the common scales are chosen, the subblocks' scales rounded to them, and
+// from there on only what can be stored is compared: neighbouring integers for each subblock, and once more the
 // common scales for the integers that came out.
 #include <algorithm>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kBlock = 256;
 
-// ---- q4_k, q5_k: weight = d * scale * q - dmin * min, scale and min of 6 bits for each run of 32 ----
+// ---- q4_k, q5_k: weight = d * scale * q - dmin * min, scale and min of 6 bits for each subblock of 32 ----
 
 struct AffineBlock {
   uint16_t d, dmin;
@@ -25,10 +25,12 @@ struct AffineBlock {
 float choose_runs(const float* x, const float* w, const Affine* wanted, int highest, AffineBlock& block) {
   const float d = float_of_f16(block.d), dmin = float_of_f16(block.dmin), top = static_cast<float>(highest);
   float total = 0.0f;
-  for (int run = 0; run < 8; ++run) {
-    const float *xs = x + 32 * run, *ws = w + 32 * run;
-    const int scale0 = static_cast<int>(nearest_within(wanted[run].scale * inverse_or_zero(d), 0.0f, 63.0f));
-    const int min0 = static_cast<int>(nearest_within(-wanted[run].min * inverse_or_zero(dmin), 0.0f, 63.0f));
+  for (int subblock = 0; subblock < 8; ++subblock) {
+    const float *xs = x + 32 * subblock, *ws = w + 32 * subblock;
+    const int scale0 =
+        static_cast<int>(nearest_within(wanted[subblock].scale * inverse_or_zero(d), 0.0f, 63.0f));
+    const int min0 =
+        static_cast<int>(nearest_within(-wanted[subblock].min * inverse_or_zero(dmin), 0.0f, 63.0f));
     float best = INFINITY;
     for (int scale = std::clamp(scale0 - 1, 0, 63); scale <= std::clamp(scale0 + 1, 0, 63); ++scale) {
       for (int min = std::clamp(min0 - 1, 0, 63); min <= std::clamp(min0 + 1, 0, 63); ++min) {
@@ -36,16 +38,17 @@ float choose_runs(const float* x, const float* w, const Affine* wanted, int high
         const float error = try_affine(xs, ws, 32, tried, top, true).error;
         if (error < best) {
           best = error;
-          block.scale[run] = scale;
-          block.min[run] = min;
+          block.scale[subblock] = scale;
+          block.min[subblock] = min;
         }
       }
     }
     total += best;
-    const float inverse = inverse_or_zero(d * static_cast<float>(block.scale[run]));
-    const float offset = dmin * static_cast<float>(block.min[run]);
+    const float inverse = inverse_or_zero(d * static_cast<float>(block.scale[subblock]));
+    const float offset = dmin * static_cast<float>(block.min[subblock]);
     for (int i = 0; i < 32; ++i) {
-      block.q[32 * run + i] = static_cast<uint8_t>(nearest_within((xs[i] + offset) * inverse, 0.0f, top));
+      block.q[32 * subblock + i] =
+          static_cast<uint8_t>(nearest_within((xs[i] + offset) * inverse, 0.0f, top));
     }
   }
   return total;
@@ -74,10 +77,10 @@ void refit_common(const float* x, const float* w, const AffineBlock& block, floa
 AffineBlock fit_affine_block(const float* x, const float* w, int highest) {
   Affine wanted[8];
   float max_scale = 0.0f, max_min = 0.0f;
-  for (int run = 0; run < 8; ++run) {
-    wanted[run] = fit_affine(x + 32 * run, w + 32 * run, 32, highest, true);
-    max_scale = wanted[run].scale > max_scale ? wanted[run].scale : max_scale;
-    max_min = -wanted[run].min > max_min ? -wanted[run].min : max_min;
+  for (int subblock = 0; subblock < 8; ++subblock) {
+    wanted[subblock] = fit_affine(x + 32 * subblock, w + 32 * subblock, 32, highest, true);
+    max_scale = wanted[subblock].scale > max_scale ? wanted[subblock].scale : max_scale;
+    max_min = -wanted[subblock].min > max_min ? -wanted[subblock].min : max_min;
   }
   AffineBlock best;
   best.d = stored_f16(max_scale / 63.0f);
@@ -103,23 +106,23 @@ void put_affine_head(const AffineBlock& from, uint8_t* block) {
   std::memcpy(block, &from.d, 2);
   std::memcpy(block + 2, &from.dmin, 2);
   uint8_t* packed = block + 4;
-  for (int run = 0; run < 4; ++run) {
-    const int high_scale = from.scale[run + 4], high_min = from.min[run + 4];
-    packed[run] = static_cast<uint8_t>(from.scale[run] | high_scale >> 4 << 6);
-    packed[run + 4] = static_cast<uint8_t>(from.min[run] | high_min >> 4 << 6);
-    packed[run + 8] = static_cast<uint8_t>((high_scale & 0xf) | (high_min & 0xf) << 4);
+  for (int subblock = 0; subblock < 4; ++subblock) {
+    const int high_scale = from.scale[subblock + 4], high_min = from.min[subblock + 4];
+    packed[subblock] = static_cast<uint8_t>(from.scale[subblock] | high_scale >> 4 << 6);
+    packed[subblock + 4] = static_cast<uint8_t>(from.min[subblock] | high_min >> 4 << 6);
+    packed[subblock + 8] = static_cast<uint8_t>((high_scale & 0xf) | (high_min & 0xf) << 4);
   }
 }
 
 void put_nibbles(const AffineBlock& from, uint8_t* q) {
   for (int pair = 0; pair < 4; ++pair) {
-    const uint8_t* run = from.q + 64 * pair;
+    const uint8_t* subblock = from.q + 64 * pair;
     for (int i = 0; i < 32; ++i)
-      q[32 * pair + i] = static_cast<uint8_t>((run[i] & 0xf) | (run[32 + i] & 0xf) << 4);
+      q[32 * pair + i] = static_cast<uint8_t>((subblock[i] & 0xf) | (subblock[32 + i] & 0xf) << 4);
   }
 }
 
-// ---- q6_k: weight = d * scale * (q - 32), scale a signed byte for each run of 16 ----
+// ---- q6_k: weight = d * scale * (q - 32), scale a signed byte for each subblock of 16 ----
 
 struct ScaledBlock {
   uint16_t d;
@@ -130,21 +133,23 @@ struct ScaledBlock {
 float choose_scales(const float* x, const float* w, const float* wanted, ScaledBlock& block) {
   const float d = float_of_f16(block.d);
   float total = 0.0f;
-  for (int run = 0; run < 16; ++run) {
-    const float *xs = x + 16 * run, *ws = w + 16 * run;
-    const int scale0 = static_cast<int>(nearest_within(wanted[run] * inverse_or_zero(d), -128.0f, 127.0f));
+  for (int subblock = 0; subblock < 16; ++subblock) {
+    const float *xs = x + 16 * subblock, *ws = w + 16 * subblock;
+    const int scale0 =
+        static_cast<int>(nearest_within(wanted[subblock] * inverse_or_zero(d), -128.0f, 127.0f));
     float best = INFINITY;
     for (int scale = std::clamp(scale0 - 1, -128, 127); scale <= std::clamp(scale0 + 1, -128, 127); ++scale) {
       const float error = try_scale(xs, ws, 16, d * static_cast<float>(scale), -32.0f, 31.0f).error;
       if (error < best) {
         best = error;
-        block.scale[run] = scale;
+        block.scale[subblock] = scale;
       }
     }
     total += best;
-    const float inverse = inverse_or_zero(d * static_cast<float>(block.scale[run]));
+    const float inverse = inverse_or_zero(d * static_cast<float>(block.scale[subblock]));
     for (int i = 0; i < 16; ++i) {
-      block.q[16 * run + i] = static_cast<uint8_t>(nearest_within(xs[i] * inverse, -32.0f, 31.0f) + 32.0f);
+      block.q[16 * subblock + i] =
+          static_cast<uint8_t>(nearest_within(xs[i] * inverse, -32.0f, 31.0f) + 32.0f);
     }
   }
   return total;
@@ -152,9 +157,9 @@ float choose_scales(const float* x, const float* w, const float* wanted, ScaledB
 
 ScaledBlock fit_scaled_block(const float* x, const float* w) {
   float wanted[16], extreme = 0.0f;
-  for (int run = 0; run < 16; ++run) {
-    wanted[run] = fit_scale(x + 16 * run, w + 16 * run, 16, 32);
-    if (std::fabs(wanted[run]) > std::fabs(extreme)) extreme = wanted[run];
+  for (int subblock = 0; subblock < 16; ++subblock) {
+    wanted[subblock] = fit_scale(x + 16 * subblock, w + 16 * subblock, 16, 32);
+    if (std::fabs(wanted[subblock]) > std::fabs(extreme)) extreme = wanted[subblock];
   }
   ScaledBlock best;
   best.d = stored_f16(extreme / -128.0f);
@@ -190,7 +195,7 @@ void formats::Q5_K::quantise(const float* x, const float* w, uint8_t* block) {
   put_affine_head(best, block);
   for (int i = 0; i < 32; ++i) {
     int high = 0;
-    for (int run = 0; run < 8; ++run) high |= best.q[32 * run + i] >> 4 << run;
+    for (int subblock = 0; subblock < 8; ++subblock) high |= best.q[32 * subblock + i] >> 4 << subblock;
     block[16 + i] = static_cast<uint8_t>(high);
   }
   put_nibbles(best, block + 48);
@@ -208,7 +213,8 @@ void formats::Q6_K::quantise(const float* x, const float* w, uint8_t* block) {
           static_cast<uint8_t>(q[i] >> 4 | q[32 + i] >> 4 << 2 | q[64 + i] >> 4 << 4 | q[96 + i] >> 4 << 6);
     }
   }
-  for (int run = 0; run < 16; ++run) block[192 + run] = static_cast<uint8_t>(best.scale[run]);
+  for (int subblock = 0; subblock < 16; ++subblock)
+    block[192 + subblock] = static_cast<uint8_t>(best.scale[subblock]);
   std::memcpy(block + 208, &best.d, 2);
 }
 

@@ -38,9 +38,10 @@ void put_q4_0(const float* x, float inverse, uint8_t* q) {
 int code_of(float twice) {
   const float magnitude = std::fabs(twice);
   // Halfway between neighbours; an odd code begins above it.
-  constexpr float kBegins[] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
+  constexpr float kRoundsUpFrom[] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
   int code = 0;
-  for (int c = 0; c < 7; ++c) code += c % 2 == 0 ? magnitude > kBegins[c] : magnitude >= kBegins[c];
+  for (int c = 0; c < 7; ++c)
+    code += c % 2 == 0 ? magnitude > kRoundsUpFrom[c] : magnitude >= kRoundsUpFrom[c];
   return std::signbit(twice) && code > 0 ? code + 8 : code;
 }
 

@@ -66,7 +66,7 @@ class ShortChatWriter(ChatWriter):
             return None
         return self.rng.choice(ASK_TO_CONTINUE).format(opening.strip()), answer
 
-    def told(self) -> tuple[str, str] | None:
+    def new_tale(self) -> tuple[str, str] | None:
         """A request for a tale and a short form of it; None where its paragraphs are too long for one."""
         whole = self.whole and self.rng.random() < WHOLE_SHARE
         title, units = self.rng.choice(self.whole if whole else self.stories)
@@ -85,7 +85,7 @@ class ShortChatWriter(ChatWriter):
     def story_turn(self) -> tuple[str, str]:
         """A request for a tale or for its continuation, and the answer."""
         while True:
-            turn = self.continuation() if self.rng.random() < CONTINUE_SHARE else self.told()
+            turn = self.continuation() if self.rng.random() < CONTINUE_SHARE else self.new_tale()
             if turn:
                 return turn
 

@@ -138,8 +138,8 @@ def _parse_row(line: str) -> tuple[Instance, Row]:
     if cells[3] != "-":
         pairs = (re.fullmatch(r"(\S+) \((\S+)\)", cell) for cell in cells[-len(TRAFFIC) :])
         launch = Launch(int(cells[3]), int(cells[4]), tuple((float(p[1]), float(p[2])) for p in pairs if p))
-    shared, registers, stack = (_apart(cells[i]) for i in (5, 6, 7))
-    widths = [_apart(cell) for cell in cells[9 : 9 + len(ACCESSES)]]
+    shared, registers, stack = (_cell_parts(cells[i]) for i in (5, 6, 7))
+    widths = [_cell_parts(cell) for cell in cells[9 : 9 + len(ACCESSES)]]
     compiled = {}
     for i, arch in enumerate(ARCHITECTURES):
         accesses = tuple(_widths(column[i]) for column in widths)
@@ -152,7 +152,7 @@ def _side_by_side(values: Iterable[object]) -> str:
     return texts[0] if len(set(texts)) == 1 else " ".join(texts)
 
 
-def _apart(cell: str) -> list[str]:
+def _cell_parts(cell: str) -> list[str]:
     texts = cell.split()
     return texts * len(ARCHITECTURES) if len(texts) == 1 else texts
 

@@ -39,21 +39,21 @@ def stub(name: str) -> str:
     refinements = ast.parse(text).body
     begin = min(node.lineno for node in refinements if _name(node) in vars(native))
     further = ast.Module([node for node in refinements if node.lineno >= begin], [])
-    told = ast.Module(list(signatures.definitions(native)), [])
-    told.body = refined_members(told, further, native.__name__)
+    reported = ast.Module(list(signatures.definitions(native)), [])
+    reported.body = refined_members(reported, further, native.__name__)
     return formatted(
-        "\n".join([*text.splitlines()[: begin - 1], ast.unparse(ast.fix_missing_locations(told))])
+        "\n".join([*text.splitlines()[: begin - 1], ast.unparse(ast.fix_missing_locations(reported))])
     )
 
 
-def refined_members(told: _Scope, refined: _Scope, where: str) -> list[Any]:
+def refined_members(reported: _Scope, refined: _Scope, where: str) -> list[Any]:
     """What a module or class has, with the types and docstrings of its refinement. StaleError."""
-    own = ast.get_docstring(told)
+    own = ast.get_docstring(reported)
     doc = signatures.documented(ast.get_docstring(refined) or own or "")
     further: dict[str | None, Any] = {_name(node): node for node in refined.body if _name(node)}
     members = [
         _refined(node, further.pop(_name(node), None), where)
-        for node in (told.body[1:] if own else told.body)
+        for node in (reported.body[1:] if own else reported.body)
     ]
     if unknown := further.keys() - set(NOT_SHOWN):
         raise StaleError(f"{where} has no {', '.join(map(str, unknown))}")
@@ -72,32 +72,32 @@ def _name(node: ast.AST) -> str | None:
     return getattr(node, "name", None)
 
 
-def _refined(told: Any, refined: Any, where: str) -> Any:
+def _refined(reported: Any, refined: Any, where: str) -> Any:
     if refined is None:
-        return told
-    where = f"{where}.{_name(told)}"
-    if type(told) is not type(refined):
+        return reported
+    where = f"{where}.{_name(reported)}"
+    if type(reported) is not type(refined):
         raise StaleError(f"{where} is another kind of thing than its refinement")
-    if isinstance(told, ast.AnnAssign):
-        told.annotation = refined.annotation
-    elif isinstance(told, ast.FunctionDef):
-        _refine_function(told, refined, where)
+    if isinstance(reported, ast.AnnAssign):
+        reported.annotation = refined.annotation
+    elif isinstance(reported, ast.FunctionDef):
+        _refine_function(reported, refined, where)
     else:
-        told.body = refined_members(told, refined, where)
-    return told
+        reported.body = refined_members(reported, refined, where)
+    return reported
 
 
-def _refine_function(told: ast.FunctionDef, refined: ast.FunctionDef, where: str) -> None:
-    if told.args.kwarg is not None:  # the module reads keywords by itself
-        told.args = refined.args
+def _refine_function(reported: ast.FunctionDef, refined: ast.FunctionDef, where: str) -> None:
+    if reported.args.kwarg is not None:  # the module reads keywords by itself
+        reported.args = refined.args
     else:
         kinds = {each.arg: each.annotation for each in _parameters(refined)}
-        for each in _parameters(told):
+        for each in _parameters(reported):
             each.annotation = kinds.pop(each.arg, None) or each.annotation
         if kinds:
             raise StaleError(f"{where} has no {', '.join(kinds)}")
-    told.returns = refined.returns or told.returns
-    told.body = signatures.documented(ast.get_docstring(refined) or "") or told.body
+    reported.returns = refined.returns or reported.returns
+    reported.body = signatures.documented(ast.get_docstring(refined) or "") or reported.body
 
 
 def _parameters(function: ast.FunctionDef) -> Sequence[ast.arg]:

@@ -128,7 +128,7 @@ def test_api_keys_add_up(argv, environ, keys):
         (["--api-key", "schlüssel"], {}),
     ],
 )
-def test_a_key_that_would_leave_the_door_open_is_refused(argv, environ):
+def test_an_empty_key_is_refused(argv, environ):
     with pytest.raises(ConfigError, match=r"--api-key was given .*unset TWOFOLD_API_KEY") as caught:
         parse(ServerConfig, argv, environ)
     assert "schlüssel" not in str(caught.value)

@@ -10,7 +10,7 @@ from twofold.api import errors, types
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 
 
-def test_every_error_is_a_twofold_error_and_says_so_in_one_hierarchy() -> None:
+def test_every_error_derives_from_twofold_error() -> None:
     ours = [
         value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)
     ]

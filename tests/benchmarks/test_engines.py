@@ -54,9 +54,13 @@ def test_twofold_is_run_on_the_file_with_the_same_prompt(fake_python, calls_of) 
     assert TwofoldEngine(python).measure(MODEL, WORK) == Round(300.0, 20.0, {"cpu_isa": "avx2"})
     (call,) = calls_of(python)
     assert call[:4] == ["-m", "twofold.tools.cli", "bench", str(MODEL)]
-    told = dict(itertools.pairwise(call))
+    reported = dict(itertools.pairwise(call))
     # Of N + 1 new tokens the first comes out of the prompt's step, so N steps are timed.
-    assert (told["--new-tokens"], told["--random-prompt"], told["--cpu-threads"]) == ("11", "7", "2")
+    assert (reported["--new-tokens"], reported["--random-prompt"], reported["--cpu-threads"]) == (
+        "11",
+        "7",
+        "2",
+    )
 
 
 def test_llama_tries_its_switches_once_and_keeps_the_best_for_each_test(
@@ -120,10 +124,10 @@ class Scripted:
 
     def measure(self, model: Path, work: Workload) -> Round:
         self.log.append(self.name)
-        told = self.rounds.pop(0)
-        if isinstance(told, str):
-            raise BenchmarkError(told)
-        return told
+        reported = self.rounds.pop(0)
+        if isinstance(reported, str):
+            raise BenchmarkError(reported)
+        return reported
 
 
 def test_engines_take_turns_and_one_that_fails_is_left_out_and_named() -> None:

@@ -51,18 +51,20 @@ def test_the_gguf_package_reads_the_file_back(tmp_path: Path, name: str) -> None
     path = tmp_path / gguf_model.file_name(TINY, name, 3)
     gguf_model.write_model(path, TINY, name, 3)
     reader = gguf.GGUFReader(path)
-    told = {key: field.contents() for key, field in reader.fields.items()}
-    assert told["general.architecture"] == "qwen3moe"
-    assert told["qwen3moe.expert_count"] == TINY.experts
-    assert told["qwen3moe.expert_used_count"] == TINY.top_k
-    assert told["qwen3moe.attention.key_length"] == TINY.head_dim
-    assert len(told["tokenizer.ggml.tokens"]) == len(told["tokenizer.ggml.token_type"]) == TINY.vocab
+    reported = {key: field.contents() for key, field in reader.fields.items()}
+    assert reported["general.architecture"] == "qwen3moe"
+    assert reported["qwen3moe.expert_count"] == TINY.experts
+    assert reported["qwen3moe.expert_used_count"] == TINY.top_k
+    assert reported["qwen3moe.attention.key_length"] == TINY.head_dim
+    assert len(reported["tokenizer.ggml.tokens"]) == len(reported["tokenizer.ggml.token_type"]) == TINY.vocab
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert set(tensors) == {tensor.name for tensor in gguf_model.tensors_of(TINY, name)}
-    asked = FORMATS[name].gguf_type
+    requested = FORMATS[name].gguf_type
     for tensor in tensors.values():
         small = "norm" in tensor.name or "ffn_gate_inp" in tensor.name
-        expected = "F32" if small else "Q8_0" if asked == "MXFP4" and "_exps" not in tensor.name else asked
+        expected = (
+            "F32" if small else "Q8_0" if requested == "MXFP4" and "_exps" not in tensor.name else requested
+        )
         assert tensor.tensor_type.name == expected, tensor.name
     # ggml writes the fastest dimension first.
     assert list(tensors["blk.1.ffn_down_exps.weight"].shape) == [TINY.intermediate, TINY.hidden, TINY.experts]
@@ -92,7 +94,7 @@ CARDS = {
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_shapes_have_as_many_weights_as_the_models_cards_say(name: str) -> None:
+def test_shapes_have_the_weight_counts_of_the_model_cards(name: str) -> None:
     shape = FULL_SHAPES[name]
     billions, of_a_token = CARDS[name]
     tensors = gguf_model.tensors_of(shape, "f16")

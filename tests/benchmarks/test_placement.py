@@ -29,7 +29,7 @@ def skewed() -> Trace:
     return make_trace("skewed", np.concatenate(rows), None, offsets, EXPERTS)
 
 
-def test_strategies_differ_as_they_must_and_all_that_is_written_says_so(tmp_path: Path) -> None:
+def test_strategies_differ_as_expected_in_every_record(tmp_path: Path) -> None:
     rows = list(forced_rows(skewed(), SHAPES["gpt-oss-20b"], load_profile("rtx4090-pcie4"), [0.0, 0.4, 1.0]))
     found = {(row.strategy, row.ratio): row for row in rows}
     speed = {key: row.decode_tokens_per_s for key, row in found.items()}

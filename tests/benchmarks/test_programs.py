@@ -92,7 +92,7 @@ def test_every_scenario_explains_its_flags_and_its_table_has_a_place(name, capsy
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         (["nonsense"], "no benchmark 'nonsense'"),
         (["peers"], "--cache DIR is needed"),
@@ -101,11 +101,11 @@ def test_every_scenario_explains_its_flags_and_its_table_has_a_place(name, capsy
         (["placement", "out"], "--trace FILE is needed"),
     ],
 )
-def test_wrong_arguments_are_refused(words, said, capsys) -> None:
+def test_wrong_arguments_are_refused(words, printed, capsys) -> None:
     try:
         code = main(words)
     except SystemExit as ended:
         code = int(ended.code or 0)
     out, err = capsys.readouterr()
     assert code == 2
-    assert said in out + err
+    assert printed in out + err

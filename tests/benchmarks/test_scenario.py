@@ -65,5 +65,5 @@ def test_shapes_agree_with_those_of_the_lab() -> None:
 
 def test_the_command_holds_no_directories() -> None:
     words = ["peers", "--cache", "/mnt/big/cache", "--llama-python=/opt/x/bin/python", "--rounds", "5"]
-    said = "python -m benchmarks peers --cache …/cache --llama-python=…/python --rounds 5"
-    assert command_line(words) == said
+    printed = "python -m benchmarks peers --cache …/cache --llama-python=…/python --rounds 5"
+    assert command_line(words) == printed

@@ -68,12 +68,12 @@ def test_every_tensor_has_a_name_of_its_own_in_both_kinds_of_files(block: Block,
 def test_attention_costs_what_it_reads_of_weights_and_of_state(tmp_path: Path) -> None:
     weights = written(GQA, tmp_path)
     assert GQA.state == (Pages(planes=4, elements=16),)
-    alone, behind, far = (GQA.cost(weights, 1, positions) for positions in (0, 5, 1000))
+    alone, after, far = (GQA.cost(weights, 1, positions) for positions in (0, 5, 1000))
     matrices = 2 * (64 + 2 * 32 + 64) * 64
     assert alone.flops == matrices
     assert alone.num_bytes == GQA.host_bytes(weights)
-    assert behind.flops - alone.flops == 4 * 5 * 64
-    assert behind.num_bytes - alone.num_bytes == 5 * 4 * 16 * 2
+    assert after.flops - alone.flops == 4 * 5 * 64
+    assert after.num_bytes - alone.num_bytes == 5 * 4 * 16 * 2
     assert far.num_bytes - alone.num_bytes == 8 * 4 * 16 * 2  # no more than the window
     assert GQA.cost(weights, 3, 2).flops == 3 * matrices + 4 * (2 + 3 + 4) * 64
 

@@ -18,7 +18,7 @@ from twofold.blocks.attention.chooser import Chooser
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.attention.scores import Scores
-from twofold.blocks.attention.selection import Chosen, Everything, Selection, Window
+from twofold.blocks.attention.selection import AllPositions, Chosen, Selection, Window
 from twofold.blocks.block import Pages
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBatch, DeviceKernels, DeviceState, DeviceStep, DeviceWeights
@@ -212,7 +212,7 @@ def test_a_chooser_keeps_its_state_after_keys_and_values_and_bounds_the_cost(tmp
     assert chosen.device_page_elements == 2 * 2 * 64 + 1
     select = Chosen(MOST, within=Window(3))
     assert [select.num_before(position) for position in (0, 2, 9)] == [0, 2, 3]
-    assert [Chosen(MOST, within=Everything()).num_before(p) for p in (3, 9)] == [3, 4]
+    assert [Chosen(MOST, within=AllPositions()).num_before(p) for p in (3, 9)] == [3, 4]
 
 
 def test_the_largest_scores_are_kept_and_equal_ones_by_position() -> None:

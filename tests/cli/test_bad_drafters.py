@@ -29,9 +29,9 @@ def run(capsys: pytest.CaptureFixture[str], model: Path, config: object, *also: 
     given = config if isinstance(config, str) else json.dumps(config)
     words = ["generate", str(model), "--prompt", "the", "--max-tokens", "2", "--accelerator", "none"]
     assert main([*words, "--speculative-config", given, *also]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1, told
-    return told[0]
+    reported = capsys.readouterr().err.splitlines()
+    assert len(reported) == 1, reported
+    return reported[0]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_drafter_that_cannot_be(
 def test_settings_that_change_outputs_are_refused_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, also: str
 ) -> None:
-    told = run(capsys, write_tiny_model(tmp_path / "model", TinyModel()), {"method": method}, also)
-    assert f"--speculative-config and {also.split('=')[0]} were both given" in told
+    reported = run(capsys, write_tiny_model(tmp_path / "model", TinyModel()), {"method": method}, also)
+    assert f"--speculative-config and {also.split('=')[0]} were both given" in reported
 
 
 def test_a_model_without_the_layer_or_a_head_for_another(

@@ -42,20 +42,28 @@ def generate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 
 
 def test_generate_json_has_exactly_its_shape(tiny, capsys):
-    said = generate(capsys, tiny, "--prompt", "the fox", "--seed", "0", "--max-tokens", "9", *EMULATED)
-    assert [*said] == ["text", "token_ids", "accelerator", "output_changes", "placement", "timings", "usage"]
-    assert " ".join(said["placement"]) == "hits cpu_misses fetched uploads evictions h2d_bytes deferred"
-    assert list(said["timings"]) == ["clock", "prefill_ms", "decode_ms", "decode_tokens_per_s"]
-    assert list(said["usage"]) == ["prompt_tokens", "completion_tokens"]
-    assert said["accelerator"] == "emulated:rtx4090-pcie4"
-    assert said["timings"]["clock"] == "virtual"
-    assert len(said["token_ids"]) == said["usage"]["completion_tokens"] == 9
+    printed = generate(capsys, tiny, "--prompt", "the fox", "--seed", "0", "--max-tokens", "9", *EMULATED)
+    assert [*printed] == [
+        "text",
+        "token_ids",
+        "accelerator",
+        "output_changes",
+        "placement",
+        "timings",
+        "usage",
+    ]
+    assert " ".join(printed["placement"]) == "hits cpu_misses fetched uploads evictions h2d_bytes deferred"
+    assert list(printed["timings"]) == ["clock", "prefill_ms", "decode_ms", "decode_tokens_per_s"]
+    assert list(printed["usage"]) == ["prompt_tokens", "completion_tokens"]
+    assert printed["accelerator"] == "emulated:rtx4090-pcie4"
+    assert printed["timings"]["clock"] == "virtual"
+    assert len(printed["token_ids"]) == printed["usage"]["completion_tokens"] == 9
     # Every token but the last went through all three layers, two experts each.
-    routed = 3 * 2 * (said["usage"]["prompt_tokens"] + 8)
-    placement = said["placement"]
+    routed = 3 * 2 * (printed["usage"]["prompt_tokens"] + 8)
+    placement = printed["placement"]
     assert placement["hits"] + placement["cpu_misses"] + placement["fetched"] == routed
-    rate = said["timings"]["decode_tokens_per_s"]
-    assert rate == pytest.approx(8 / (said["timings"]["decode_ms"] / 1e3))
+    rate = printed["timings"]["decode_tokens_per_s"]
+    assert rate == pytest.approx(8 / (printed["timings"]["decode_ms"] / 1e3))
 
 
 def test_the_text_does_not_depend_on_the_accelerator(tiny, capsys):
@@ -80,8 +88,8 @@ def test_the_seed_decides(tiny, capsys):
 
 
 def test_one_token_has_no_decode_rate(tiny, capsys):
-    said = generate(capsys, tiny, "--prompt", "a", "--max-tokens", "1", *NONE)
-    assert said["timings"]["decode_tokens_per_s"] is None
+    printed = generate(capsys, tiny, "--prompt", "a", "--max-tokens", "1", *NONE)
+    assert printed["timings"]["decode_tokens_per_s"] is None
 
 
 def test_raw_leaves_the_chat_template_out(tiny, capsys):
@@ -91,7 +99,7 @@ def test_raw_leaves_the_chat_template_out(tiny, capsys):
     assert generate(capsys, tiny, *flags, "--raw")["usage"]["prompt_tokens"] < templated < with_system
 
 
-def test_generate_prints_the_same_text_for_people_and_says_what_is_emulated(tiny, capsys):
+def test_generate_prints_the_same_text_and_what_is_emulated(tiny, capsys):
     flags = (tiny, "--prompt", "the fox", "--seed", "0", "--max-tokens", "12", *EMULATED)
     text = generate(capsys, *flags)["text"]
     assert main(["generate", *flags]) == 0
@@ -115,7 +123,7 @@ def test_a_prompt_can_come_through_a_pipe(tiny, capsys, monkeypatch):
     assert generate(capsys, *flags, "--prompt", "the fox")["text"] == piped["text"]
 
 
-def test_nobody_is_left_waiting_for_a_prompt_at_a_terminal(tiny, capsys, monkeypatch):
+def test_no_command_waits_for_a_prompt_at_a_terminal(tiny, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", TerminalInput())
     assert main(["generate", tiny, *NONE]) == 2
     assert "no prompt was given; use --prompt TEXT" in capsys.readouterr().err
@@ -130,7 +138,7 @@ def test_threads_beyond_the_cores_work_and_are_warned_of(tiny, capsys, caplog):
     assert f"--cpu-threads {cores + 1} is more than the {cores} cores" in caplog.text
 
 
-def test_chat_remembers_until_it_is_told_to_forget(tiny, capsys, monkeypatch):
+def test_chat_keeps_its_history_until_reset(tiny, capsys, monkeypatch):
     def converse(*lines: str) -> list[str]:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         assert main(["chat", tiny, "--temperature", "0", "--max-tokens", "8", *NONE]) == 0
@@ -142,12 +150,12 @@ def test_chat_remembers_until_it_is_told_to_forget(tiny, capsys, monkeypatch):
     assert converse("the fox", "/reset", "the fox")[:3] == [first, "(forgotten)", first]
 
 
-def test_chat_knows_its_commands(tiny, capsys, monkeypatch):
+def test_chat_runs_its_commands(tiny, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("/help\n/dance\n\n"))
     assert main(["chat", tiny, *NONE]) == 0
-    told = capsys.readouterr().out
-    assert "/reset" in told
-    assert "there is no /dance" in told
+    reported = capsys.readouterr().out
+    assert "/reset" in reported
+    assert "there is no /dance" in reported
 
 
 def test_chat_forgets_the_oldest_turns_when_the_context_is_full(tiny, capsys, monkeypatch):
@@ -155,10 +163,10 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(tiny, capsys, mo
         "sys.stdin", io.StringIO("the king and the queen\n" * 8 + "word " * 300 + "\nthe fox\n")
     )
     assert main(["chat", tiny, "--temperature", "0", "--max-tokens", "12", *NONE]) == 0
-    told = capsys.readouterr().out
-    assert "oldest turns)" in told
+    reported = capsys.readouterr().out
+    assert "oldest turns)" in reported
     # A line that can never fit is refused and the conversation goes on.
-    assert "Shorten the prompt" in told
+    assert "Shorten the prompt" in reported
 
 
 class Terminal:
@@ -227,7 +235,7 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path):
         terminal.close()
 
 
-def test_ctrl_c_at_the_prompt_says_how_to_leave(tiny, capsys, monkeypatch):
+def test_ctrl_c_at_the_prompt_prints_how_to_exit(tiny, capsys, monkeypatch):
     typed = iter([KeyboardInterrupt, EOFError])
 
     def interrupted(prompt: str) -> str:
@@ -302,9 +310,9 @@ def test_bench_for_people(tiny, capsys):
         *EMULATED,
     )
     assert main(["bench", tiny, *flags]) == 0
-    told = capsys.readouterr().out
-    assert "virtual clock" in told
-    assert "not compared" in told
+    reported = capsys.readouterr().out
+    assert "virtual clock" in reported
+    assert "not compared" in reported
 
 
 def test_bench_draws_random_prompts_from_a_seed(tiny):
@@ -345,14 +353,14 @@ def test_doctor_checks_everything_it_names(tiny, capsys):
     assert "Qwen3MoeForCausalLM" in checks["model"]["found"]
 
 
-def test_doctor_says_how_the_model_calls_tools_and_thinks(tmp_path, capsys):
+def test_doctor_reports_the_models_tool_calls_and_reasoning(tmp_path, capsys):
     model = write_tiny_model(tmp_path / "m", TinyModel())
-    told = '{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call>{"name": … </think> #}'
-    shows = told + "{% for m in messages %}{{ m.tool_calls | default([]) | tojson }}{% endfor %}"
+    reported = '{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call>{"name": … </think> #}'
+    shows = reported + "{% for m in messages %}{{ m.tool_calls | default([]) | tojson }}{% endfor %}"
     for template, flags, verdict, found in (
         (shows, (), "ok", "calls of tools: hermes; thinking: qwen3 (<think> … </think>)"),
         (shows, ("--reasoning-parser", "none"), "ok", "calls of tools: hermes; thinking: none"),
-        (told, (), "note", "its template does not render calls of earlier turns"),
+        (reported, (), "note", "its template does not render calls of earlier turns"),
         ("{{ messages[0].content }}", (), "note", "its template has no known form of tool calls"),
         (None, (), "note", "the model has no chat template"),
     ):
@@ -363,7 +371,7 @@ def test_doctor_says_how_the_model_calls_tools_and_thinks(tmp_path, capsys):
         assert found in checks["chat"]["found"]
 
 
-def test_doctor_says_what_to_change_when_the_model_does_not_fit(tiny, capsys, monkeypatch):
+def test_doctor_proposes_changes_when_the_model_does_not_fit(tiny, capsys, monkeypatch):
     monkeypatch.setattr(machine_checks, "available_memory_bytes", lambda: 100 * 2**20)
     code, checks = doctor(capsys, tiny, *NONE)
     assert code == 1
@@ -390,12 +398,12 @@ def test_doctor_reports_instead_of_failing(capsys, flags, name):
     ("version", "verdict"),
     [((3, 6, 23), "ok"), ((3, 40, 1), "note"), ((3, 51, 2), "note"), ((3, 51, 3), "ok")],
 )
-def test_doctor_knows_the_sqlite_versions_with_the_wal_reset_bug(monkeypatch, version, verdict):
+def test_doctor_detects_sqlite_versions_with_the_wal_reset_bug(monkeypatch, version, verdict):
     monkeypatch.setattr("sqlite3.sqlite_version_info", version)
     assert machine_checks.check_sqlite().verdict == verdict
 
 
-def test_doctor_sees_a_taken_port_and_a_missing_directory(tmp_path):
+def test_doctor_detects_a_taken_port_and_a_missing_directory(tmp_path):
     import socket
 
     from twofold.api.config import ServerConfig
@@ -409,9 +417,9 @@ def test_doctor_sees_a_taken_port_and_a_missing_directory(tmp_path):
 
 def test_doctor_for_people(tiny, capsys):
     assert main(["doctor", tiny, *NONE, "--port", "0"]) == 0
-    said = capsys.readouterr().out
-    assert "ready: twofold serve" in said
-    assert len([line for line in said.splitlines() if line.endswith("100 %")]) == 1  # one context length
+    printed = capsys.readouterr().out
+    assert "ready: twofold serve" in printed
+    assert len([line for line in printed.splitlines() if line.endswith("100 %")]) == 1  # one context length
 
 
 def test_what_fits_by_context(tmp_path, monkeypatch):

@@ -17,9 +17,7 @@ def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
     return checks["embeddings"]["verdict"], checks["embeddings"]["found"]
 
 
-def test_doctor_says_what_embeddings_and_reranking_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_reports_embeddings_and_reranking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_tiny_model(tmp_path / "m")
     for flags, found in (
         ((), "48 elements, last pooling (the default), normalised; reranking by cosine of embeddings"),
@@ -34,6 +32,6 @@ def test_doctor_says_what_embeddings_and_reranking_do(
         assert check(capsys, str(model), *flags) == ("ok", found)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"is_causal": False}))
-    verdict, said = check(capsys, str(model))
+    verdict, printed = check(capsys, str(model))
     assert verdict == "note"
-    assert "none: config.json has is_causal: false" in said
+    assert "none: config.json has is_causal: false" in printed

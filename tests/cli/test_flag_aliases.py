@@ -52,16 +52,16 @@ def test_every_target_is_a_setting() -> None:
 
 
 @pytest.mark.parametrize("alias", [*ENGINE, *SERVER], ids=lambda alias: alias.names[0])
-def test_every_alias_sets_what_it_says_or_tells_why_not(
+def test_every_alias_sets_its_option_or_names_the_reason(
     alias: Alias, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in alias.names:
         if alias.note.startswith("is refused"):
             with pytest.raises(SystemExit):
                 parsed(*words_of(alias, name))
-            told = capsys.readouterr().err
-            assert name in told
-            assert "\n" not in told.strip()
+            reported = capsys.readouterr().err
+            assert name in reported
+            assert "\n" not in reported.strip()
             continue
         args = parsed(*words_of(alias, name))
         assert getattr(args, "alias_notes", []) == ([] if alias.is_short else [f"{name} {alias.note}"])
@@ -100,7 +100,7 @@ def test_every_alias_sets_what_it_says_or_tells_why_not(
         ("--kt_num_gpu_experts 3 --max_model_len=99", {"num_gpu_experts": 3, "max_model_len": 99}),
     ],
 )  # fmt: skip
-def test_values_become_what_the_setting_takes(words: str, expected: dict[str, Any]) -> None:
+def test_values_are_converted_to_the_settings_type(words: str, expected: dict[str, Any]) -> None:
     config = from_namespace(EngineConfig, parsed(*words.split()), {})
     assert {name: getattr(config, name) for name in expected} == expected
 
@@ -122,9 +122,9 @@ def test_values_become_what_the_setting_takes(words: str, expected: dict[str, An
 def test_what_cannot_be_is_refused_in_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed(*words.split())
-    told = capsys.readouterr().err
-    assert words.split()[0] in told
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert words.split()[0] in reported
+    assert reported.count("\n") == 1
 
 
 KT_ARGS = """--host 127.0.0.1 --port 10002 --api_key K --web False --model_name n --model_dir /m --model_path /m
@@ -146,7 +146,7 @@ KT_REFUSED = """--q4_gguf_path f --draft_model_path f --draft_gguf_path f
     --user_algorithm HS256"""
 
 
-def test_every_argument_of_the_server_of_ktransformers_is_taken() -> None:
+def test_every_argument_of_the_server_of_ktransformers_is_accepted() -> None:
     """All that its server/args.py has had, in one command; what cannot be is refused below."""
     args = parsed(*KT_ARGS.split())
     for cls in CONFIGS:
@@ -161,13 +161,13 @@ def test_arguments_of_ktransformers_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         parsed(*words.split())
-    told = capsys.readouterr().err
-    assert words.split()[0].replace("_", "-") in told
-    assert "unrecognized" not in told
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert words.split()[0].replace("_", "-") in reported
+    assert "unrecognized" not in reported
+    assert reported.count("\n") == 1
 
 
-def test_arguments_of_its_local_chat_are_taken() -> None:
+def test_arguments_of_its_local_chat_are_accepted() -> None:
     words = """--model_path /m --gguf_path /g --optimize_config_path r.yaml --max_new_tokens 99 --cpu_infer 33
         --use_cuda_graph --prompt_file f --mode normal --force_think --chunk_prefill_size 8192"""
     args = parser_of("chat").parse_args(["chat", *words.split()])

@@ -74,11 +74,11 @@ def test_products_are_those_that_a_format_is_multiplied_in() -> None:
 
 def test_bench_begins_with_the_ceilings(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(tiny), "--accelerator", "none", *ARGUMENTS]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("this machine at most (")
-    assert re.search(r"of read +\d+% +\d+%", told)
-    assert re.search(r"of products +\d+% +\d+%", told)
-    assert told.index("of products") < told.index("experts")
+    reported = capsys.readouterr().out
+    assert reported.startswith("this machine at most (")
+    assert re.search(r"of read +\d+% +\d+%", reported)
+    assert re.search(r"of products +\d+% +\d+%", reported)
+    assert reported.index("of products") < reported.index("experts")
 
 
 def test_json_has_the_same(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_json_has_the_same(tiny: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found["profile"]["decode"]["parts_us"]["experts"] > 0
 
 
-def test_no_shares_are_told_beside_a_device(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_shares_are_reported_with_a_device(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     emulated = ("--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.25")
     assert main(["bench", str(tiny), "--json", *emulated, *ARGUMENTS]) == 0
     assert json.loads(capsys.readouterr().out)["shares"] is None

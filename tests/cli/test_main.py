@@ -64,9 +64,9 @@ def test_a_wrong_command_of_a_group_names_those_there_are(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["ctl", "fly"])
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("twofold ctl: ")
-    assert "'sleep', 'wake'" in told
+    reported = capsys.readouterr().err
+    assert reported.startswith("twofold ctl: ")
+    assert "'sleep', 'wake'" in reported
 
 
 def test_help_imports_nothing_heavy():
@@ -101,10 +101,10 @@ def test_a_wrong_command_line_is_one_line_and_code_2(arguments, words, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert words in told
-    assert "--help" in told
+    reported = capsys.readouterr().err
+    assert reported.count("\n") == 1
+    assert words in reported
+    assert "--help" in reported
 
 
 @pytest.mark.parametrize(
@@ -128,17 +128,17 @@ def test_every_error_is_one_line_without_a_traceback(monkeypatch, capsys, error,
 
     monkeypatch.setattr("twofold.tools.cli.doctor.version.run", fail)
     assert cli.main(["version"]) == code
-    told = capsys.readouterr().err
-    assert told.startswith("twofold version: ")
-    assert told.count("\n") == 1
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert reported.startswith("twofold version: ")
+    assert reported.count("\n") == 1
+    assert "Traceback" not in reported
     with pytest.raises(type(error)):
         cli.main(["version", "--debug"])
 
 
 def test_a_missing_extra_is_named_with_its_remedy():
-    told, _ = cli.describe(ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn.config"))
-    assert "pip install 'twofold[server]'" in told
+    reported, _ = cli.describe(ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn.config"))
+    assert "pip install 'twofold[server]'" in reported
 
 
 def test_ctrl_c_is_130(monkeypatch):
@@ -149,7 +149,7 @@ def test_ctrl_c_is_130(monkeypatch):
     assert cli.main(["version"]) == 130
 
 
-def test_a_reader_that_leaves_early_ends_the_command_quietly():
+def test_a_closed_pipe_ends_the_command_without_an_error():
     code = (
         "import sys, os, twofold.tools.cli.doctor.version as v\n"
         "v.run = lambda args: [print('x' * 9999, flush=True) for _ in range(99)] and 0\n"
@@ -187,6 +187,6 @@ def test_every_setting_is_a_flag(command, configs, capsys):
             assert name in text
 
 
-def test_version_says_what_is_installed(capsys):
+def test_version_lists_what_is_installed(capsys):
     assert cli.main(["version"]) == 0
     assert f"twofold   {twofold.__version__}" in capsys.readouterr().out

@@ -19,7 +19,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
-def test_models_says_what_loads_and_what_models_take(tiny, tmp_path, capsys):
+def test_models_lists_what_loads_and_the_models_options(tiny, tmp_path, capsys):
     assert main(["models", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert {name for family in known["families"] for name in family["classes"]} == set(ARCHITECTURES)
@@ -54,7 +54,7 @@ def test_models_says_what_loads_and_what_models_take(tiny, tmp_path, capsys):
     assert "no model; give" in capsys.readouterr().err
 
 
-def test_models_says_in_one_short_line_that_a_family_is_not_supported(tmp_path, capsys):
+def test_an_unsupported_family_is_one_short_line_of_models(tmp_path, capsys):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"architectures": ["FooForCausalLM"]}')

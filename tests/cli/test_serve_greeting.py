@@ -31,29 +31,29 @@ URL = "http://127.0.0.1:1/v1"
 
 
 def test_without_an_accelerator_all_experts_run_on_the_cpu():
-    told = greeting(INFO, "tales", URL, telemetry_url=None, server_config=ServerConfig())
-    assert "all 192 run on the CPU" in told
-    assert "telemetry    off" in told
-    assert "emulated" not in told
-    assert "warning" not in told
+    reported = greeting(INFO, "tales", URL, telemetry_url=None, server_config=ServerConfig())
+    assert "all 192 run on the CPU" in reported
+    assert "telemetry    off" in reported
+    assert "emulated" not in reported
+    assert "warning" not in reported
 
 
-def test_with_one_the_slots_and_the_emulation_are_told():
+def test_an_accelerators_slots_and_emulation_are_reported():
     emulated = dataclasses.replace(INFO, accelerator="emulated:rtx4090-pcie4", policy="lru", num_slots=48)
-    told = greeting(emulated, "tales", URL, telemetry_url="sqlite:///t.db", server_config=ServerConfig())
-    assert "48 of 192 have a slot in VRAM (25 %), policy lru" in told
-    assert "note: the GPU is emulated" in told
+    reported = greeting(emulated, "tales", URL, telemetry_url="sqlite:///t.db", server_config=ServerConfig())
+    assert "48 of 192 have a slot in VRAM (25 %), policy lru" in reported
+    assert "note: the GPU is emulated" in reported
 
 
 @pytest.mark.parametrize(
     ("host", "key", "warned"),
     [("0.0.0.0", (), True), ("0.0.0.0", ("k",), False), ("::1", (), False), ("localhost", (), False)],
 )
-def test_an_open_door_is_warned_of(host, key, warned):
-    told = greeting(
+def test_an_open_server_without_a_key_is_warned_of(host, key, warned):
+    reported = greeting(
         INFO, "tales", URL, telemetry_url=None, server_config=ServerConfig(host=host, api_key=key)
     )
-    assert ("--api-key" in told) is warned
+    assert ("--api-key" in reported) is warned
 
 
 def test_a_models_text_cannot_steer_the_terminal():
@@ -62,8 +62,8 @@ def test_a_models_text_cannot_steer_the_terminal():
 
 
 def test_the_databases_password_is_not_shown():
-    told = greeting(
+    reported = greeting(
         INFO, "tales", URL, telemetry_url="postgresql://me:secret@db.example/t", server_config=ServerConfig()
     )
-    assert "secret" not in told
-    assert "postgresql://me:***@db.example/t" in told
+    assert "secret" not in reported
+    assert "postgresql://me:***@db.example/t" in reported

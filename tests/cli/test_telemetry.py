@@ -25,11 +25,11 @@ def empty_database(path: Path) -> None:
     open_sink(f"sqlite:///{path}").close()
 
 
-def test_without_any_database_it_says_what_to_give(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_database_names_the_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["telemetry", "summary"]) == 2
-    said = capsys.readouterr().err
-    assert "--telemetry-url sqlite:///FILE" in said
-    assert len(said.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert "--telemetry-url sqlite:///FILE" in printed
+    assert len(printed.splitlines()) == 1
 
 
 def test_the_one_that_make_run_writes_is_read_without_being_named(
@@ -100,14 +100,14 @@ def test_export_writes_what_was_asked_for(folder: Path, capsys: pytest.CaptureFi
     recorded(folder / "twofold.db")
     flags = ["--perfetto", "trace.json", "--csv", "tables", "--run", "1"]
     assert main(["telemetry", "export", *flags]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("trace.json: ")
-    assert "of run 1" in said[0]
-    assert "emulated" in said[0]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("trace.json: ")
+    assert "of run 1" in printed[0]
+    assert "emulated" in printed[0]
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     assert trace["otherData"]["run"] == 1
-    assert f"{len(trace['traceEvents']):,} trace events" in said[0]
-    assert said[1].startswith("tables: run 1, ")
+    assert f"{len(trace['traceEvents']):,} trace events" in printed[0]
+    assert printed[1].startswith("tables: run 1, ")
     assert (folder / "tables" / "token_expert.csv").stat().st_size > 1000
 
 
@@ -123,7 +123,7 @@ def test_check_exits_with_1_where_events_were_lost(folder: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["problems"] == ["run 1: 3 events were lost"]
 
 
-def test_prune_says_first_what_it_would_delete(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_lists_what_it_would_delete_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(folder / "twofold.db")
     assert main(["telemetry", "prune", "--older-than", "1d", "--dry-run"]) == 0
     tried = capsys.readouterr().out
@@ -136,7 +136,7 @@ def test_prune_says_first_what_it_would_delete(folder: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["export"], "give --perfetto FILE, --parquet DIR or --csv DIR"),
         (["export", "--perfetto", "nowhere/x.json"], "directory nowhere does not exist"),
@@ -154,7 +154,7 @@ def test_prune_says_first_what_it_would_delete(folder: Path, capsys: pytest.Capt
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], printed: str
 ) -> None:
     recorded(folder / "twofold.db")
     try:
@@ -163,5 +163,5 @@ def test_bad_input_is_one_line_and_exit_code_2(
         code = exit_.code
     complaint = capsys.readouterr().err
     assert code == 2
-    assert said in complaint
+    assert printed in complaint
     assert len(complaint.splitlines()) == 1

@@ -39,7 +39,7 @@ def line(policy: _core.CachePolicy) -> str:
     return "".join(f"{policy.name}: {policy.help}".split())
 
 
-def test_the_registry_says_what_each_policy_is() -> None:
+def test_the_registry_describes_each_policy() -> None:
     assert {p.name: (p.offline, p.pooled, p.prefetches) for p in POLICIES.values()} == SHOWN
     assert all(len(policy.help) > 10 for policy in POLICIES.values())
 
@@ -50,7 +50,7 @@ def test_an_entry_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "bench"])
-def test_serving_offers_what_needs_no_future_and_says_what_it_does(capsys, command) -> None:
+def test_serving_lists_online_policies_with_their_help(capsys, command) -> None:
     text = help_of(capsys, command)
     assert [p.name for p in POLICIES.values() if line(p) in text] == [
         p.name for p in POLICIES.values() if not p.offline
@@ -72,7 +72,7 @@ def compared_names(source: str) -> set[str]:
     return {str(constant.value) for constant in constants} & POLICIES.keys()
 
 
-def test_nobody_decides_by_a_policys_name() -> None:
+def test_no_code_decides_by_a_policys_name() -> None:
     named = "|".join(POLICIES)
     wrong = {path.name: compared_names(path.read_text()) for path in ENGINE.rglob("*.py")}
     for path in (*ENGINE.rglob("*.cpp"), *ENGINE.rglob("*.h")):

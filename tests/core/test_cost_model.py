@@ -68,10 +68,10 @@ def test_layer_follows_the_formula(hits, fetched, cpu, backlog, background):
 
 def test_contention_slows_the_cpu_only_while_the_link_copies():
     alone, _ = model().layer([], [], [1, 1], 0.0)
-    behind, _ = model().layer([], [], [1, 1], 0.0, 100.0)
+    loaded, _ = model().layer([], [], [1, 1], 0.0, 100.0)
     assert alone.cpu_us == pytest.approx(10.0 + 2 * cpu_expert(1))
     # During 100 us of copying 100/1.22 us of work gets done.
-    assert behind.cpu_us == pytest.approx(10.0 + 100.0 + (2 * cpu_expert(1) - 100.0 / 1.22))
+    assert loaded.cpu_us == pytest.approx(10.0 + 100.0 + (2 * cpu_expert(1) - 100.0 / 1.22))
 
 
 def test_one_transfer_pays_the_latency_once():

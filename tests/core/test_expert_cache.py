@@ -58,14 +58,14 @@ def test_invariants(policy, script, pool):
         assert cache.active(layer) == sorted(routed)
         for expert in sorted(routed):
             before = {s: cache.occupant(s) for s in range(cache.num_slots)}
-            asked = cache.can_admit(layer, expert, forced)
+            requested = cache.can_admit(layer, expert, forced)
             assert before == {s: cache.occupant(s) for s in range(cache.num_slots)}
             done = cache.admit(layer, expert, forced)
-            assert (asked is None) == (done is None)
+            assert (requested is None) == (done is None)
             if done is None:
                 assert cache.last_refusal != testing.AdmitRefusal.NONE
                 continue
-            assert (asked.slot, asked.evicted) == (done.slot, done.evicted)
+            assert (requested.slot, requested.evicted) == (done.slot, done.evicted)
             assert cache.state(layer, expert) == State.IN_FLIGHT
             assert done.slot not in in_flight, "a slot in flight was taken"
             if not pool:
@@ -236,11 +236,11 @@ def test_payback_reads_between_buckets(tmp_path):
     worth = state[: cells * 13].reshape(*shape, 13)[..., :12]
     rent, events = state[cells * 13 : cells * 13 + 2]
     ages = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512]
-    histories, rows, (foretold, said) = np.split(state[cells * 13 + 2 :], [16 * 4, -2])
+    histories, rows, (foretold, printed) = np.split(state[cells * 13 + 2 :], [16 * 4, -2])
     context = (
-        foretold / (said + 1) * rows.reshape(4, 16, 16)[0, chosen].sum(axis=0)
+        foretold / (printed + 1) * rows.reshape(4, 16, 16)[0, chosen].sum(axis=0)
     )  # the layer itself has experts; none before it has
-    assert foretold < said
+    assert foretold < printed
     assert np.abs(context).max() > 0
     for expert, (age, *usages) in enumerate(histories.reshape(16, 4)):
         table = worth[0 if events < 16 else 1][:, np.searchsorted(ages, age, "right") - 1]
@@ -274,7 +274,7 @@ def test_payback_learns_what_follows_what():
     assert values[follower[pair]] > others.max() + 0.2
 
 
-def test_payback_pools_unless_told_otherwise():
+def test_payback_pools_by_default():
     for policy, shared, pooled in (("payback", None, True), ("payback", False, False), ("lru", None, False)):
         cache = make(policy, layers=2, slots=2, top_k=1, shared_pool=shared)
         for expert in range(4):

@@ -77,7 +77,7 @@ def all_placements(slots: Sequence[int], places: Sequence[int]) -> Iterator[tupl
 @pytest.mark.parametrize("second_speed", [1.0, 0.5])
 @pytest.mark.parametrize("slots", [(3, 2), (3, 3), (4, 4), (5, 3), (6, 6)])
 @pytest.mark.parametrize("skew", [0.3, 1.5])
-def test_the_market_comes_near_the_best_placement(
+def test_the_market_is_close_to_the_best_placement(
     slots: tuple[int, int], skew: float, second_speed: float
 ) -> None:
     cost = cost_of(second_speed)

@@ -214,14 +214,14 @@ def test_a_kept_split_is_the_best_of_all(cost: testing.CostModel, routed: int, d
     memo = testing.SplitMemo(cost, routed)
     misses = data.draw(st.integers(0, routed))
     hits = data.draw(st.integers(0, routed - misses))
-    under_way = data.draw(st.integers(0, routed - misses - hits))
+    in_flight = data.draw(st.integers(0, routed - misses - hits))
     backlog = data.draw(st.integers(0, memo.num_buckets - 1)) * memo.bucket_us
     times = [
-        cost.layer([1] * hits, [1] * f, [1] * (misses - f + under_way), backlog)[0].layer_us
+        cost.layer([1] * hits, [1] * f, [1] * (misses - f + in_flight), backlog)[0].layer_us
         for f in range(misses + 1)
     ]
     for _ in range(2):  # computed, then kept
-        split = memo.split(hits, misses, under_way, backlog)
+        split = memo.split(hits, misses, in_flight, backlog)
         assert times[split] == pytest.approx(min(times), rel=1e-12)
         # Ties go to fewer fetches.
         assert all(t > times[split] * (1 - 1e-12) for t in times[:split])
@@ -257,7 +257,7 @@ def test_a_whole_layer_is_streamed_when_every_expert_carries_a_heavy_load() -> N
     assert not plan.cpu
 
 
-def test_a_streamed_layer_leaves_the_cpu_what_is_under_way() -> None:
+def test_a_streamed_layer_leaves_experts_in_flight_to_the_cpu() -> None:
     loads = [testing.ExpertLoad(expert, 400, barred=int(expert == 3)) for expert in range(16)]
     plan = testing.LanePlanner(fixed_cost()).plan(loads, [(0.0, 0.0, -1)], True)
     assert plan.streamed

@@ -97,7 +97,7 @@ def test_another_engines_rule_fetches_to_the_layers_home(num_devices: int, rule:
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
-def test_a_foreseen_expert_comes_to_one_device_in_time(num_devices: int) -> None:
+def test_a_predicted_expert_is_prefetched_by_one_device_in_time(num_devices: int) -> None:
     arrived = 0
     for seed in range(20):
         machine = Machine(seed, num_devices, prefetch=True)

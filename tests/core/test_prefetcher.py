@@ -189,7 +189,7 @@ def test_a_gap_that_shrinks_makes_a_prefetch_late_or_withdrawn_but_loses_no_slot
     assert counts["issued"] == counts["used"] + counts["late"] + counts["wasted"]
 
 
-def test_a_foreseen_resident_expert_is_no_victim():
+def test_a_resident_expert_that_is_predicted_is_not_evicted():
     s = make_scheduler(cost_model(), 2, 8, 2, 4, "payback", True)
     for expert in (0, 1):
         assert s.preload(1, expert)

@@ -99,7 +99,7 @@ def test_frequency_lru_by_hand():
     }
 
 
-def test_half_lru_lets_in_half_of_the_misses():
+def test_half_lru_admits_half_of_the_misses():
     ids = np.arange(8000, dtype=np.uint16)[:, None, None] % 40
     c = testing.ExpertCache(testing.CacheConfig(1, 40, 1, [4], "half-lru", 0.67))
     counts, _ = testing.replay_decisions(_core.RoutingTrace(ids, None, np.array([0, 8000]), 40), 1, c)
@@ -136,7 +136,7 @@ def test_oracle_payback_by_hand():
     assert words[1] == ["up", "hit", "up", "hit", "up-B", "hit", "hit", "up-C", "hit", "hit"]
 
 
-def test_counts_agree_with_the_story():
+def test_counts_match_the_planned_events():
     counts = testing.replay_decisions(toy(), 1, cache("lru"))[0]
     assert (counts.num_steps, counts.num_tokens, counts.num_events) == (10, 10, 20)
     assert (counts.num_hits, counts.num_misses, counts.num_uploads, counts.num_evictions) == (

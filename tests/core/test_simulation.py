@@ -146,7 +146,7 @@ def test_slots_and_links_for_another_number_of_devices_are_refused():
 
 
 @pytest.mark.parametrize("slots", [[9], [6, 3]])
-def test_so_do_prompts_that_place_experts_anew(slots):
+def test_prompts_that_replace_experts_do_so_too(slots):
     def config(replace_from, first):
         return _core.SchedulerConfig(
             LAYERS,

@@ -10,7 +10,7 @@ from twofold import _testing as testing
 from tests.engine.fixed_cost import fixed_cost
 
 
-def test_demand_uploads_queue_one_behind_the_other():
+def test_demand_uploads_queue_in_order():
     t = testing.Timeline(100.0)
     first, second = t.upload(1), t.upload(2)
     assert (first.begin_us, first.end_us, second.begin_us, second.end_us) == (0, 100, 100, 200)
@@ -54,7 +54,7 @@ def test_background_can_be_withdrawn_until_it_begins():
     assert t.now_us == 100
 
 
-def test_timeline_lands_uploads_when_the_cost_model_says():
+def test_timeline_lands_uploads_at_the_cost_models_time():
     cost = fixed_cost()
     t = testing.Timeline(cost.upload_us())
     t.upload(7, testing.UploadLane.BACKGROUND)

@@ -146,9 +146,9 @@ class LongRun:
 
 def refreshes(frames: list[Frame]) -> list[tuple[float, int]]:
     """(milliseconds, bytes) from each message that asks to the last one before the next that asks."""
-    asked = [index for index, frame in enumerate(frames) if frame.is_sent]
+    requested = [index for index, frame in enumerate(frames) if frame.is_sent]
     found = []
-    for begin, end in zip(asked, [*asked, len(frames)][1:], strict=True):
+    for begin, end in zip(requested, [*requested, len(frames)][1:], strict=True):
         answer = frames[begin + 1 : end]
         if answer:
             found.append(

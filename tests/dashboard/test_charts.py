@@ -48,7 +48,7 @@ def test_rows_lie_where_plotly_puts_them(rows: int) -> None:
     for row in range(1, rows + 1):
         chart.add_scatter(y=[row], plot=row)
         expected.add_scatter(y=[row], row=row, col=1)
-    _assert_alike(chart, expected)
+    _assert_equal(chart, expected)
 
 
 def test_columns_lie_where_plotly_puts_them() -> None:
@@ -57,10 +57,10 @@ def test_columns_lie_where_plotly_puts_them() -> None:
     for plot in (1, 2):
         chart.add_bar(y=[plot], plot=plot)
         expected.add_bar(y=[plot], row=1, col=plot)
-    _assert_alike(chart, expected)
+    _assert_equal(chart, expected)
 
 
-def _assert_alike(chart: Chart, expected: go.Figure) -> None:
+def _assert_equal(chart: Chart, expected: go.Figure) -> None:
     found = chart.built()
     for ours, theirs in zip(found.data, expected.data, strict=True):
         assert (ours.xaxis or "x", ours.yaxis or "y") == (theirs.xaxis, theirs.yaxis)

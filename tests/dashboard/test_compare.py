@@ -30,7 +30,7 @@ def test_an_interval_is_the_one_that_all_resamples_give() -> None:
     assert not found.is_clear
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_have_their_nominal_coverage() -> None:
     random = np.random.default_rng(3)
     drawn = [(random.exponential(2.0, 60), random.exponential(2.5, 60)) for _ in range(200)]
     found = [queries.difference(first, second) for first, second in drawn]

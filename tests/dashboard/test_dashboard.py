@@ -40,7 +40,7 @@ def test_the_registry_and_the_guide_list_every_page() -> None:
     assert [page.title for page in REGISTERED if f"\n| *{page.title}* |" not in guide] == []
 
 
-def test_overview_shows_what_the_queries_say(
+def test_overview_shows_the_queries_results(
     monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
 ) -> None:
     path, made = emulated
@@ -53,15 +53,15 @@ def test_overview_shows_what_the_queries_say(
     uploaded = made.num_uploads * made.info.expert_bytes
     assert shown["PCIe per token"] == formats.size(uploaded / (made.decode_tokens + made.prefill_tokens))
     assert f"{uploaded / (made.virtual_us / 1e6) / 1e9:.2f} GB/s emulated" in [m.delta for m in app.metric]
-    felt = _felt(path)
-    assert shown["TTFT, p50"] == formats.seconds(float(np.percentile(felt[:, 0], 50)))
-    assert shown["ITL, p50"] == formats.seconds(float(np.percentile(felt[:, 1], 50)))
+    at_client = _client_times(path)
+    assert shown["TTFT, p50"] == formats.seconds(float(np.percentile(at_client[:, 0], 50)))
+    assert shown["ITL, p50"] == formats.seconds(float(np.percentile(at_client[:, 1], 50)))
     assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
     assert f"{made.decode_tokens:,} answer tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
     assert f"{made.num_uploads:,} uploads" in texts(app)
 
 
-def _felt(path: Path) -> np.ndarray:
+def _client_times(path: Path) -> np.ndarray:
     """TTFT, mean ITL and end-to-end seconds of the finished requests, by SQL of its own."""
     with sqlite3.connect(path) as connection:
         rows = connection.execute(
@@ -91,7 +91,7 @@ def test_placement_shows_a_sweep_that_is_named(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_page_of_an_emulated_run_says_so(
+def test_every_page_of_an_emulated_run_is_marked_as_emulated(
     monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun], page: str
 ) -> None:
     app = show(monkeypatch, emulated[0], page)
@@ -101,7 +101,7 @@ def test_every_page_of_an_emulated_run_says_so(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_page_of_a_real_run_says_emulated(
+def test_no_page_of_a_real_run_is_marked_as_emulated(
     monkeypatch: pytest.MonkeyPatch, real: tuple[Path, SyntheticRun], page: str
 ) -> None:
     app = show(monkeypatch, real[0], page)
@@ -205,15 +205,15 @@ def test_names_from_outside_are_shown_not_run(monkeypatch: pytest.MonkeyPatch, t
 @pytest.fixture
 def intervals(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """Every how many seconds the page's fragments ask to be drawn anew."""
-    asked: list[float | None] = []
+    requested: list[float | None] = []
     fragment = streamlit.fragment
 
     def recorder(*, run_every: float | None = None) -> object:
-        asked.append(run_every)
+        requested.append(run_every)
         return fragment(run_every=run_every)
 
     monkeypatch.setattr(streamlit, "fragment", recorder)
-    return asked
+    return requested
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_a_live_run_is_drawn_every_two_seconds_and_no_longer_when_it_ends(
     assert 2.0 not in intervals
 
 
-def test_nothing_is_asked_of_other_hosts() -> None:
+def test_no_other_host_is_contacted() -> None:
     """Icons given by name as the page's own, and fonts by address, would be fetched by the viewer's browser."""
     folder = DASHBOARD
     for path in [*folder.rglob("*.py"), *folder.glob("*.css"), *folder.glob("*.svg")]:

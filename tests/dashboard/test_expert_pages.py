@@ -98,7 +98,7 @@ def one(path: Path, sql: str) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("page", NEW)
-def test_each_chart_says_what_to_do(
+def test_each_chart_names_an_action(
     monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun], page: str
 ) -> None:
     app = show(monkeypatch, emulated[0], page)
@@ -222,7 +222,7 @@ def test_scheduler_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, cuda: Path)
     assert "misses" in other
 
 
-def test_an_emulated_run_has_no_predictions_to_compare(
+def test_an_emulated_run_has_no_estimates_to_compare(
     monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
 ) -> None:
     app = show(monkeypatch, emulated[0], "scheduler")
@@ -246,7 +246,7 @@ def test_a_cpu_only_run_shows_no_link_and_no_hits(
         assert "not apply" in texts(app)
 
 
-def test_a_slow_layer_is_laid_to_another_process(monkeypatch: pytest.MonkeyPatch, cpu: Path) -> None:
+def test_a_slow_layer_is_attributed_to_another_process(monkeypatch: pytest.MonkeyPatch, cpu: Path) -> None:
     app = show(monkeypatch, cpu, "scheduler")
     text = texts(app)
     assert "<td>3</td><td>66.0 ms</td><td>100 µs</td><td>660</td>" in text
@@ -283,7 +283,7 @@ def test_the_lab_replays_and_plans(
     assert len(app.get("plotly_chart")) == 3
 
 
-def test_the_lab_without_sizes_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_lab_without_sizes_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(tmp_path / "t.db", "cuda:0", machine_json="{}")
     app = show(monkeypatch, tmp_path / "t.db", "lab")
     assert "sizes of this run's model were not recorded" in texts(app)

@@ -124,7 +124,7 @@ def test_the_explanation_of_an_ordinary_token_invents_nothing() -> None:
     assert "predicted 75 µs for its experts; they took 150 µs (+100%)" in text
 
 
-def test_lost_steps_are_said_to_be_lost() -> None:
+def test_lost_steps_are_reported_as_lost() -> None:
     made = tokens([float("nan"), 800.0, 200.0], [0, 1, 1])
     assert "not recorded" in explanation.sentences(made, 0, [], emulated=False)[0]
 
@@ -197,7 +197,7 @@ def test_copies_are_drawn_in_lanes_and_none_over_another() -> None:
     assert list(figure.layout.yaxis.ticktext) == ["demand", "", "prefetch", ""]
 
 
-def test_what_was_predicted_is_drawn_where_it_says_something() -> None:
+def test_estimates_are_drawn_where_they_are_informative() -> None:
     times = np.array([10.0, 20.0])
     assert "predicted" in [
         trace.name for trace in figures_request.layer_times(times, times, times, times).built().data
@@ -220,10 +220,10 @@ def test_every_colour_means_one_thing_and_shows_on_both_backgrounds() -> None:
         assert (
             palette.contrast(color, "#ffffff") >= 2.1
         )  # Okabe and Ito's orange; its areas carry names besides
-    apart = np.array([1.7e9, 1.7e9 + 1])
+    separate = np.array([1.7e9, 1.7e9 + 1])
     for chart in (
-        figures.area(apart, apart, name="a", unit="b"),
-        figures.queue(apart, apart, apart),
+        figures.area(separate, separate, name="a", unit="b"),
+        figures.queue(separate, separate, separate),
     ):
         figure = chart.built()
         hues = {trace.line.color for trace in figure.data} - {None}

@@ -44,15 +44,15 @@ def test_sums_are_those_of_the_tables(recorded: str, last_s: int | None) -> None
         assert covered.begin_s > span.begin_s - 60
         assert grid.total.sum() > 0
         np.testing.assert_array_equal(grid.uses, table_queries.placement_grid(db, run, covered).uses)
-        kept, asked = (
+        kept, requested = (
             history.overview(span, max_buckets=70),
             table_queries.overview(db, run, span, max_buckets=70),
         )
-        for name, value in asked.__dict__.items():
+        for name, value in requested.__dict__.items():
             if isinstance(value, np.ndarray):
                 np.testing.assert_allclose(getattr(kept, name), value, rtol=1e-12)
-        assert kept.totals == asked.totals
-        assert kept.steps.num_decode_tokens == asked.steps.num_decode_tokens
+        assert kept.totals == requested.totals
+        assert kept.steps.num_decode_tokens == requested.steps.num_decode_tokens
 
 
 def test_each_look_reads_only_what_is_new(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_each_look_reads_only_what_is_new(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_a_begin_that_is_no_longer_kept_is_refused(recorded: str) -> None:
+def test_a_dropped_prefix_is_refused(recorded: str) -> None:
     db = queries.open_database(recorded)
     run = queries.runs(db)[0]
     history = queries.RunHistory(db, run)
@@ -105,9 +105,9 @@ def test_longer_windows_read_only_the_rows_before(recorded: str) -> None:
     num_rows = []
     for last_s in (10, 60, 200, None):
         span = queries.window(run, last_s)
-        kept, asked = history.overview(span), table_queries.overview(db, run, span)
-        assert kept.totals == asked.totals
-        np.testing.assert_allclose(kept.num_running, asked.num_running, rtol=1e-12)
+        kept, requested = history.overview(span), table_queries.overview(db, run, span)
+        assert kept.totals == requested.totals
+        np.testing.assert_allclose(kept.num_running, requested.num_running, rtol=1e-12)
         grid, covered = history.placements(span)
         np.testing.assert_array_equal(grid.uses, table_queries.placement_grid(db, run, covered).uses)
         num_rows.append(history.num_rows_read)

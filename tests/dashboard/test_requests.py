@@ -58,9 +58,7 @@ def test_the_slowest_token_is_that_of_the_chosen_clock(
     )
 
 
-def test_wall_times_come_first_and_emulated_ones_beside_them(
-    monkeypatch: pytest.MonkeyPatch, emulated: Path
-) -> None:
+def test_wall_times_precede_emulated_ones(monkeypatch: pytest.MonkeyPatch, emulated: Path) -> None:
     with sqlite3.connect(emulated) as connection:
         ttft, itl, e2e, decode_s, tokens = connection.execute(
             "SELECT first_token_s - submitted_s, (finished_s - first_token_s) / (completion_tokens - 1), "
@@ -115,9 +113,7 @@ def test_every_request_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert listed(app) == [450]
 
 
-def test_requests_are_sorted_by_what_their_clients_felt(
-    monkeypatch: pytest.MonkeyPatch, emulated: Path
-) -> None:
+def test_requests_are_sorted_by_client_times(monkeypatch: pytest.MonkeyPatch, emulated: Path) -> None:
     orders = {
         "ttft": "first_token_s - submitted_s",
         "itl": "(finished_s - first_token_s) / (completion_tokens - 1)",
@@ -142,7 +138,7 @@ def test_the_parts_of_a_request_follow_one_another() -> None:
         ("queue and prefill", 0.0, 0.5),
         ("decode", 0.5, 1.5),
     ]
-    assert queries.felt_times(request) == (0.5, 0.75, 2.0)
+    assert queries.times_at_client(request) == (0.5, 0.75, 2.0)
     assert queries.waterfall(_request(**{**stamps, "first_token_s": None, "finished_s": None})) == []
 
 

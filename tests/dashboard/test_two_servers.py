@@ -51,7 +51,7 @@ def shared() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def separate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A SQLite file for each server alone."""
     folder = tmp_path_factory.mktemp("apart")
     urls = {host: f"sqlite:///{folder / host}.db" for host in SERVERS}
@@ -66,7 +66,7 @@ def drawn(app: AppTest) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_shows_one_servers_figures_and_names_it(
-    monkeypatch: pytest.MonkeyPatch, shared: str, apart: dict[str, str], page: str
+    monkeypatch: pytest.MonkeyPatch, shared: str, separate: dict[str, str], page: str
 ) -> None:
     seen = {}
     for number, host in enumerate(SERVERS, start=1):
@@ -77,7 +77,7 @@ def test_a_page_shows_one_servers_figures_and_names_it(
         assert {f"· {each} ·" in name for each, name in zip(SERVERS, _run_names(app), strict=True)} == {True}
         seen[host] = metrics(app), drawn(app)
         if page not in SHARED:
-            alone = show(monkeypatch, apart[host], page, run="1", window="all")
+            alone = show(monkeypatch, separate[host], page, run="1", window="all")
             assert metrics(app) == metrics(alone)
             # Clock rate and temperature are those of the moment.
             assert page == "machine" or drawn(app) == drawn(alone)
@@ -103,9 +103,9 @@ def test_the_database_is_named_without_its_password(monkeypatch: pytest.MonkeyPa
     assert "hunter2" not in texts(show(monkeypatch, secret, "machine", run="1"))
 
 
-def test_both_ways_of_recording_hold_the_same(shared: str, apart: dict[str, str]) -> None:
+def test_both_ways_of_recording_hold_the_same(shared: str, separate: dict[str, str]) -> None:
     """PostgreSQL and SQLite give the same summary for the same run."""
     for number, host in enumerate(SERVERS, start=1):
-        here, there = summarise(apart[host]), summarise(shared, run_id=number)
+        here, there = summarise(separate[host]), summarise(shared, run_id=number)
         assert here["hits"] > 0
         assert here == {**there, "run_id": 1}

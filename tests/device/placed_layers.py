@@ -72,8 +72,8 @@ def steps(num_steps: int, sizes: tuple[int, ...]) -> list[list[tuple[Any, Any, A
         for _ in range(LAYERS):
             # With MANY tokens an expert gets more than a tile.
             few = (np.arange(TOP_K if tokens == MANY else TOP_K + 2) + step // 5) % EXPERTS
-            liked = np.arange(EXPERTS) if 8 < tokens < MANY else few
-            ids = np.stack([random.permutation(liked)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
+            preferred = np.arange(EXPERTS) if 8 < tokens < MANY else few
+            ids = np.stack([random.permutation(preferred)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
             rows = torch.from_numpy(random.standard_normal((tokens, HIDDEN), np.float32)).bfloat16()
             layers.append((rows, torch.from_numpy(ids), torch.rand(tokens, TOP_K)))
         made.append(layers)

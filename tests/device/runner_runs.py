@@ -31,7 +31,7 @@ from twofold.step.sampler import Sampler
 from twofold.step.sequences import Sequence as Request
 
 from tests.device.fake_device import FakeDevice
-from tests.engine.told_sampler import ToldSampler
+from tests.engine.scripted_sampler import ScriptedSampler
 
 PAGE_SIZE = 8
 NUM_PAGES = 128
@@ -182,7 +182,7 @@ def scripted(
     """Logits [requests * tokens, vocabulary] of a fixed conversation, whatever the runner would have picked."""
     random = np.random.default_rng(11)
     prompts = [random.integers(0, vocab_size, 5 + 3 * n).tolist() for n in range(num_requests)]
-    samplers = [ToldSampler(random.integers(0, vocab_size, num_tokens).tolist()) for _ in prompts]
+    samplers = [ScriptedSampler(random.integers(0, vocab_size, num_tokens).tolist()) for _ in prompts]
     play = Play(runner)
     if on_step is not None:
         play.on_step = on_step

@@ -88,8 +88,8 @@ def play(executor: _core.MoeExecutor, num_steps: int, seed: int = 1) -> list[np.
         executor.begin_step(step, list(range(tokens)), [7] * tokens)
         hidden = random.standard_normal((tokens, HIDDEN), np.float32)
         for layer in range(LAYERS):
-            liked = (np.arange(TOP_K + 1) + step // 6) % EXPERTS
-            ids = np.stack([random.permutation(liked)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
+            preferred = (np.arange(TOP_K + 1) + step // 6) % EXPERTS
+            ids = np.stack([random.permutation(preferred)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
             weights = random.random((tokens, TOP_K), np.float32)
             normed = np.ascontiguousarray(hidden / np.abs(hidden).max())
             executor.forward(layer, normed, ids, weights, hidden)
@@ -170,7 +170,7 @@ def test_failing_uploads_run_on_the_cpu_and_change_no_result(
     assert executor.counts()["uploads"] == uploads["landed"]
 
 
-def test_a_device_that_takes_no_upload_is_an_error_that_says_so(
+def test_a_device_that_accepts_no_upload_is_an_error_with_the_reason(
     fake: ModuleType, pool: ops.ThreadPool, store: _core.ExpertStore
 ) -> None:
     executor, _ = on_device(fake, pool, store, fail_issue=1.0)

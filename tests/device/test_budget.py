@@ -111,7 +111,7 @@ def test_the_proposed_ratio_is_accepted(needs: DeviceNeeds, device: tuple[int, i
         plan_device(EngineConfig(gpu_experts_ratio=float(proposed[1])), needs, *device)
 
 
-def test_what_is_left_open_is_filled() -> None:
+def test_missing_fields_are_filled() -> None:
     budget = plan_device(EngineConfig(), QWEN, 24 * GIB, 23 * GIB)
     (gpu,) = budget.gpus
     assert gpu.limit_bytes == int(24 * GIB * 0.9)
@@ -122,7 +122,7 @@ def test_what_is_left_open_is_filled() -> None:
     assert (everything.num_slots, everything.num_staging) == (48 * 128, 0)
 
 
-def test_the_split_is_told_in_one_line() -> None:
+def test_the_split_is_reported_in_one_line() -> None:
     text = plan_device(EngineConfig(gpu_experts_ratio=0.25), QWEN, 24 * GIB, 23 * GIB).explain()
     assert "\n" not in text
     assert "1536 of 6144 experts (13.50 GiB)" in text
@@ -151,8 +151,8 @@ def test_the_workspace_is_part_of_the_plan() -> None:
 
 
 def test_a_device_refuses_caches_that_its_kernels_do_not_read() -> None:
-    for asked in ("auto", "bfloat16"):
-        assert device_cache_dtype(EngineConfig(kv_cache_dtype=asked)) == "bfloat16"
+    for requested in ("auto", "bfloat16"):
+        assert device_cache_dtype(EngineConfig(kv_cache_dtype=requested)) == "bfloat16"
     with pytest.raises(
         ConfigError, match="--kv-cache-dtype was given 'q8'; on a device the KV cache is bfloat16"
     ):

@@ -77,7 +77,7 @@ class KnownDevice:
         yield self
 
 
-def test_known_figures_come_back_and_mixed_layers_are_predicted() -> None:
+def test_known_figures_are_recovered_and_mixed_layers_estimated() -> None:
     found = calibrate_device(KnownDevice(), SHAPE, None, repeats=5)
     assert found.link_latency_us == pytest.approx(8.0, rel=0.03)
     assert found.link_bandwidth_gbps == pytest.approx(50.0, rel=0.02)
@@ -100,7 +100,7 @@ def test_known_figures_come_back_and_mixed_layers_are_predicted() -> None:
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=60, deadline=None)
-def test_the_fit_of_layers_tells_what_it_was_made_from(
+def test_the_fit_of_layers_lists_its_samples(
     launch: float, expert: float, crossover: float, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
@@ -112,7 +112,7 @@ def test_the_fit_of_layers_tells_what_it_was_made_from(
         assert found.layer_us(load) == pytest.approx(truth.layer_us(load), rel=0.05)
 
 
-def test_decode_alone_says_nothing_of_arithmetic_but_tells_decode() -> None:
+def test_decode_alone_calibrates_decode_and_not_arithmetic() -> None:
     truth = LayerConstants(5.0, 2.0, 0.001)
     found = fit_layers([Sample((n,) * k, truth.layer_us((n,) * k)) for n in (1, 2) for k in (4, 8, 16)])
     assert found.layer_us((1,) * 12) == pytest.approx(truth.layer_us((1,) * 12), rel=0.01)
@@ -127,7 +127,7 @@ def test_a_link_without_latency_gets_none_and_no_negative_one() -> None:
     assert gbps == pytest.approx(10.0, rel=0.02)
 
 
-def test_the_table_tells_every_figure_with_its_residuals() -> None:
+def test_the_table_shows_every_figure_with_its_residuals() -> None:
     table = format_device(calibrate_device(KnownDevice(), SHAPE, None, repeats=3))
     for part in (
         "known, link",
@@ -247,7 +247,7 @@ def test_each_of_several_devices_is_measured_by_its_number(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "printed"),
     [
         (["--devices", "cuda:0,cuda:1"], "one GPU is measured at a time"),
         (["--devices", "gpu1"], "expected GPUs such as cuda:0,cuda:1"),
@@ -256,14 +256,14 @@ def test_each_of_several_devices_is_measured_by_its_number(
     ],
 )
 def test_a_device_that_cannot_be_measured_is_refused(
-    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["calibrate", "--output", str(tmp_path / "machine.json"), *flags]) == 2
-    assert said in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_device_measuring_one_is_refused_and_auto_borrows(
+def test_without_a_device_measuring_one_is_refused_and_auto_uses_a_profile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "twofold._cuda", None)

@@ -29,7 +29,7 @@ from tests.device.fake_device import FakeQueue
 from tests.device.layer_sums import LayerSums
 from tests.device.runner_references import TINY, TOKENS, References, references_of
 from tests.device.runner_runs import F32, Lost, Play, make_runner, scripted
-from tests.engine.told_sampler import ToldSampler
+from tests.engine.scripted_sampler import ScriptedSampler
 from tests.tiny_models.writing import (
     tiny_weights,
     write_tiny_model,
@@ -43,13 +43,13 @@ EXPERTS = 3 * 10
 def fast_link(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A machine whose link is worth more than its CPU."""
     machine = load_profile("h200-pcie5")
-    told = {
+    samplers = {
         "cpu_bandwidth_gbps": 0.1,
         "cpu_expert_overhead_us": 20.0,
         "link_latency_us": 0.1,
         "handshake_us": 20.0,
     }
-    figures = {name: Figure(value, "a test") for name, value in told.items()}
+    figures = {name: Figure(value, "a test") for name, value in samplers.items()}
     path = tmp_path_factory.mktemp("machine") / "fast.json"
     path.write_text(replace(machine, figures={**machine.figures, **figures}).to_json(), encoding="utf-8")
     return str(path)
@@ -115,7 +115,7 @@ def test_logits_do_not_depend_on_where_experts_run(
 
 
 @pytest.mark.parametrize("size", [2, 5, 9, pytest.param(20, marks=pytest.mark.slow)])
-def test_batches_are_padded_to_a_graph_and_no_row_knows(
+def test_batches_are_padded_to_a_graph_without_changing_a_row(
     fake: ModuleType, path: Path, reference: References, size: int
 ) -> None:
     runner = make_runner(fake, path, slots=EXPERTS // 3)
@@ -143,7 +143,7 @@ def test_more_sequences_than_a_graph_holds_are_placed_by_the_host(fake: ModuleTy
     "device",
     [{"most_delay_us": 300.0}, {"fail_issue": 0.3}, {"fail_completion": 0.3}, {"refuse_pinning": True}],
 )
-def test_experts_come_and_go_between_steps_whatever_the_link_does(
+def test_experts_are_swapped_between_steps_at_any_link_speed(
     fake: ModuleType, path: Path, reference: References, device: dict[str, float]
 ) -> None:
     # A copy that a layer waits for may be refused, but not fail on its way.
@@ -158,7 +158,7 @@ def test_experts_come_and_go_between_steps_whatever_the_link_does(
     assert runner.why_placed is None
 
 
-def test_the_device_reads_misses_of_several_tokens_and_says_so(
+def test_the_device_reads_misses_of_several_tokens_and_reports_it(
     fake: ModuleType, path: Path, reference: References, fast_link: str
 ) -> None:
     """A link that is worth reading over; of one token it says nothing new."""
@@ -269,7 +269,7 @@ def test_with_the_placement_frozen_two_runs_are_bit_identical(
         ("aborted", "the step was aborted at MoE layer"),
     ],
 )
-def test_a_lost_step_is_placed_by_the_host_and_the_request_goes_on(
+def test_a_lost_step_is_placed_by_the_host_and_the_request_continues(
     fake: ModuleType,
     path: Path,
     reference: References,
@@ -300,9 +300,7 @@ def test_a_step_that_cannot_be_prepared_is_placed_by_the_host(
     assert runner.why_placed == "preparing a step of 1 failed (no such kernel)"
 
 
-def test_a_device_that_gives_up_waiting_is_followed(
-    fake: ModuleType, path: Path, reference: References
-) -> None:
+def test_a_device_timeout_ends_the_step(fake: ModuleType, path: Path, reference: References) -> None:
     runner = make_runner(fake, path, slots=0, watchdog_s=1e-7)
     assert reference.close(scripted(runner, 3, TOKENS, TINY.vocab_size), 3)
     assert "watchdog's limit" in str(runner.why_placed)
@@ -321,7 +319,7 @@ def test_a_step_that_cannot_be_captured_is_launched_by_the_worker(
     assert runner.why_placed is None
 
 
-def test_a_device_that_takes_no_upload_fails_steps_and_says_so(fake: ModuleType, path: Path) -> None:
+def test_a_device_that_accepts_no_upload_fails_steps_with_the_reason(fake: ModuleType, path: Path) -> None:
     runner = make_runner(fake, path, slots=6, policy="lru", device={"fail_issue": 1.0})
     for _ in range(2):
         with pytest.raises(KernelError, match="uploads in a row"):
@@ -354,7 +352,7 @@ def test_every_token_of_every_layer_is_in_the_events_with_the_devices_times(
     assert len(seen) == len(rows)
 
 
-def test_the_bundled_model_says_what_it_says_on_the_cpu(fake: ModuleType) -> None:
+def test_the_bundled_model_answers_as_on_the_cpu(fake: ModuleType) -> None:
     path = bundled_model_path()
     engine = Engine.load(
         EngineConfig(model=str(path), accelerator="none", cpu_threads=2, max_total_tokens=512)
@@ -389,9 +387,9 @@ def test_rows_that_report_log_probabilities_are_sampled_from_the_devices_logits(
     runner = make_runner(fake, path, slots=6)
     samplers = [Reporting(replace(params, logprobs=2), prompts[0]), Sampler(params, prompts[1])]
     assert Play(runner).answer(prompts, samplers, 6) == plain
-    told = [ToldSampler(tokens) for tokens in plain]
-    Play(make_runner(fake, path, slots=6)).answer(prompts, told, 6)
-    for found, token, row in zip(reported, plain[0][:5], told[0].seen, strict=False):
+    samplers = [ScriptedSampler(tokens) for tokens in plain]
+    Play(make_runner(fake, path, slots=6)).answer(prompts, samplers, 6)
+    for found, token, row in zip(reported, plain[0][:5], samplers[0].seen, strict=False):
         logits = row.astype(np.float64)
         expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
         assert found.token_id == token

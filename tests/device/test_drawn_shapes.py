@@ -12,7 +12,7 @@ from twofold._core import device as launches
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.scores import Scores
-from twofold.blocks.attention.selection import Everything, Window
+from twofold.blocks.attention.selection import AllPositions, Window
 from twofold.blocks.device_step import HeadShape, KvLayer, gated
 from twofold.blocks.router import Router
 from twofold.device.kernels import TorchKernels
@@ -78,7 +78,7 @@ def test_rotation_cache_and_attention(simt: ModuleType, data: st.DataObject) -> 
     window = data.draw(st.sampled_from([0, 1, 40]), "window")
     half = 32 * data.draw(st.integers(1, head_dim // 64), "half of the rotated part")
     torch.manual_seed(data.draw(st.integers(0, 999), "seed"))
-    select = Window(window) if window else Everything()
+    select = Window(window) if window else AllPositions()
     shape = HeadShape(heads, kv_heads, head_dim, 1e-6, select, Scores(head_dim**-0.5))
     num_pages = -(-max(*lengths, 1) // page_size)
     tables = torch.randperm(len(lengths) * num_pages).view(len(lengths), num_pages).int()

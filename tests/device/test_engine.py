@@ -136,7 +136,7 @@ def test_a_packed_model_is_pinned_where_it_lies_or_copied(
     engine.close()
 
 
-def test_the_split_is_told_before_anything_is_loaded(
+def test_the_split_is_reported_before_anything_is_loaded(
     cuda: None, tiny: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object, **__: object) -> None:
@@ -304,7 +304,7 @@ def test_commands_run_on_the_device(
         assert printed["twofold"]["decode_tokens_per_s"] > 0
 
 
-def test_doctor_tells_the_split_before_anything_is_loaded(
+def test_doctor_reports_the_split_before_anything_is_loaded(
     fake: ModuleType,
 ) -> None:
     config = EngineConfig(model=str(bundled_model_path()), accelerator="cuda", max_total_tokens=512)

@@ -47,7 +47,7 @@ def submitted(engine: Engine, lengths: tuple[int, ...] = (40, 9)) -> list[list[i
     return found
 
 
-def test_slots_take_other_experts_and_tokens_stay(fake: ModuleType, tmp_path: Path) -> None:
+def test_swapping_residents_changes_no_token(fake: ModuleType, tmp_path: Path) -> None:
     config = EngineConfig(
         model=str(write_tiny_model(tmp_path / "model", TINY)),
         accelerator="cuda",

@@ -127,10 +127,10 @@ def members(nodes: Iterable[ast.stmt]) -> dict[str, set[str]]:
     }
 
 
-def test_it_exports_what_the_stub_of_the_cuda_module_says_of_a_device(fake: ModuleType) -> None:
+def test_it_exports_the_device_functions_of_the_cuda_stub(fake: ModuleType) -> None:
     """On a machine without nvcc this is what holds `_cuda.pyi` to the bindings."""
-    told = ast.parse((PACKAGE / "_cuda.pyi").read_text(encoding="utf-8")).body
-    stub = members(node for node in told if "TypedDict" not in ast.unparse(node).partition("\n")[0])
+    reported = ast.parse((PACKAGE / "_cuda.pyi").read_text(encoding="utf-8")).body
+    stub = members(node for node in reported if "TypedDict" not in ast.unparse(node).partition("\n")[0])
     for_tests = {"spare", "stress", "link_correction", "upload_counts"}
     ours = {
         name: members
@@ -241,7 +241,7 @@ def test_prefill_computes_what_lies_in_slots(fake: ModuleType, format: str) -> N
     assert close(hidden, layer.reference(range(EXPERTS // 2)))
 
 
-def test_every_way_to_wait_gets_its_answers(fake: ModuleType) -> None:
+def test_every_kind_of_wait_gets_its_answers(fake: ModuleType) -> None:
     probes = fake.open_device().probe_handshakes(64, 3, 3)["probes"]
     assert [probe["kind"] for probe in probes if probe["works"]] == [
         "kernels",
@@ -250,7 +250,7 @@ def test_every_way_to_wait_gets_its_answers(fake: ModuleType) -> None:
     ]
 
 
-def test_a_wait_that_nobody_answers_ends_and_says_where(fake: ModuleType) -> None:
+def test_an_unanswered_wait_ends_and_names_its_place(fake: ModuleType) -> None:
     layer = Layer("f32")
     native = fake.open_device()
     mailbox = native.mailbox(layer.mailbox_shape)

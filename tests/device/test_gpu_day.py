@@ -60,7 +60,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(packages.make_environment(tmp_path_factory.mktemp("bare") / "env"))
 
 
-def test_a_killed_day_says_what_is_known_and_what_to_run_next(
+def test_a_killed_day_reports_results_and_what_to_run_next(
     fake: ModuleType, tmp_path: Path, bare_python: str
 ) -> None:
     """In an environment that has the packages of a GPU machine alone."""
@@ -135,7 +135,7 @@ def test_checks_that_break_crash_or_hang_stop_no_other(
     assert running_workers(folder) == []
 
 
-def test_without_a_device_the_day_ends_and_says_why(tmp_path: Path) -> None:
+def test_without_a_device_the_day_ends_with_the_reason(tmp_path: Path) -> None:
     from twofold.device.finding import find_device
 
     if find_device()[0] is not None:

@@ -41,7 +41,7 @@ def cuda(fake: ModuleType) -> FakeDevice:
 
 
 @pytest.mark.slow
-def test_a_day_that_is_killed_twice_goes_on_where_it_was(
+def test_a_day_that_is_killed_twice_resumes(
     fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at 30 % and at 70 %; each time the report says what is known, and the command that runs the rest."""
@@ -76,18 +76,18 @@ def test_a_day_that_is_killed_twice_goes_on_where_it_was(
     assert {*entries} == {*names}
 
 
-def test_another_routing_is_noticed(cuda: FakeDevice, tmp_path: Path) -> None:
+def test_another_routing_is_detected(cuda: FakeDevice, tmp_path: Path) -> None:
     """The comparison of logits can fail."""
     from benchmarks.gpu.machine import REHEARSAL, Machine
     from benchmarks.gpu.models import QWEN, drawn_trace
     from benchmarks.gpu.runs import TWOFOLD, loaded, make_runner
-    from tests.gpu.engine_checks import LIMIT, error_of, told_logits
+    from tests.gpu.engine_checks import LIMIT, error_of, scripted_logits
 
     machine = Machine(cuda, tmp_path, REHEARSAL)
     model = loaded(machine, QWEN)
-    ours = told_logits(machine, model, make_runner(machine, model, TWOFOLD, 0.5, "graph"), 1)
+    ours = scripted_logits(machine, model, make_runner(machine, model, TWOFOLD, 0.5, "graph"), 1)
     model.trace = drawn_trace(model.shape, REHEARSAL.model_layers, seed=9)
-    other = told_logits(machine, model, make_runner(machine, model, TWOFOLD, 0.5, "graph"), 1)
+    other = scripted_logits(machine, model, make_runner(machine, model, TWOFOLD, 0.5, "graph"), 1)
     assert error_of(other, ours) > LIMIT
 
 

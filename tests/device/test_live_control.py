@@ -58,14 +58,14 @@ def test_pages_and_slots_move_and_tokens_stay(
         finish(engine)
         engine.control.drop_prefixes()
         found = submitted(engine)
-        for asked in (
+        for requested in (
             Resize(num_gpu_experts=6, max_total_tokens=256),
             Resize(num_gpu_experts=1),
             Resize(max_total_tokens=1024),
         ):
             for _ in range(5):
                 assert engine.step()
-            split = engine.control.resize(asked)
+            split = engine.control.resize(requested)
             assert engine.control.memory().num_pages == split.num_pages == engine.stats().num_pages
             assert engine.info.num_slots == engine.control.memory().num_slots
         assert engine.runner.resize_pages  # it is the device's runner that was resized

@@ -34,7 +34,7 @@ def answers(engine: Engine, *prompts: tuple[int, ...]) -> list[list[Chunk]]:
     return found
 
 
-def said(chunks: list[Chunk]) -> list[object]:
+def printed(chunks: list[Chunk]) -> list[object]:
     return [(chunk.token_ids, chunk.logprobs) for chunk in chunks]
 
 
@@ -78,9 +78,9 @@ def test_a_shared_begin_changes_no_bit_of_an_answer(
     with found_device(lambda: simt.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
         engine = Engine.load(config)
     assert isinstance(engine.runner, DeviceRunner)
-    assert said(answers(engine, FIRST)[0]) == said(first)
+    assert printed(answers(engine, FIRST)[0]) == printed(first)
     after = answers(engine, SECOND)[0]
-    assert (cached(after), said(after)) == (CHUNK, said(second))
+    assert (cached(after), printed(after)) == (CHUNK, printed(second))
     # Where the first ended, five tokens into a page: copied, with the record of that place.
     whole = answers(engine, turn)[0]
     assert cached(whole) == len(turn) - 2

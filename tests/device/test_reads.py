@@ -143,8 +143,8 @@ def test_what_is_read_makes_the_layer_as_short_as_any_choice(
     )
     cost = testing.CostModel(profile, store.expert_bytes, store.flops_per_token)
     random = np.random.default_rng(seed)
-    liked = random.permutation(EXPERTS)[: int(random.integers(TOP_K, EXPERTS + 1))]
-    ids = np.stack([random.permutation(liked)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
+    preferred = random.permutation(EXPERTS)[: int(random.integers(TOP_K, EXPERTS + 1))]
+    ids = np.stack([random.permutation(preferred)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
     if tokens > 2:
         ids[-1] = -1  # padding
     slots = np.where(random.random(EXPERTS) < resident, np.arange(EXPERTS), -1).astype(np.int32)

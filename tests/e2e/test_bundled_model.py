@@ -110,7 +110,7 @@ def test_chat_template_writes_chatml(tokenizer: Any) -> None:
         "Hello!",
     ],
 )
-def test_greedy_answers_stop_by_themselves(model: Any, tokenizer: Any, prompt: str) -> None:
+def test_greedy_answers_stop_at_an_end_token(model: Any, tokenizer: Any, prompt: str) -> None:
     """Prompts that these weights are known to end on: under greedy decoding some others run into a loop."""
     messages = [{"role": "user", "content": prompt}]
     encoded = tokenizer.apply_chat_template(

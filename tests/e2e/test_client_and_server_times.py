@@ -100,11 +100,11 @@ def measure(folder: Path) -> list[float]:
     with serving(command, folder / "server.log", timeout_s=120) as server:
         by_users = asyncio.run(ramp(server.url))
         metrics = httpx.get(f"{server.url}/metrics", trust_env=False).text
-    told = server_times(database)
+    reported = server_times(database)
     for users, clients in by_users.items():
-        figures(f"{users} users", *_aligned(clients, told))
+        figures(f"{users} users", *_aligned(clients, reported))
     everything = {name: ms for clients in by_users.values() for name, ms in clients.items()}
-    clients, servers, in_engine = _aligned(everything, told)
+    clients, servers, in_engine = _aligned(everything, reported)
     total_s, count = (
         float(re.findall(rf"^vllm:time_to_first_token_seconds_{part}\S* (\S+)", metrics, re.MULTILINE)[0])
         for part in ("sum", "count")
@@ -114,9 +114,11 @@ def measure(folder: Path) -> list[float]:
     return [*figures("all", clients, servers, in_engine), mean]
 
 
-def _aligned(clients: dict[str, float], told: dict[str, tuple[float, float]]) -> tuple[Times, Times, Times]:
-    assert clients.keys() <= told.keys()
-    rows = np.array([(ms, *told[name]) for name, ms in clients.items()])
+def _aligned(
+    clients: dict[str, float], reported: dict[str, tuple[float, float]]
+) -> tuple[Times, Times, Times]:
+    assert clients.keys() <= reported.keys()
+    rows = np.array([(ms, *reported[name]) for name, ms in clients.items()])
     return rows[:, 0], rows[:, 1], rows[:, 2]
 
 

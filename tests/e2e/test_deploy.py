@@ -57,13 +57,13 @@ def test_every_metric_asked_for_exists() -> None:
     }
     queries = [query for panel in PANELS for query in panel.queries.values()]
     queries += [(RULES / name).read_text() for name in ("recording_rules.yml", "alerts.yml")]
-    asked = {
+    requested = {
         name
         for query in queries
         for name in re.findall(r"\b((?:vllm:|twofold:|process_(?!start_time_s\b)|http_)\w+)\b", query)
     }
-    assert asked
-    assert asked <= known
+    assert requested
+    assert requested <= known
 
 
 def test_panels_do_not_overlap() -> None:
@@ -199,9 +199,9 @@ def test_no_panel_lacks_data(tmp_path: Path) -> None:
 
         def missing() -> list[str]:
             return [
-                f"{panel.title} of {instance}: {asked}"
+                f"{panel.title} of {instance}: {requested}"
                 for instance, panel, query in wanted
-                if not answers(url, asked := filled_in(query, instance))
+                if not answers(url, requested := filled_in(query, instance))
             ]
 
         with contextlib.suppress(TimeoutError):

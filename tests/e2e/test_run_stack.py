@@ -161,7 +161,7 @@ def test_a_streamed_answer_its_traces_and_a_clean_end(stack: Stack) -> None:
 
 
 @pytest.mark.slow
-def test_when_one_ends_the_other_is_ended_and_the_exit_code_says_so(stack: Stack) -> None:
+def test_when_one_process_ends_the_other_is_ended_with_its_exit_code(stack: Stack) -> None:
     stack.wait_until_up()
     server, dashboard = stack.children()
     os.kill(dashboard, signal.SIGKILL)

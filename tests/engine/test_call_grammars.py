@@ -217,11 +217,11 @@ def test_strict_tools_are_held_wherever_a_call_begins(name: str, special: bool) 
     tools = [tool("weather", strict=True), tool("any")]
     forms = [None, Constraint("json_schema", '{"const": ["x"]}', field="response_format")]
     for seed in range(16):
-        asked = forms[seed % 2]
-        if asked is not None and TOOL_PARSERS[name].at_start:
+        requested = forms[seed % 2]
+        if requested is not None and TOOL_PARSERS[name].at_start:
             continue
         constraint = answer_constraint(
-            asked, Calls(tools), ChatMarks(name, reasoning), opened=False, special_id=writer.special_id
+            requested, Calls(tools), ChatMarks(name, reasoning), opened=False, special_id=writer.special_id
         )
         assert constraint is not None
         text = writer.written(constraint, seed)
@@ -230,7 +230,7 @@ def test_strict_tools_are_held_wherever_a_call_begins(name: str, special: bool) 
         read = Read(text, name, reasoning)
         read.check(("weather",))
         kinds.add("call" if read.calls else "text")
-        if asked is not None and not read.calls:
+        if requested is not None and not read.calls:
             assert "".join(read.content.split()).endswith('["x"]')
     assert kinds
 
@@ -247,7 +247,9 @@ def test_strict_tools_are_held_wherever_a_call_begins(name: str, special: bool) 
         ("glm45", {"name": "f", "strict": True, "parameters": {"anyOf": [{}]}}, "anyOf"),
     ],
 )  # fmt: skip
-def test_what_a_dialect_cannot_hold_is_told(name: str, function: dict[str, Any], reason: str) -> None:
+def test_a_constraint_that_a_dialect_lacks_is_reported(
+    name: str, function: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(RequestError, match=reason) as refusal:
         answer_constraint(
             None,
@@ -312,7 +314,7 @@ def test_strict_tools_of_everyday_signatures(name: str, caplog: pytest.LogCaptur
     assert "is not enforced" not in caplog.text
 
 
-def test_what_a_form_cannot_express_is_left_out_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_format_cannot_express_is_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     """Keywords of a text between tags, and any of a tool that is not strict."""
     address = {"type": "string", "format": "ipv6"}
     odd = {"type": "object", "properties": {"a": address}, "required": ["a"], "not": {"required": ["b"]}}
@@ -378,14 +380,14 @@ def test_gemma_values_match_their_schemas() -> None:
     assert num_done >= 4
 
 
-def test_a_form_without_tools_begins_behind_the_thinking() -> None:
-    asked = Constraint("json_schema", '{"const": {"a": 1}}', field="response_format")
+def test_a_format_without_tools_starts_after_the_thinking() -> None:
+    requested = Constraint("json_schema", '{"const": {"a": 1}}', field="response_format")
     for reasoning, special in (("qwen3", False), ("qwen3", True), ("mistral", True), ("openai_gptoss", True)):
         writer = Writer("openai" if "openai" in reasoning else "hermes", reasoning, special)
         for seed in range(8):
             opened = bool(seed % 2) and "openai" not in reasoning
             constraint = answer_constraint(
-                asked, Calls(), ChatMarks(None, reasoning), opened=opened, special_id=writer.special_id
+                requested, Calls(), ChatMarks(None, reasoning), opened=opened, special_id=writer.special_id
             )
             assert constraint is not None
             text = writer.written(constraint, seed)
@@ -395,4 +397,7 @@ def test_a_form_without_tools_begins_behind_the_thinking() -> None:
                 final = "".join(event.text for event in events if event.kind == "content")
                 assert final.endswith("}")
                 assert json.loads(final[final.index("{") :]) == {"a": 1}
-    assert answer_constraint(asked, Calls(), ChatMarks(), opened=False, special_id=lambda mark: None) is asked
+    assert (
+        answer_constraint(requested, Calls(), ChatMarks(), opened=False, special_id=lambda mark: None)
+        is requested
+    )

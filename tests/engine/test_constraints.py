@@ -218,12 +218,12 @@ def test_batches_preemption_and_neighbours_change_no_token(engine: Engine) -> No
         Answer(replace(WARM, seed=9, stop=(" a",), logprobs=3), Constraint("regex", "[a-z ]{40,80}")),
         Answer(replace(WARM, seed=4), Constraint("regex", "[0-9 ]{30}", frame=after)),
     ]
-    asked = [*map(Answer, free), *bound]
-    alone = [answered(engine, [replace(each, chunks=[])])[0] for each in asked]
+    requested = [*map(Answer, free), *bound]
+    alone = [answered(engine, [replace(each, chunks=[])])[0] for each in requested]
     assert [each.end for each in alone].count("stop") >= 5
     small = load(max_total_tokens=144, page_size=4, max_num_batched_tokens=24)
     for where in (engine, small):
-        together = answered(where, [replace(each, chunks=[]) for each in asked])
+        together = answered(where, [replace(each, chunks=[]) for each in requested])
         for one, other in zip(alone, together, strict=True):
             assert (one.tokens, one.text, one.end) == (other.tokens, other.text, other.end)
             assert [c.logprobs for c in one.chunks if c.logprobs] == [
@@ -233,7 +233,7 @@ def test_batches_preemption_and_neighbours_change_no_token(engine: Engine) -> No
     small.close()
 
 
-def test_log_probabilities_are_of_what_may_come(engine: Engine) -> None:
+def test_log_probabilities_are_of_allowed_tokens(engine: Engine) -> None:
     choices = Constraint("choice", '["aa", "ab", "c"]')
     for answer in answered(engine, [Answer(replace(WARM, seed=s, logprobs=20), choices) for s in range(6)]):
         for entry in (each for chunk in answer.chunks for each in chunk.logprobs):
@@ -265,18 +265,18 @@ def test_an_error_names_the_tool_and_holds_no_grammar(engine: Engine, dialect: s
     assert "start:" not in str(refused.value)
 
 
-def test_where_nothing_may_come_the_answer_is_cut_off(
+def test_an_answer_without_allowed_tokens_is_cut_off(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A word that must not come is all that may; the other answers of the step end as usual."""
     banned = tuple(
         (token,) for token in range(engine.vocab_size) if engine.tokenizer.token_bytes(token)[:1] == b"c"
     )
-    asked = [
+    requested = [
         Answer(replace(WARM, bad_words=banned), Constraint("choice", '["cat"]')),
         Answer(WARM, Constraint("choice", '["dog"]')),
     ]
-    failed, fine = answered(engine, asked)
+    failed, fine = answered(engine, requested)
     assert (failed.text, failed.end) == ("", "length")
     (line,) = [record.message for record in caplog.records if "ended early" in record.message]
     assert "the answer cannot continue under constraint" in line
@@ -296,12 +296,12 @@ def test_a_mask_that_does_not_come_is_given_up(
             stuck.wait(60)
         fill(matcher, mask)
 
-    asked = [Answer(replace(WARM, seed=s, top_p=0.99), Constraint("regex", "[a-z]{9}")) for s in range(3)]
-    engine.compile(asked[0].constraint)  # type: ignore[arg-type]
+    requested = [Answer(replace(WARM, seed=s, top_p=0.99), Constraint("regex", "[a-z]{9}")) for s in range(3)]
+    engine.compile(requested[0].constraint)  # type: ignore[arg-type]
     monkeypatch.setattr(constraints, "fill", slow)
     monkeypatch.setattr(constraints, "MASK_TIMEOUT_S", 2.0)
     monkeypatch.setattr(constraints, "_OFFLOAD_ABOVE_S", 0.0)
-    first, second, third = answered(engine, asked)
+    first, second, third = answered(engine, requested)
     stuck.set()
     assert [first.end, second.end, third.end] == ["stop", "length", "stop"]
     assert "s to compute; simplify" in caplog.text
@@ -329,12 +329,12 @@ def test_random_schemas_hold(engine: Engine, count: int) -> None:
     maker = SchemaMaker(1)
     schemas = [maker.make() for _ in range(count)]
     params = [replace(WARM, seed=seed, max_tokens=160 if count < 100 else 400) for seed in range(count)]
-    asked = [
+    requested = [
         Answer(each, Constraint("json_schema", json.dumps(schema)))
         for each, schema in zip(params, schemas, strict=True)
     ]
     wrong, num_cut = [], 0
-    for schema, answer in zip(schemas, answered(engine, asked), strict=True):
+    for schema, answer in zip(schemas, answered(engine, requested), strict=True):
         if answer.end == "length":
             num_cut += 1
         elif answer.end != "stop" or not is_json(schema)(answer.text):

@@ -83,7 +83,7 @@ def test_a_batch_is_padded_and_padding_changes_nothing(tmp_path: Path) -> None:
         assert torch.allclose(row, before[0], atol=2e-2, rtol=2e-2)
 
 
-def test_a_step_that_cannot_be_captured_runs_eagerly_and_says_why(tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_captured_runs_eagerly_with_the_reason(tmp_path: Path) -> None:
     def refuse(run, outputs):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 

@@ -91,7 +91,7 @@ def test_rows_of_all_kinds_in_one_batch_and_changed_logits_go_to_the_host() -> N
     assert on_device == total - STEPS * len(penalised)
 
 
-def test_a_row_whose_draw_lies_in_the_rest_is_left_to_the_host() -> None:
+def test_a_row_whose_draw_is_outside_the_candidates_is_sampled_by_the_host() -> None:
     device = DeviceSampler(1, FakeDevice())
     flat = torch.zeros((1, 4 * CANDIDATES))
 
@@ -123,7 +123,7 @@ def test_a_draw_stays_until_a_token_is_taken() -> None:
     assert greedy.uniform == 0.0
 
 
-def test_padding_rows_disturb_nobody_and_too_many_are_refused() -> None:
+def test_padding_rows_change_no_result_and_too_many_are_refused() -> None:
     device = DeviceSampler(4, FakeDevice())
     logits = torch.from_numpy(random_logits(4, 100, 5))
     logits[2:] = float("nan")

@@ -82,7 +82,7 @@ def test_generate_counts_and_reports(plain):
     assert usage.decode_s > 0
 
 
-def test_whoever_waits_for_several_requests_is_woken_once_a_step(model_dir):
+def test_one_wakeup_per_step_for_a_client_with_several_requests(model_dir):
     engine = Engine.load(EngineConfig(model=model_dir, accelerator="none", cpu_threads=2))
     chunks: list[Chunk] = []
     seen: list[int] = []
@@ -148,7 +148,7 @@ def test_requests_that_run_together_get_the_answers_they_get_alone(plain, model_
     engine.close()
 
 
-def test_the_wall_clock_is_told_beside_the_emulated_one(model_dir):
+def test_the_wall_clock_is_reported_with_the_emulated_one(model_dir):
     engine = Engine.load(EngineConfig(model=model_dir, accelerator="emulated:rtx4090-pcie4"))
     chunks: list[Chunk] = []
     begun = time.perf_counter()
@@ -181,7 +181,7 @@ def test_the_engine_thread_serves_submissions_from_many_threads(plain, model_dir
     engine.close()
 
 
-def test_cancelling_frees_the_place_and_says_so(model_dir):
+def test_cancelling_frees_the_place_and_is_logged(model_dir):
     engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
     gone, kept = submit(engine, PROMPTS[1], "gone", max_tokens=100), submit(engine, PROMPTS[0], "kept")
     for _ in range(4):
@@ -197,7 +197,7 @@ def test_cancelling_frees_the_place_and_says_so(model_dir):
     engine.close()
 
 
-def test_a_caller_that_raises_hurts_only_itself(model_dir):
+def test_a_raising_caller_affects_no_other(model_dir):
     engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
 
     def broken(chunk: Chunk) -> None:
@@ -245,7 +245,7 @@ def test_a_full_context_ends_with_length(plain, model_dir):
         ((1,), {"repetition_penalty": 0.0}, "repetition_penalty"),
     ],
 )
-def test_what_can_never_be_served_is_refused_before_anything_starts(plain, prompt, sampling, param):
+def test_an_impossible_configuration_is_refused_before_anything_starts(plain, prompt, sampling, param):
     with pytest.raises(RequestError) as caught:
         plain.submit(GenerationRequest(prompt, SamplingParams(**sampling), Collector(), "bad"))
     assert caught.value.param == param
@@ -319,7 +319,7 @@ def test_a_step_that_lacks_memory_logs_what_to_lower(model_dir, monkeypatch, cap
     engine.close()
 
 
-def test_a_bug_in_the_loop_leaves_nobody_waiting(model_dir, monkeypatch):
+def test_a_bug_in_the_loop_fails_every_waiting_request(model_dir, monkeypatch):
     engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"))
     failures = []
     schedule = engine._scheduler.schedule
@@ -418,18 +418,18 @@ def test_telemetry_holds_every_decision_of_exactly_this_request(model_dir):
     assert sum(s.num_decode_tokens for s in sink.steps) == usage.completion_tokens - 1
 
 
-def test_routed_experts_come_back_when_asked_for_and_match_telemetry(model_dir):
+def test_routed_experts_are_returned_on_request_and_match_telemetry(model_dir):
     sink = Sink()
     engine = Engine.load(EngineConfig(model=model_dir, accelerator="none"), telemetry=sink)
-    asked, plain = Collector(), Collector()
+    requested, plain = Collector(), Collector()
     params = SamplingParams(max_tokens=10, ignore_eos=True)
-    engine.submit(GenerationRequest(PROMPTS[1], params, asked, "asked", return_routed_experts=True))
+    engine.submit(GenerationRequest(PROMPTS[1], params, requested, "asked", return_routed_experts=True))
     engine.submit(GenerationRequest(PROMPTS[2], params, plain, "plain"))
     while engine.step():
         pass
     engine.close()
     assert plain.chunks[-1].routed_experts is None
-    routed = asked.chunks[-1].routed_experts
+    routed = requested.chunks[-1].routed_experts
     assert routed.shape == (len(PROMPTS[1]) + 9, engine.info.num_layers, engine.info.top_k)
     rows = np.concatenate(sink.events["token_layer"])
     for row in rows[rows["request"] == sink.requests[0].number]:

@@ -50,7 +50,7 @@ def test_prefetch_takes_one_of_three_words():
         EngineConfig(prefetch="maybe")
 
 
-def test_a_restart_begins_with_the_experts_that_were_there(model_dir, tmp_path):
+def test_a_restart_restores_the_resident_experts(model_dir, tmp_path):
     state = tmp_path / "cache.state"
     first = load(model_dir, cache_state=str(state))
     tokens = answer(first)
@@ -112,7 +112,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_served(model_d
         load(model_dir, cache_state=str(tmp_path / "nowhere" / "cache.state"))
 
 
-def test_without_slots_the_setting_is_ignored_and_says_so(model_dir, tmp_path, caplog):
+def test_without_slots_the_setting_is_ignored_with_a_line(model_dir, tmp_path, caplog):
     state = tmp_path / "cache.state"
     with caplog.at_level(logging.INFO, logger="twofold"):
         engine = load(model_dir, accelerator="none", cache_state=str(state))

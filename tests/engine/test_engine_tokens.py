@@ -204,7 +204,7 @@ def test_no_tokens_at_all(engine: Engine, num_top: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "says"),
+    ("requested", "param", "says"),
     [
         ({"logprobs": 21}, "logprobs", "logprobs is 21; it must be from 0 to 20"),
         ({"logprobs": -1}, "logprobs", "logprobs is -1"),
@@ -223,7 +223,7 @@ def test_no_tokens_at_all(engine: Engine, num_top: int | None) -> None:
         ({"bad_words": ((1,) * 600, (2,) * 600)}, "bad_words", "has 1200 tokens"),
     ],
 )
-def test_what_cannot_be_is_refused(engine: Engine, asked: dict[str, Any], param: str, says: str) -> None:
+def test_what_cannot_be_is_refused(engine: Engine, requested: dict[str, Any], param: str, says: str) -> None:
     with pytest.raises(RequestError, match=says) as refused:
-        answer(engine, PROMPTS[0], SamplingParams(**asked))
+        answer(engine, PROMPTS[0], SamplingParams(**requested))
     assert refused.value.param == param

@@ -49,11 +49,11 @@ def load(model: Path, directory: Path, **settings: Any) -> Engine:
 
 def answer(engine: Engine, number: int, tokens: int = 9) -> np.ndarray[Any, Any]:
     """The routing of every token that one request computed, [tokens, layers, top_k]."""
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def take(chunk: Chunk) -> None:
         if chunk.routed_experts is not None:
-            told.append(chunk.routed_experts)
+            reported.append(chunk.routed_experts)
 
     waiter = Waiter(take)
     prompt = tuple(int(token) for token in np.random.default_rng(number).integers(5, 40, 20 + number))
@@ -66,7 +66,7 @@ def answer(engine: Engine, number: int, tokens: int = 9) -> np.ndarray[Any, Any]
     )
     engine.submit(request)
     waiter.wait(engine.step, lambda: None)
-    return np.concatenate(told)
+    return np.concatenate(reported)
 
 
 def counted(routing: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -114,7 +114,7 @@ def test_counts_are_those_of_the_recorded_routing_and_of_the_placements(engine: 
         assert (read_statistics(path, LAYERS, EXPERTS, moe_layers=MOE_LAYERS) == expected).all()
 
 
-def test_of_passes_and_tokens_everything_is_there_under_sglangs_names(engine: Engine) -> None:
+def test_pass_and_token_counts_have_sglangs_names(engine: Engine) -> None:
     engine.recording.start("per_pass")
     routing = answer(engine, 4)
     summary = engine.recording.dump()
@@ -222,7 +222,7 @@ def test_kept_passes_are_bounded_by_number_and_bytes(monkeypatch: pytest.MonkeyP
         assert recording.summary()["dropped_passes"] == 10 - len(kept)
 
 
-def test_sglangs_variable_names_the_directory_after_ours() -> None:
+def test_sglangs_variable_has_lower_precedence_than_ours() -> None:
     from argparse import Namespace
 
     from twofold.api.settings import from_namespace

@@ -112,7 +112,7 @@ def test_no_token_of_16_streams_changes_whatever_is_resized(
     assert engine.stats().num_free_pages == 2048 // 16
 
 
-def test_sleep_gives_memory_back_and_waking_goes_on(engine: Engine, undisturbed: list[list[int]]) -> None:
+def test_sleep_frees_memory_and_waking_continues(engine: Engine, undisturbed: list[list[int]]) -> None:
     streams = Streams(engine)
     streams.wait_for(STREAMS * 10)
     before = engine.control.memory()
@@ -140,7 +140,7 @@ def test_sleep_gives_memory_back_and_waking_goes_on(engine: Engine, undisturbed:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("requested", "words"),
     [
         (Resize(), "no new size was given"),
         (Resize(gpu_experts_ratio=1.5), "--gpu-experts-ratio was given 1.5"),
@@ -151,13 +151,13 @@ def test_sleep_gives_memory_back_and_waking_goes_on(engine: Engine, undisturbed:
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_has_changed(
-    engine: Engine, undisturbed: list[list[int]], asked: Resize, words: str
+    engine: Engine, undisturbed: list[list[int]], requested: Resize, words: str
 ) -> None:
     streams = Streams(engine)
     streams.wait_for(STREAMS)
     before = engine.control.split
     with pytest.raises(ConfigError, match=words):
-        engine.control.resize(asked)
+        engine.control.resize(requested)
     assert engine.control.split == before
     assert streams.finish() == undisturbed
 
@@ -231,7 +231,7 @@ def test_without_slots_only_the_kv_cache_changes() -> None:
     engine.close()
 
 
-def test_placement_names_who_is_resident_and_stays_bounded(engine: Engine) -> None:
+def test_placement_lists_residents_and_stays_bounded(engine: Engine) -> None:
     Streams(engine, PROMPTS[:2]).finish()
     placed = engine.control.placement(None, 10_000)
     info = engine.info
@@ -247,7 +247,7 @@ def test_placement_names_who_is_resident_and_stays_bounded(engine: Engine) -> No
         engine.control.placement([99])
 
 
-def test_orders_to_an_engine_that_ends_are_refused_and_nobody_waits() -> None:
+def test_commands_to_an_ending_engine_are_refused_immediately() -> None:
     engine = load(max_num_seqs=2)
     engine.start()
     Streams(engine, PROMPTS[:2], 2000)
@@ -263,7 +263,7 @@ def test_orders_to_an_engine_that_ends_are_refused_and_nobody_waits() -> None:
         engine.control.resize(Resize(max_total_tokens=4096))
 
 
-def test_a_request_that_came_before_the_context_shrank_is_told(engine: Engine) -> None:
+def test_a_request_sent_before_the_context_shrank_gets_an_error(engine: Engine) -> None:
     waiter = Waiter(None)
     ids = tuple(engine.tokenizer.encode(PROMPTS[0]))
     entered, held = threading.Event(), threading.Event()

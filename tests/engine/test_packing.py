@@ -209,9 +209,9 @@ def test_a_changed_weight_is_refused_by_every_command(
         copy = Path(shutil.copytree(packed, tmp_path / "copy", dirs_exist_ok=True)) / PANEL_FILE
         overwrite(stretch.offset, bytes([copy.read_bytes()[stretch.offset] ^ 1]))(copy)
         assert main(["generate", str(copy.parent), "--prompt", "x", "--accelerator", "none"]) == 2
-        said = " ".join(capsys.readouterr().err.split())
-        assert f"{copy}: {name} have CRC" in said
-        assert "pack the model again" in said
+        printed = " ".join(capsys.readouterr().err.split())
+        assert f"{copy}: {name} have CRC" in printed
+        assert "pack the model again" in printed
 
 
 def test_a_file_is_compared_once_after_it_was_copied(
@@ -321,7 +321,7 @@ class TestPackedCache:
         caplog.clear()
         assert answer(source, packed_cache=str(cache)) == expected
 
-    def test_a_damaged_file_is_written_anew(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_damaged_file_is_rewritten(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         source, cache = MODELS["mixtral"](tmp_path), tmp_path / "cache"
         expected = answer(source, packed_cache=str(cache))
         (first,) = cache.iterdir()
@@ -409,7 +409,7 @@ def panels_memory(pid: int, path: Path) -> tuple[int, int]:
     return found["Pss"], found["Private_Clean"] + found["Private_Dirty"]
 
 
-def test_health_tells_what_is_resident(packed: Path) -> None:
+def test_health_reports_the_residents(packed: Path) -> None:
     engine = Engine.load(EngineConfig(model=str(packed), accelerator="none", cpu_threads=1))
     engine.close()
     weights = engine.mapped_weights

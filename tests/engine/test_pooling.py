@@ -214,8 +214,8 @@ def test_an_embedding_model_without_a_head_loads(tmp_path: Path, tied: bool, arc
     engine.close()
 
 
-def found(path: Path, asked: str | None = None) -> ModelPooling:
-    return read_pooling(path, open_model_files(path), parse_pooler_config(asked))
+def found(path: Path, given: str | None = None) -> ModelPooling:
+    return read_pooling(path, open_model_files(path), parse_pooler_config(given))
 
 
 def test_pooling_follows_the_files_and_then_the_flag(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_pooling_follows_the_files_and_then_the_flag(tmp_path: Path) -> None:
     config.write_text('{"pooling_mode": "cls"}')
     (path / "modules.json").write_text('[{"type": "x.Pooling", "path": "1_Pooling"}]')
     assert (found(path).kind, found(path).normalise) == ("cls", False)
-    asked = '{"pooling_type": "MEAN", "normalize": true, "classifier_from_token": ["a", "b"], "is_matryoshka": true}'
-    flagged = found(path, asked)
+    given = '{"pooling_type": "MEAN", "normalize": true, "classifier_from_token": ["a", "b"], "is_matryoshka": true}'
+    flagged = found(path, given)
     assert (flagged.kind, flagged.normalise, flagged.is_matryoshka) == ("mean", True, True)
     assert (flagged.classifier, flagged.origin) == (("a", "b"), "--pooler-config")
     (path / "modules.json").write_text('[{"type": "x.Dense", "path": "2_Dense"}]')

@@ -27,7 +27,7 @@ def state_of(tokenizer: Tokenizer, times: RequestTimes | None) -> RequestState:
     return RequestState(Sequence(0, request, [5, 6], 2), tokenizer.detokenizer(), None, 0.0)
 
 
-def test_the_queue_begins_where_the_servers_work_ends(tokenizer: Tokenizer) -> None:
+def test_the_queue_starts_after_the_servers_own_work(tokenizer: Tokenizer) -> None:
     now = time.perf_counter()
     parts = {**dict.fromkeys(PARTS, 0.0), "read": 2.0, "tokenise": 3.0}
     times = RequestTimes(now - 60, time.time() - 60, now - 55, parts, first_sent_s=77.0)

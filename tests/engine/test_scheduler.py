@@ -38,7 +38,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_then_decodes():
     assert [play(scheduler) for _ in range(5)] == [[(0, 6)], [(0, 6)], [(0, 2)], [(0, 1)], [(0, 1)]]
 
 
-def test_decoding_comes_before_the_prefill_of_newcomers():
+def test_decoding_precedes_the_prefill_of_new_requests():
     scheduler = Scheduler(PagePool(20, 4), max_num_seqs=4, max_num_batched_tokens=6)
     scheduler.add(make_sequence(0, 3))
     play(scheduler)
@@ -89,7 +89,7 @@ def test_no_more_sequences_run_than_allowed():
     assert play(scheduler) == [(1, 1), (2, 2)]
 
 
-def test_the_youngest_gives_way_when_pages_run_out_and_starts_over():
+def test_the_newest_request_is_preempted_when_pages_run_out():
     pool = PagePool(4, 2)
     scheduler = Scheduler(pool, max_num_seqs=4, max_num_batched_tokens=100)
     scheduler.add(make_sequence(0, 4))
@@ -104,7 +104,7 @@ def test_the_youngest_gives_way_when_pages_run_out_and_starts_over():
 
 
 @pytest.mark.parametrize(("by_priority", "order"), [(True, [2, 1, 0]), (False, [0, 1, 2])])
-def test_priority_decides_who_is_read_first_and_who_gives_way_last(by_priority, order):
+def test_priority_decides_the_order_of_admission_and_preemption(by_priority, order):
     pool = PagePool(6, 2)
     scheduler = Scheduler(pool, max_num_seqs=4, max_num_batched_tokens=8, by_priority=by_priority)
     for number, priority in enumerate((5, 0, -5)):
@@ -126,7 +126,7 @@ def test_priority_decides_who_is_read_first_and_who_gives_way_last(by_priority, 
     cancelled=st.sets(st.integers(0, 7)),
 )
 @settings(max_examples=60, deadline=None)
-def test_everyone_finishes_and_no_page_or_record_is_lost_or_shared(
+def test_every_request_finishes_and_no_page_or_record_is_lost_or_shared(
     prompts, by_priority, num_pages, max_num_seqs, budget, num_records, cancelled
 ):
     page_size, max_tokens = 4, 6
@@ -185,7 +185,7 @@ def test_a_short_prompt_does_not_wait_for_long_ones(num_long):
     assert all(sum(step.values()) == 64 for step in steps), "what it leaves is the long ones'"
 
 
-def test_short_prompts_take_half_of_the_budget_at_most_from_the_first_to_have_come():
+def test_short_prompts_use_at_most_half_of_the_budget_of_the_oldest():
     scheduler = Scheduler(PagePool(1000, 16), max_num_seqs=32, max_num_batched_tokens=64)
     scheduler.add(make_sequence(0, 1000))
     given = 0
@@ -198,7 +198,7 @@ def test_short_prompts_take_half_of_the_budget_at_most_from_the_first_to_have_co
     assert given >= 20 * 32
 
 
-def test_a_prompt_without_room_lets_others_pass_but_not_for_ever():
+def test_a_prompt_without_room_is_overtaken_for_a_limited_time():
     """Short requests never stop coming and could always take the pages that a long one waits for."""
     pool = PagePool(20, 16)
     scheduler = Scheduler(pool, max_num_seqs=8, max_num_batched_tokens=64)
@@ -273,7 +273,7 @@ class Machine:
     num_pages=st.sampled_from([260, 2000]),
 )
 @settings(max_examples=40, deadline=None)
-def test_nobody_starves_and_streams_pause_no_longer_than_they_may(arrivals, decode_ms, token_ms, num_pages):
+def test_no_request_starves_and_stream_pauses_are_bounded(arrivals, decode_ms, token_ms, num_pages):
     decode_s, token_s = decode_ms * 1e-3, token_ms * 1e-3
     budget = PrefillBudget(512)
     scheduler = Scheduler(PagePool(num_pages, 16), 32, 512, budget)

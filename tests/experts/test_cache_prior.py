@@ -27,7 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> DecodedText:
     return DecodedText(files, [random_prompt(40, seed) for seed in (1, 2)], ops.ThreadPool(1))
 
 
-def test_it_takes_residents_alone_and_never_beyond_its_bound(text: DecodedText) -> None:
+def test_it_uses_residents_only_and_never_beyond_its_bound(text: DecodedText) -> None:
     profile = load_profile("rtx4090-pcie4")
     plain, favoured = (
         text.token_by_token(profile, SlotPlan(12, "payback", options={"cache_prior": prior}))

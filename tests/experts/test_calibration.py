@@ -55,7 +55,7 @@ def test_noise_never_makes_more_tokens_cheaper_nor_anything_negative():
 
 
 @pytest.mark.parametrize("formats", [("f32",) * 3, ("q8_0", "q8_0", "f16")])
-def test_a_real_calibration_predicts_layers_it_never_saw(formats):
+def test_a_real_calibration_estimates_unmeasured_layers(formats):
     """Wide bounds: this machine may be busy. What is sharp is that the fit is of these very measurements."""
     calibration = calibrate(MoeShape(2, 8, 2, 64, 32, (formats,) * 2), 1, repeats=5)
     assert calibration.curve.threads == 1
@@ -94,7 +94,7 @@ def example(threads=1) -> Calibration:
     return Calibration(curve, 4096, (sample,), (sample,), {1: 7.0}, 0.1, 5.0)
 
 
-def test_a_profile_survives_its_file_and_says_what_was_not_measured(tmp_path):
+def test_a_profile_survives_its_file_and_lists_what_was_not_measured(tmp_path):
     profile = to_profile(example(), load_profile("rtx3060-pcie3"))
     path = tmp_path / "machine.json"
     path.write_text(profile.to_json())
@@ -116,7 +116,7 @@ def test_curves_of_other_experts_and_threads_are_kept():
     )
 
 
-def test_a_damaged_profile_is_replaced_and_says_so(tmp_path, capsys):
+def test_a_damaged_profile_is_replaced_with_a_warning(tmp_path, capsys):
     model = write_tiny_model(tmp_path / "model", TinyModel(num_layers=1))
     output = tmp_path / "machine.json"
     output.write_text("{}")
@@ -167,7 +167,7 @@ def test_without_a_stored_profile_there_is_none_and_a_stored_one_is_found(tmp_pa
     assert load_machine_profile(None) == profile
 
 
-def test_the_command_stores_a_profile_that_the_engine_predicts_with(tmp_path, capsys):
+def test_the_command_stores_a_profile_that_the_engine_uses(tmp_path, capsys):
     model = write_tiny_model(tmp_path / "model", TinyModel(num_layers=2))
     stored = tmp_path / "new" / "machine.json"
     argv = [

@@ -158,7 +158,7 @@ class Executor:
             for at, layer in enumerate(seen)
         ]
 
-    def said(self, layer: int, expert: int, x: np.ndarray) -> np.ndarray:
+    def printed(self, layer: int, expert: int, x: np.ndarray) -> np.ndarray:
         gate, up, down = self.matrices[layer, expert].astype(np.float64)
         g = gate @ x
         return down.T @ (g / (1 + np.exp(-g)) * (up @ x))
@@ -185,14 +185,14 @@ def test_beside_slots_those_of_the_least_weighted_that_are_on_the_cpu_are_deferr
             counts.append(len(later))
             for k in range(TOP_K):
                 into = kept if k in later else expected
-                into[row] += weights[row, k] * executor.said(layer, ids[row, k], normed[row])
+                into[row] += weights[row, k] * executor.printed(layer, ids[row, k], normed[row])
         assert np.abs(after - expected).max() < 1e-5
     assert set(counts) == ({0, 2} if num_slots is None else {0, 1, 2})
     assert executor.native.counts()["deferred"] == sum(counts)
 
 
 @pytest.mark.parametrize("num_slots", [None, 12])
-def test_none_deferred_is_bit_identical_to_never_having_asked(num_slots: int | None) -> None:
+def test_zero_deferred_experts_are_bit_identical_to_no_deferral(num_slots: int | None) -> None:
     zero, off = (Executor(num_slots, 0).play(6, rows) for rows in ([True] * 3, None))
     assert all(np.array_equal(a[5], b[5]) for a, b in zip(zero, off, strict=True))
 
@@ -221,11 +221,14 @@ def test_what_the_settings_come_to() -> None:
     def settled(plan: SlotPlan, kind: Any, top_k: int) -> tuple[SlotPlan, tuple[str, ...]]:
         return effective_plan(plan, top_k, AcceleratorChoice(kind, "asked for"), cost, figures, flat)
 
-    none, said = settled(plan, "none", 8)
+    none, printed = settled(plan, "none", 8)
     assert (none.num_deferred, none.cache_prior) == (0, 0.0)
-    assert [text.split(":")[0] for text in said] == ["expert deferral is off", "cache-aware routing is off"]
-    emulated, said = settled(plan, "emulated", 8)
-    assert (emulated.num_deferred >= 1, emulated.cache_prior, len(said)) == (True, 0.2, 2)
+    assert [text.split(":")[0] for text in printed] == [
+        "expert deferral is off",
+        "cache-aware routing is off",
+    ]
+    emulated, printed = settled(plan, "emulated", 8)
+    assert (emulated.num_deferred >= 1, emulated.cache_prior, len(printed)) == (True, 0.2, 2)
     assert settled(plan, "emulated", 2)[0].num_deferred == 0
     with pytest.raises(ConfigError, match="expected 0 to 6"):
         settled(replace(plan, num_deferred=7), "emulated", 8)

@@ -24,7 +24,7 @@ def test_joined_profiles_share_the_first_ones_host_and_begin_with_the_fastest_de
 @pytest.mark.parametrize(
     ("text", "expected"), [(None, (24 / 36, 12 / 36)), ("3,1", (0.75, 0.25)), ("0,1", (0.0, 1.0))]
 )
-def test_slots_are_shared_by_vram_or_as_told(text, expected):
+def test_slots_are_split_by_vram_or_as_configured(text, expected):
     assert device_split(text, PAIR) == pytest.approx(expected)
 
 

@@ -93,7 +93,7 @@ def engine(model: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "front-loading", "random", "counts.pt", "counts.npz"])
-def test_a_static_strategy_fills_the_slots_and_they_stay(
+def test_a_static_strategy_fills_the_slots_permanently(
     model: Path, expected: list[list[int]], strategy: str
 ) -> None:
     settings, counts = {}, None
@@ -145,17 +145,19 @@ def test_another_placement_while_16_streams_run_changes_no_token(
 
     assert answers(engine, change) == expected
     assert hits[15] == hits[11] < hits[16]  # nothing in slots, nothing hit; and an empty slot stays empty
-    for asked, message in [
+    for requested, message in [
         ([[0]] * 2, "2 layers with experts up to 0 was given; the model has 3 layers of 8"),
         ([[8]] * 3, "experts up to 8"),
         ([[0, 1, 2, 3]] * 3, "12 experts given, at most 10 expected"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            engine.control.place_experts(asked)
+            engine.control.place_experts(requested)
 
 
 @pytest.mark.parametrize("policy", ["payback", "lru"])
-def test_a_policy_goes_on_from_what_was_placed(model: Path, expected: list[list[int]], policy: str) -> None:
+def test_a_policy_starts_from_the_current_residents(
+    model: Path, expected: list[list[int]], policy: str
+) -> None:
     engine = load(model, "payback", policy=policy)
     left: list[int] = []
 
@@ -222,7 +224,7 @@ def test_a_long_prompt_places_experts_by_its_own_routing(model: Path, expected: 
         ("payback_places", {"expert_placement_strategy": "payback"}),
     ],
 )
-def test_why_dynamic_update_does_not_act_is_said_once(
+def test_the_reason_of_an_inactive_dynamic_update_is_logged_once(
     model: Path, reason: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy = settings.pop("expert_placement_strategy", "uniform")

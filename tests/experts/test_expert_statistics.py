@@ -38,20 +38,20 @@ def test_a_file_of_all_layers_is_read_for_those_with_experts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.pt"])
-def test_a_file_without_the_prediction_layer_is_read_beside_it(tmp_path: Path, name: str) -> None:
+def test_a_file_without_the_mtp_layer_is_read_for_a_model_with_it(tmp_path: Path, name: str) -> None:
     """Recorded by a run without `mtp`: the layer's experts count as the others' mean, so hot experts stay first."""
     path = tmp_path / name
     write_statistics(path, COUNTS, moe_layers=[1, 2, 3], num_layers=4)
     own = COUNTS.sum(axis=0)
-    found = read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_prediction_layers=1)
+    found = read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_mtp_layers=1)
     np.testing.assert_array_equal(found, [*own, [23] * 4])  # 276 counts of 12 experts
     with_it = np.array([*COUNTS[0], [7, 0, 0, 1]])
     write_statistics(path, with_it)
-    found = read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_prediction_layers=1)
+    found = read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_mtp_layers=1)
     np.testing.assert_array_equal(found, with_it)
     write_statistics(path, COUNTS[:, :2])
     with pytest.raises(ConfigError, match="2 layers of 4 experts, the model has 4 layers of 4"):
-        read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_prediction_layers=1)
+        read_statistics(path, 4, 4, moe_layers=[1, 2, 3, 4], num_mtp_layers=1)
 
 
 class Unsafe:
@@ -129,10 +129,10 @@ def test_a_wrong_file_is_one_plain_line_without_advice_to_unpickle(
             continue  # it is not opened: its reader is that of statistics
         with pytest.raises(ConfigError) as refused:
             read(path)
-        told = str(refused.value)
-        assert told.startswith(str(path))
-        assert "expected" in told or "ends in .npz or .pt" in told
-        assert told.isprintable()
-        assert not re.search("allow_pickle|weights_only|unsafe|trust|pickle.load|PyTorch", told)
+        reported = str(refused.value)
+        assert reported.startswith(str(path))
+        assert "expected" in reported or "ends in .npz or .pt" in reported
+        assert reported.isprintable()
+        assert not re.search("allow_pickle|weights_only|unsafe|trust|pickle.load|PyTorch", reported)
     assert not recwarn.list
     assert capfd.readouterr() == ("", "")

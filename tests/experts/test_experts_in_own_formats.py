@@ -90,7 +90,7 @@ def test_a_quantised_model_has_one_format_and_the_weights_that_have_it_already(t
     assert set(recoded.expert_formats()) == {("int8",) * 3}
 
 
-def test_the_version_of_a_panel_file_says_whether_formats_are_by_expert(tmp_path: Path) -> None:
+def test_the_version_of_a_panel_file_marks_formats_by_expert(tmp_path: Path) -> None:
     write(tmp_path / "alike", CASES["gptq"])
     write_by_expert(tmp_path / "mixed", *ONE_PLAIN)
     for name, version in (("alike", 1), ("mixed", 2)):

@@ -82,13 +82,13 @@ def test_bit_identical_with_prefetch_whether_it_guesses_right_or_wrong(pool, pol
     # Dense layers that leave the link time for prefetches after the uploads of LRU, which admits every miss.
     hybrid = emulated(pool, model.store, num_slots, policy, prefetch=True, dense=1e7)
     random = np.random.default_rng(0)
-    assert not testing.wants_prediction(plain)
+    assert not testing.needs_look_ahead(plain)
     for step in range(60):
         num_tokens = (1, 1, 4)[step % 3]
         layers = [batch(num_tokens, seed=100 * step + layer) for layer in range(LAYERS)]
         outs = [arrays[3].copy() for arrays in layers]
         hybrid.begin_step(step, list(range(num_tokens)), [step + 1] * num_tokens)
-        assert testing.wants_prediction(hybrid)
+        assert testing.needs_look_ahead(hybrid)
         for layer, (normed, ids, weights, _) in enumerate(layers):
             if layer + 1 < LAYERS:
                 logits = random.normal(size=(num_tokens, EXPERTS)).astype(np.float32)
@@ -113,14 +113,14 @@ def test_a_prompt_is_not_predicted(pool):
     model = Model()
     hybrid = emulated(pool, model.store, 6, prefetch=True)
     hybrid.begin_step(0, [0, 0, 0], [0, 1, 2])
-    assert not testing.wants_prediction(hybrid)
+    assert not testing.needs_look_ahead(hybrid)
     hybrid.begin_step(1, [0], [3])
-    assert testing.wants_prediction(hybrid)
+    assert testing.needs_look_ahead(hybrid)
     hybrid.begin_step(2, list(range(33)), [4] * 33)
-    assert not testing.wants_prediction(hybrid)
+    assert not testing.needs_look_ahead(hybrid)
     off = emulated(pool, model.store, 6)
     off.begin_step(0, [0], [3])
-    assert not testing.wants_prediction(off)
+    assert not testing.needs_look_ahead(off)
 
 
 def test_hits_really_run_from_slot_memory(pool):
@@ -134,7 +134,7 @@ def test_hits_really_run_from_slot_memory(pool):
     assert not np.array_equal(run(plain, 0, arrays), before)
 
 
-def test_events_tell_the_whole_story(pool):
+def test_events_match_the_counters(pool):
     """Replaying the cache events gives the residency that the placements used, never more than there are slots."""
     num_slots = 7
     model = Model()

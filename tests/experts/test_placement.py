@@ -114,7 +114,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         check_placement(EngineConfig(**settings))
 
 
-def test_the_configuration_knows_every_strategy() -> None:
+def test_the_configuration_lists_every_strategy() -> None:
     for strategy in STRATEGIES:
         EngineConfig(expert_placement_strategy=strategy)
 

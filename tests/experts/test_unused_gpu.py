@@ -102,9 +102,9 @@ def test_the_reason_names_the_cause_and_the_remedy(
     cause(monkeypatch, tmp_path)
     choice, devices = choose_accelerator("auto")
     assert (choice.kind, devices, choice.unused_gpu) == ("none", (), True)
-    said, _, do = choice.reason.partition("; ")
-    assert said.startswith("this GPU is not used, because ")
-    assert because in said
+    printed, _, do = choice.reason.partition("; ")
+    assert printed.startswith("this GPU is not used, because ")
+    assert because in printed
     assert remedy in do
     with pytest.raises(ConfigError) as refused:
         choose_accelerator("cuda")
@@ -122,7 +122,7 @@ def test_a_hidden_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch, hidden: str) 
 
 
 @pytest.mark.usefixtures("gpu")
-def test_doctor_fit_and_the_engine_say_bad(
+def test_doctor_fit_and_the_engine_report_bad(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -141,13 +141,13 @@ def test_doctor_fit_and_the_engine_say_bad(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_make_run_says_bad_and_shows_the_emulated_path(
+def test_make_run_reports_bad_and_shows_the_emulated_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")  # for a machine that has a GPU and can use it
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "engine"))
     chosen = run_stack.choose_accelerator(SimpleNamespace(accelerator="", ratio=""))
     assert chosen == run_stack.EMULATED
-    said = capsys.readouterr().out
-    assert said.startswith("bad: this GPU is not used, because ")
-    assert "NVIDIA GPU is here" not in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("bad: this GPU is not used, because ")
+    assert "NVIDIA GPU is here" not in printed

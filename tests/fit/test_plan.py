@@ -78,7 +78,7 @@ def test_a_smaller_machine_gets_a_smaller_cache_type_then_a_shorter_context(file
     assert "given" in {choice.why for choice in kept.choices}
 
 
-def test_what_is_too_large_says_what_would_fit(files: ModelFiles) -> None:
+def test_the_error_of_a_too_large_model_names_what_would_fit(files: ModelFiles) -> None:
     plan = fit(files, 8)
     assert not plan.fits
     text = "\n".join(plan.lines())
@@ -106,7 +106,7 @@ def test_every_fit_is_accepted_by_the_sizes_it_is_built_from(files: ModelFiles) 
     assert contexts[-1] == CONTEXT
 
 
-def test_one_request_at_a_time_takes_the_single_backend(files: ModelFiles) -> None:
+def test_one_request_at_a_time_uses_the_single_backend(files: ModelFiles) -> None:
     assert fit(files, 64, max_num_seqs=1).config.backend == "single"
     assert fit(files, 64).config.backend == "balance"
 
@@ -129,9 +129,9 @@ def test_a_given_ratio_is_kept(files: ModelFiles) -> None:
 def possible(files: ModelFiles, config: EngineConfig, vram: int) -> Iterator[int]:
     """Slots of every ratio that fits beside the same KV cache."""
     for percent in range(0, 101, 5):
-        asked = dataclasses.replace(config, gpu_experts_ratio=percent / 100)
+        requested = dataclasses.replace(config, gpu_experts_ratio=percent / 100)
         try:
-            yield plan_device(asked, needs_of(measure_files(files)), vram, vram).num_slots
+            yield plan_device(requested, needs_of(measure_files(files)), vram, vram).num_slots
         except ConfigError:
             return
 
@@ -163,10 +163,10 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert "given" in shown
     assert "tokens/s decode at context 512" in shown
     assert main(["fit", "--json", "--cpu-threads", "1", "--accelerator", "emulated:rtx3060-pcie3"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["fits"]
-    assert told["predicted"]["decode"] > 0
-    assert any(choice["flag"] == "--gpu-experts-ratio" for choice in told["choices"])
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["fits"]
+    assert reported["predicted"]["decode"] > 0
+    assert any(choice["flag"] == "--gpu-experts-ratio" for choice in reported["choices"])
 
 
 def test_the_emulated_ratio_is_what_the_engine_gets(
@@ -199,12 +199,12 @@ def test_two_gpus_get_the_slots_that_the_loader_gives_them(files: ModelFiles, si
     _, budget = plan_machine(plan.config, plan.size, names, memories)  # raises where a card has no room
     held = split_slots(budget.num_slots, budget.shares, budget.num_experts)
     assert held == pytest.approx(plan.device_slots, abs=0.001 * budget.num_experts)
-    (told,) = (choice for choice in plan.choices if choice.flag == "--tensor-split")
-    assert told.value == ",".join(map(str, plan.device_slots))
+    (reported,) = (choice for choice in plan.choices if choice.flag == "--tensor-split")
+    assert reported.value == ",".join(map(str, plan.device_slots))
     homes = budget.homes or (0,) * 48
     for device, name in enumerate(names):
         layers = f"dense weights of {homes.count(device)} layers, " if device in homes else ""
-        assert f"{name}: {layers}{plan.device_slots[device]} experts (" in told.why
+        assert f"{name}: {layers}{plan.device_slots[device]} experts (" in reported.why
 
 
 def test_emulated_cards_each_get_what_they_have_room_for(files: ModelFiles) -> None:

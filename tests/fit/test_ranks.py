@@ -38,7 +38,7 @@ def check(config: EngineConfig, parallel: ParallelConfig) -> None:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_every_family_is_predicted_as_it_is_loaded(family: str, tmp_path: Path) -> None:
+def test_every_family_is_estimated_as_loaded(family: str, tmp_path: Path) -> None:
     config = EngineConfig(model=str(write_tiny_model(tmp_path, MODELS[family])), cpu_threads=1)
     check(config, ParallelConfig(3, tensor_parallel_min_bytes=0))
 
@@ -73,7 +73,7 @@ def test_each_machine_holds_its_ranks(tmp_path: Path) -> None:
     assert list(small.lines())[-1].endswith("it does not fit")
 
 
-def test_the_command_names_its_figures_as_predicted(
+def test_the_command_marks_its_figures_as_estimates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(write_tiny_model(tmp_path, TinyModel()))

@@ -160,7 +160,7 @@ def _timed_kernel(part: str, case: Case) -> Check:
 def _calibration() -> Iterable[Check]:
     part, source = "calibration", "engine/twofold/device/calibration.py"
     yield Check(f"calibration, {QWEN}", part, _speed("calibration", QWEN), source, FIGURES, 120, 15)
-    fit = _call("benchmarks.gpu.whole_model", "fit_prediction")
+    fit = _call("benchmarks.gpu.whole_model", "fit_estimate")
     yield Check(
         "fit's prediction against measured", part, fit, "engine/twofold/fit/speed.py", FIGURES, 180, 5
     )
@@ -191,7 +191,7 @@ def _other_numbers() -> Iterable[Check]:
         yield Check(f"placement frozen, two runs bit-identical, {mode}", part, run, _TABLE)
     yield Check("a lost step costs no request", part, _engine("lost_step"), _RUNNER)
     for mode in ("graph", "placed"):
-        run = _engine("every_event_is_told", mode)
+        run = _engine("every_event_is_reported", mode)
         source = "engine/runtime/device/device_accelerator.cpp"
         yield Check(f"every placement, upload and eviction is reported, {mode}", part, run, source)
     run = _engine_of("logits_for_further_placements", QWEN)

@@ -24,7 +24,7 @@ from twofold.step.sequences import Sequence
 from twofold.tools.cli.main import main
 
 from benchmarks.gpu.machine import CannotRunError, Machine, expect
-from tests.engine.told_sampler import ToldSampler
+from tests.engine.scripted_sampler import ScriptedSampler
 from tests.gpu.engine_checks import F32, NATURAL_LIMIT, error_of
 from tests.gpu.packages import IMPORTED_BY_SERVE
 
@@ -104,12 +104,12 @@ def _logits(machine: Machine, share: float | None) -> F32:
     engine = Engine.load(config)
     try:
         prompt = engine.tokenizer.encode(PROMPT)
-        told = np.random.default_rng(4).integers(0, engine.vocab_size, machine.sizes.logit_tokens)
-        sampler = ToldSampler(told.tolist())
+        reported = np.random.default_rng(4).integers(0, engine.vocab_size, machine.sizes.logit_tokens)
+        sampler = ScriptedSampler(reported.tolist())
         scheduler = Scheduler(engine._pool, 1, 512)
         request = GenerationRequest(tuple(prompt), SamplingParams(), lambda chunk: None, "told")
         scheduler.add(Sequence(0, request, list(prompt), 256))
-        for step in range(len(told)):
+        for step in range(len(reported)):
             schedule = scheduler.schedule()
             (picked,) = engine.runner.forward(step, schedule, [sampler])
             (item,) = schedule.items

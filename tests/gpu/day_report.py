@@ -61,17 +61,17 @@ class Report:
 
     def parts(self) -> list[dict[str, Any]]:
         """Each part of the day with what it decides and how much of that is known."""
-        told = []
+        summary_of = []
         for part, decides in PARTS.items():
             own = [check.name for check in self.checks if check.part == part]
             entries = [self.entries[name] for name in own if name in self.entries]
             known = sum(entry["state"] in KNOWN for entry in entries)
             if own:
                 seconds = round(sum(entry.get("seconds", 0.0) for entry in entries), 1)
-                told.append(
+                summary_of.append(
                     {"part": part, "decides": decides, "known": known, "of": len(own), "seconds": seconds}
                 )
-        return told
+        return summary_of
 
     def unknown(self) -> list[str]:
         """Names of checks without a result, in order."""
@@ -84,7 +84,7 @@ class Report:
             entry = self.entries.get(check.name)
             if entry is None or entry["state"] in ("passed", "not run"):
                 continue
-            text = entry.get("error") or told(entry.get("figures", {}))
+            text = entry.get("error") or summary_of(entry.get("figures", {}))
             rank = {"error": "wrong", "not ended": "not ended"}.get(entry["state"])
             rank = rank or ("short of its bound" if check.kind == FIGURES else "wrong")
             complaints = [("sanitizer", line) for line in entry.get("sanitizer", [])]
@@ -127,7 +127,7 @@ class Report:
         lines += ["", "## What to run next", "", *(f"    {each}" for each in self.next_commands())]
         lines += ["", "## What is known", ""]
         lines += [
-            f"- {name} ({entry['state']}, {entry['seconds']} s): {told(entry.get('figures', {}))}"
+            f"- {name} ({entry['state']}, {entry['seconds']} s): {summary_of(entry.get('figures', {}))}"
             for name, entry in self.entries.items()
             if entry["state"] in KNOWN
         ]
@@ -141,7 +141,7 @@ def command(names: Sequence[str]) -> str:
     return f"make gpu-day MINUTES=4 ONLY={shlex.quote('; '.join(names))}"
 
 
-def told(figures: dict[str, Any]) -> str:
+def summary_of(figures: dict[str, Any]) -> str:
     """Figures in one line, numbers to four digits."""
     rest = ", ".join(
         f"{name} {_short(value)}" for name, value in figures.items() if name not in ("expected", "holds")

@@ -28,7 +28,7 @@ from benchmarks.gpu.runs import (
     loaded,
     make_runner,
 )
-from tests.engine.told_sampler import ToldSampler
+from tests.engine.scripted_sampler import ScriptedSampler
 
 SHARES = (0.0, 0.25, 1.0)
 FURTHER_SHARES = (0.1, 0.5, 0.75)
@@ -43,12 +43,14 @@ def error_of(ours: F32, reference: F32) -> float:
     return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
 
 
-def told_logits(machine: Machine, model: LoadedModel, runner: Any, batch: int, forced: bool = True) -> F32:
+def scripted_logits(
+    machine: Machine, model: LoadedModel, runner: Any, batch: int, forced: bool = True
+) -> F32:
     """Logits [batch * tokens, vocabulary] of a fixed conversation, whatever the runner would have picked."""
     count = machine.sizes.logit_tokens
     random = np.random.default_rng(6)
     vocab = model.files.config.vocab_size
-    samplers = [ToldSampler(random.integers(0, vocab, count).tolist()) for _ in range(batch)]
+    samplers = [ScriptedSampler(random.integers(0, vocab, count).tolist()) for _ in range(batch)]
     model.routing.on = forced
     try:
         Conversation(machine, model, runner, batch, samplers, forced).steps(count)
@@ -61,7 +63,7 @@ def reference_logits(machine: Machine, model: LoadedModel, batch: int) -> F32:
     """All experts on the CPU, every step placed by the host."""
 
     def compute() -> F32:
-        return told_logits(machine, model, make_runner(machine, model, ALL_CPU, 0.0, "placed"), batch)
+        return scripted_logits(machine, model, make_runner(machine, model, ALL_CPU, 0.0, "placed"), batch)
 
     return machine.keep(("reference", model.shape, batch), compute)  # type: ignore[no-any-return]
 
@@ -77,7 +79,9 @@ def logits_for_every_placement(
     for share in shares:
         for mode in modes:
             runner = make_runner(machine, model, TWOFOLD, share, mode)
-            errors[f"{mode}, {share:.0%}"] = error_of(told_logits(machine, model, runner, batch), reference)
+            errors[f"{mode}, {share:.0%}"] = error_of(
+                scripted_logits(machine, model, runner, batch), reference
+            )
             check_mode(runner, mode)
     worst = max(errors.values())
     return expect(
@@ -91,8 +95,10 @@ def logits_against_the_cpu_engine(machine: Machine) -> dict[str, Any]:
     cache = ops.StateCache(model.files.config.cache_planes("float32"), 512, PAGE_SIZE)
     alone = make_runner(machine, model, ALL_CPU, 0.0, "placed").moe
     cpu = ModelRunner(CpuModel(model.files, model.pool), alone, cache)
-    reference = told_logits(machine, model, cpu, 1, forced=False)
-    ours = told_logits(machine, model, make_runner(machine, model, TWOFOLD, 0.25, "graph"), 1, forced=False)
+    reference = scripted_logits(machine, model, cpu, 1, forced=False)
+    ours = scripted_logits(
+        machine, model, make_runner(machine, model, TWOFOLD, 0.25, "graph"), 1, forced=False
+    )
     each = [error_of(a, b) for a, b in zip(ours, reference, strict=True)]
     same = float(np.mean(ours.argmax(1) == reference.argmax(1)))
     figures = {"median_relative_error": float(np.median(each)), "worst": max(each), "same_first_choice": same}
@@ -121,7 +127,7 @@ def frozen_placement(machine: Machine, mode: Mode) -> dict[str, Any]:
     for _ in range(2):
         runner = make_runner(machine, model, FROZEN, 0.5, mode)
         resident = runner.moe.restore_cache(learned)
-        runs.append(told_logits(machine, model, runner, 2))
+        runs.append(scripted_logits(machine, model, runner, 2))
         check_mode(runner, mode)
     differing = int((runs[0] != runs[1]).sum())
     counts = runner.moe.counts()
@@ -154,7 +160,7 @@ def lost_step(machine: Machine) -> dict[str, Any]:
     runner = make_runner(machine, model, TWOFOLD, 0.25, "graph", watchdog_s=0.3)
     late_s = machine.sizes.late_s
     runner._table = _Late(runner._table, late_s)
-    error = error_of(told_logits(machine, model, runner, 1), reference)
+    error = error_of(scripted_logits(machine, model, runner, 1), reference)
     fell_back = runner.why_placed is not None
     figures = {"relative_error": error, "fell_back_because": runner.why_placed}
     return expect(
@@ -162,7 +168,7 @@ def lost_step(machine: Machine) -> dict[str, Any]:
     )
 
 
-def every_event_is_told(machine: Machine, mode: Mode) -> dict[str, Any]:
+def every_event_is_reported(machine: Machine, mode: Mode) -> dict[str, Any]:
     """Placement of every token in every layer, every upload with begin, end and lane, every eviction."""
     model = loaded(machine, QWEN)
     runner = make_runner(machine, model, LRU, 0.25, mode)

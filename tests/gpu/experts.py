@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from twofold.blocks import ops
-from twofold.device.checks.experts import beside, relative_error, served_twice
+from twofold.device.checks.experts import relative_error, run_concurrently, served_twice
 from twofold.device.checks.fixed_experts import DeviceExperts
 from twofold.device.device import Device
 from twofold.experts.slot_plan import MoeShape
@@ -153,7 +153,7 @@ def error_after_a_lost_step(machine: Machine, case: Case, watchdog_s: float) -> 
         experts.forward(0, case.normed, case.ids, case.weights, hidden)
 
     number = experts.next_number()
-    served = beside(machine.hardware, step, lambda: server.serve(number, 5.0))
+    served = run_concurrently(machine.hardware, step, lambda: server.serve(number, 5.0))
     if not served["done"]:
         raise AssertionError(served["text"])
     return relative_error(hidden, case.reference())

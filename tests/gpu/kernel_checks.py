@@ -11,7 +11,7 @@ from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.linear import LinearOnDevice
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.attention.scores import Scores
-from twofold.blocks.attention.selection import Everything, SelectionOnDevice, Window
+from twofold.blocks.attention.selection import AllPositions, SelectionOnDevice, Window
 from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLayer
 from twofold.blocks.gated_delta import GatedDelta, GatedDeltaOnDevice
 from twofold.blocks.mla import Mla, MlaOnDevice
@@ -90,7 +90,7 @@ def attention(machine: Machine) -> dict[str, Any]:
     """Against torch, with and without window and head norms, over all positions and over chosen ones."""
     worst = 0.0
     for head_dim, heads, kv_heads, window in ((128, 32, 4, 0), (64, 64, 8, 100), (64, 6, 6, 0)):
-        select = Window(window) if window else Everything()
+        select = Window(window) if window else AllPositions()
         shape = HeadShape(heads, kv_heads, head_dim, 1e-6, select, Scores(head_dim**-0.5))
         lengths = torch.tensor([1, 17, 256, 700, 0], dtype=torch.int32, device=machine.device)
         tables = torch.randperm(5 * 48, device=machine.device).view(5, 48).int()

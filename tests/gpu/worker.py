@@ -85,9 +85,9 @@ def _driver() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
-    asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
-    return said[0] if said else ""
+    requested = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    printed = subprocess.run(requested, capture_output=True, text=True, check=False).stdout.split()
+    return printed[0] if printed else ""
 
 
 def _end_with_parent() -> None:
@@ -96,22 +96,22 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _tell(events: IO[str], event: dict[str, Any]) -> None:
+def _report(events: IO[str], event: dict[str, Any]) -> None:
     events.write(json.dumps(event, default=str) + "\n")
     events.flush()
 
 
-def work(asked: Iterable[str], events: IO[str], machine: Machine | None, facts: dict[str, Any]) -> int:
+def work(requested: Iterable[str], events: IO[str], machine: Machine | None, facts: dict[str, Any]) -> int:
     """Run checks as they are asked for, by lines of [name, limit in seconds]; the exit status."""
-    _tell(events, {"facts": facts})
+    _report(events, {"facts": facts})
     if machine is None:
         return NO_DEVICE
     by_name = {check.name: check for check in checks()}
-    for line in asked:
+    for line in requested:
         name, limit_s = json.loads(line)
         entry = run_check(machine, by_name[name], limit_s)
         entry["lost_context"] = any(text in entry.get("error", "") for text in _CUDA_ERRORS)
-        _tell(events, {"entry": entry})
+        _report(events, {"entry": entry})
         if entry["lost_context"]:
             return LOST_CONTEXT
     return 0

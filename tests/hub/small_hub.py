@@ -139,9 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
         if is_cut and self.state.damage is not None:
             content = self.state.damage + content[len(self.state.damage) :]
         status, begin = 200, 0
-        asked = self.headers.get("Range")
-        if asked and not self.state.ignores_ranges:
-            status, begin = 206, int(asked.removeprefix("bytes=").partition("-")[0])
+        requested = self.headers.get("Range")
+        if requested and not self.state.ignores_ranges:
+            status, begin = 206, int(requested.removeprefix("bytes=").partition("-")[0])
             headers |= {"Content-Range": f"bytes {begin}-{len(content) - 1}/{len(content)}"}
         self._send(status, headers, content[begin:], limit=self.state.cut_after if is_cut else None)
 

@@ -64,7 +64,7 @@ def test_a_server_is_named_after_the_repository(tiny: SmallHub, cache: Path) -> 
     assert model_name(f"{snapshot}/M-Q4_K_M.gguf") == "M-Q4_K_M"
 
 
-def test_clients_may_ask_for_a_model_by_the_name_that_was_given(ggufs: SmallHub, tmp_path: Path) -> None:
+def test_clients_may_use_the_configured_model_name(ggufs: SmallHub, tmp_path: Path) -> None:
     main(["pull", "test/Tiny-GGUF:Q4_K_M"])
     assert served_names("test/Tiny-GGUF:Q4_K_M") == ("M-Q4_K_M", "test/Tiny-GGUF:Q4_K_M")
     assert served_names(str(tmp_path)) == ()

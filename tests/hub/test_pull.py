@@ -37,7 +37,9 @@ def test_names(text: str, expected: HubModel | None, tmp_path: Path, monkeypatch
     assert parse_hub_name(text) == expected
 
 
-def test_a_path_that_exists_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_path_takes_precedence_over_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     assert parse_hub_name("models/missing") is None
@@ -99,7 +101,7 @@ def test_an_interrupted_file_continues_where_it_stopped(tiny: SmallHub, ignores_
         assert find_cached(HubModel("test/Tiny-MoE")) is None
         tiny.cut_after = None
     pull_model(HubModel("test/Tiny-MoE"), QUIET)
-    begins = [int(asked.removeprefix("bytes=").partition("-")[0]) for asked in tiny.ranges()]
+    begins = [int(requested.removeprefix("bytes=").partition("-")[0]) for requested in tiny.ranges()]
     cut = size // 3 + 1
     assert begins[-1] == (cut if ignores_ranges else 2 * cut)
     assert find_cached(HubModel("test/Tiny-MoE")) is not None
@@ -117,7 +119,7 @@ def test_another_process_continues_a_partial_file(tiny: SmallHub, cache: Path) -
     assert not list(blobs.glob("*.incomplete"))
 
 
-def test_a_damaged_file_is_refused_and_fetched_anew(tiny: SmallHub) -> None:
+def test_a_damaged_file_is_refused_and_fetched_again(tiny: SmallHub) -> None:
     tiny.damage = b"damage"
     with pytest.raises(ModelLoadError, match=r"model\.safetensors arrived damaged"):
         pull_model(HubModel("test/Tiny-MoE"), QUIET)
@@ -125,7 +127,7 @@ def test_a_damaged_file_is_refused_and_fetched_anew(tiny: SmallHub) -> None:
     assert pull_model(HubModel("test/Tiny-MoE"), QUIET).path.is_dir()
 
 
-def test_a_full_disk_is_noticed_before_the_download(tiny: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_detected_before_the_download(tiny: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**40, 2**40 - 2**20, 2**20))
     with pytest.raises(ModelLoadError, match=r"which has 1\.05 MB free; free space, name another disk"):
@@ -133,7 +135,7 @@ def test_a_full_disk_is_noticed_before_the_download(tiny: SmallHub, monkeypatch:
     assert not tiny.ranges()
 
 
-def test_offline_uses_the_cache_and_says_what_is_missing(
+def test_offline_uses_the_cache_and_names_what_is_missing(
     tiny: SmallHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = pull_model(HubModel("test/Tiny-MoE"), QUIET)
@@ -195,7 +197,7 @@ def test_a_quantisation_is_fetched_with_all_its_parts(
         (HubModel("test/Outside"), "a name outside the repository"),
     ],
 )
-def test_errors_say_what_to_do(ggufs: SmallHub, model: HubModel, message: str) -> None:
+def test_errors_name_a_remedy(ggufs: SmallHub, model: HubModel, message: str) -> None:
     plain = {"config.json": b"{}", "model.safetensors": b"x"}
     ggufs.repositories |= {
         "test/Gated": Repository(plain, gated=True),
@@ -222,8 +224,8 @@ def test_a_login_page_in_place_of_the_hub_is_named(tiny: SmallHub, path: str, me
         pull_model(HubModel("test/Tiny-MoE"), QUIET)
     assert "\n" not in str(refused.value)
     assert "check HF_ENDPOINT and the proxy" in str(refused.value)
-    asked = [path for path, _ in tiny.requests]
-    assert len(asked) == len(set(asked)), "a page is no interruption: nothing is asked again"
+    requested = [path for path, _ in tiny.requests]
+    assert len(requested) == len(set(requested)), "a page is no interruption: nothing is asked again"
     tiny.page_at = None
     assert pull_model(HubModel("test/Tiny-MoE"), QUIET).path.is_dir()
 

@@ -113,7 +113,7 @@ def test_far_ends_and_nan(level: str, activation: str, limit: float) -> None:
     assert np.isnan(found).all()
 
 
-def test_silu_holds_at_the_ends_and_lets_nan_through(level: str) -> None:
+def test_silu_is_exact_at_the_extremes_and_passes_nan(level: str) -> None:
     gate = np.array([-1e30, -200, -88, -20, -1, -1e-3, 0, 1e-3, 1, 20, 88, 200, 1e30, np.nan], np.float32)
     one, h = np.ones_like(gate), np.empty_like(gate)
     kernels.gated(gate, one, h, activation="silu", level=level)

@@ -86,7 +86,7 @@ def test_a_decoder_runs_blocks_of_any_kind_in_order_and_keeps_them() -> None:
         assert np.array_equal(got, expected)
 
 
-def test_norms_behind_blocks_take_what_these_add_and_may_take_one_another() -> None:
+def test_norms_after_blocks_read_the_blocks_sum_and_may_be_chained() -> None:
     """A norm over a dense part and its norm, which then scales the stream; threads and tokens at once do not show."""
     rng = np.random.default_rng(7)
     weights, more = matrices(rng), matrices(rng)

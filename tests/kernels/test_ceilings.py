@@ -15,7 +15,7 @@ RATES = {
     "avx512_bf16": {"f32", "int8", "bf16"},
     "amx": {"f32", "int8", "bf16", "bf16_tiles", "int8_tiles"},
 }
-BRIEF = {"read_bytes": 1 << 20, "turn_s": 0.001}
+BRIEF = {"read_bytes": 1 << 20, "round_s": 0.001}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_format_is_multiplied_in_products_that_the_level_has(pool: ops.ThreadP
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"level": "avx1024"}, {"read_bytes": 0}, {"turn_s": 0.0}, {"turn_s": float("nan")}]
+    "wrong", [{"level": "avx1024"}, {"read_bytes": 0}, {"round_s": 0.0}, {"round_s": float("nan")}]
 )
 def test_what_cannot_be_measured_is_refused(pool: ops.ThreadPool, wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -215,7 +215,7 @@ def test_a_narrow_cache_rounds_keys_and_values_only(dtype: str, case: Case) -> N
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_sequences_in_one_batch_do_not_see_one_another(threads: int) -> None:
+def test_sequences_in_one_batch_are_independent(threads: int) -> None:
     Setup(Case(tokens=12)).check_sequences_are_apart(threads)
 
 

@@ -16,7 +16,7 @@ def test_every_block_format_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(GGUF_FORMATS))
-def test_ggufs_formats_mean_what_ggufs_own_package_says(name: str) -> None:
+def test_ggufs_formats_match_the_gguf_package(name: str) -> None:
     import gguf
 
     rows = random_rows(np.random.default_rng(1), name, 40, 1024)
@@ -36,7 +36,7 @@ def test_ggufs_nvfp4_is_ours_with_a_head() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - set(GGUF_FORMATS)))
-def test_the_other_formats_mean_what_their_definition_says(name: str) -> None:
+def test_the_other_formats_match_their_definition(name: str) -> None:
     rows = random_rows(np.random.default_rng(2), name, 300, fitting_columns(name, 250))
     assert np.array_equal(rows.values(), plain_values(rows))
 

@@ -130,7 +130,7 @@ def test_row_kernels(level: str, n: int) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @over("half", [1, 4, 8, 12, 16, 20, 64])
-def test_rope_turns_pairs_and_leaves_the_rest(level: str, half: int) -> None:
+def test_rope_rotates_pairs_and_copies_the_rest(level: str, half: int) -> None:
     rng = np.random.default_rng(half)
     v = rng.standard_normal(2 * half + 3).astype(np.float32)
     angle = rng.uniform(-3, 3, half)

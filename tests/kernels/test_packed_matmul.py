@@ -85,12 +85,12 @@ def test_an_element_depends_on_its_own_rows_only(level: str, name: str) -> None:
         part = rows.part(begin, end)
         assert np.array_equal(product(x[:5], part, level), whole[:5, begin:end])
     kind = kernels.format_kernel(level, name)[0]
-    apart = kernels.encode(x, kind, level=level).shape[1] + 192
-    assert np.array_equal(product(x, rows, level, stride=apart), whole)
+    separate = kernels.encode(x, kind, level=level).shape[1] + 192
+    assert np.array_equal(product(x, rows, level, stride=separate), whole)
 
 
 @KINDS_AS_GENERIC
-def test_levels_agree_to_the_bit_where_they_encode_alike(level: str, name: str) -> None:
+def test_levels_with_the_same_encoding_are_bit_identical(level: str, name: str) -> None:
     for shape in [(1, 40, 700), (3, 33, 300), (14, 32, 1030), (52, 33, 300)]:
         x, rows = case(name, shape)
         assert np.array_equal(product(x, rows, level), product(x, rows, "generic"))

@@ -219,7 +219,7 @@ def check_layer(layer: Layer) -> None:
         np.testing.assert_array_equal(other, results[0])
 
 
-def test_a_store_knows_its_layers() -> None:
+def test_a_store_lists_its_layers() -> None:
     store = _core.ExpertStore(4, HIDDEN, INNER, [("q4_k", "q4_k", "q6_k"), ("q4_k", "q4_k", "q4_k")])
     assert (store.num_layers, store.formats(0), store.formats(1)) == (
         2,

@@ -27,7 +27,7 @@ def write_cgroups(root: Path, groups: str, files: dict[str, str]) -> None:
 
 
 @needs_two
-def test_a_full_pool_has_a_core_for_every_thread_and_knows_its_nodes(tmp_path: Path) -> None:
+def test_a_full_pool_has_a_core_for_every_thread_and_its_nodes(tmp_path: Path) -> None:
     pool = ops.ThreadPool(0, "auto", two_nodes(tmp_path))
     half = len(CPUS) // 2
     assert pool.num_threads == len(CPUS)

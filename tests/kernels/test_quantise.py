@@ -61,7 +61,7 @@ def rms(values: Any) -> float:
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
-def test_rows_mean_what_the_format_says(pool: ops.ThreadPool, format: str) -> None:
+def test_rows_match_the_format(pool: ops.ThreadPool, format: str) -> None:
     x = normal_rows()
     rows = ops.quantise_rows(pool, x, format)
     assert rows.shape == (len(x), source_row_bytes(format, x.shape[1]))
@@ -107,7 +107,7 @@ def test_no_simple_scale_does_better(pool: ops.ThreadPool, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["q4_0", "q4_k", "q5_k", "q6_k", "int4", "mxfp4"])
-def test_importance_moves_the_error_away(pool: ops.ThreadPool, format: str) -> None:
+def test_importance_moves_the_error_to_other_weights(pool: ops.ThreadPool, format: str) -> None:
     x = normal_rows(16)
     importance = np.ones(x.shape[1], np.float32)
     importance[::4] = 50.0

@@ -94,7 +94,7 @@ def used_ns(threads: set[str]) -> int:
     return sum(int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) for thread in threads)
 
 
-def test_pools_can_be_made_and_left_at_any_time() -> None:
+def test_pools_can_be_made_and_dropped_at_any_time() -> None:
     """A worker that comes from a loop just as its pool ends must notice: with the epoch read after the question
     whether the pool stops, one pool in some hundreds waited for ever for such a worker."""
     for threads in (1, 2, 5):

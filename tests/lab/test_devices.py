@@ -38,7 +38,7 @@ def test_all_devices_are_never_slower_than_the_better_one(trace_file, pair, step
 @pytest.mark.parametrize("steps", [Steps(), Steps(batch=4), Steps(prompt_chunk=64)])
 @pytest.mark.parametrize("pair", ["h200-pcie5+rtx3060-pcie3", PAIRS[0]])
 @pytest.mark.parametrize(("slots", "split"), [(256, (0.5, 0.5)), (128, (0.95, 0.05)), (128, (0.9, 0.1))])
-def test_a_card_that_is_hardly_needed_costs_nothing(long_trace_file, pair, steps, slots, split):
+def test_a_rarely_needed_card_costs_nothing(long_trace_file, pair, steps, slots, split):
     """The first card holds all experts, or nearly all: moves between the cards gain little there."""
     trace = load_trace(long_trace_file)
     both, first, second, _ = (

@@ -46,7 +46,7 @@ def test_a_request_beyond_the_cache_runs_alone_and_nothing_hangs() -> None:
     assert len(simulate_fleet([Arrival(0.0, 50, 2)] * 3, [TIMES], limits)) == 3
 
 
-def test_later_turns_go_where_their_prefix_is() -> None:
+def test_later_turns_are_routed_to_their_prefix() -> None:
     load = [Arrival(float(number), 1000, 2) for number in range(20)]
     load += [Arrival(30.0 + number, 1100, 2, cached_tokens=1000, follows=number) for number in range(20)]
     served = simulate_fleet(load, [TIMES] * 2, LIMITS)

@@ -7,7 +7,7 @@ import pytest
 from twofold.tools.lab.foresight import NUM_LAYERS, STICKY, TOP_K, play_sticky, sticky_routing
 
 
-def test_routing_is_as_sticky_as_said_and_names_no_expert_twice():
+def test_routing_has_the_given_stickiness_and_no_expert_twice():
     ids = sticky_routing(np.random.default_rng(0), 60)
     assert all(len(set(row)) == TOP_K for row in ids.reshape(-1, TOP_K))
     stayed = [

@@ -32,7 +32,7 @@ def test_shares_are_of_the_cheapest_offline_policy(trace_file):
     assert belady["share"] == pytest.approx((1 - cost[False]["belady"]) / (1 - oracle))
 
 
-def test_starts_are_spread_and_go_on_with_the_next_sequence(trace_file):
+def test_starts_are_spread_and_continue_with_the_next_sequence(trace_file):
     trace = load_trace(trace_file)
     length = int(trace.offsets[1])
     starts = first_tokens(trace, length + 5, num_starts=2)

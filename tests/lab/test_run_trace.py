@@ -86,18 +86,18 @@ def test_a_run_in_postgresql_is_the_same_trace(url: str, postgres_url: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (["--run", "9"], "holds no run 9; it has runs 1 to 2"),
         (["--last-tokens", "0"], "--last-tokens is 0; expected 1 or more"),
     ],
 )
 def test_a_bad_choice_is_one_line(
-    url: str, capsys: pytest.CaptureFixture[str], given: list[str], told: str
+    url: str, capsys: pytest.CaptureFixture[str], given: list[str], reported: str
 ) -> None:
     assert main(["lab", "replay", url, *given]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert reported in error
     assert len(error.splitlines()) == 1
 
 

@@ -204,7 +204,7 @@ def test_bad_input_is_one_line_and_exit_code_2(trace_file, synthetic_model, extr
     assert re.search(message, error)
 
 
-def test_a_trace_of_any_model_brings_its_sizes_or_takes_them_from_a_model(tmp_path, capsys):
+def test_a_trace_of_any_model_has_its_sizes_or_those_of_a_model(tmp_path, capsys):
     """A recording of a model of no name that is known: by its own sizes, and without these by the model's files."""
     model = write_tiny_model(tmp_path / "tiny", TinyModel(num_layers=3))
     files = open_model_files(model)

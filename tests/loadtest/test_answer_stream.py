@@ -45,10 +45,10 @@ def test_times_and_tokens_of_a_good_stream() -> None:
     assert result.finish_reason == "stop"
 
 
-def test_usage_says_what_the_prompt_was_and_what_of_it_was_cached() -> None:
+def test_usage_counts_prompt_and_cached_tokens() -> None:
     details = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 3}}
-    told = read(delta(content="x"), END, data({"choices": [], "usage": details}), DONE)
-    assert (told.prompt_tokens, told.cached_tokens) == (5, 3)
+    reported = read(delta(content="x"), END, data({"choices": [], "usage": details}), DONE)
+    assert (reported.prompt_tokens, reported.cached_tokens) == (5, 3)
     assert read(delta(content="x"), END, DONE).cached_tokens is None
 
 
@@ -114,7 +114,7 @@ def test_an_answer_may_be_empty_or_of_one_token() -> None:
         ([ROLE, data({"error": {"message": "engine broke"}})], "error within the stream: engine broke"),
     ],
 )
-def test_a_broken_stream_is_a_failure_that_says_why(lines: list[bytes], complaint: str) -> None:
+def test_a_broken_stream_is_a_failure_with_its_reason(lines: list[bytes], complaint: str) -> None:
     with pytest.raises(MalformedStreamError, match=complaint):
         read(*lines)
 

@@ -106,9 +106,9 @@ def capacity(server: QueueingServer, folder: Path, *flags: str) -> tuple[int, di
 
 def test_a_rate_below_the_lowest_is_not_found(server: QueueingServer, tmp_path: Path) -> None:
     flags = ("--slo", "ttft_p95_ms=1", "--low", "4", "--seconds", "1", "--repeats", "1")
-    code, found, said = capacity(server, tmp_path, *flags)
+    code, found, printed = capacity(server, tmp_path, *flags)
     assert (code, found["held"], found["missed"], found["num_runs"]) == (1, None, 4.0, 1)
-    assert "give a lower --low" in said
+    assert "give a lower --low" in printed
     assert {sample["stage"] for sample in server.samples} == {"4/s"}
 
 

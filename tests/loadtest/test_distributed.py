@@ -103,13 +103,13 @@ def test_a_lost_worker_leaves_the_result_of_the_others(server: ThreadingHTTPServ
         while len(server.requests) < 4 and time.monotonic() < deadline:  # type: ignore[attr-defined]
             time.sleep(0.1)
         workers[0].send_signal(signal.SIGKILL)
-        _, said = master.communicate(timeout=150)
+        _, printed = master.communicate(timeout=150)
         assert workers[1].wait(timeout=30) == 0
     finally:
         for process in (master, *workers):
             if process.poll() is None:
                 process.kill()
             process.wait()
-    assert "1 workers were lost" in said
+    assert "1 workers were lost" in printed
     assert json.loads((tmp_path / "f.json").read_text())["completed"] >= 4
     assert not psutil.Process().children()

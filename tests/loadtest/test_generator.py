@@ -171,7 +171,7 @@ def test_the_open_loop_sends_when_requests_arrive_whatever_is_under_way() -> Non
     assert sent_at(poisson) == pytest.approx(list(islice(arrival_times(10, 1.0, 3), 20)))
 
 
-def test_a_bound_on_the_open_loop_makes_requests_wait_and_says_so() -> None:
+def test_a_bound_on_the_open_loop_delays_requests_and_is_reported() -> None:
     run, server = load(in_seven_tenths, LoadPlan(4, 2, request_rate=10, burstiness=math.inf))
     assert sent_at(server) == pytest.approx([0, 0.1, 0.7, 0.8])
     assert [sample.waited_s for sample in run.samples] == pytest.approx([0, 0, 0.5, 0.5])
@@ -226,7 +226,7 @@ async def never_end(exchange: Exchange) -> None:
     await exchange.pieces(0.1, 3600.0)
 
 
-async def say_nothing(exchange: Exchange) -> None:
+async def send_nothing(exchange: Exchange) -> None:
     await asyncio.sleep(0.1)
 
 
@@ -243,11 +243,13 @@ async def speak_otherwise(exchange: Exchange) -> None:
         (hang_up, "ConnectionError", "without sending complete message body"),
         (stop_early, "malformed stream", "without a finish reason"),
         (never_end, "timeout", "not complete after 5 s"),
-        (say_nothing, "ConnectionError", "without sending a response"),
+        (send_nothing, "ConnectionError", "without sending a response"),
         (speak_otherwise, "ConnectionError", "without sending a response"),
     ],
 )
-def test_a_failure_is_counted_by_its_kind_and_the_others_go_on(script: Script, kind: str, words: str) -> None:
+def test_a_failure_is_counted_by_its_kind_and_the_others_continue(
+    script: Script, kind: str, words: str
+) -> None:
     async def second_fails(exchange: Exchange) -> None:
         await (script if len(exchange.server.exchanges) == 2 else in_seven_tenths)(exchange)
 
@@ -260,12 +262,12 @@ def test_a_failure_is_counted_by_its_kind_and_the_others_go_on(script: Script, k
     assert figures["p99_ttft_ms"] == pytest.approx(500), "a broken answer is in no figure but its own"
 
 
-def test_nobody_at_the_other_end_is_an_error_too() -> None:
+def test_a_missing_server_is_an_error_too() -> None:
     run = run_virtually(Load(HttpClient("http://127.0.0.1:1"), IDS, SHAPE, LoadPlan(2, 1)).run())
     assert [error["kind"] for error in run.figures()["errors"]] == ["ConnectionError"]
 
 
-def test_conversations_grow_by_what_was_answered() -> None:
+def test_conversations_grow_by_their_answers() -> None:
     shape = PromptShape(8, 3, num_turns=3, turn_input_len=4)
 
     async def second_conversation_breaks(exchange: Exchange) -> None:
@@ -300,8 +302,8 @@ def test_drawn_lengths_are_those_of_the_conversation_and_the_same_for_every_seed
     assert max(lengths)[0] == 300
     assert {output for _, output in lengths} >= {90}
     _, server = load(in_seven_tenths, LoadPlan(3, 1), shape=shape)
-    asked = [(len(exchange.body["prompt"]), exchange.body["max_tokens"]) for exchange in server.exchanges]
-    assert asked == lengths[:3]
+    requested = [(len(exchange.body["prompt"]), exchange.body["max_tokens"]) for exchange in server.exchanges]
+    assert requested == lengths[:3]
     assert PromptShape(300, 90).of_conversation(5).input_len == 300
 
 
@@ -363,7 +365,7 @@ def test_prompts_get_their_length_by_what_the_server_counts(
     assert set(words) <= (set(tale.split()) if isinstance(prompt, str) else set(range(7)))
 
 
-def test_a_server_that_counts_nothing_is_told_so() -> None:
+def test_a_server_without_usage_counts_is_reported() -> None:
     with pytest.raises(ConfigError, match="cannot be right"):
         with_server(
             counting_nothing,

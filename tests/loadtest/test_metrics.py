@@ -113,7 +113,7 @@ def test_an_answer_that_was_given_up_is_neither_complete_nor_failed() -> None:
     assert "3 of 4 completed" in report.table("t", figures, ())
 
 
-def test_turns_are_told_apart() -> None:
+def test_turns_are_distinguished() -> None:
     samples = [
         Sample(conversation, turn, answer(0.0, ttft, end_s=ttft, prompt=prompt, cached=cached))
         for conversation in range(2)
@@ -126,7 +126,7 @@ def test_turns_are_told_apart() -> None:
     assert "25%" in report.table("t", Run(samples, 1.0).figures(), ())
 
 
-def test_nothing_answered_is_told_as_that() -> None:
+def test_zero_answers_are_reported() -> None:
     figures = Run(FAILED, 0.0).figures()
     assert (figures["completed"], figures["request_throughput"], figures["p99_ttft_ms"]) == (0, None, None)
     text = report.table("none", figures, limits({"ttft": 5.0}))
@@ -134,7 +134,7 @@ def test_nothing_answered_is_told_as_that() -> None:
     assert "failed: 2 × HTTP 429: message 0" in text
 
 
-def test_the_json_bounds_its_samples_and_says_what_it_left_out(monkeypatch) -> None:
+def test_the_json_bounds_its_samples_and_counts_omitted_ones(monkeypatch) -> None:
     whole = report.as_json(Run((*GOOD, *FAILED), 4.0))
     assert json.loads(json.dumps(whole, allow_nan=False)) == whole
     assert (len(whole["samples"]), whole["num_samples_left_out"]) == (6, 0)

@@ -143,9 +143,11 @@ def test_workers_make_one_test_of_all_users(server: ThreadingHTTPServer, tmp_pat
     """Every sample of two Locust workers names the same test, its own user and, once all have come, all four users."""
     port = str(free_port())
     options = ("--processes", "2", "--users", "4", "--run-time", "4s")
-    said = locust(server, tmp_path, "ChatUser", *options, "--master-bind-port", port, "--master-port", port)
+    printed = locust(
+        server, tmp_path, "ChatUser", *options, "--master-bind-port", port, "--master-port", port
+    )
     samples = samples_of(server)
-    assert samples, said
+    assert samples, printed
     assert len({sample.loadtest_id for sample in samples}) == 1
     assert len({sample.user for sample in samples}) == 4
     assert max(sample.num_users for sample in samples) == 4
@@ -162,8 +164,8 @@ def locust(server: ThreadingHTTPServer, tmp_path: Path, *arguments: str) -> str:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
-            said, _ = process.communicate(timeout=120)
+            printed, _ = process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is its own
             raise
-    return said
+    return printed

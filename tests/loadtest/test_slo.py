@@ -83,10 +83,10 @@ class Server:
 
     def __init__(self, capacity: float, *noise: int) -> None:
         self.capacity, self.noise = capacity, noise
-        self.asked: list[tuple[float, int]] = []
+        self.requested: list[tuple[float, int]] = []
 
     async def measure(self, rate: float, repetition: int) -> bool:
-        self.asked.append((rate, repetition))
+        self.requested.append((rate, repetition))
         return (rate <= self.capacity) != (repetition in self.noise)
 
     def search(self, **limits: float) -> Capacity:
@@ -96,7 +96,7 @@ class Server:
 
 @pytest.mark.parametrize("capacity", [0.5, 0.77, 3.0, 11.9, 64.0])
 @pytest.mark.parametrize("noise", [(), (1,)])
-def test_the_search_ends_within_its_tolerance_whatever_one_repetition_says(
+def test_the_search_ends_within_its_tolerance_despite_an_outlier(
     capacity: float, noise: tuple[int, ...]
 ) -> None:
     found = Server(capacity, *noise).search()
@@ -106,19 +106,19 @@ def test_the_search_ends_within_its_tolerance_whatever_one_repetition_says(
     assert found.held <= capacity < found.missed <= found.held * 1.05
 
 
-def test_the_search_is_bounded_and_says_what_it_did_not_find() -> None:
+def test_the_search_is_bounded_and_reports_what_it_did_not_find() -> None:
     slow = Server(0.1).search()
     assert (slow.held, slow.missed, slow.num_runs) == (None, 0.5, 2)
     fast = Server(1e6).search()
     assert (fast.held, fast.missed) == (100.0, None)
     server = Server(11.9)
     cut = server.search(max_runs=9)
-    assert (cut.complete, len(server.asked)) == (False, cut.num_runs)
+    assert (cut.complete, len(server.requested)) == (False, cut.num_runs)
     assert cut.num_runs <= 9
     assert cut.held == 4.0
     one = Server(11.9)
     assert (
         one.search(repeats=1, tolerance=0.5).num_runs
-        == len(one.asked)
-        == len({rate for rate, _ in one.asked})
+        == len(one.requested)
+        == len({rate for rate, _ in one.requested})
     )

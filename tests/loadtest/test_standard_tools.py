@@ -139,7 +139,7 @@ def answered(url: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_standard_tool_measures_what_it_asked(tool: str, url: str, tmp_path: Path) -> None:
+def test_a_standard_tool_gets_its_requested_load(tool: str, url: str, tmp_path: Path) -> None:
     if tool != "twofold" and program(tool) is None:
         pytest.skip(f"{tool} is not installed; TWOFOLD_{tool.upper()} names its program")
     before = answered(url)

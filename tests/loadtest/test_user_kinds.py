@@ -39,28 +39,28 @@ def words_of(turn: Turn) -> int:
     return sum(len((message["content"] or "").split()) for message in turn.body["messages"])
 
 
-SAID = AnswerStream(0.0, pieces=["He went home."], finish_reason="stop")
+ANSWERS = AnswerStream(0.0, pieces=["He went home."], finish_reason="stop")
 
 
 @pytest.mark.parametrize("kind", USER_KINDS)
 @pytest.mark.parametrize("max_context", [256, 4096])
 def test_a_seed_gives_the_same_requests_and_all_fit_the_context(kind: str, max_context: int) -> None:
     for seed in range(20):
-        turns = talk(kind, SAID, seed=seed, max_context=max_context)
-        assert turns == talk(kind, SAID, seed=seed, max_context=max_context)
+        turns = talk(kind, ANSWERS, seed=seed, max_context=max_context)
+        assert turns == talk(kind, ANSWERS, seed=seed, max_context=max_context)
         for turn in turns:
             assert turn.body["stream"]
             assert turn.body["stream_options"] == {"include_usage": True}
             assert 0 < turn.body["max_tokens"] <= 128
             # 1.35 tokens per word; room is left for the chat template.
             assert 1.35 * words_of(turn) + turn.body["max_tokens"] < 0.95 * max_context
-    assert turns != talk(kind, SAID, seed=99, max_context=max_context)
+    assert turns != talk(kind, ANSWERS, seed=99, max_context=max_context)
 
 
 def test_chats_have_one_to_four_turns_that_repeat_the_history() -> None:
     lengths = set()
     for seed in range(40):
-        turns = talk("chat", SAID, seed=seed)
+        turns = talk("chat", ANSWERS, seed=seed)
         lengths.add(len(turns))
         for before, after in itertools.pairwise(turns):
             history = [*before.body["messages"], {"role": "assistant", "content": "He went home."}]
@@ -77,10 +77,10 @@ def test_a_failure_ends_a_conversation() -> None:
             conversation.send(None)
 
 
-def test_long_prompts_are_long_bursts_come_at_once_and_impatient_users_leave() -> None:
-    (long,) = talk("long-prompt", SAID)
-    (burst,) = talk("burst", SAID)
-    patience_s = [talk("impatient", SAID, seed=seed)[0].patience_s or 0.0 for seed in range(200)]
+def test_long_prompts_are_long_bursts_are_simultaneous_and_impatient_users_disconnect() -> None:
+    (long,) = talk("long-prompt", ANSWERS)
+    (burst,) = talk("burst", ANSWERS)
+    patience_s = [talk("impatient", ANSWERS, seed=seed)[0].patience_s or 0.0 for seed in range(200)]
     assert words_of(long) > 800
     assert burst.at_once == 8
     assert 0.02 <= min(patience_s) < 0.1
@@ -104,7 +104,7 @@ def test_an_agents_history_grows_by_calls_and_their_results() -> None:
     cut = AnswerStream(0.0, pieces=["{"], finish_reason="length", tool_calls=calls)
     _, after_cut, *_ = talk("agent", cut, calls_tools=True)
     assert [message["role"] for message in after_cut.body["messages"][2:]] == ["assistant", "user"]
-    without, then, *_ = talk("agent", SAID)
+    without, then, *_ = talk("agent", ANSWERS)
     assert "tools" not in without.body
     assert "find_tale" in without.body["messages"][0]["content"]
     assert then.body["messages"][-1]["content"].startswith("Result of the tool: ")

@@ -79,7 +79,7 @@ def drawn(name: str, r: random.Random) -> TinyModel:
         sizes["tie_word_embeddings"] = base.tie_word_embeddings
     if base.expert_layout == "fused" or name in ONE_LAYOUT:
         sizes["expert_layout"] = base.expert_layout
-    if base.predicts:
+    if base.has_mtp:
         sizes["predicts"] = r.random() < 0.3
     if name in _SIZES:
         sizes |= _SIZES[name](r, sizes)
@@ -163,7 +163,7 @@ def _delta(r: random.Random, model: TinyFamily) -> dict[str, Any]:
         "shared_expert_intermediate_size": r.randint(9, 70),
     }  # fmt: skip
     return (
-        own | {"mtp_num_hidden_layers": int(model.predicts)}
+        own | {"mtp_num_hidden_layers": int(model.has_mtp)}
         if "mtp_num_hidden_layers" in model.settings
         else own
     )
@@ -197,7 +197,7 @@ def _interval(r: random.Random, model: TinyFamily) -> dict[str, Any]:
     return {
         "moe_num_shared_experts": r.randint(0, 2), "moe_layer_start_index": r.randint(0, 1),
         "moe_layer_end_index": last, "moe_layer_interval": r.choice((1, 1, 2)),
-        "num_nextn_predict_layers": int(model.predicts),
+        "num_nextn_predict_layers": int(model.has_mtp),
     }  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def _lfm2(r: random.Random, model: TinyFamily) -> dict[str, Any]:
 
 
 def _predicting(r: random.Random, model: TinyFamily) -> dict[str, Any]:
-    return {"num_nextn_predict_layers": int(model.predicts)}
+    return {"num_nextn_predict_layers": int(model.has_mtp)}
 
 
 _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]] = {

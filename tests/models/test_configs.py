@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.attention.norms import NO_NORMS, HeadNorms
 from twofold.blocks.attention.projections import Projections
-from twofold.blocks.attention.selection import Everything, Window
+from twofold.blocks.attention.selection import AllPositions, Window
 from twofold.blocks.block import RoutedShape
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.ffn import DenseFfn
@@ -108,7 +108,7 @@ def test_defaults_when_fields_are_absent(tmp_path: Path) -> None:
 
 def test_sliding_window_counts_only_when_switched_on(tmp_path: Path) -> None:
     config = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=False))
-    assert config.layers[0][0].select == Everything()
+    assert config.layers[0][0].select == AllPositions()
     config = read_config(write_config(tmp_path, sliding_window=8, use_sliding_window=True))
     assert config.layers[0][0].select == Window(8)
 
@@ -308,7 +308,7 @@ def _refused(directory: Path, config: dict[str, Any], missing: str) -> None:
     assert not [name for name in ARCHITECTURES if name in text]
 
 
-def test_a_gguf_file_of_another_family_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_gguf_file_of_another_family_names_what_is_missing(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "mamba")
     writer.add_ssm_state_size(16)
     writer.add_tensor("token_embd.weight", np.zeros((2, 2), np.float32))
@@ -320,5 +320,5 @@ def test_a_gguf_file_of_another_family_says_what_is_missing(tmp_path: Path) -> N
         read_config(tmp_path / "model.gguf")
 
 
-def test_an_encoder_is_told_by_its_gguf_header() -> None:
+def test_an_encoder_is_recognised_by_its_gguf_header() -> None:
     assert "has an encoder" in refusal("bert", {"attention.causal": False})

@@ -21,7 +21,7 @@ WHY = "the context ends at 40 positions: beyond index_topk"
 
 
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
-def test_the_context_ends_at_index_topk_and_says_so(
+def test_the_context_is_limited_to_index_topk_with_a_line(
     tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_tiny_model(tmp_path, EXAMPLES[family].changed(index_topk=40))

@@ -30,17 +30,17 @@ def test_damaged_files_are_read_or_refused_in_one_line(
 def test_the_command_refuses_in_one_line_with_exit_code_2(
     tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said: dict[str, str] = {}
+    messages: dict[str, str] = {}
 
     def command(path: Path, text: str) -> None:
-        if len(said) < 4:
+        if len(messages) < 4:
             capfd.readouterr()
             assert main(["generate", str(path), "--prompt", "x"]) == 2
-            said[text] = capfd.readouterr().err
+            messages[text] = capfd.readouterr().err
 
     fuzz(name, 12, 1, tmp_path, on_refusal=command)
-    assert len(said) == 4
-    for printed in said.values():
+    assert len(messages) == 4
+    for printed in messages.values():
         assert printed.startswith("twofold generate: ")
         assert str(tmp_path) in printed
         assert printed.count("\n") == 1

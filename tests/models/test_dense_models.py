@@ -43,14 +43,14 @@ def answer(path: Path, accelerator: str = "none", telemetry: str | None = None) 
     return tokens
 
 
-def test_every_accelerator_and_a_packed_model_answer_alike(directory: Path, tmp_path: Path) -> None:
+def test_every_accelerator_and_a_packed_model_give_the_same_answer(directory: Path, tmp_path: Path) -> None:
     expected = answer(directory)
     assert answer(directory, "emulated:rtx4090-pcie4") == expected
     assert main(["pack", str(directory), str(tmp_path / "packed")]) == 0
     assert answer(tmp_path / "packed") == expected
 
 
-def test_a_gguf_file_answers_alike(directory: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_gives_the_same_answer(directory: Path, tmp_path: Path) -> None:
     file = write_tiny_gguf(tmp_path / "m.gguf", MODEL, type_of=lambda name: "BF16")
     assert answer(file) == answer(directory)
 

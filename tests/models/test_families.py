@@ -293,7 +293,7 @@ def test_the_same_tokens_wherever_experts_run(tmp_path: Path, family: str) -> No
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in EXAMPLES]
 )
-def test_every_command_takes_every_family(
+def test_every_command_accepts_every_family(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
 ) -> None:
     """`models`, `doctor`, `rules explain`, `pack` and `quantize`; and telemetry of an answer."""
@@ -340,11 +340,11 @@ def test_quantising_a_gguf_file_keeps_its_configuration_and_answers(tmp_path: Pa
 
 @pytest.mark.parametrize("family", ["glm4_moe", "glm4_moe_lite", "minimax_m2"])
 @pytest.mark.parametrize("gguf", [False, True], ids=["directory", "gguf"])
-def test_layers_that_predict_further_tokens_are_left_out_and_told(
+def test_mtp_layers_are_ignored_with_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, gguf: bool
 ) -> None:
     key = "num_mtp_modules" if family == "minimax_m2" else "num_nextn_predict_layers"
-    model = EXAMPLES[family].changed(predicts=True, rope_scaling=None, **{key: 1})
+    model = EXAMPLES[family].changed(has_mtp=True, rope_scaling=None, **{key: 1})
     if gguf and model.num_gguf_layers == model.num_layers:
         pytest.skip("converters leave these layers out")
     path = write_gguf(tmp_path / "m.gguf", model) if gguf else write_tiny_model(tmp_path / "hf", model)

@@ -116,9 +116,9 @@ def test_values_are_those_of_the_gguf_package(tmp_path: Path, format: str) -> No
     layout, kind = FORMATS[format], FORMATS[format].gguf
     rng = np.random.default_rng(0)
 
-    def encode(values: Any, asked: str) -> Any:
-        if asked != kind:
-            return gguf.quantize(values, gguf.GGMLQuantizationType[asked])
+    def encode(values: Any, requested: str) -> Any:
+        if requested != kind:
+            return gguf.quantize(values, gguf.GGMLQuantizationType[requested])
         rows = int(np.prod(values.shape[:-1]))
         per_row = values.shape[-1] // layout.block_columns
         blocks = rng.integers(0, 256, (rows * per_row, layout.block_bytes), dtype=np.uint8)

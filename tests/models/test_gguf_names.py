@@ -31,6 +31,6 @@ def test_names_are_those_of_the_package(family: str) -> None:
     known = next(arch for arch, of_package in gguf.MODEL_ARCH_NAMES.items() if of_package == name)
     table = gguf.get_tensor_name_map(known, model.num_layers)
     pairs = [(table.get_name(stem(model.published(ours))), stem(theirs)) for ours, theirs in named(model)]
-    told = [pair for pair in pairs if pair[0] is not None]
-    assert [pair for pair in told if pair[0] != pair[1]] == []
-    assert len(told) >= 7 * model.num_layers
+    reported = [pair for pair in pairs if pair[0] is not None]
+    assert [pair for pair in reported if pair[0] != pair[1]] == []
+    assert len(reported) >= 7 * model.num_layers

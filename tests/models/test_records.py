@@ -20,20 +20,20 @@ from tests.tiny_models.writing import write_tiny_model
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
-def test_parts_that_are_not_run_are_left_out_and_told(
+def test_parts_that_are_not_run_are_ignored_with_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str
 ) -> None:
     path = write_tiny_model(tmp_path, EXAMPLES[family])
     with caplog.at_level(logging.INFO, logger="twofold"):
         open_model_files(path)
-    told = [record.getMessage() for record in caplog.records if "is not run" in record.getMessage()]
+    reported = [record.getMessage() for record in caplog.records if "is not run" in record.getMessage()]
     parts = ["multi-token prediction", "vision tower"][: 1 + (family == "qwen3_5_moe")]
-    assert [message.split(": ")[1].split(" is")[0] for message in told] == parts
-    assert " tensors mtp.*" in told[0]
+    assert [message.split(": ")[1].split(" is")[0] for message in reported] == parts
+    assert " tensors mtp.*" in reported[0]
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
-def test_preempted_and_cancelled_requests_give_their_records_back(tmp_path: Path, family: str) -> None:
+def test_preempted_and_cancelled_requests_free_their_records(tmp_path: Path, family: str) -> None:
     """Room for fewer pages and records than the requests ask for: the answers are those that each has alone."""
     directory = write_tiny_model(tmp_path, EXAMPLES[family])
 

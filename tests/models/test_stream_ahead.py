@@ -93,7 +93,7 @@ def test_an_example_worked_by_hand() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_nothing_is_begun_ahead_where(change: dict[str, Any], why: str) -> None:
+def test_no_expert_is_streamed_ahead_where(change: dict[str, Any], why: str) -> None:
     ids = all_experts(3 * 40, 2, 4)
     alone, ahead = (simulate(ids, FIGURES, ahead=on, **BY_HAND | change) for on in (False, True))
     assert (ahead.total_us, ahead.num_uploads) == (alone.total_us, alone.num_uploads), why
@@ -118,7 +118,7 @@ machines = st.fixed_dictionaries(
     figures=machines,
     num_layers=st.integers(1, 5),
     num_experts=st.integers(2, 12),
-    liking=st.sampled_from([0.0, 1.0, 3.0]),
+    preferring=st.sampled_from([0.0, 1.0, 3.0]),
     chunk=st.sampled_from([40, 64, 200]),
     staging=st.sampled_from([1, 3, 8, 24]),
     slots=st.sampled_from([0.0, 0.3, 0.7]),
@@ -129,24 +129,24 @@ def test_a_prompt_is_never_slower_for_it(
     figures: dict[str, float],
     num_layers: int,
     num_experts: int,
-    liking: float,
+    preferring: float,
     chunk: int,
     staging: int,
     slots: float,
     dense_us: float,
 ) -> None:
     random = np.random.default_rng(seed)
-    taste = liking * random.standard_normal((num_layers, num_experts))
+    preference = preferring * random.standard_normal((num_layers, num_experts))
     top_k = 2
     noise = random.gumbel(size=(3 * chunk + 35, num_layers, num_experts))
-    ids = np.argsort(-(taste + noise), axis=2)[:, :, :top_k]
+    ids = np.argsort(-(preference + noise), axis=2)[:, :, :top_k]
     common = {
         "chunk": chunk,
         "slots": round(slots * num_layers * num_experts),
         "num_experts": num_experts,
         "num_staging": staging,
         "dense_us": [dense_us] * (num_layers + 1),
-        "prior_usage": np.exp(taste).reshape(-1).tolist(),
+        "prior_usage": np.exp(preference).reshape(-1).tolist(),
     }
     alone = simulate(ids, figures, ahead=False, **common)
     ahead = simulate(ids, figures, ahead=True, **common)
@@ -176,8 +176,8 @@ def test_emulated_prompts_compute_the_same_in_the_simulators_time(policy: str, n
     machine = _core.MachineProfile.from_fields("slow", SLOW)
     cost = _core.CostModel(machine, store.expert_bytes, store.flops_per_token)
     chunk, num_tokens = 60, 200
-    taste = random.standard_normal((LAYERS, EXPERTS))
-    ids = np.argsort(-(taste + random.gumbel(size=(num_tokens, LAYERS, EXPERTS))), axis=2)[:, :, :TOP_K]
+    preference = random.standard_normal((LAYERS, EXPERTS))
+    ids = np.argsort(-(preference + random.gumbel(size=(num_tokens, LAYERS, EXPERTS))), axis=2)[:, :, :TOP_K]
     ids = ids.astype(np.int32)
 
     # So much between layers that uploads have the time.

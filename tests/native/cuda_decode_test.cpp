@@ -93,7 +93,7 @@ void check_cover(WeightFormat format, int columns, int threads) {
   // Units cover the columns, and only whole blocks more than them.
   const int block = kernels::layout_of(format).panel_columns;
   CHECK(units * unit_columns(format) >= columns);
-  if (kernels::layout_of(format).panel_block_bytes > kStepBytes)
+  if (kernels::layout_of(format).panel_block_bytes > kSliceBytes)
     CHECK_EQUAL(units * unit_columns(format), (columns + block - 1) / block * block);
 }
 

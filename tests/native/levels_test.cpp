@@ -22,16 +22,17 @@ CASE(a_level_that_is_not_compiled_is_not_chosen_and_is_named) {
 
 CASE(asking_for_it_says_how_to_compile_it) {
   setenv("TWOFOLD_ISA", "amx", 1);
-  std::string told;
+  std::string reported;
   try {
     kernels::kernel_table();
   } catch (const std::invalid_argument& error) {
-    told = error.what();
+    reported = error.what();
   }
-  CHECK(told.starts_with("TWOFOLD_ISA=amx: expected one of generic (what this CPU and this build can run)"));
-  CHECK_EQUAL(told.find('\n'), std::string::npos);
+  CHECK(reported.starts_with(
+      "TWOFOLD_ISA=amx: expected one of generic (what this CPU and this build can run)"));
+  CHECK_EQUAL(reported.find('\n'), std::string::npos);
   const bool runs = kernels::level_left_out("avx2");
-  CHECK_EQUAL(told.find("TWOFOLD_LEVELS=all make quick-build") != std::string::npos, runs);
+  CHECK_EQUAL(reported.find("TWOFOLD_LEVELS=all make quick-build") != std::string::npos, runs);
 }
 
 int main(int argc, char** argv) { return test::main(argc, argv); }

@@ -35,7 +35,7 @@ struct Fixture {
       for (int k = 0; k < kTopK; ++k) {
         ids.push_back(int32_t((t + 2 * k) % kExperts));
         gates.push_back(0.5f / float(k + 1));
-        where.push_back(uint8_t(random() % cuda::kNobody));
+        where.push_back(uint8_t(random() % cuda::kPadding));
       }
     }
     for (int i = 0; i < kTokens * kHidden; ++i) activations.push_back(cuda::bf16_of_float(normal(random)));
@@ -91,7 +91,7 @@ CASE(only_the_pairs_on_the_cpu_are_computed) {
     experts.compute(0, f.posted(), kTopK);
     const std::vector<double> expected = f.expected();
     for (size_t i = 0; i < expected.size(); ++i) CHECK(std::abs(f.results[i] - expected[i]) < 1e-4);
-    for (uint8_t& w : f.where) w = uint8_t(f.random() % cuda::kNobody);
+    for (uint8_t& w : f.where) w = uint8_t(f.random() % cuda::kPadding);
   }
 }
 
@@ -100,7 +100,7 @@ CASE(a_row_of_padding_names_no_expert) {
   MailboxExperts experts(f.pool, f.store);
   for (int k = 0; k < kTopK; ++k) {
     f.ids[size_t(k)] = -1;
-    f.where[size_t(k)] = cuda::kNobody;
+    f.where[size_t(k)] = cuda::kPadding;
   }
   experts.compute(0, f.posted(), kTopK);
   for (int c = 0; c < kHidden; ++c) CHECK_EQUAL(f.results[size_t(c)], 0.0f);

@@ -206,20 +206,20 @@ CASE(a_device_that_posts_nothing_is_given_up_in_time) {
 CASE(an_aborted_step_ends_on_both_sides_and_later_ones_work) {
   for (const Waiting waiting : {Waiting::kKernel, Waiting::kStream, Waiting::kHostFunction}) {
     Fixture f({6, 2, 8, 8});
-    std::atomic<bool> in_compute{false}, go_on{false};
+    std::atomic<bool> in_compute{false}, resume{false};
     std::thread gpu([&] { CHECK(!f.device.run_step(waiting)); });
     std::thread other([&] {
       while (!in_compute) std::this_thread::yield();
       f.mailbox.abort();
       gpu.join();  // the device ends though its layer was never answered
-      go_on = true;
+      resume = true;
     });
     const ServedStep served = serve_step(
         f.mailbox, 1, 60s,
         [&](int layer, const PostedLayer& posted) {
           if (layer == 0) f.compute(layer, posted);
           in_compute = true;
-          while (!go_on) std::this_thread::yield();
+          while (!resume) std::this_thread::yield();
         },
         [](int, const PostedLayer&) {});
     other.join();

@@ -71,7 +71,7 @@ struct PackedMatrix {
         if constexpr (requires { Format::exact_scale(1.0f, 1.0f); }) {
           const float of_row = random() % 2 == 0 ? 0.01f * (1.0f + std::abs(value)) : -100.0f - value;
           if (at == 0) std::memcpy(row, &of_row, 4);
-        } else if constexpr (Format::kApartBytes > 0) {
+        } else if constexpr (Format::kSeparateBytes > 0) {
           row[at] = uint8_t(120 + random() % 3);
         } else if constexpr (twofold::kernels::is_per_channel<Format>) {
           const uint16_t scale = small();

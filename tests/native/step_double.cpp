@@ -113,7 +113,7 @@ int launch_place(const RoutedLayer& routed, const PlacementTables& tables, const
   }
   uint32_t on_cpu = 0;
   for (int p = 0; p < num_pairs; ++p) {
-    placed.where[p] = routed.ids[p] < 0 ? kNobody : place[size_t(routed.ids[p])];
+    placed.where[p] = routed.ids[p] < 0 ? kPadding : place[size_t(routed.ids[p])];
     on_cpu += placed.where[p] == kCpu;
   }
   *placed.num_on_cpu = on_cpu;

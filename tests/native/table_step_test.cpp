@@ -53,8 +53,8 @@ struct Fixture {
   bool look_ahead;
   DeviceMailbox mailbox{{kLayers, kMaxTokens, kTopK, kHidden, look_ahead ? kExperts : 0}};
   TableStep table;
-  uint32_t number = 0;                     // the device's
-  int64_t read = 0, missed = 0, came = 0;  // came: reads of what the step's table does not name
+  uint32_t number = 0;                        // the device's
+  int64_t read = 0, missed = 0, arrived = 0;  // came: reads of what the step's table does not name
   // What the device does before it places a layer.
   std::function<void(int layer)> before_layer = [](int) {};
   // What the host does before it serves a step that the device has begun.
@@ -150,7 +150,7 @@ struct Fixture {
           CHECK(std::memcmp(reinterpret_cast<const void*>(experts[g]), store.expert(layer, expert),
                             store.layout(layer, expert).bytes) == 0);
           ++read;
-          came += slots[expert] < 0;
+          arrived += slots[expert] < 0;
         }
         std::this_thread::yield();
       }
@@ -228,7 +228,7 @@ CASE(layers_find_their_experts_while_others_are_uploaded) {
 }
 CASE(layers_find_their_experts_under_payback) { run_steps({.num_slots = 9, .policy = "payback"}, 120); }
 CASE(layers_find_experts_that_came_after_the_table) {
-  int64_t used = 0, came = 0;
+  int64_t used = 0, arrived = 0;
   for (const uint32_t seed : {1u, 2u}) {
     Fixture f({.num_slots = 16, .policy = seed == 1 ? "payback" : "lru", .seed = seed, .look_ahead = true});
     // As long as attention takes on a card: the host tells what has landed once it has answered.
@@ -242,7 +242,7 @@ CASE(layers_find_experts_that_came_after_the_table) {
     const PrefetchCounts counts = f.accelerator->scheduler_counts().prefetch;
     CHECK(counts.foreseen > counts.misses / 2);
     used += counts.used;
-    came += f.came;
+    arrived += f.arrived;
     std::vector<UploadEvent> uploads(f.executor.events().uploads.size());
     uploads.resize(f.executor.events().uploads.drain(uploads));
     CHECK(std::any_of(uploads.begin(), uploads.end(), [](const UploadEvent& upload) {
@@ -250,7 +250,7 @@ CASE(layers_find_experts_that_came_after_the_table) {
     }));
     CHECK(f.device->complaints().empty());
   }
-  CHECK(used > 0 && came > 0);
+  CHECK(used > 0 && arrived > 0);
 }
 CASE(without_slots_everything_is_missed) { run_steps({.num_slots = 0, .policy = "lru"}, 10); }
 CASE(many_steps_of_many_uploads) {

@@ -27,7 +27,7 @@ class RanksInProcess:
         self._answers: defaultdict[int, deque[npt.NDArray[np.float32]]] = defaultdict(deque)
         self.num_jobs = [0] * size
         self.share = RankShare(_core.Ranks(0, size, send_job=self._send_job, receive=self._receive), parallel)
-        files = open_model_files(Path(config.model), config.speculation.predictions)
+        files = open_model_files(Path(config.model), config.speculation.mtp_use)
         self.workers = {
             rank: Worker(
                 config,

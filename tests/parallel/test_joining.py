@@ -27,7 +27,7 @@ from tests.parallel.meeting import IDENTITY, meet
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 
-def test_ranks_that_meet_exchange_messages_of_any_size() -> None:
+def test_connected_ranks_exchange_messages_of_any_size() -> None:
     leader, worker = meet(0, 1)
     assert isinstance(leader, RankLink)
     assert isinstance(worker, RankLink)
@@ -53,7 +53,7 @@ def test_ranks_that_meet_exchange_messages_of_any_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "printed"),
     [
         ("version", "has version 9, rank 0 has 1"),
         ("level", "has CPU level 9, rank 0 has avx2"),
@@ -61,23 +61,23 @@ def test_ranks_that_meet_exchange_messages_of_any_size() -> None:
         ("settings", "has settings 9, rank 0 has --x 1"),
     ],
 )
-def test_ranks_that_differ_are_refused_on_all_sides(field: str, said: str) -> None:
+def test_ranks_that_differ_are_refused_on_all_sides(field: str, printed: str) -> None:
     other = replace(IDENTITY, **{field: "9"})
     for error in meet(0, 1, 2, size=3, identities={2: other}):
         assert isinstance(error, ConfigError)
         assert re.fullmatch(
-            rf"rank 2 \(.*, process \d+\) {said}; start all ranks with the same version, model and flags",
+            rf"rank 2 \(.*, process \d+\) {printed}; start all ranks with the same version, model and flags",
             str(error),
         )
 
 
-def test_a_rank_that_does_not_come_is_named_by_all_that_did() -> None:
+def test_a_missing_rank_is_named_by_all_others() -> None:
     for error in meet(0, 1, size=3, timeout_s=1):
         assert isinstance(error, ConfigError)
         assert str(error).startswith("rank 2 did not come to 127.0.0.1:")
 
 
-def test_a_rank_that_came_and_ended_is_named_by_the_others() -> None:
+def test_a_rank_that_joined_and_ended_is_named_by_the_others() -> None:
     store = Meeting(Place(0, 2, 0, 1, "127.0.0.1", 0, has_store=True), 5)
     ended = PrefixStore("attempt 0", TCPStore("127.0.0.1", store.port, is_master=False))
     ended.set("name/1", "there, process 5")
@@ -98,7 +98,7 @@ def test_ranks_that_expect_different_numbers_are_refused_on_all_sides(first: int
         )
 
 
-def test_ranks_that_torchrun_restarts_meet_again_in_its_store() -> None:
+def test_ranks_that_torchrun_restarts_reconnect_in_its_store() -> None:
     store = Meeting(Place(0, 2, 0, 1, "127.0.0.1", 0, has_store=True), 5)
     for attempt in (0, 1):
         leader, worker = meet(0, 1, port=store.port, attempt=attempt)
@@ -124,7 +124,7 @@ def test_an_address_that_is_not_this_machine_s_is_refused() -> None:
         Meeting(Place(0, 2, 0, 1, "192.0.2.1", 29500, has_store=True), 1)
 
 
-def test_digests_tell_models_of_one_shape_apart(tmp_path: Path) -> None:
+def test_digests_distinguish_models_of_one_shape(tmp_path: Path) -> None:
     paths = [write_tiny_model(tmp_path / str(seed), TinyModel(seed=seed)) for seed in (1, 2)]
     first, second = (model_digest(open_model_files(path)) for path in paths)
     assert first != second
@@ -136,7 +136,7 @@ def test_digests_tell_models_of_one_shape_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "printed"),
     [
         ({"accelerator": "emulated:rtx4090-pcie4"}, "ranks compute on CPUs"),
         ({"devices": "cuda:0"}, "--devices cuda:0 was given with --tensor-parallel-size above 1"),
@@ -144,8 +144,8 @@ def test_digests_tell_models_of_one_shape_apart(tmp_path: Path) -> None:
         ({"packed_cache": "there"}, "leave it out"),
     ],
 )
-def test_settings_that_do_not_work_with_ranks_are_refused(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_do_not_work_with_ranks_are_refused(settings: dict[str, str], printed: str) -> None:
+    with pytest.raises(ConfigError, match=printed):
         rank_config(EngineConfig(**settings))  # type: ignore[arg-type]
 
 
@@ -153,7 +153,7 @@ def test_ranks_use_no_gpu_that_the_machine_has() -> None:
     assert rank_config(EngineConfig()).accelerator == "none"
 
 
-def test_nccl_that_torch_lacks_is_refused_before_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_that_torch_lacks_is_refused_before_ranks_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups.distributed, "is_nccl_available", lambda: False)
     with pytest.raises(ConfigError, match=r"--distributed-backend nccl: torch \S+ has no NCCL; use gloo"):
         Meeting(Place(0, 2, 0, 1, "127.0.0.1", 0, has_store=True), 1, "nccl")

@@ -22,7 +22,7 @@ TORCHRUN = {
 }
 
 
-def test_one_machine_takes_a_free_port_of_loopback() -> None:
+def test_one_machine_uses_a_free_port_of_loopback() -> None:
     place = find_place(ParallelConfig(4), {})
     assert place == Place(0, 4, 0, 4, "127.0.0.1", 0, has_store=True)
     assert place.on_this_machine(3, 5000) == Place(3, 4, 3, 4, "127.0.0.1", 5000, has_store=False)
@@ -35,7 +35,7 @@ def test_machines_have_the_same_number_of_ranks_each() -> None:
     assert place.on_this_machine(1, 4000).rank == 5
 
 
-def test_torchrun_says_what_place_it_is() -> None:
+def test_torchrun_sets_the_rank() -> None:
     assert find_place(ParallelConfig(2), TORCHRUN) == Place(1, 2, 1, 2, "10.0.0.5", 29400, has_store=False)
     first = find_place(ParallelConfig(2), TORCHRUN | {"RANK": "0"})
     assert not first.has_store  # torchrun's agent listens
@@ -48,7 +48,7 @@ def test_a_child_finds_the_place_that_its_parent_gave_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "printed"),
     [
         ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3 and --tensor-parallel-size 2"),
         ({"RANK": "2"}, "RANK is 2; it takes a number from 0 to 1"),
@@ -56,13 +56,13 @@ def test_a_child_finds_the_place_that_its_parent_gave_it() -> None:
         ({"MASTER_PORT": ""}, "RANK is set and MASTER_PORT is not set"),
     ],
 )
-def test_a_contradicting_environment_is_refused(environment: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_contradicting_environment_is_refused(environment: dict[str, str], printed: str) -> None:
+    with pytest.raises(ConfigError, match=printed):
         find_place(ParallelConfig(2), TORCHRUN | environment)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "printed"),
     [
         (
             {"tensor_parallel_size": 3, "nnodes": 2, "master_addr": "10.0.0.5"},
@@ -73,8 +73,8 @@ def test_a_contradicting_environment_is_refused(environment: dict[str, str], sai
         ({"num_redundant_experts": 1, "enable_expert_parallel": False}, "give one of them"),
     ],
 )
-def test_contradicting_settings_are_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_contradicting_settings_are_refused(settings: dict[str, object], printed: str) -> None:
+    with pytest.raises(ConfigError, match=printed):
         ParallelConfig(**settings)  # type: ignore[arg-type]
 
 

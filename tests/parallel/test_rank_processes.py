@@ -135,7 +135,7 @@ def test_a_killed_rank_ends_all_with_its_name(killed: int, tmp_path: Path) -> No
     directory = write_tiny_model(tmp_path, TinyModel())
     with serving(directory, "--tensor-parallel-size", "3", *QUICK) as (url, greeting, process):
         pids = pids_of_ranks(greeting)
-        told = text_of_a_stream(url, lambda: os.kill(pids[killed], signal.SIGKILL))
+        reported = text_of_a_stream(url, lambda: os.kill(pids[killed], signal.SIGKILL))
         killed_at = time.monotonic()
         text = output_of(process, timeout=10)
         while any(map(is_running, pids)) and time.monotonic() - killed_at < 10:
@@ -144,6 +144,6 @@ def test_a_killed_rank_ends_all_with_its_name(killed: int, tmp_path: Path) -> No
         assert f"rank {killed}" in text
         assert process.returncode != 0
         if killed > 0:  # rank 0 takes its connections with it
-            assert f"rank {killed}" in told
-            assert "SIGKILL" in told
+            assert f"rank {killed}" in reported
+            assert "SIGKILL" in reported
             assert "Traceback" not in text

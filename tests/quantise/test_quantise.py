@@ -198,7 +198,7 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, num_files: int, error: BaseExcep
     monkeypatch.setattr(directory_module, "_write_safetensors", write)
 
 
-def test_a_killed_run_goes_on(
+def test_a_killed_run_resumes(
     tmp_path: Path, source: Path, pool: ops.ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, output = tmp_path / "whole", tmp_path / "killed"
@@ -236,7 +236,7 @@ def test_a_damaged_part_of_a_killed_run_is_made_again(
     assert first.read_bytes() == good
 
 
-def test_a_full_disk_says_so_and_keeps_what_is_there(
+def test_a_full_disk_is_reported_and_keeps_existing_files(
     tmp_path: Path, source: Path, pool: ops.ThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -424,18 +424,18 @@ def test_a_rule_file_decides_by_block_layer_and_tensor(
     (tmp_path / "rules.yaml").write_text(RULES)
     arguments = ["quantize", str(source), str(tmp_path / "out"), "--rules", str(tmp_path / "rules.yaml")]
     assert main([*arguments, "--max-tokens", "40", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     files = open_model_files(tmp_path / "out")
     assert files.expert_formats() == (("f32",) * 3, ("int8", "int8", "q8_0"), ("f32",) * 3)
     formats = {name: files.tensors.entry(name).format for name in files.tensors}
     assert {formats[f"model.layers.{n}.self_attn.q_proj.weight"] for n in range(4)} == {"bf16"}
     assert formats["model.layers.2.mlp.up_proj.weight"] == "int8"
     assert formats["model.embed_tokens.weight"] == "bf16"
-    drift = said["quality"]["drift_by_layer"]
+    drift = printed["quality"]["drift_by_layer"]
     assert len(drift) == 4
     assert 0 < drift[0] < drift[-1] < 0.1
-    assert [layer["layer"] for layer in said["layers"]] == [0, 1, 2, 3, None]
-    assert sum(layer["bytes"] for layer in said["layers"]) == said["bytes"]
+    assert [layer["layer"] for layer in printed["layers"]] == [0, 1, 2, 3, None]
+    assert sum(layer["bytes"] for layer in printed["layers"]) == printed["bytes"]
     assert main([*arguments, "--max-tokens", "40"]) == 0
     assert "1-1" in capsys.readouterr().out
 

@@ -62,7 +62,7 @@ def test_which_format(
         ("!!python/object/apply:os.getcwd []", "not YAML"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
+def test_faults_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message) as refused:
         read_rules(tmp_path / "r.yaml")

@@ -78,7 +78,7 @@ def test_without_a_compiler_the_package_is_named(checkout: Path, tmp_path: Path)
     assert not (checkout / ".venv").exists()
 
 
-def test_without_a_network_the_step_says_so(checkout: Path) -> None:
+def test_without_a_network_the_step_names_it(checkout: Path) -> None:
     """With a virtual environment that has pip, to save its making."""
     venv = checkout / ".venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
@@ -121,7 +121,7 @@ def test_a_checkout_that_cannot_be_written_is_named_with_the_folders_to_set(chec
 
 
 @pytest.mark.parametrize(
-    ("nvcc", "said"),
+    ("nvcc", "printed"),
     [
         pytest.param(
             "echo 'Cuda compilation tools, release 11.8, V11.8.89'",
@@ -131,7 +131,7 @@ def test_a_checkout_that_cannot_be_written_is_named_with_the_folders_to_set(chec
         pytest.param("exit 127", "does not run", id="broken"),
     ],
 )
-def test_a_wrong_cuda_is_named_with_its_path(tmp_path: Path, nvcc: str, said: str) -> None:
+def test_a_wrong_cuda_is_named_with_its_path(tmp_path: Path, nvcc: str, printed: str) -> None:
     """Through the step of `make run`, with the real CMake files; they end before a file is compiled."""
     compiler = tmp_path / "cuda/bin/nvcc"
     compiler.parent.mkdir(parents=True)
@@ -148,5 +148,5 @@ def test_a_wrong_cuda_is_named_with_its_path(tmp_path: Path, nvcc: str, said: st
     text = " ".join(done.stderr.replace("|", " ").split())
     assert done.returncode != 0
     assert f"TWOFOLD_CUDA=ON: {compiler}" in text
-    assert said in text
+    assert printed in text
     assert "install the CUDA toolkit (12.4 or newer), or use TWOFOLD_CUDA=AUTO" in text

@@ -44,7 +44,7 @@ def test_the_image_serves_with_the_command_that_exists_on_the_ports_it_exposes()
 
 
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
-def test_the_health_check_tells_ready_from_loading(status: int, healthy: bool) -> None:
+def test_the_health_check_distinguishes_ready_and_loading(status: int, healthy: bool) -> None:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status if self.path == "/health" else 404)

@@ -170,21 +170,21 @@ def test_cuda_is_compiled_by_itself_where_a_gpu_is_found_and_for_tests(
 
 
 @pytest.mark.parametrize(
-    "said", ["unsupported GNU version! gcc versions later than 15", "collect2: error: ld"]
+    "printed", ["unsupported GNU version! gcc versions later than 15", "collect2: error: ld"]
 )
-def test_a_compiler_that_cannot_build_is_a_reason_and_no_failure(tmp_path: Path, said: str) -> None:
+def test_a_compiler_that_cannot_build_is_a_reason_and_no_failure(tmp_path: Path, printed: str) -> None:
     nvcc = tmp_path / "toolkit/bin/nvcc"
     nvcc.parent.mkdir(parents=True)
     nvcc.write_text(
-        f'#!/bin/sh\necho "release 13.0, V13.0.88"\n[ "$1" = --version ] || {{ echo "{said}"; exit 1; }}\n'
+        f'#!/bin/sh\necho "release 13.0, V13.0.88"\n[ "$1" = --version ] || {{ echo "{printed}"; exit 1; }}\n'
     )
     nvcc.chmod(0o755)
     options = "-DTWOFOLD_CUDA=AUTO", "-DTWOFOLD_TESTS=ON", "-DTWOFOLD_INPLACE=ON"
     done = configure(tmp_path, *options, CUDA_HOME=str(tmp_path / "toolkit"))
     assert done.returncode == 0, done.stderr
-    assert f"cannot build with /usr/bin/c++: {said}; building for the CPU" in " ".join(done.stdout.split())
+    assert f"cannot build with /usr/bin/c++: {printed}; building for the CPU" in " ".join(done.stdout.split())
     kept = json.loads((tmp_path / "build/modules/cuda_missing.json").read_text())
-    assert said in kept["problem"]
+    assert printed in kept["problem"]
     assert kept["remedy"]
     configure(tmp_path, "-DTWOFOLD_CUDA=OFF", *options[1:])
     kept = json.loads((tmp_path / "build/modules/cuda_missing.json").read_text())

@@ -41,7 +41,7 @@ def fake_pip(folder: Path, *, works: bool = True) -> None:
     (folder / "pip/__init__.py").touch()
     (folder / "pip/__main__.py").write_text(
         "import pathlib, sys\n"
-        f"with open({str(folder / 'asked')!r}, 'a') as log: print(*sys.argv[1:], file=log)\n"
+        f"with open({str(folder / 'requested')!r}, 'a') as log: print(*sys.argv[1:], file=log)\n"
         f"if not {works}: sys.exit('ERROR: no route to the index')\n"
         "after = lambda name: pathlib.Path(sys.argv[sys.argv.index(name) + 1])\n"
         "if '--report' in sys.argv:\n"
@@ -134,8 +134,8 @@ def test_fetching_leaves_a_root_that_cmake_understands(tmp_path: Path) -> None:
     assert (root / "lib64/libcudart.so").read_text() == "new"
     assert not (root / "old").exists()
     assert not folder.with_name("two words.part").exists()
-    for asked in (tmp_path / "site/asked").read_text().splitlines():
-        assert asked.endswith("cuda-toolkit[nvcc,crt,nvvm,cccl,cudart]==13.2.*")
+    for requested in (tmp_path / "site/asked").read_text().splitlines():
+        assert requested.endswith("cuda-toolkit[nvcc,crt,nvvm,cccl,cudart]==13.2.*")
 
 
 def test_a_failed_fetch_ends_in_one_line_and_keeps_what_was_there(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_gpu_that_was_added_makes_set_up_install_again(tmp_path: Path) -> None
     version.parent.mkdir(parents=True)
     program(tmp_path / "venv/bin/python", f'echo "$*" >>{tmp_path}/asked')
     smi = program(tmp_path / "bin/nvidia-smi", "exit 9")
-    fingerprints, asked = [], []
+    fingerprints, requested = [], []
     for listing, cuda in (("exit 9", "None"), ("exit 0", "None"), ("exit 0", "'13.0'")):
         smi.write_text(f"#!/bin/sh\n{listing}\n")
         version.write_text(f"cuda: Optional[str] = {cuda}\n")
@@ -215,7 +215,7 @@ def test_a_gpu_that_was_added_makes_set_up_install_again(tmp_path: Path) -> None
         )
         assert done.returncode == 0, done.stderr
         fingerprints.append(done.stdout.splitlines()[0])
-        asked.append((tmp_path / "asked").read_text().splitlines()[-1])
+        requested.append((tmp_path / "asked").read_text().splitlines()[-1])
     assert fingerprints[0] != fingerprints[1]
     assert fingerprints[1] == fingerprints[2]
-    assert ["--force-reinstall" in command for command in asked] == [False, True, False]
+    assert ["--force-reinstall" in command for command in requested] == [False, True, False]

@@ -127,7 +127,7 @@ def test_kernels_is_no_python_package() -> None:
     assert list((ROOT / "kernels").rglob("__init__.py")) == []
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
+def test_no_module_has_an_empty_name() -> None:
     vague = [p for p in code_files() if {p.stem, p.parent.name} & VAGUE_NAMES]
     assert vague == []
 
@@ -148,7 +148,7 @@ def test_a_file_has_one_subject() -> None:
     assert {name for name, count in large.items() if count > 1} == SEVERAL_SUBJECTS
 
 
-def test_every_python_file_says_its_subject_in_one_line() -> None:
+def test_every_python_file_states_its_subject_in_one_line() -> None:
     """The first line of a docstring: what the file is about, readable alone."""
     nothing = [
         path.relative_to(ROOT).as_posix()

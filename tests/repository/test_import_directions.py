@@ -209,7 +209,7 @@ def broken_contracts(*folders: Path) -> set[str]:
     return set(re.findall(r"^(.*) BROKEN", done.stdout, re.MULTILINE))
 
 
-def test_each_room_imports_what_the_table_says() -> None:
+def test_each_room_imports_what_the_table_lists() -> None:
     assert "\n".join(table_differences(rooms_used(ROOT / "engine"))) == ""
 
 
@@ -221,7 +221,7 @@ def test_no_files_import_each_other() -> None:
     assert circles(files_used(ROOT / "engine")) == []
 
 
-def test_one_file_is_the_door_to_the_device_backend() -> None:
+def test_one_file_imports_the_device_backend() -> None:
     assert importers_of(ROOT / "engine", "twofold._cuda") == ["twofold.device.backend"]
 
 
@@ -330,7 +330,7 @@ def test_every_broken_contract_is_found(tmp_path: Path) -> None:
         "twofold/telemetry/queries.py": "",
         "dashboard/app.py": "from twofold.engine import Engine",
         "loadtest/run.py": "import twofold",
-        "benchmarks/runs.py": "from tests.engine.told_sampler import ToldSampler",
+        "benchmarks/runs.py": "from tests.engine.scripted_sampler import ScriptedSampler",
         "models/train.py": "",
         "scripts/write.py": "",
     }

@@ -67,7 +67,7 @@ def test_what_is_no_cubin_is_refused() -> None:
         ("_Z1aPf", "a"),
     ],
 )
-def test_kernels_have_names_that_people_know(mangled: str, name: str) -> None:
+def test_kernels_have_readable_names(mangled: str, name: str) -> None:
     assert str(sass.readable(mangled)) == name
 
 
@@ -124,7 +124,7 @@ def table(launch: Launch | None = None, **changes: object) -> Table:
         ),
     ],
 )
-def test_a_kernel_that_got_worse_is_told_once_and_the_way_back_is_better(now: Table, says: str) -> None:
+def test_a_slower_kernel_is_reported_once_and_its_revert_as_faster(now: Table, says: str) -> None:
     worse = compare(table(), now)
     assert worse.better == []
     (line,) = worse.worse
@@ -142,7 +142,7 @@ def test_a_kernel_that_got_worse_is_told_once_and_the_way_back_is_better(now: Ta
         table(Launch(256, 0, ((2.0, 1.33), *TRAFFIC[1:]))),  # larger requests, as many conflicts
     ],
 )
-def test_what_costs_nothing_is_not_worse(now: Table) -> None:
+def test_a_free_change_is_not_worse(now: Table) -> None:
     assert compare(table(), now).worse == []
 
 
@@ -162,19 +162,21 @@ def test_a_worse_kernel_is_refused_and_a_better_one_passes_with_a_hint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     worse = table(registers=80)
-    assert check_cuda.told(table(), worse, same_nvcc=True, whole=True)
+    assert check_cuda.report_changes(table(), worse, same_nvcc=True, whole=True)
     assert "run `make check-cuda WRITE=1`" in capsys.readouterr().err
-    assert not check_cuda.told(table(), worse, same_nvcc=False, whole=True)  # what another compiler chose
-    assert check_cuda.told(table(), table(spill_bytes=8), same_nvcc=False, whole=True)
+    assert not check_cuda.report_changes(
+        table(), worse, same_nvcc=False, whole=True
+    )  # what another compiler chose
+    assert check_cuda.report_changes(table(), table(spill_bytes=8), same_nvcc=False, whole=True)
     assert "0 bytes spilled before, 8 now" in capsys.readouterr().err
-    assert not check_cuda.told(worse, table(), same_nvcc=True, whole=True)
+    assert not check_cuda.report_changes(worse, table(), same_nvcc=True, whole=True)
     assert "to keep it" in capsys.readouterr().out
-    assert check_cuda.told({}, table(), same_nvcc=True, whole=False)  # one that nothing bounds
-    assert check_cuda.told(table(), {}, same_nvcc=True, whole=True)
-    assert not check_cuda.told(table(), {}, same_nvcc=True, whole=False)
+    assert check_cuda.report_changes({}, table(), same_nvcc=True, whole=False)  # one that nothing bounds
+    assert check_cuda.report_changes(table(), {}, same_nvcc=True, whole=True)
+    assert not check_cuda.report_changes(table(), {}, same_nvcc=True, whole=False)
 
 
-def test_the_table_in_the_repository_knows_how_each_kernel_is_launched() -> None:
+def test_the_table_in_the_repository_lists_each_kernels_launch() -> None:
     text = check_cuda.TABLE.read_text(encoding="utf-8")
     kept, version = kernel_table.from_markdown(text)
     assert kernel_table.to_markdown(kept, version) == text
@@ -206,6 +208,6 @@ def test_estimates_are_a_roofline_beside_the_bound() -> None:
     assert estimate("decode", Work(1000, 0, 0), 1, 1).bound == pytest.approx(1.25)
     assert estimate("prefill", Work(1000, 500, 1000), 1, 1).roofline == pytest.approx(1.5)
     assert estimate("prefill", Work(1000, 0, 2000), 1, 1).bound == pytest.approx(4)
-    told = lines([("decode", "qwen3-30b-a3b", "bf16", 1)])
-    assert "ESTIMATES, nothing here was measured" in told[0]
-    assert "19 <= 24" in told[-1]  # 8 experts of 9.44 MB at 4 TB/s, and at 80 % of that
+    report_changes = lines([("decode", "qwen3-30b-a3b", "bf16", 1)])
+    assert "ESTIMATES, nothing here was measured" in report_changes[0]
+    assert "19 <= 24" in report_changes[-1]  # 8 experts of 9.44 MB at 4 TB/s, and at 80 % of that

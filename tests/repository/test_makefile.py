@@ -94,10 +94,10 @@ def test_a_checkout_whose_folder_has_a_space_runs(tmp_path: Path) -> None:
             command, cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    asked = (folder / "asked").read_text().splitlines()
-    assert any(f"cmake -S {folder} -B {folder}/build/dev" in line for line in asked)
-    assert any(line.startswith(f"python -m scripts.run_stack --port={port} --dash") for line in asked)
-    assert asked[-1] == f"twofold doctor {environment['HOME']}/two words"
+    requested = (folder / "asked").read_text().splitlines()
+    assert any(f"cmake -S {folder} -B {folder}/build/dev" in line for line in requested)
+    assert any(line.startswith(f"python -m scripts.run_stack --port={port} --dash") for line in requested)
+    assert requested[-1] == f"twofold doctor {environment['HOME']}/two words"
 
 
 def test_a_port_that_is_none_is_refused_before_set_up(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_missing_compiler_is_named_with_its_remedy() -> None:
     assert re.search(r"apt-get install -y .*g\+\+", done.stderr)
 
 
-def test_a_step_that_fails_says_which_one_and_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_failing_step_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
     done = sourced(
         f"LOG_DIR={tmp_path}; broken() {{ echo working; echo the reason >&2; return 3; }}; run_step 'Do it' broken"
     )
@@ -128,7 +128,7 @@ def test_a_step_that_fails_says_which_one_and_shows_the_end_of_its_log(tmp_path:
     assert "| the reason" in done.stderr
 
 
-def test_a_step_that_works_leaves_its_log(tmp_path: Path) -> None:
+def test_a_successful_step_keeps_its_log(tmp_path: Path) -> None:
     done = sourced(f"LOG_DIR={tmp_path}; run_step 'Say it' echo hello")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "01-say-it.log").read_text() == "hello\n"

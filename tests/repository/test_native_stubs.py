@@ -33,6 +33,6 @@ def test_every_submodule_has_a_stub() -> None:
     ],
 )
 def test_a_refinement_of_what_the_module_lacks_is_refused(refinement: str) -> None:
-    told = ast.Module(list(signatures.definitions(_core)), [])
+    reported = ast.Module(list(signatures.definitions(_core)), [])
     with pytest.raises(StaleError, match=r"Lost|lost|another kind"):
-        refined_members(told, ast.parse(refinement), "module")
+        refined_members(reported, ast.parse(refinement), "module")

@@ -17,7 +17,7 @@ SLOW = ("serve-a-real-model",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in PAGES])
-def test_a_reference_page_is_what_the_code_says(name: str) -> None:
+def test_a_reference_page_matches_the_code(name: str) -> None:
     assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == page(name), (
         "run python -m scripts.reference"
     )

@@ -53,11 +53,11 @@ UNREACHABLE = {
 }
 
 
-@pytest.mark.parametrize("said", UNREACHABLE.values(), ids=UNREACHABLE.keys())
-def test_without_a_network_the_failure_says_so(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("printed", UNREACHABLE.values(), ids=UNREACHABLE.keys())
+def test_without_a_network_the_failure_names_it(tmp_path: Path, printed: str) -> None:
     message = tmp_path / "said.txt"
     message.write_text(
-        said
+        printed
         + "\n"
         + "ERROR: Cannot install cmake\n" * 30
         + "ERROR: ResolutionImpossible: conflicting dependencies\n"
@@ -67,7 +67,7 @@ def test_without_a_network_the_failure_says_so(tmp_path: Path, said: str) -> Non
     )
     assert done.returncode == 1
     assert "cause:   no network: pip could not reach its package index" in done.stderr
-    assert ("index.test" in done.stderr) == ("host=" in said)
+    assert ("index.test" in done.stderr) == ("host=" in printed)
     assert "ResolutionImpossible" in done.stderr
 
 
@@ -135,7 +135,7 @@ def test_output_without_a_last_newline_keeps_its_line_and_its_status(tmp_path: P
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_compiling_says_how_far_it_is_and_what_is_left(terminal: bool) -> None:
+def test_compiling_reports_its_progress_and_what_is_left(terminal: bool) -> None:
     out = io.StringIO()
     now = [0.0]
     progress = follow_step.Progress(out, terminal, clock=lambda: now[0])
@@ -226,7 +226,7 @@ def test_sizes_come_before_the_download(
     assert ("TWOFOLD_TORCH_INDEX=" in text) == advises
 
 
-def test_a_size_that_the_index_does_not_say_is_not_made_up(tmp_path: Path) -> None:
+def test_a_size_that_the_index_lacks_is_not_invented(tmp_path: Path) -> None:
     unknown = torch_sizes.Download("torch", "1", None)
     assert "at least 0 MB" in "\n".join(torch_sizes.advice([unknown], True))
     assert torch_sizes.size_of((tmp_path / "missing.whl").as_uri()) is None
@@ -234,7 +234,7 @@ def test_a_size_that_the_index_does_not_say_is_not_made_up(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("cuda", "gpu", "index", "asks_cpu"),
+    ("cuda", "gpu", "index", "needs_cpu"),
     [
         ("OFF", True, "https://cpu.test/whl", True),
         ("AUTO", False, "https://cpu.test/whl", True),
@@ -243,11 +243,11 @@ def test_a_size_that_the_index_does_not_say_is_not_made_up(tmp_path: Path) -> No
         ("OFF", False, "", False),
     ],
 )
-def test_pytorchs_cpu_index_is_asked_where_cuda_is_off(
-    tmp_path: Path, cuda: str, gpu: bool, index: str, asks_cpu: bool
+def test_pytorchs_cpu_index_is_used_where_cuda_is_off(
+    tmp_path: Path, cuda: str, gpu: bool, index: str, needs_cpu: bool
 ) -> None:
-    asked = tmp_path / "asked"
-    executable(tmp_path / "venv/bin/python", f'#!/bin/sh\necho "$*" >>{asked}\n')
+    requested = tmp_path / "asked"
+    executable(tmp_path / "venv/bin/python", f'#!/bin/sh\necho "$*" >>{requested}\n')
     executable(tmp_path / "bin/nvidia-smi", f"#!/bin/sh\nexit {0 if gpu else 9}\n")
     done = sourced(
         "install_torch",
@@ -257,11 +257,11 @@ def test_pytorchs_cpu_index_is_asked_where_cuda_is_off(
         PATH=f"{tmp_path}/bin:{os.environ['PATH']}",
     )
     assert done.returncode == 0, done.stderr
-    sizes, install = asked.read_text().splitlines()
+    sizes, install = requested.read_text().splitlines()
     assert "torch_sizes.py" in sizes
     assert ("--no-cuda" in sizes) == (cuda == "OFF" or (cuda == "AUTO" and not gpu))
     for command in (sizes, install):
-        assert (f"--extra-index-url {index}" in command) == asks_cpu
+        assert (f"--extra-index-url {index}" in command) == needs_cpu
         assert command.split()[-1].startswith("torch>=")
 
 
@@ -270,16 +270,16 @@ def test_a_cpu_machine_gets_the_cpu_build_where_it_can_be_had(
     tmp_path: Path, cpu_index_reached: bool
 ) -> None:
     """pip's index has CUDA's build alone: uv is asked for the other, and pip only where that fails."""
-    asked = tmp_path / "asked"
+    requested = tmp_path / "asked"
     executable(
         tmp_path / "venv/bin/python",
-        f'#!/bin/sh\necho "$*" >>{asked}\ncase "$*" in *torch_sizes.py*) exit 3;; esac\n',
+        f'#!/bin/sh\necho "$*" >>{requested}\ncase "$*" in *torch_sizes.py*) exit 3;; esac\n',
     )
     code = 0 if cpu_index_reached else 1
-    executable(tmp_path / "venv/bin/uv", f'#!/bin/sh\necho "uv $*" >>{asked}\nexit {code}\n')
+    executable(tmp_path / "venv/bin/uv", f'#!/bin/sh\necho "uv $*" >>{requested}\nexit {code}\n')
     done = sourced("install_torch", TWOFOLD_VENV=str(tmp_path / "venv"), TWOFOLD_CUDA="OFF")
     assert done.returncode == 0, done.stderr
-    _, get_uv, by_uv, *by_pip = asked.read_text().splitlines()
+    _, get_uv, by_uv, *by_pip = requested.read_text().splitlines()
     assert get_uv.endswith(" uv")
     assert by_uv.startswith("uv pip install --python")
     assert "--torch-backend cpu" in by_uv
@@ -363,7 +363,7 @@ def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ("all", "generic, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx"),
         ("avx512_bf16", "generic, avx2, avx512, avx512_bf16"),
@@ -372,7 +372,7 @@ def test_what_running_needs_is_the_core_module_alone(tmp_path: Path) -> None:
         ("avx3", "TWOFOLD_LEVELS was given 'avx3'; it takes native, all, or some of generic, avx2"),
     ],
 )
-def test_levels_of_a_build(tmp_path: Path, given: str, told: str | None) -> None:
+def test_levels_of_a_build(tmp_path: Path, given: str, reported: str | None) -> None:
     cmake = Path(sys.executable).parent / "cmake"
     if not cmake.exists():
         pytest.skip("cmake is not there")
@@ -383,16 +383,16 @@ def test_levels_of_a_build(tmp_path: Path, given: str, told: str | None) -> None
     )
     command = [str(cmake), f"-DTWOFOLD_LEVELS={given}", "-P", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = " ".join(done.stderr.split())
+    printed = " ".join(done.stderr.split())
     if given == "avx3":
-        assert told in said
+        assert reported in printed
         return
-    levels = [name for name in said.partition("levels: ")[2].split(";") if name]
-    assert levels == (told.split(", ") if told else kernels.supported_levels())
+    levels = [name for name in printed.partition("levels: ")[2].split(";") if name]
+    assert levels == (reported.split(", ") if reported else kernels.supported_levels())
 
 
 @pytest.mark.parametrize("changed", ["nothing", "compiler", "another project's"])
-def test_a_build_of_another_system_is_started_afresh_and_another_projects_is_left(
+def test_a_build_of_another_system_is_redone_and_another_projects_is_kept(
     tmp_path: Path, changed: str
 ) -> None:
     environment = fake_toolchain(tmp_path)

@@ -44,7 +44,7 @@ def test_each_machine_has_a_place_of_its_own() -> None:
     assert (first.address, first.port, first.size) == (second.address, second.port, second.size)
 
 
-def test_ranks_meet_again_and_running_answers_finish() -> None:
+def test_ranks_reconnect_and_running_answers_finish() -> None:
     unit = settings(UNIT.read_text("utf-8"))
     # A rank ends with 0 when rank 0 is stopped, so `on-failure` would leave it ended.
     assert unit["Restart"] == "always"

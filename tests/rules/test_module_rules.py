@@ -160,7 +160,7 @@ def test_pins_survive_other_sizes_sleep_and_a_warm_start(
         ("- {match: all, format: q8_0}", {"packed_cache": "cache"}, "but --packed-cache keeps"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_before_anything_is_loaded(
+def test_invalid_settings_are_refused_before_anything_is_loaded(
     model_dir: str, tmp_path: Path, rules: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -168,7 +168,7 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         (
             "device: cpu",
@@ -178,9 +178,9 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
     ],
 )
 def test_a_gpu_is_not_asked_for_dense_modules_on_the_cpu(
-    model_dir: str, tmp_path: Path, asked: str, message: str
+    model_dir: str, tmp_path: Path, requested: str, message: str
 ) -> None:
-    (tmp_path / "r.yaml").write_text(f"- {{match: {{class: head}}, {asked}}}")
+    (tmp_path / "r.yaml").write_text(f"- {{match: {{class: head}}, {requested}}}")
     config = EngineConfig(model=model_dir, optimize_config=str(tmp_path / "r.yaml"))
     with pytest.raises(ConfigError, match=message):
         apply_rules(
@@ -252,7 +252,7 @@ def test_threads_and_shipped_rules_change_no_answer(model_dir: str, plain: list[
         engine.close()
 
 
-def test_levels_of_kernels_leave_placement_without_a_say(model_dir: str, tmp_path: Path) -> None:
+def test_placement_does_not_depend_on_the_kernel_level(model_dir: str, tmp_path: Path) -> None:
     rules = """
 - {match: {class: experts, layers: [0, 2]}, backend: generic}
 - {match: {class: [attention, head], layers: 0-2}, backend: generic, threads: 1}

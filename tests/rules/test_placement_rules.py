@@ -81,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
         ("- {match: all, replace: [], device: cpu}", "has 'device', which has no counterpart"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(text: str, message: str) -> None:
+def test_faults_are_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         rules_of(text)
     assert str(refused.value).startswith("r.yaml")
@@ -147,13 +147,13 @@ def test_the_first_rule_that_fits_counts(files: ModelFiles) -> None:
          r"experts.gate_proj has rows of 128 weights.* blocks of 256 of format q4_k; those that fit are f32.* int4"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_model_is_said(files: ModelFiles, text: str, message: str) -> None:
+def test_a_mismatch_with_the_model_is_reported(files: ModelFiles, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         decide(files, rules_of(text), None)
 
 
 @pytest.mark.parametrize("family", [name for name in MODULES if EXAMPLES[name].has_experts])
-def test_every_family_has_rules_that_say_what_is_done_anyway(family: str, tmp_path: Path) -> None:
+def test_every_family_has_rules_that_describe_its_default(family: str, tmp_path: Path) -> None:
     files = open_model_files(write_tiny_model(tmp_path, EXAMPLES[family]))
     read, decisions = decide(files, read_placement_rules(SHIPPED), None)  # each rule fits something
     assert read is files
@@ -171,7 +171,7 @@ def test_levels_are_those_of_the_kernels() -> None:
     assert ("auto", *kernels.levels()) == LEVELS
 
 
-def test_explain_says_where_each_rule_stands(
+def test_explain_names_the_line_of_each_rule(
     files: ModelFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "r.yaml").write_text(

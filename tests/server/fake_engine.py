@@ -119,8 +119,8 @@ class WordTokenizer:
         if messages[0]["content"] == "refuse me":
             raise RequestError("the chat template refused the conversation: refused", param="messages")
         before = [f"{name}={variables[name]}" for name in sorted(self.template_variables & variables.keys())]
-        behind = [] if add_generation_prompt else ["CONTINUE" if continue_final_message else "OPEN"]
-        return "\n".join([*before, *(message["content"] or "" for message in messages), *behind])
+        after = [] if add_generation_prompt else ["CONTINUE" if continue_final_message else "OPEN"]
+        return "\n".join([*before, *(message["content"] or "" for message in messages), *after])
 
 
 def fake_logprob(token_id: int, num_top: int) -> TokenLogprob:
@@ -190,7 +190,7 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.requests: list[GenerationRequest] = []
         self._running: dict[str, Callable[[], bool]] = {}
-        self._said: dict[str, int] = {}
+        self._num_sent: dict[str, int] = {}
         self._queue: deque[GenerationRequest] = deque()
         self._changed = threading.Condition()
         self._draining = False
@@ -214,7 +214,7 @@ class FakeEngine:
             if len(self._running) >= self.config.max_num_seqs:
                 raise CapacityError("all places are taken; try again later", retry_after_s=2.5)
             self.requests.append(request)
-            self._said[request.request_id] = 0
+            self._num_sent[request.request_id] = 0
             self._running[request.request_id] = self._turns(request)
             self.idle.clear()
             self._changed.notify_all()
@@ -238,7 +238,7 @@ class FakeEngine:
                 request.sampling.max_tokens or 0,
                 True,
                 len(request.prompt_token_ids),
-                self._said[request.request_id],
+                self._num_sent[request.request_id],
             )
             for number, request in numbered
             if request.request_id in self._running
@@ -293,14 +293,14 @@ class FakeEngine:
         prompt, sampling = request.prompt_token_ids, request.sampling
         limit = len(prompt) if sampling.max_tokens is None else min(len(prompt), sampling.max_tokens)
         begin = (sampling.seed or 0) if self.rotates else 0
-        said = 0
+        num_sent = 0
         begun = False
 
         def say(text: str, token_ids: tuple[int, ...], reason: Any = None, error: str | None = None) -> bool:
             nonlocal begun
             usage = Usage(
                 len(prompt),
-                said,
+                num_sent,
                 0.0,
                 0.25,
                 0.5,
@@ -313,8 +313,8 @@ class FakeEngine:
             if sampling.logprobs is not None:
                 logprobs = tuple(fake_logprob(token_id, sampling.logprobs) for token_id in token_ids)
             if sampling.prompt_logprobs is not None and not begun:
-                asked = sampling.prompt_logprobs
-                of_prompt = (None, *(fake_logprob(token_id, asked) for token_id in prompt[1:]))
+                requested = sampling.prompt_logprobs
+                of_prompt = (None, *(fake_logprob(token_id, requested) for token_id in prompt[1:]))
             begun = True
             request.on_chunk(
                 Chunk(
@@ -334,28 +334,32 @@ class FakeEngine:
             return reason is not None
 
         def turn() -> bool:
-            nonlocal said
+            nonlocal num_sent
             if request.request_id in self.cancelled:
                 return say("", (), "cancelled")
             if request.pooling is not None:
                 return self.hold.is_set() and say("", (), "stop")
-            if self.fail_after_words is not None and said >= self.fail_after_words:
+            if self.fail_after_words is not None and num_sent >= self.fail_after_words:
                 return say("", (), "error", "the native code failed in layer 3")
-            if said >= 1 and not self.hold.is_set():
+            if num_sent >= 1 and not self.hold.is_set():
                 return False
             if self.says is not None:
-                said += 1
-                return say(self.says[said - 1], (said,)) if said <= len(self.says) else say("", (), "stop")
-            if said >= limit:
+                num_sent += 1
+                return (
+                    say(self.says[num_sent - 1], (num_sent,))
+                    if num_sent <= len(self.says)
+                    else say("", (), "stop")
+                )
+            if num_sent >= limit:
                 return say("", (), "length" if limit < len(prompt) else "stop")
-            token_id = prompt[(begin + said) % len(prompt)]
-            said += 1
-            self._said[request.request_id] = said
+            token_id = prompt[(begin + num_sent) % len(prompt)]
+            num_sent += 1
+            self._num_sent[request.request_id] = num_sent
             self.started.set()
-            if token_id in sampling.stop_token_ids and said > sampling.min_tokens:
+            if token_id in sampling.stop_token_ids and num_sent > sampling.min_tokens:
                 return say("", (token_id,), "stop")
             say(self.tokenizer.word(token_id) + " ", (token_id,))
-            return said >= limit and say("", (), "length" if limit < len(prompt) else "stop")
+            return num_sent >= limit and say("", (), "length" if limit < len(prompt) else "stop")
 
         return turn
 

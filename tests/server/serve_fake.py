@@ -41,13 +41,13 @@ def main(drain_timeout_s: float, modes: list[str]) -> int:
             raise ModelLoadError("model.safetensors is damaged")
         return engine, None
 
-    def tell_drain(number: int) -> None:
+    def report_drain(number: int) -> None:
         if "blocked-stdout" in modes:
             threading.Event().wait()
         say("draining", number)
 
     process = ServerProcess(
-        ServerState(config, None), load, on_ready=lambda: say("ready"), on_drain=tell_drain
+        ServerState(config, None), load, on_ready=lambda: say("ready"), on_drain=report_drain
     )
     try:
         process.run(listener)

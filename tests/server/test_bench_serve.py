@@ -46,7 +46,7 @@ def test_every_answer_is_counted_with_its_tokens_and_times(url, engine, tmp_path
     assert "16 + 5 tokens, 3 at once: 6 of 6 completed" in capsys.readouterr().out
 
 
-def test_what_the_server_refuses_is_told_and_ends_with_code_1(tmp_path, capsys):
+def test_a_refusal_of_the_server_is_reported_and_ends_with_code_1(tmp_path, capsys):
     full = FakeEngine(max_running=2)
     with serving(create_app(full, ServerConfig())) as url:
         full.hold.clear()
@@ -89,8 +89,8 @@ def test_the_samples_reach_the_dashboards_database_a_stage_for_each_load(engine,
         stages = [row.stage for row in sink.rows]
         assert stages == ["8 + 4 tokens, 1 at once"] * 3 + ["8 + 4 tokens, 2 at once"] * 3
         assert len({row.loadtest_id for row in sink.rows}) == 1
-        asked = [request.request_id for request in engine.requests]
-        assert {row.request_id for row in sink.rows} < set(asked)
+        requested = [request.request_id for request in engine.requests]
+        assert {row.request_id for row in sink.rows} < set(requested)
         assert max(row.num_users for row in sink.rows) == 2
         assert all(row.ok and row.ttft_ms and row.completion_tokens == 4 for row in sink.rows)
         assert (
@@ -128,9 +128,9 @@ def test_a_missed_objective_ends_with_code_1(url, tmp_path, capsys):
 )
 def test_what_cannot_be_measured_is_one_line(flags, words, capsys):
     assert cli.main(["bench", "serve", *flags]) in (1, 2)
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert words in told
+    reported = capsys.readouterr().err
+    assert reported.count("\n") == 1
+    assert words in reported
 
 
 @pytest.mark.parametrize(

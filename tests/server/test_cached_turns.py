@@ -20,7 +20,7 @@ NUM_TALKS, NUM_TURNS, ANSWER = 4, 2, 48
 def talk(url: str, number: int) -> tuple[list[str], int]:
     """The answers of one conversation, and how many tokens were found."""
     messages: list[dict[str, str]] = [{"role": "system", "content": "Be brief. " * 4}]
-    said: list[str] = []
+    reply: list[str] = []
     found = 0
     for turn in range(NUM_TURNS):
         messages.append({"role": "user", "content": f"Conversation {number}, turn {turn}: and then?"})
@@ -31,10 +31,10 @@ def talk(url: str, number: int) -> tuple[list[str], int]:
             "seed": number,
         }
         answer = HTTP.post(f"{url}/v1/chat/completions", json=body).json()
-        said.append(answer["choices"][0]["message"]["content"])
+        reply.append(answer["choices"][0]["message"]["content"])
         found += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        messages.append({"role": "assistant", "content": said[-1]})
-    return said, found
+        messages.append({"role": "assistant", "content": reply[-1]})
+    return reply, found
 
 
 def all_talks(model: Path, **options: Any) -> tuple[list[list[str]], int, int]:
@@ -56,7 +56,7 @@ def all_talks(model: Path, **options: Any) -> tuple[list[list[str]], int, int]:
     with serving(create_app(engine, ServerConfig())) as url, ThreadPoolExecutor(NUM_TALKS) as clients:
         talks = list(clients.map(lambda number: talk(url, number), range(NUM_TALKS)))
     engine.close()
-    return [said for said, _ in talks], sum(found for _, found in talks), returned
+    return [reply for reply, _ in talks], sum(found for _, found in talks), returned
 
 
 def test_no_text_changes_by_caches_batches_and_preemption(tmp_path: Path) -> None:

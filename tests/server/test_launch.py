@@ -131,14 +131,14 @@ def test_an_agent_asks_the_server_that_runs(name, server, agents, home, monkeypa
     )
     out, err = process.communicate(timeout=60)
     assert process.returncode == 7, err
-    told = json.loads(out)
+    reported = json.loads(out)
     text = "be brief once upon a time " if name in ("claude", "codex") else "once upon a time "
-    assert (told["text"], told["key"], told["model"]) == (text, "sesame", "fake-tales")
-    assert told["path"].startswith(AGENTS[name].needs.removeprefix("/v1"))
-    assert told["arguments"][-2:] == ["-p", "--dry-run"]
-    assert "127.0.0.1" in told["proxy"]
+    assert (reported["text"], reported["key"], reported["model"]) == (text, "sesame", "fake-tales")
+    assert reported["path"].startswith(AGENTS[name].needs.removeprefix("/v1"))
+    assert reported["arguments"][-2:] == ["-p", "--dry-run"]
+    assert "127.0.0.1" in reported["proxy"]
     left_out = {"claude": {"ANTHROPIC_API_KEY"}, "qwen": {"http_proxy"}}.get(name, set())
-    assert set(told["leaks"]) == {"ANTHROPIC_API_KEY", "http_proxy"} - left_out
+    assert set(reported["leaks"]) == {"ANTHROPIC_API_KEY", "http_proxy"} - left_out
     after = files_of(home)
     assert before.items() <= after.items()
     written = set(after) - set(before)
@@ -190,13 +190,13 @@ def test_a_plan_starts_and_writes_nothing_and_shows_no_key(name, server, model, 
         (["claude", "/nowhere/at-all", "--base-url", "http://127.0.0.1:1"], True, "", "no such model"),
     ],
 )
-def test_what_cannot_be_launched_is_told(arguments, has_agent, key, words, server, agents, here, capsys):
+def test_a_failed_launch_is_reported(arguments, has_agent, key, words, server, agents, here, capsys):
     here.setenv("TWOFOLD_API_KEY", key)
     if has_agent:
         here.setenv("PATH", str(agents))
     assert cli.main(["launch", "--base-url", server, *arguments]) in (1, 2)
-    told = capsys.readouterr().err
-    assert words in told
+    reported = capsys.readouterr().err
+    assert words in reported
 
 
 def test_a_running_server_whose_model_cannot_call_tools_is_refused(agents, here, home, capsys):
@@ -205,10 +205,10 @@ def test_a_running_server_whose_model_cannot_call_tools_is_refused(agents, here,
     with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
         assert cli.main(["launch", "claude", "--base-url", url]) == 2
     engine.close()
-    told = capsys.readouterr().err
-    assert "'fake-tales'" in told
-    assert "cannot call tools" in told
-    assert "Qwen3" in told
+    reported = capsys.readouterr().err
+    assert "'fake-tales'" in reported
+    assert "cannot call tools" in reported
+    assert "Qwen3" in reported
     assert set(files_of(home)) == {".codex/config.toml"}
 
 
@@ -230,14 +230,14 @@ def test_no_server_is_started_for_a_model_that_cannot_call_tools(
     )
     model = write_tiny_model(tmp_path / "tiny")
     write_tiny_tokenizer(model, chat_template=template)
-    asked = ["launch", "claude", str(model), "--base-url", "http://127.0.0.1:1", *flags]
-    assert cli.main([*asked, "--dry-run"]) == (0 if words is None else 2)
+    requested = ["launch", "claude", str(model), "--base-url", "http://127.0.0.1:1", *flags]
+    assert cli.main([*requested, "--dry-run"]) == (0 if words is None else 2)
     if words is None:
         return
-    assert cli.main(asked) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 2
-    assert all("'tiny' cannot call tools" in line and words in line for line in told)
+    assert cli.main(requested) == 2
+    reported = capsys.readouterr().err.splitlines()
+    assert len(reported) == 2
+    assert all("'tiny' cannot call tools" in line and words in line for line in reported)
 
 
 def test_the_bundled_model_launches_no_agent(agents, here, capsys):
@@ -254,9 +254,9 @@ def test_its_own_server_lives_as_long_as_the_agent(agents, home, model):
     flags = ("--base-url", url, "--server-args", "--accelerator none --cpu-threads 1")
     process = launch("qwen", str(model), *flags, "--", "--wait", home=home, agents=agents)
     assert process.stdout is not None
-    told: dict[str, Any] = json.loads(process.stdout.readline() or "{}")
-    assert told, process.communicate()[1]
-    assert told["model"] == "tiny"
+    reported: dict[str, Any] = json.loads(process.stdout.readline() or "{}")
+    assert reported, process.communicate()[1]
+    assert reported["model"] == "tiny"
     assert HTTP.get(f"{url}/ready").status_code == 200
     # The server has its own random key.
     assert HTTP.get(f"{url}/v1/models").status_code == 401

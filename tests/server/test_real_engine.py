@@ -90,7 +90,7 @@ def ask(client: openai.OpenAI, text: str, **options):
     )
 
 
-def test_the_answer_is_what_the_engine_says_to_the_rendered_conversation(engine, client):
+def test_the_answer_equals_the_engines_for_the_rendered_conversation(engine, client):
     answer = ask(client, "the king and the fox")
     prompt = engine.tokenizer.encode(
         engine.tokenizer.apply_chat_template([{"role": "user", "content": "the king and the fox"}])
@@ -115,7 +115,7 @@ def test_streamed_and_whole_answers_are_the_same(client):
     assert pieces[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def test_several_at_once_say_what_each_says_alone(client):
+def test_concurrent_answers_equal_each_alone(client):
     prompts = [f"tale number {number}" for number in range(8)]
     alone = [ask(client, prompt).choices[0].message.content for prompt in prompts]
     with ThreadPoolExecutor(8) as pool:
@@ -160,7 +160,7 @@ def test_a_token_outside_the_vocabulary_is_400(client):
         client.completions.create(model="tiny", prompt=[2_000_000])
 
 
-def test_the_answers_headers_and_metrics_tell_of_the_emulation(url, client):
+def test_the_answers_headers_and_metrics_mark_the_emulation(url, client):
     ask(client, "the king")
     health = HTTP.get(f"{url}/health")
     assert health.headers["x-twofold-accelerator"] == "emulated:rtx4090-pcie4"
@@ -179,15 +179,15 @@ def test_the_answers_headers_and_metrics_tell_of_the_emulation(url, client):
     assert 0 <= float(metrics['vllm:kv_cache_usage_perc{model_name="tiny"}']) < 1
 
 
-def test_routed_experts_come_as_npy_in_base64(client: openai.OpenAI, engine: Engine) -> None:
-    asked = {"return_routed_experts": True, "ignore_eos": True}
+def test_routed_experts_are_npy_in_base64(client: openai.OpenAI, engine: Engine) -> None:
+    requested = {"return_routed_experts": True, "ignore_eos": True}
     request = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 6, "temperature": 0.0}
-    whole = client.completions.create(**request, extra_body=asked)
+    whole = client.completions.create(**request, extra_body=requested)
     routed = decode_npy(whole.choices[0].model_extra["routed_experts"])
     tokens = whole.usage.prompt_tokens + whole.usage.completion_tokens - 1
     assert routed.shape == (tokens, engine.info.num_layers, engine.info.top_k)
     assert routed.max() < engine.info.num_experts
-    chunks = list(client.completions.create(**request, stream=True, extra_body=asked))
+    chunks = list(client.completions.create(**request, stream=True, extra_body=requested))
     streamed = [
         c.choices[0].model_extra["routed_experts"]
         for c in chunks
@@ -203,7 +203,7 @@ def decode_npy(text: str) -> np.ndarray:
     return np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
 
 
-def test_what_was_asked_before_is_found_by_whoever_has_the_same_salt(client: openai.OpenAI, url: str) -> None:
+def test_an_earlier_prompt_is_found_with_the_same_salt(client: openai.OpenAI, url: str) -> None:
     prompt = [7, 5, 6] * 15
 
     def found(**fields: Any) -> int:

@@ -128,7 +128,7 @@ def test_a_stop_token_ends_the_answer_and_has_no_text(client, greedy):
     assert stop not in ids_of(later)[: at + 1]
 
 
-def test_min_tokens_keep_the_end_away(client, engine):
+def test_min_tokens_forbid_end_tokens(client, engine):
     (end, *_) = sorted(engine.tokenizer.eos_token_ids)
     always = {"logit_bias": {str(end): 100}, "extra_body": {"ignore_eos": False}}
     assert ids_of(complete(client, **always).choices[0]) == [end]
@@ -138,7 +138,7 @@ def test_min_tokens_keep_the_end_away(client, engine):
     assert end not in ids_of(held)[:5]
 
 
-def test_bad_words_do_not_come(client, greedy):
+def test_bad_words_are_never_generated(client, greedy):
     word = next(token for token in greedy.logprobs.tokens if token.strip().isalpha() and token[0] == " ")
     kept_away = complete(client, max_tokens=32, extra_body={"bad_words": [word.strip()]}, logprobs=0).choices[
         0
@@ -170,7 +170,7 @@ def test_several_prompts_are_answered_as_each_alone(client):
     ]
 
 
-def test_a_continued_message_goes_on(client, engine):
+def test_a_continued_message_is_extended(client, engine):
     turns = [{"role": "user", "content": "Tell a tale."}, {"role": "assistant", "content": PROMPT}]
     options = {"temperature": 0, "max_tokens": 8, "extra_body": {"continue_final_message": True}}
     answer = client.chat.completions.create(model="tales", messages=turns, **options)
@@ -181,7 +181,7 @@ def test_a_continued_message_goes_on(client, engine):
     assert answer.usage.prompt_tokens == raw.usage.prompt_tokens
 
 
-def test_what_runs_is_told_with_how_far_it_is(client, engine):
+def test_running_work_is_reported_with_its_progress(client, engine):
     with complete(client, stream=True, max_tokens=400) as stream:
         first = next(iter(stream))
         (progress,) = engine.control.requests()
@@ -194,7 +194,7 @@ def test_what_runs_is_told_with_how_far_it_is(client, engine):
     assert engine.config.max_num_seqs == 8
 
 
-def test_the_speed_is_told_in_seconds(client):
+def test_the_speed_is_reported_in_seconds(client):
     chunks = list(complete(client, stream=True, extra_body={"return_speed": True}))
     (last,) = [chunk for chunk in chunks if chunk.choices[0].finish_reason]
     assert last.usage.completion_tokens == 8

@@ -90,8 +90,10 @@ def check_lines(operation: APIOperation, response: schemathesis.Response) -> Non
     if response.headers["content-type"] != ["application/x-ndjson"]:
         return
     document = operation.schema.raw_schema
-    told = document["paths"][operation.path][operation.method]["responses"][str(response.status_code)]
-    schema = told["content"]["application/x-ndjson"]["itemSchema"] | {"components": document["components"]}
+    reported = document["paths"][operation.path][operation.method]["responses"][str(response.status_code)]
+    schema = reported["content"]["application/x-ndjson"]["itemSchema"] | {
+        "components": document["components"]
+    }
     for line in response.content.splitlines():
         jsonschema.Draft202012Validator(schema).validate(json.loads(line))
 

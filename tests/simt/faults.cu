@@ -18,28 +18,28 @@ namespace {
 
 constexpr uint32_t kAll = 0xffffffffu;
 
-KERNEL(read_behind_the_end, 1, 32, 0, "behind the end of words") {
+KERNEL(read_past_the_end, 1, 32, 0, "behind the end of words") {
   m.blank[threadIdx.x] = m.words[256 - 32 + int(threadIdx.x) + (innocent ? 0 : 1)];
 }
-KERNEL(write_before_the_begin, 1, 32, 0, "out of bounds") {
+KERNEL(write_before_the_start, 1, 32, 0, "out of bounds") {
   m.words[int(threadIdx.x) - (innocent ? 0 : 1)] = 1;
 }
 KERNEL(read_across_the_end, 1, 1, 0, "is out of bounds: it has 1024") {
   m.blank[0] = uint32_t(*reinterpret_cast<const uint64_t*>(m.words + (innocent ? 254 : 255)));
 }
-KERNEL(shared_behind_the_end, 1, 64, 64 * 4, "dynamic shared memory +256 is out of bounds") {
+KERNEL(shared_past_the_end, 1, 64, 64 * 4, "dynamic shared memory +256 is out of bounds") {
   uint32_t* shared = dynamic_shared<uint32_t>();
   shared[threadIdx.x + (innocent ? 0 : 1)] = 1;
 }
 struct Two {
   uint32_t a[2];
 };
-KERNEL(static_behind_the_end, 1, 1, 0, "static shared memory +8 is out of bounds") {
+KERNEL(static_past_the_end, 1, 1, 0, "static shared memory +8 is out of bounds") {
   Two& two = static_shared<Two>();
   volatile int at = innocent ? 1 : 2;
   two.a[at] = 1;
 }
-KERNEL(no_shared_memory_asked, 1, 1, 0, "did not ask for") {
+KERNEL(no_shared_memory_requested, 1, 1, 0, "did not ask for") {
   if (!innocent) dynamic_shared<uint32_t>()[0] = 1;
 }
 
@@ -54,7 +54,7 @@ KERNEL(more_shared_than_the_device_has, 1, 1, 99 * 1024 + (innocent ? 0 : 16), "
 KERNEL(static_beside_dynamic, 1, 1, 48 * 1024 - (innocent ? 8 : 0), "8 bytes of static shared memory") {
   static_shared<Two>().a[0] = 1;
 }
-KERNEL(static_beside_what_was_asked_for, 1, 1, 99 * 1024 - (innocent ? 8 : 4), "more than the 101376 ") {
+KERNEL(static_next_to_requested, 1, 1, 99 * 1024 - (innocent ? 8 : 4), "more than the 101376 ") {
   static_shared<Two>().a[0] = 1;
 }
 
@@ -176,7 +176,7 @@ KERNEL(shuffle_with_the_exited, 1, 32, 0, "which has exited|exits while") {
 KERNEL(shuffle_beyond_the_mask, 1, 32, 0, "undefined") {
   if (threadIdx.x < 16) m.words[threadIdx.x] = __shfl_sync(0xffffu, threadIdx.x, innocent ? 15 : 16);
 }
-KERNEL(mask_without_oneself, 1, 32, 0, "does not name its own lane") {
+KERNEL(mask_without_itself, 1, 32, 0, "does not name its own lane") {
   m.words[threadIdx.x] = __ballot_sync(innocent ? kAll : 0xffffu, 1);
 }
 KERNEL(vote_of_some, 1, 32, 0, "waits for ever") {
@@ -305,16 +305,16 @@ const Fault* all(size_t& count) {
 #define FAULT(name) {#name, &name, name##_says}
 #define REFUSED(name) {#name, &name, name##_says, 1}
   static const Fault faults[] = {
-      FAULT(read_behind_the_end),
-      FAULT(write_before_the_begin),
+      FAULT(read_past_the_end),
+      FAULT(write_before_the_start),
       FAULT(read_across_the_end),
-      FAULT(shared_behind_the_end),
-      FAULT(static_behind_the_end),
-      FAULT(no_shared_memory_asked),
+      FAULT(shared_past_the_end),
+      FAULT(static_past_the_end),
+      FAULT(no_shared_memory_requested),
       REFUSED(more_threads_than_the_bounds),
       REFUSED(more_shared_than_the_device_has),
       REFUSED(static_beside_dynamic),
-      REFUSED(static_beside_what_was_asked_for),
+      REFUSED(static_next_to_requested),
       FAULT(freed_memory),
       FAULT(misaligned),
       FAULT(misaligned_16),
@@ -338,7 +338,7 @@ const Fault* all(size_t& count) {
       FAULT(barrier_and_shuffle),
       FAULT(shuffle_with_the_exited),
       FAULT(shuffle_beyond_the_mask),
-      FAULT(mask_without_oneself),
+      FAULT(mask_without_itself),
       FAULT(vote_of_some),
       FAULT(syncwarp_in_half_a_warp),
       FAULT(copy_used_before_its_wait),

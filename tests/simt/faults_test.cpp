@@ -45,14 +45,14 @@ CASE(every_fault_is_caught_and_its_innocent_twin_passes) {
   const faults::Fault* all = faults::all(count);
   for (size_t i = 0; i < count; ++i) {
     for (uint64_t seed = 1; seed <= 8; ++seed) {
-      const auto guilty = std::make_unique<Run>(seed), innocent = std::make_unique<Run>(seed);
+      const auto faulty = std::make_unique<Run>(seed), innocent = std::make_unique<Run>(seed);
       {
-        const simt::Watched watched(&guilty->session);
-        const int error = all[i].run(guilty->memory, false);
-        if (error != all[i].error || !says(guilty->session.report(), all[i].report))
+        const simt::Watched watched(&faulty->session);
+        const int error = all[i].run(faulty->memory, false);
+        if (error != all[i].error || !says(faulty->session.report(), all[i].report))
           std::fflush(stdout), test::fail(all[i].name, int(seed),
                                           "was not caught as '" + std::string(all[i].report) +
-                                              "': " + guilty->session.report());
+                                              "': " + faulty->session.report());
       }
       const simt::Watched watched(&innocent->session);
       const int error = all[i].run(innocent->memory, true);
@@ -75,7 +75,7 @@ CASE(in_open_mode_memory_that_is_no_region_is_looked_at_for_races) {
   const faults::Fault* all = faults::all(count);
   for (size_t i = 0; i < count; ++i) {
     const std::string name = all[i].name;
-    if (name != "writes_race" && name != "read_behind_the_end") continue;
+    if (name != "writes_race" && name != "read_past_the_end") continue;
     std::vector<uint32_t> memory(1024);
     simt::Session session(1, simt::Mode::kOpen);
     const simt::Watched watched(&session);

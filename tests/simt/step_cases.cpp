@@ -117,7 +117,7 @@ std::vector<uint8_t> expected_places(const PlaceCase& c, const Routing& r, const
   std::vector<uint8_t> where;
   int hits = 0;
   for (const int32_t id : r.ids) {
-    where.push_back(id < 0 ? kNobody : r.slot(c, id) >= 0 ? kHit : kCpu);
+    where.push_back(id < 0 ? kPadding : r.slot(c, id) >= 0 ? kHit : kCpu);
     hits += where.back() == kHit;
   }
   if (c.tokens > 1 && c.reads_host && prices.reads != 0) {
@@ -317,7 +317,7 @@ CASE(a_step_finds_what_arrived_and_posts_what_the_next_router_says) {
   }
 }
 
-CASE(a_wait_ends_when_nobody_answers_or_the_host_aborts) {
+CASE(a_wait_ends_on_a_timeout_or_an_abort_of_the_host) {
   const MailboxShape shape{1, 1, 1, 8};
   const MailboxLayout layout{shape};
   for (const bool aborts : {false, true}) {

@@ -35,8 +35,10 @@ def test_the_cases_execute_the_lines_of_the_kernels(tmp_path: Path) -> None:
     counts: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for each in objects:
         command = ["gcov", "--json-format", "--stdout", str(each.with_suffix(".gcda"))]
-        told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
-        for file in json.loads(told.stdout)["files"]:
+        reported = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
+        )
+        for file in json.loads(reported.stdout)["files"]:
             path = Path(file["file"])
             if path.parent not in (KERNELS, KERNELS.parent / "device"):
                 continue

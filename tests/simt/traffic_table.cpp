@@ -40,8 +40,8 @@ struct Ratio {
 };
 
 // The line of `kernel`, the only one of the run whose name begins so.
-void tell(WatchedRun& run, const std::string& kernel, const std::string& format = "-",
-          const std::string& tile = "-") {
+void report(WatchedRun& run, const std::string& kernel, const std::string& format = "-",
+            const std::string& tile = "-") {
   for (const auto& [name, size] : run.session().launch_sizes()) {
     if (name.substr(0, name.find(' ')) != kernel + "_kernel") continue;
     Ratio shared, reads, writes;
@@ -106,7 +106,7 @@ void decode(WeightFormat format, const std::string& name) {
       run.check(launch_decode_experts(layer.layout, layer.groups, layer.buffers, {tokens, 1, 1, kSharedBytes},
                                       nullptr),
                 "decode");
-      tell(run, kernel, name, std::to_string(tokens));
+      report(run, kernel, name, std::to_string(tokens));
     };
     line("gate_up", kHidden, kRows);
     line("down", kRows, kIntermediate);
@@ -122,8 +122,8 @@ void prefill(WeightFormat format, const std::string& name) {
                                      {run.copy("tiles", std::vector<int32_t>{0, 0}), 1, tile},
                                      {layer.x, tile, 1}, nullptr),
               "prefill");
-    tell(run, "prefill", name, std::to_string(tile));
-    if (format == WeightFormat::kBF16 && tile == kManyTokens) tell(run, "gated");
+    report(run, "prefill", name, std::to_string(tile));
+    if (format == WeightFormat::kBF16 && tile == kManyTokens) report(run, "gated");
   }
 }
 
@@ -156,7 +156,7 @@ void attention(int head_dim, bool listed) {
                      head_dim,
                      run.copy("places", std::vector<int64_t>{7})};
   run.check(launch_rope_store(rows, kv, q, nullptr), "rope_store");
-  if (!listed) tell(run, "rope_store", "-", tile);
+  if (!listed) report(run, "rope_store", "-", tile);
   std::vector<int32_t> tables(size_t(kSequences * kPages));
   std::iota(tables.begin(), tables.end(), 0);
   DecodeAttention given{q,
@@ -173,8 +173,8 @@ void attention(int head_dim, bool listed) {
   auto* workspace = run.zeros<float>(
       "workspace", size_t(attention_workspace_bytes(kSequences, kHeads, head_dim, kPages * kPage) / 4));
   run.check(launch_decode_attention(given, kv, workspace, q, nullptr), "decode_attention");
-  tell(run, "attention_split", "-", tile);
-  tell(run, "attention_join", "-", tile);
+  report(run, "attention_split", "-", tile);
+  report(run, "attention_join", "-", tile);
 }
 
 void latent_attention(bool listed) {  // DeepSeek-V2-Lite
@@ -198,7 +198,7 @@ void latent_attention(bool listed) {  // DeepSeek-V2-Lite
                      true,
                      run.copy("places", std::vector<int64_t>{7})};
   run.check(launch_mla_store(rows, pages, absorbed, nullptr), "mla_store");
-  if (!listed) tell(run, "mla_store");
+  if (!listed) report(run, "mla_store");
   std::vector<int32_t> tables(size_t(kSequences * kPages));
   std::iota(tables.begin(), tables.end(), 0);
   auto* workspace = run.zeros<float>(
@@ -215,8 +215,8 @@ void latent_attention(bool listed) {  // DeepSeek-V2-Lite
   if (listed) given.chosen = chosen(run, kLength);
   auto* out = run.zeros<uint16_t>("out", size_t(kSequences * kHeads * kLatent));
   run.check(launch_mla_decode(given, pages, workspace, out, nullptr), "mla_decode");
-  tell(run, "mla_split", "-", listed ? "of a list" : "-");
-  tell(run, "mla_join", "-", listed ? "of a list" : "-");
+  report(run, "mla_split", "-", listed ? "of a list" : "-");
+  report(run, "mla_join", "-", listed ? "of a list" : "-");
 }
 
 template <int kKey>
@@ -245,13 +245,13 @@ void delta_net() {  // Qwen3-Next, whose keys have 128 elements
                        nullptr};
   run.check(launch_delta(rows, records, run.zeros<float>("out", size_t(kValueHeads * kValue)), nullptr),
             "delta");
-  tell(run, "delta", "-", kKey == 128 ? "16" : "32");
+  report(run, "delta", "-", kKey == 128 ? "16" : "32");
   if constexpr (kKey == 128) {
     DeltaRows newest = rows;
     newest.chain = run.zeros<int32_t>("chain", 1);
     run.check(launch_delta(newest, records, run.zeros<float>("out", size_t(kValueHeads * kValue)), nullptr),
               "delta");
-    tell(run, "delta_chain");
+    report(run, "delta_chain");
   }
 }
 
@@ -263,7 +263,7 @@ void step() {
   const MailboxLayout layout{shape};
   auto* count = run.copy("step", std::vector<uint32_t>{6});
   run.check(launch_begin_step(count, nullptr), "begin_step");
-  tell(run, "begin_step");
+  report(run, "begin_step");
   const auto logits = test::random_floats(size_t(kTokens * kExperts), 1);
   auto* ids = run.memory<int32_t>("ids", size_t(kPairs));
   auto* weights = run.memory<float>("weights", size_t(kPairs));
@@ -271,7 +271,7 @@ void step() {
                          {.top_k = kTopK, .score = kernels::RouterScore::kSoftmax, .renormalise = true}, ids,
                          weights, nullptr),
             "route");
-  tell(run, "route");
+  report(run, "route");
   uint8_t* mailbox = run.zeros<uint8_t>("mailbox", size_t(layout.bytes()), simt::Memory::kMapped);
   std::vector<int32_t> slots(kExperts);
   for (int e = 0; e < kExperts; ++e) slots[size_t(e)] = e % 2 == 0 ? e / 2 : -1;
@@ -288,19 +288,19 @@ void step() {
                  num_on_cpu},
                 shape, mailbox, count, nullptr),
             "place");
-  tell(run, "place");
+  report(run, "place");
   reinterpret_cast<MailboxAnswer*>(mailbox + layout.answer(0))->answered = 7;
   run.check(launch_wait(shape, mailbox, 0, count, num_on_cpu, 1'000'000'000, nullptr), "wait");
-  tell(run, "wait");
+  report(run, "wait");
   run.check(launch_combine({run.zeros<float>("outputs", size_t(kPairs * kHidden)), weights, where,
                             run.zeros<float>("from_cpu", size_t(kTokens * kHidden)), kTokens, kTopK, kHidden,
                             run.zeros<float>("hidden", size_t(kTokens * kHidden)), nullptr},
                            nullptr),
             "combine");
-  tell(run, "combine");
+  report(run, "combine");
   run.check(launch_read_host(run.zeros<float>("from", 4096), run.zeros<float>("to", 4096), 4 * 4096, nullptr),
             "read_host");
-  tell(run, "read_host");
+  report(run, "read_host");
 }
 
 void encode(kernels::ActivationKind kind, const char* name) {
@@ -311,7 +311,7 @@ void encode(kernels::ActivationKind kind, const char* name) {
                  run.zeros<uint8_t>("out", size_t(kTokens * kernels::activation_row_bytes(kind, kHidden)))},
                 nullptr),
             "encode");
-  tell(run, "encode", name);
+  report(run, "encode", name);
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ def test_a_long_prompt_is_indexed_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
         (tuple(range(50, 80)), ()),  # another text
     ],
 )
-def test_a_draft_goes_on_after_a_difference(changed: tuple[int, ...], drafted: tuple[int, ...]) -> None:
+def test_a_draft_continues_after_a_difference(changed: tuple[int, ...], drafted: tuple[int, ...]) -> None:
     source = tuple(range(10, 40))
     drafter, own = open_drafter("ngram", CONFIG), sequence("ngram", (*source, 1), source[:8])
     assert drafter.propose(own, 3).tokens == (18, 19, 20)

@@ -66,7 +66,7 @@ def test_a_step_without_prefill_is_measured_before_streams_are_made_to_wait_and_
     assert all(size >= MIN_TOKENS for size in sizes if size)
 
 
-def test_a_handful_of_tokens_does_not_say_what_tokens_cost():
+def test_few_tokens_do_not_determine_the_cost_per_token():
     budget = measured(2.0, 0.19)
     for _ in range(20):
         budget.observe(2, 4, 0.004)

@@ -7,7 +7,7 @@ import pytest
 from twofold.api.constraints import TokenMatcher
 from twofold.api.types import SamplingParams
 from twofold.blocks import ops
-from twofold.step.sampler import PicksAhead, Sampler, sample
+from twofold.step.sampler import Sampler, SpeculativePicks, sample
 
 POOL = ops.ThreadPool(1)
 LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
@@ -115,7 +115,7 @@ ANSWER = np.array([0.0, 5.0, 4.0, 3.0, 2.0, 1.0], np.float32)
         (SamplingParams(bad_words=((9, 9, 9, 1),)), (9, 9), [1, 1, 1]),
     ],
 )
-def test_what_may_not_come_or_is_biased(params, prompt, expected):
+def test_forbidden_and_biased_tokens(params, prompt, expected):
     sampler = Sampler(params, prompt, eos_token_ids={1})
     assert [pick(sampler, ANSWER) for _ in range(3)] == expected
 
@@ -189,7 +189,7 @@ def test_tokens_picked_ahead_are_those_picked_one_by_one(
 
     one_by_one, ahead = samplers(), samplers()
     expected = [sample(POOL, one_by_one, logits[[row, num_rows + row]].copy()) for row in range(num_rows)]
-    picks = PicksAhead.of(POOL, ahead, [num_rows, num_rows], logits)
+    picks = SpeculativePicks.of(POOL, ahead, [num_rows, num_rows], logits)
     assert picks is not None
     for row, tokens in enumerate(expected):
         rows = [row, num_rows + row]
@@ -204,4 +204,4 @@ def test_tokens_picked_ahead_are_those_picked_one_by_one(
 def test_tokens_that_depend_on_one_another_are_not_picked_ahead() -> None:
     logits = np.tile(LOGITS, (2, 1))
     for params in (SamplingParams(presence_penalty=1.0), SamplingParams(logprobs=1)):
-        assert PicksAhead.of(POOL, [Sampler(params, ())], [2], logits) is None
+        assert SpeculativePicks.of(POOL, [Sampler(params, ())], [2], logits) is None

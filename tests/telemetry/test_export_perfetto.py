@@ -166,7 +166,7 @@ def test_a_range_has_its_steps_alone(
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("choice", "printed"),
     [
         ({"begin": "yesterday"}, "ISO 8601"),
         ({"begin": "5", "end": "5"}, "not after"),
@@ -176,10 +176,10 @@ def test_a_range_has_its_steps_alone(
     ],
 )
 def test_a_bad_range_is_refused(
-    emulated: tuple[queries.Database, dict[str, Any]], choice: dict[str, Any], said: str
+    emulated: tuple[queries.Database, dict[str, Any]], choice: dict[str, Any], printed: str
 ) -> None:
     db, _ = emulated
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=printed):
         export_window(db, queries.runs(db)[0], **choice)
 
 

@@ -51,9 +51,9 @@ class Row:
 class Load(threading.Thread):
     """Steps with their events at a steady rate, until stopped."""
 
-    def __init__(self, sink: DatabaseSink, told: Callable[[int], object] = lambda step: None) -> None:
+    def __init__(self, sink: DatabaseSink, reported: Callable[[int], object] = lambda step: None) -> None:
         super().__init__(daemon=True)
-        self._sink, self._told = sink, told
+        self._sink, self._reported = sink, reported
         self._ended = threading.Event()
         self.num_steps = 0
         self.longest_push_s = 0.0
@@ -67,7 +67,7 @@ class Load(threading.Thread):
             self._sink.native_events("token_layer", token_layers(EVENTS_PER_STEP, step=self.num_steps))
             self.longest_push_s = max(self.longest_push_s, time.perf_counter() - pushing_s)
             self.num_steps += 1
-            self._told(self.num_steps)
+            self._reported(self.num_steps)
             due_s = begun_s + self.num_steps / STEPS_PER_S
             self._ended.wait(max(0.0, due_s - time.perf_counter()))
 

@@ -90,7 +90,7 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize("remove", [delete, delete_the_file_alone, replace])
-def test_a_database_that_goes_is_noticed_and_begun_anew(
+def test_a_deleted_database_is_detected_and_recreated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, remove: object
 ) -> None:
     path = tmp_path / "t.db"
@@ -106,9 +106,9 @@ def test_a_database_that_goes_is_noticed_and_begun_anew(
         wait_until(lambda: sink.stats().num_written == 4)
         sink.step(step_record(4))
         sink.close()
-    (said,) = caplog.records
-    assert "was deleted or replaced" in said.getMessage()
-    assert "its 3 events" in said.getMessage()
+    (printed,) = caplog.records
+    assert "was deleted or replaced" in printed.getMessage()
+    assert "its 3 events" in printed.getMessage()
     assert sink.stats().dropped == {"ring": 5, "queue": 0, "database": 3}
     assert scalar(path, "SELECT group_concat(step) FROM step") == "3,4"
     db = queries.open_database(url_of(path))
@@ -138,7 +138,7 @@ def test_a_database_without_a_place_waits_for_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_another_name_leads_to_the_same_lock(tmp_path: Path, link: object) -> None:
+def test_another_path_of_a_file_has_the_same_lock(tmp_path: Path, link: object) -> None:
     path, other = tmp_path / "t.db", tmp_path / "folder" / "other.db"
     other.parent.mkdir()
     sink = open_writer(path)

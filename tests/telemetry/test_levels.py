@@ -26,7 +26,7 @@ def counts_of(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_level_records_what_it_says(tmp_path: Path, level: TelemetryLevel) -> None:
+def test_a_level_records_what_it_documents(tmp_path: Path, level: TelemetryLevel) -> None:
     url = f"sqlite:///{tmp_path / 't.db'}"
     clock = ManualClock()
     sink = open_sink(url, level=level, now=clock)
@@ -47,15 +47,15 @@ def test_a_level_records_what_it_says(tmp_path: Path, level: TelemetryLevel) -> 
     assert queries.placement_totals(db, run).num_hits == expected
 
 
-def test_data_of_a_finer_level_says_how_to_record_it(tmp_path: Path) -> None:
-    said = {}
+def test_missing_data_of_a_finer_level_names_the_level_to_record(tmp_path: Path) -> None:
+    printed = {}
     for level in LEVELS:
         sink = open_sink(f"sqlite:///{tmp_path / level}.db", level=level)
         synthetic_history(sink, ManualClock(), seconds=1)
         sink.close()
         run = queries.runs(queries.open_database(f"sqlite:///{tmp_path / level}.db"))[0]
-        said[level] = {needed: queries.needs_level(run, needed) for needed in LEVELS}
-    for recorded, by_needed in said.items():
+        printed[level] = {needed: queries.needs_level(run, needed) for needed in LEVELS}
+    for recorded, by_needed in printed.items():
         for needed, sentence in by_needed.items():
             if LEVELS.index(recorded) >= LEVELS.index(needed):
                 assert sentence is None

@@ -166,7 +166,7 @@ def test_a_ceiling_falls_with_the_copys_size() -> None:
     assert float(link.bytes_per_s(1e12)) == pytest.approx(25e9, rel=1e-3)
 
 
-def test_an_upload_is_followed_until_its_slot_is_given_away() -> None:
+def test_an_upload_is_tracked_until_its_slot_is_reused() -> None:
     hit, cpu, fetched = Placement.HIT, Placement.CPU, Placement.FETCHED
     demand, admission = UploadReason.DEMAND, UploadReason.ADMISSION
     rows = routed([[(1, fetched)], [(1, hit)], [(1, hit)], [(1, cpu)], [(5, cpu)]])
@@ -174,17 +174,19 @@ def test_an_upload_is_followed_until_its_slot_is_given_away() -> None:
     found = queries.paybacks(made, rows)
     # Expert 1: its own step, and steps 1 and 2; the copy of expert 2 takes its slot. Expert 4 loses its slot unused.
     assert found.num_uses.tolist() == [3, 0, 0, 0]
-    fate = queries.UploadFate
-    assert found.fate.tolist() == [fate.USED, fate.WASTED, fate.WAITING, fate.WAITING]
-    assert found.count(admission, fate.WASTED) == 1
+    outcome = queries.UploadOutcome
+    assert found.outcome.tolist() == [outcome.USED, outcome.WASTED, outcome.WAITING, outcome.WAITING]
+    assert found.count(admission, outcome.WASTED) == 1
 
 
 def test_residency_at_any_step(tmp_path: Path) -> None:
     admit, evict = CacheEventKind.ADMIT, CacheEventKind.EVICT
-    told = [(2, admit, 1), (4, evict, 1), (4, admit, 2), (6, evict, 3), (6, admit, 1)]
-    events = np.zeros(len(told), CACHE_EVENT_DTYPE)
-    events["step"], events["kind"], events["expert"] = (list(column) for column in zip(*told, strict=True))
-    events["at_us"] = np.arange(len(told))
+    reported = [(2, admit, 1), (4, evict, 1), (4, admit, 2), (6, evict, 3), (6, admit, 1)]
+    events = np.zeros(len(reported), CACHE_EVENT_DTYPE)
+    events["step"], events["kind"], events["expert"] = (
+        list(column) for column in zip(*reported, strict=True)
+    )
+    events["at_us"] = np.arange(len(reported))
     sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
     sink.begin_run(run_info(num_layers=1, num_experts=5))
     sink.native_events("cache_event", events)

@@ -139,7 +139,7 @@ def test_every_query_has_the_same_result_as_on_sqlite(tmp_path: Path, url: str, 
         np.testing.assert_equal(found[name], expected[name], err_msg=name)
 
 
-def test_two_engines_write_one_database_and_are_told_apart(url: str) -> None:
+def test_two_engines_write_one_database_and_are_distinguished(url: str) -> None:
     sinks = [open_writer(url) for _ in range(2)]
     for sink, host in zip(sinks, ("left", "right"), strict=True):
         sink.begin_run(run_info(host=host))
@@ -299,7 +299,7 @@ def test_a_newer_database_and_one_of_others_are_refused(server: PostgresServer, 
         open_sink(other)
 
 
-def test_without_a_server_it_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_server_is_one_line(tmp_path: Path) -> None:
     url = f"postgresql://someone:secret@/telemetry?host={tmp_path}"
     for open_it in (open_sink, queries.open_database):
         with pytest.raises(ConfigError, match="cannot be") as error:

@@ -133,7 +133,7 @@ def test_requests_are_kept_once_with_their_last_state(
     assert queries.request_counts(db, run) == queries.RequestCounts(made.next_number, made.next_number, 0, 0)
 
 
-def test_tokens_of_a_request_come_back_as_they_went_in(tmp_path: Path) -> None:
+def test_tokens_of_a_request_are_returned_unchanged(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 't.db'}"
     rng = np.random.default_rng(3)
     rows = np.zeros(3 * 6, TOKEN_LAYER_DTYPE)
@@ -229,7 +229,7 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
         queries.open_database(f"sqlite:///{tmp_path / 'empty.db'}")
 
 
-def test_the_summary_says_what_happened(history: tuple[str, SyntheticRun]) -> None:
+def test_the_summary_matches_the_run(history: tuple[str, SyntheticRun]) -> None:
     url, made = history
     summary = summarise(url)
     tokens = made.decode_tokens + made.prefill_tokens

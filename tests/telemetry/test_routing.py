@@ -26,7 +26,7 @@ def record(number, prompt_tokens):
     return RequestRecord(number, f"r{number}", "", 0.0, None, None, prompt_tokens, 0, None)
 
 
-def test_rows_come_out_by_position_whatever_order_they_came_in():
+def test_rows_are_ordered_by_position_in_any_input_order():
     rows = RoutingRows(2, 300, 3)
     rows.add(events(0, [2], layers=(1, 0)))
     rows.add(events(0, [0, 1]))
@@ -45,7 +45,7 @@ def test_a_token_computed_again_after_preemption_counts_once():
     assert rows.arrays()[0][:, 0, 0].tolist() == [7, 8, 9]
 
 
-def test_a_hole_ends_the_request_rather_than_shifting_it():
+def test_a_gap_ends_the_request_instead_of_shifting_it():
     rows = RoutingRows(2, 300, 3)
     rows.add(events(0, [0, 1]))
     rows.add(events(0, [2], layers=(0,)))

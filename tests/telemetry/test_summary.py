@@ -12,7 +12,7 @@ from sqlalchemy import event
 from twofold.api.request_record import RequestRecord
 from twofold.api.types import StepRecord
 from twofold.telemetry import queries
-from twofold.telemetry.queries import predictions
+from twofold.telemetry.queries import estimates
 from twofold.telemetry.sink import CACHE_EVENT_DTYPE, TOKEN_LAYER_DTYPE, UPLOAD_DTYPE
 from twofold.telemetry.summary import format_summary, summarise
 from twofold.telemetry.writer import open_sink
@@ -46,7 +46,7 @@ def record(path: Path, num_steps: int, *, accelerator: str = "emulated:rtx4090-p
     return url
 
 
-def test_answers_are_counted_as_what_became_of_them(tmp_path: Path) -> None:
+def test_answers_are_counted_by_their_outcome(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 't.db'}"
     sink = open_sink(url)
     sink.begin_run(run_info())
@@ -108,12 +108,12 @@ def test_a_summary_does_not_cost_more_when_a_run_was_longer(
     long = record(tmp_path / "long.db", 120, accelerator=accelerator)
     works = []
     for url in (short, long):
-        monkeypatch.setattr(predictions, "MAX_ROWS", 2_000)
+        monkeypatch.setattr(estimates, "MAX_ROWS", 2_000)
         works.append(work_of_summary(url, monkeypatch))
     assert works[1] <= works[0] + 5
 
 
-def test_predictions_of_an_older_run_are_its_own(tmp_path: Path) -> None:
+def test_estimates_of_an_older_run_are_its_own(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 't.db'}"
     sink = open_sink(url)
     for measured in (100.0, 180.0, 450.0):

@@ -97,7 +97,7 @@ def test_the_oldest_file_is_of_the_oldest_version() -> None:
     assert min(VERSIONS) == migrations.OLDEST
 
 
-def test_a_column_without_a_revision_is_noticed(tmp_path: Path) -> None:
+def test_a_column_without_a_revision_is_detected(tmp_path: Path) -> None:
     path = old_file(tmp_path / "t.db", migrations.OLDEST)
     open_writer(path).close()
     connection = sqlite3.connect(path)

@@ -153,17 +153,17 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_datasette_shows_experts(run_file: Path) -> None:
-    async def asked(path: str) -> Any:
+    async def requested(path: str) -> Any:
         datasette = Datasette([str(run_file)], settings={"sql_time_limit_ms": 20_000})
         answer = await datasette.client.get(path)
         assert answer.status_code == 200, answer.text[:300]
         return answer.json()
 
-    listed = asyncio.run(asked("/t.json"))
+    listed = asyncio.run(requested("/t.json"))
     assert {"token_expert", "token_layer", "upload", "cache_event"} <= {
         view["name"] for view in listed["views"]
     }
-    first = asyncio.run(asked("/t/token_expert.json?_size=5&_shape=objects"))["rows"]
+    first = asyncio.run(requested("/t/token_expert.json?_size=5&_shape=objects"))["rows"]
     with sqlite3.connect(run_file) as database:
         database.row_factory = sqlite3.Row
         expected = [dict(row) for row in database.execute("SELECT * FROM token_expert LIMIT 5")]
@@ -172,6 +172,6 @@ def test_datasette_shows_experts(run_file: Path) -> None:
         ).fetchall()
     assert first == expected
     statement = "select+expert,+count(*)+from+token_expert+where+request=0+group+by+expert+order+by+expert"
-    page = asyncio.run(asked(f"/t.json?sql={statement}&_shape=arrays"))
+    page = asyncio.run(requested(f"/t.json?sql={statement}&_shape=arrays"))
     assert [tuple(row) for row in page["rows"]] == [tuple(row) for row in counts]
     assert len(counts) > 10

@@ -49,7 +49,7 @@ def test_every_event_of_a_run_is_there_after_close(tmp_path: Path) -> None:
     assert sink.stats().num_dropped == 0
 
 
-def test_an_overfull_queue_drops_and_says_how_many(tmp_path: Path) -> None:
+def test_an_overfull_queue_drops_and_counts_events(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     sink = open_writer(path, max_queued_rows=1000)
     sink.begin_run(run_info())
@@ -192,7 +192,7 @@ def test_a_database_error_costs_events_but_not_the_engine(
     assert scalar(path, "SELECT sum(num_events) FROM dropped WHERE kind = 'step' AND place = 'database'") == 2
 
 
-def test_readers_see_whole_transactions_while_rows_are_written(tmp_path: Path) -> None:
+def test_readers_get_complete_transactions_during_writes(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     sink = open_writer(path)
     sink.begin_run(run_info())

@@ -17,20 +17,20 @@ ANYWHERE = ThinkingMarks(THINK.begins, THINK.ends, THINK.end_tokens, anywhere=Tr
 def written(marks: ThinkingMarks, budget: int, wanted: bytes, constraint: Any = None) -> bytes:
     """Output of an answer whose model wants these bytes one after the other."""
     matcher: TokenMatcher = BoundedThinking(marks, budget, lambda token: bytes([token]), constraint).start()
-    said, left = b"", list(wanted)
+    printed, left = b"", list(wanted)
     while left or matcher.forced is not None:
         token = matcher.forced
         if token is None:
             token = left.pop(0)
             assert matcher.admits(token)
         matcher.take(token)
-        said += bytes([token])
+        printed += bytes([token])
     assert matcher.error is None
-    return said
+    return printed
 
 
 @pytest.mark.parametrize(
-    ("marks", "budget", "wanted", "said"),
+    ("marks", "budget", "wanted", "printed"),
     [
         (OPENED, 3, b"abcdef", b"abc</think>def"),
         (OPENED, 0, b"abc", b"</think>abc"),
@@ -46,9 +46,9 @@ def written(marks: ThinkingMarks, budget: int, wanted: bytes, constraint: Any = 
     ],
 )
 def test_the_mark_comes_after_the_budget(
-    marks: ThinkingMarks, budget: int, wanted: bytes, said: bytes
+    marks: ThinkingMarks, budget: int, wanted: bytes, printed: bytes
 ) -> None:
-    assert written(marks, budget, wanted) == said
+    assert written(marks, budget, wanted) == printed
 
 
 class Utf8:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from twofold.text.conversation.arranging import arranged, rendered
 from twofold.text.conversation.calls import arguments_of
-from twofold.text.conversation.content import THINKING, apart, is_unreadable, placeholder, readable
+from twofold.text.conversation.content import THINKING, is_unreadable, placeholder, readable, separate
 from twofold.text.conversation.repairs import REPAIRS, Repair
 from twofold.text.conversation.surrogates import whole_characters
 from twofold.text.tokenizer import ChatTemplate
@@ -284,9 +284,9 @@ def test_thinking_is_no_content() -> None:
         {"type": "text", "text": "a"},
         {"type": "thinking", "thinking": "ah", "signature": "x"},
     ]
-    assert apart(parts, THINKING) == ([parts[1]], [parts[0], parts[2]])
-    assert [readable(part) for part in apart(parts, THINKING)[1]] == ["hm", "ah"]
-    assert apart("a", THINKING) == ("a", [])
+    assert separate(parts, THINKING) == ([parts[1]], [parts[0], parts[2]])
+    assert [readable(part) for part in separate(parts, THINKING)[1]] == ["hm", "ah"]
+    assert separate("a", THINKING) == ("a", [])
 
 
 def test_every_repair_is_described() -> None:

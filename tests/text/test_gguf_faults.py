@@ -31,7 +31,7 @@ def changed(fields: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({}, ""),
         ({"merges": ["a b", "ab c", "b z", "bc", "a b"]}, "2 merges are left out"),
@@ -45,15 +45,15 @@ def changed(fields: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ids=str,
 )
 def test_a_byte_level_vocabulary(
-    changes: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
+    changes: dict[str, Any], reported: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = as_gguf(changed(BYTE_LEVEL, **changes))
     assert tokenizer.encode("abc<|im_end|>ab") == [4, 6, 3]
     assert tokenizer.decode([4, 6, 3]) == "abcab"
     assert tokenizer.eos_token_ids == {6}
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == bool(told)
-    assert all(line.startswith("tiny.gguf: ") and told in line for line in lines)
+    assert len(lines) == bool(reported)
+    assert all(line.startswith("tiny.gguf: ") and reported in line for line in lines)
 
 
 @pytest.mark.parametrize("of_type", [1, 3])

@@ -205,7 +205,7 @@ PLAIN = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": TOKENS, "token
         ),
     ],
 )
-def test_a_broken_vocabulary_says_what_is_wrong(changes: dict[str, Any], message: str) -> None:
+def test_a_broken_vocabulary_names_what_is_wrong(changes: dict[str, Any], message: str) -> None:
     fields = {key: value for key, value in (PLAIN | changes).items() if value is not None}
     with pytest.raises(ModelLoadError) as refused:
         as_gguf(fields)

@@ -117,7 +117,7 @@ HARMONY = """<|start|>system<|message|># Valid channels: analysis, commentary, f
 
 
 @pytest.mark.parametrize(("architecture", "template", "tool", "thinking"), TEMPLATES)
-def test_a_template_tells_its_dialects(
+def test_a_template_determines_its_dialects(
     architecture: str, template: str, tool: str | None, thinking: str | None
 ) -> None:
     marks = chat_marks(architecture, template)
@@ -134,7 +134,7 @@ def test_every_family_names_parsers_that_there_are() -> None:
     assert [family.module for family in speaking if not tried & set(family.classes)] == []
 
 
-def test_what_somebody_chose_wins() -> None:
+def test_a_users_choice_takes_precedence() -> None:
     shown = ChatMarks("hermes", "qwen3", ("<|im_end|>",))
     assert chosen_marks(shown, None, None) == shown
     assert chosen_marks(shown, "none", "glm45") == ChatMarks(None, "glm45", ("<|im_end|>",))
@@ -174,7 +174,7 @@ def test_a_name_of_vllm_chooses_the_dialect_that_the_template_shows(
         ("<|assistant|><think>it may</think>be", "<think>it may</think>be", False),
     ],
 )
-def test_a_prompt_says_whether_it_has_opened_the_thinking(prompt: str, continued: str, opened: bool) -> None:
+def test_a_prompt_reports_open_thinking(prompt: str, continued: str, opened: bool) -> None:
     assert ChatMarks(reasoning_parser="qwen3").opened_by(prompt, continued) is opened
     assert not ChatMarks().opened_by(prompt, continued)
 
@@ -213,7 +213,7 @@ ITEMS = "{% for k, v in c.function.arguments | items %}{{ k ~ v }}{% endfor %}"
         ("{{ m.content if m.role != 'tool' }}" + calls(OBJECT), None),
     ],
 )
-def test_a_template_shows_how_it_takes_calls(turn: str, form: ToolForm | None) -> None:
+def test_a_template_determines_its_form_of_calls(turn: str, form: ToolForm | None) -> None:
     source = "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>" + turn + "{% endfor %}"
     assert ChatTemplate(source, where="here", special_tokens={}).tool_form == form
 
@@ -240,18 +240,18 @@ def test_harmony_is_written_and_read(tmp_path: Path) -> None:
             tokenizer.apply_chat_template(arranged(turns_of(messages, tokenizer), tokenizer), tools=tools)
         )
 
-    question, asked_again = rendered(2), rendered(4)
+    question, requested_again = rendered(2), rendered(4)
     assert question == (
         "<|start|>system<|message|># Valid channels: analysis, commentary, final.<|end|><|start|>developer<|message|>"
         "# Instructions\n\nBe brief.\ntype warmth = () => any;<|end|><|start|>user<|message|>How warm?<|end|>"
         "<|start|>assistant"
     )
-    answer = asked_again.removeprefix(question).partition("<|call|>")[0] + "<|call|>"
+    answer = requested_again.removeprefix(question).partition("<|call|>")[0] + "<|call|>"
     assert answer == (
         f"<|channel|>analysis<|message|>I look.<|end|><|start|>assistant to=functions.warmth<|channel|>commentary json"
         f"<|message|>{arguments}<|call|>"
     )
-    assert asked_again.endswith(
+    assert requested_again.endswith(
         '<|start|>functions.warmth to=assistant<|channel|>commentary<|message|>"20"<|end|><|start|>assistant'
     )
     marks = chat_marks("GptOssForCausalLM", tokenizer.chat_template)

@@ -44,7 +44,7 @@ def damaged(case: Case, rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_an_answer_says_what_its_model_meant(case: Case) -> None:
+def test_an_answer_parses_to_the_intended_calls(case: Case) -> None:
     assert answer_of(parsed(case, [case.text])) == case.expected
     check(case, case.text, random.Random(0))
 
@@ -54,7 +54,7 @@ def test_every_parser_has_a_case() -> None:
     assert {case.reasoning for case in CASES.values()} >= set(REASONING_PARSERS) - {"kimi_k2"}
 
 
-def test_ids_are_what_templates_take_back() -> None:
+def test_call_ids_are_accepted_by_templates() -> None:
     def ids(name: str) -> Iterator[str]:
         return (event.call_id for event in parsed(CASES[name], [CASES[name].text]) if event.kind == "call")
 
@@ -66,7 +66,7 @@ def test_ids_are_what_templates_take_back() -> None:
     assert {call_id[:5] for call_id in drawn} == {"call_"}
 
 
-def test_arguments_come_while_they_are_written() -> None:
+def test_arguments_are_streamed_as_generated() -> None:
     for name in ("hermes", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v3", "gemma4", "llama4_pythonic"):
         case = CASES[name]
         parser = AnswerParser(case.tool, case.reasoning, TOOLS, reasoning_opened=case.opened)
@@ -105,5 +105,5 @@ def test_a_forced_call_that_is_damaged_midway_is_never_text() -> None:
     for only_calls in (True, False):
         parser = AnswerParser("hermes", None, [], only_calls=only_calls)
         events = [event for piece in (text[:40], text[40:]) for event in parser.push(piece)] + parser.finish()
-        said = "".join(event.text for event in events if event.kind in ("content", "call_damaged"))
-        assert said == ("" if only_calls else text)
+        printed = "".join(event.text for event in events if event.kind in ("content", "call_damaged"))
+        assert printed == ("" if only_calls else text)

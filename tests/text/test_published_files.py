@@ -222,7 +222,7 @@ def test_additional_templates(tmp_path: Path) -> None:
         ("{{ raise_exception('no') }}", None),
     ],
 )
-def test_the_template_tells_how_a_turn_ends(tmp_path: Path, template: str, end: str | None) -> None:
+def test_the_template_determines_the_end_of_turn(tmp_path: Path, template: str, end: str | None) -> None:
     write_tiny_tokenizer(tmp_path, chat_template=template)
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / FAST))
     backend.add_special_tokens(["<x>"])

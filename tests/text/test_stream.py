@@ -62,7 +62,7 @@ def byte_ids(tokenizer: Tokenizer, raw: bytes) -> list[int]:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(ids=st.lists(st.integers(0, NUM_TOKENS - 1), max_size=60), skip=st.booleans())
-def test_what_single_tokens_are_known_to_say_changes_no_piece(byte_level, byte_fallback, ids, skip) -> None:
+def test_cached_texts_of_single_tokens_change_no_piece(byte_level, byte_fallback, ids, skip) -> None:
     for tokenizer in (byte_level, byte_fallback):
         slow = IncrementalDetokenizer(lambda some, of=tokenizer: of.decode(some, skip_special_tokens=skip))
         assert stream(tokenizer, ids, skip=skip) == [*(slow.push(token_id) for token_id in ids), slow.flush()]

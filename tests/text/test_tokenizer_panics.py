@@ -70,7 +70,7 @@ def test_a_panic_while_decoding_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [KeyboardInterrupt, SystemExit])
-def test_ends_of_the_process_are_not_swallowed(tmp_path: Path, other: type[BaseException]) -> None:
+def test_process_exits_are_not_swallowed(tmp_path: Path, other: type[BaseException]) -> None:
     with pytest.raises(other):
         failure_of(other())
     with pytest.raises(other), reading(tmp_path):

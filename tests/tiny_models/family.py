@@ -22,7 +22,7 @@ from twofold.models.config_json import architecture_name
 from twofold.models.keys import ALSO
 from twofold.models.registry import family_of
 from twofold.weights.json_file import Fields
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 from tests.tiny_models import mxfp4
 from tests.tiny_models.writing import F32, Array, TinyModel, drawn
@@ -86,7 +86,7 @@ class Row:
     """Parts of names by which its GGUF files are known, where blocks have a choice."""
     scores: str = "SOFTMAX"
     """The router's score, as the package names it; "": files do not say it."""
-    predicts_in_gguf: bool = True
+    mtp_in_gguf: bool = True
     """Whether converters keep the layer that predicts further tokens."""
 
 
@@ -98,7 +98,7 @@ class TinyFamily(TinyModel):
     settings: Mapping[str, Any] = field(default_factory=dict)
     nested: bool = False
     """Whether it is the text part of a multimodal model, with a tensor of the part that sees."""
-    predicts: bool = False
+    has_mtp: bool = False
     """Whether the checkpoint has a layer after the last that predicts further tokens."""
     mxfp4: bool = False
     """Whether experts are stored in MXFP4 (gpt-oss); sizes are then multiples of 32."""
@@ -180,10 +180,10 @@ class TinyFamily(TinyModel):
     def own_weights(self) -> dict[str, F32]:
         """Every tensor by the name that the engine gives it."""
         found: dict[str, F32] = {}
-        for part in parts_of(self.parsed, predicting=self.predicts):
+        for part in parts_of(self.parsed, predicting=self.has_mtp):
             for name, values in _Drawn(self, part).tensors(self.is_stored):
                 found.setdefault(name, values)
-        if self.predicts and not (self.parsed.prediction and self.parsed.prediction.layer):
+        if self.has_mtp and not (self.parsed.mtp and self.parsed.mtp.layer):
             last, extra = f"model.layers.{self.num_layers - 1}.", f"model.layers.{self.num_layers}."
             found |= {
                 name.replace(last, extra): each for name, each in found.items() if name.startswith(last)
@@ -226,8 +226,8 @@ class TinyFamily(TinyModel):
         return images
 
     def published(self, name: str) -> str:
-        if (prediction := self.parsed.prediction) is not None:
-            for theirs, ours in sorted(prediction.renamed, key=lambda pair: -len(pair[1])):
+        if (mtp := self.parsed.mtp) is not None:
+            for theirs, ours in sorted(mtp.renamed, key=lambda pair: -len(pair[1])):
                 if name.startswith(ours):
                     return theirs + name.removeprefix(ours)
         usual = tuple((ours, theirs) for theirs, ours in self.parsed.renamed)
@@ -265,7 +265,7 @@ class TinyFamily(TinyModel):
 
     @property
     def num_gguf_layers(self) -> int:
-        return self.num_layers + (self.predicts and self.row.predicts_in_gguf)
+        return self.num_layers + (self.has_mtp and self.row.mtp_in_gguf)
 
 
 def parts_of(config: ModelConfig, *, predicting: bool) -> Iterator[ModelPart]:
@@ -273,8 +273,8 @@ def parts_of(config: ModelConfig, *, predicting: bool) -> Iterator[ModelPart]:
     yield config.embedding
     for layer in config.layers:
         yield from layer
-    if predicting and config.prediction is not None:
-        yield from config.prediction.layer
+    if predicting and config.mtp is not None:
+        yield from config.mtp.layer
     yield config.head
 
 
@@ -292,7 +292,7 @@ class _Drawn:
     def __init__(self, model: TinyFamily, part: ModelPart) -> None:
         self.model, self.part = model, part
 
-    def tensors(self, found: Found) -> Iterator[tuple[str, F32]]:
+    def tensors(self, found: HasTensor) -> Iterator[tuple[str, F32]]:
         """(name, values) of those that `found` says a checkpoint has."""
         if isinstance(self.part, RoutedExperts):
             yield from self._experts(self.part, found)
@@ -319,7 +319,7 @@ class _Drawn:
             gain *= columns**0.5
         return draw(spread=gain / columns**0.5)
 
-    def _experts(self, block: RoutedExperts, found: Found) -> Iterator[tuple[str, F32]]:
+    def _experts(self, block: RoutedExperts, found: HasTensor) -> Iterator[tuple[str, F32]]:
         number, inner, hidden = block.num_experts, block.intermediate_size, block.hidden_size
         gain = _GAINS["experts"] * (2 if block.has_biases else 1)  # beyond the limit now and then
         shapes = {
@@ -345,7 +345,7 @@ class _Drawn:
         yield from laid_out(block, found, three | biases)
 
 
-def laid_out(block: RoutedExperts, found: Found, values: Mapping[str, F32]) -> Iterator[tuple[str, F32]]:
+def laid_out(block: RoutedExperts, found: HasTensor, values: Mapping[str, F32]) -> Iterator[tuple[str, F32]]:
     """(name, values) of experts as a checkpoint has them, of stacks by part."""
     joined: Callable[[F32, F32], F32] = (
         (lambda gate, up: mxfp4.in_turn(gate, up, 1))

@@ -96,9 +96,9 @@ def _add_keys(writer: Any, model: TinyModel, split_kv: bool) -> None:
         writer.add_expert_used_count(model.top_k)
     if model.has_experts and not mixtral:
         writer.add_expert_feed_forward_length(model.moe_intermediate_size)
-        said = model.config().get("norm_topk_prob")
-        if said is not None and (not said or model.gguf_architecture != "qwen3moe"):
-            writer.add_expert_weights_norm(said)
+        printed = model.config().get("norm_topk_prob")
+        if printed is not None and (not printed or model.gguf_architecture != "qwen3moe"):
+            writer.add_expert_weights_norm(printed)
     if isinstance(model, TinyFamily):
         add_keys(model, writer, gguf, split_kv=split_kv)
         return

@@ -87,7 +87,7 @@ def add_keys(model: TinyFamily, writer: Any, package: Any, *, split_kv: bool) ->
             add(getattr(package.Keys.LLM, name).format(arch=arch), value)
     if model.has_experts and model.row.scores:
         writer.add_expert_gating_func(package.ExpertGatingFuncType[model.row.scores])
-    if model.predicts and model.row.predicts_in_gguf:
+    if model.has_mtp and model.row.mtp_in_gguf:
         writer.add_nextn_predict_layers(1)
     if arch in ("laguna", "afmoe"):
         writer.add_expert_weights_norm(True)

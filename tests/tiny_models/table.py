@@ -138,7 +138,7 @@ GROUPED_QUERY: Final[dict[str, TinyModel]] = {
     "ernie4_5_moe": _of(
         "Ernie4_5_MoeForCausalLM",
         Row("ernie4_5_moe", keys={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", **_NO_BIAS},
-            renamed=(), bias_in_rows=True, gguf="ernie4_5-moe", scores="", predicts_in_gguf=False),
+            renamed=(), bias_in_rows=True, gguf="ernie4_5-moe", scores="", mtp_in_gguf=False),
         num_layers=5, num_experts=9, top_k=4, use_bias=False, moe_num_shared_experts=2, moe_layer_start_index=1,
         moe_layer_end_index=-1, moe_layer_interval=2,
     ),
@@ -163,7 +163,7 @@ GROUPED_QUERY: Final[dict[str, TinyModel]] = {
     "minimax_m2": _of(
         "MiniMaxM2ForCausalLM",
         Row("minimax_m2", keys={**_LOCAL, **_NO_BIAS}, stored=_W, gguf="minimax-m2", scores="SIGMOID",
-            predicts_in_gguf=False),
+            mtp_in_gguf=False),
         num_experts=9, top_k=4, head_dim=24, rotary_dim=12, scoring_func="sigmoid", use_routing_bias=True,
     ),
     "llama4": _of(

@@ -28,7 +28,7 @@ FAMILIES = {
     "f16": replace(SMALL, dtype="float16", tie_word_embeddings=True),
     "deepseek": tiny("deepseek_v3", num_layers=2),
     "gpt-oss": tiny("gpt_oss", num_layers=2),
-    "qwen3-next": tiny("qwen3_next", predicts=False),
+    "qwen3-next": tiny("qwen3_next", has_mtp=False),
 }
 BAD = {"F32": 0x7F800000, "F16": 0xFE01, "BF16": 0xFF80}
 

@@ -198,7 +198,7 @@ def mapped_bytes_in_memory(file: Path) -> int:
     return total
 
 
-def test_released_pages_leave_memory_and_come_back(tmp_path: Path) -> None:
+def test_released_pages_leave_memory_and_return(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     values = np.arange(2**18, dtype=np.float32).reshape(2**10, 2**8)
     write_safetensors(file, {"v": values, "w": values + 1}, "float32")

@@ -101,7 +101,7 @@ def test_a_routers_bias_without_its_suffix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
-def test_a_head_in_the_file_is_read_though_others_tie_it(tmp_path: Path, name: str) -> None:
+def test_a_head_in_the_file_is_read_despite_a_default_tie(tmp_path: Path, name: str) -> None:
     untied, tied = (
         replace(EXAMPLES[name], tie_word_embeddings=tie).changed(tie_word_embeddings=tie)
         for tie in (False, True)

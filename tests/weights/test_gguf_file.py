@@ -193,7 +193,7 @@ WRONG: list[tuple[Callable[[Fields, Tensors], bytes], str]] = [
 
 
 @pytest.mark.parametrize(("make", "message"), WRONG)
-def test_a_wrong_file_says_what_is_wrong(
+def test_a_wrong_file_names_what_is_wrong(
     tmp_path: Path, good: Path, make: Callable[[Fields, Tensors], bytes], message: str
 ) -> None:
     fields, tensors, _ = gguf_parts(good)

@@ -52,7 +52,7 @@ CHANGES: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)
-def test_a_mapping_tells_what_happened_to_its_file(
+def test_a_mapping_reports_what_happened_to_its_file(
     tmp_path: Path, change: Callable[[Path], None], words: str
 ) -> None:
     file = tmp_path / "weights"
@@ -77,7 +77,7 @@ def test_lost_bytes_read_as_zeros_and_are_reported(tmp_path: Path) -> None:
     assert again.change() == ""
 
 
-def test_files_that_are_no_longer_mapped_are_not_asked_about(tmp_path: Path) -> None:
+def test_unmapped_files_are_not_queried(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(PAGE))
     mapping = _core.FileMapping(os.fsencode(file))

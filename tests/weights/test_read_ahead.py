@@ -22,8 +22,8 @@ def test_reads_every_stretch_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "preadv", spy)
     ahead = ReadAhead()
-    ahead.want(file, 9 << 20, 10 << 20)
-    ahead.want(file, 100, 9 << 20)
+    ahead.request(file, 9 << 20, 10 << 20)
+    ahead.request(file, 100, 9 << 20)
     ahead.wait()
     assert read[0] == (9 << 20, 1 << 20)
     position = 100
@@ -33,12 +33,12 @@ def test_reads_every_stretch_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     assert position == 9 << 20
 
 
-def test_what_cannot_be_read_is_left_alone(tmp_path: Path) -> None:
+def test_unreadable_entries_are_kept(tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_bytes(b"123")
     ahead = ReadAhead()
     for file in (tmp_path / "missing", tmp_path, short):
-        ahead.want(file, 0, 1 << 20)
+        ahead.request(file, 0, 1 << 20)
     ahead.wait()
-    ahead.want(short, 0, 3)  # a new thread after the last one ended
+    ahead.request(short, 0, 3)  # a new thread after the last one ended
     ahead.wait()

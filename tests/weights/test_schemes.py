@@ -104,7 +104,7 @@ def test_a_nested_text_part_has_its_own_configuration(tmp_path: Path) -> None:
         ("gptq with groups of no block", {"+:.*experts\\.3\\..*": {"group_size": 48}}, "f16"),
     ],
 )
-def test_an_expert_may_be_stored_by_itself(
+def test_an_expert_may_be_stored_alone(
     tmp_path: Path, of_expert_3: str | None, dynamic: dict[str, Any], format: str
 ) -> None:
     """Each expert has its own format and values; a plain one is float32."""
@@ -164,7 +164,7 @@ REFUSED = [
     (CASES["gptq"], _changed(CASES["gptq"], dynamic={"+:(": {}}), "expected a regular expression"),
     (CASES["awq"], _changed(CASES["awq"], version="marlin"), "version is 'marlin'"),
 ]  # fmt: skip
-LIES = [
+WRONG_CONFIGS = [
     (CASES["gptq"], _changed(CASES["gptq"], checkpoint_format="gptq_v2"), "a zero point other than 8, which sym"),
     (CASES["gptq with act-order"], _changed(CASES["gptq with act-order"], desc_act=False), "which desc_act denies"),
 ]  # fmt: skip
@@ -180,7 +180,7 @@ def test_what_contradicts_the_configuration_is_refused_by_headers(
         open_model_files(tmp_path)
 
 
-@pytest.mark.parametrize(("case", "config", "message"), LIES)
+@pytest.mark.parametrize(("case", "config", "message"), WRONG_CONFIGS)
 def test_what_contradicts_it_in_numbers_is_refused_when_read(
     tmp_path: Path, case: Case, config: dict[str, Any], message: str
 ) -> None:

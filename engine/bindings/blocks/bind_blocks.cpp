@@ -88,7 +88,7 @@ std::shared_ptr<SharedExperts> make_shared_experts(BlockArguments given) {
   return given.own(SharedExperts(given.pool().kernels(), given.pool(), std::move(ffn), sigmoid));
 }
 
-std::shared_ptr<PredictionInput> make_prediction_input(BlockArguments given) {
+std::shared_ptr<MtpInput> make_mtp_input(BlockArguments given) {
   const PackedMatrix& projection = given.packed("projection", kAny, kAny);
   if (projection.columns() != 2 * projection.rows()) {
     throw given.failure("the projection has " + std::to_string(projection.columns()) + " columns; expected " +
@@ -96,8 +96,8 @@ std::shared_ptr<PredictionInput> make_prediction_input(BlockArguments given) {
   }
   const float* of_embedding = given.vector("embedding_norm", projection.rows());
   const float* of_hidden = given.vector("hidden_norm", projection.rows());
-  return given.own(PredictionInput(given.pool().kernels(), given.pool(), of_embedding, of_hidden, projection,
-                                   given.value<float>("eps")));
+  return given.own(MtpInput(given.pool().kernels(), given.pool(), of_embedding, of_hidden, projection,
+                            given.value<float>("eps")));
 }
 
 std::shared_ptr<LayerInput> make_layer_input(BlockArguments given) {
@@ -176,9 +176,8 @@ void bind_blocks(py::module_& m) {
   bind_block<SharedExperts>(m, "SharedExperts", "A feed-forward of the router's normed rows.",
                             &make_shared_experts);
   bind_block<DenseFfn>(m, "DenseFfn", "A gated feed-forward with a norm of its own.", &make_dense);
-  bind_block<PredictionInput>(m, "PredictionInput",
-                              "Joins embeddings and hidden states for a prediction layer.",
-                              &make_prediction_input);
+  bind_block<MtpInput>(m, "MtpInput", "Joins embeddings and hidden states for a prediction layer.",
+                       &make_mtp_input);
   bind_block<LayerInput>(m, "LayerInput", "Adds the layer's own input, gated by the hidden state.",
                          &make_layer_input);
   bind_block<PostNorm>(m, "PostNorm", "Norm of the sum of the blocks before it.", &make_post_norm);

@@ -92,9 +92,9 @@ void bind_cache_policies(py::module_& m) {
       .def_readonly("pooled", &CachePolicyEntry::pooled)
       .def_property_readonly("prefetches",
                              [](const CachePolicyEntry& policy) {
-                               return policy.prefetches == Prefetching::kAuto    ? "auto"
-                                      : policy.prefetches == Prefetching::kAsked ? "asked"
-                                                                                 : "never";
+                               return policy.prefetches == Prefetching::kAuto        ? "auto"
+                                      : policy.prefetches == Prefetching::kOnRequest ? "asked"
+                                                                                     : "never";
                              })
       .def_readonly("help", &CachePolicyEntry::help);
   m.def("cache_policies", [] {

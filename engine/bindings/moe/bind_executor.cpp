@@ -254,7 +254,7 @@ void bind_executor(py::module_& m) {
            py::arg("weights").noconvert(), py::return_value_policy::reference_internal)
       .def("compute_cpu", &compute_cpu, py::arg("normed").noconvert(), py::arg("rows").noconvert())
       .def("end_layer", &MoeExecutor::end_layer, py::arg("us"), py::arg("dense_us") = -1.0)
-      .def_property_readonly("wants_prediction", &MoeExecutor::wants_prediction,
+      .def_property_readonly("needs_look_ahead", &MoeExecutor::needs_look_ahead,
                              "Whether predictions for later layers are used in this step.")
       .def("predict", &predict, py::arg("layer"), py::arg("logits").noconvert())
       .def("save_cache", &MoeExecutor::save_cache, py::arg("path"))

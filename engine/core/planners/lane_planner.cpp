@@ -15,7 +15,7 @@ namespace {
 constexpr int kMaxRounds = 64;       // of refinement
 constexpr size_t kMaxSwapSide = 48;  // bounds the work of one pass of swaps on very wide layers
 constexpr int kMaxVisited = 20'000;  // partial plans of one exact search
-constexpr double kHopeful =
+constexpr double kRefineBelow =
     1.02;  // a start is refined unless it is longer than the best plan by more than this
 constexpr double kSlack = 1 + 1e-9;  // a bound's sums are rounded in another order than a score's
 
@@ -264,7 +264,7 @@ LanePlan LanePlanner::plan(std::span<const ExpertLoad> loads, const LaneStates& 
   };
   const auto refine_start = [&] {
     if (plan.lanes() == best_lanes && plan.streams() == streamed) return;
-    if (plan.score().layer_us < best.layer_us * kHopeful) keep_if_better(refine(plan));
+    if (plan.score().layer_us < best.layer_us * kRefineBelow) keep_if_better(refine(plan));
   };
   const auto num_misses =
       std::count_if(loads.begin(), loads.end(), [](const ExpertLoad& load) { return load.resident == 0; });

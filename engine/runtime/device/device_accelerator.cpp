@@ -113,7 +113,7 @@ void DeviceAccelerator::decided(const LayerDecision& decision, std::span<GroupPl
 
 void DeviceAccelerator::host_computes() {
   for (const auto& device : devices_) {
-    require(device->api->lend_to_host(), "lend its memory to the host");
+    require(device->api->share_with_host(), "lend its memory to the host");
     device->uploads.host_waits();
   }
 }
@@ -147,12 +147,12 @@ std::vector<uint32_t> DeviceAccelerator::read_prices() const {
   prices.launch_ns = ns(home.profile().gpu_launch_us);
   prices.handshake_ns = ns(home.profile().handshake_us);
   for (int n = 1; n <= cuda::kMostReadTokens; ++n) {
-    const int turns = (n + cuda::kDecodeTokens - 1) / cuda::kDecodeTokens;
+    const int passes = (n + cuda::kDecodeTokens - 1) / cuda::kDecodeTokens;
     prices.gpu_ns[n] = ns(home.gpu_expert_us(n));
-    prices.link_ns[n] = ns(turns * home.upload_us());
+    prices.link_ns[n] = ns(passes * home.upload_us());
     prices.cpu_ns[n] = ns(cost.cpu_expert_us(n));
     prices.slowed_ns[n] = ns(chi * cost.cpu_expert_us(n));
-    prices.drag_ns[n] = ns(chi / (1 + chi) * turns * home.upload_us());
+    prices.drag_ns[n] = ns(chi / (1 + chi) * passes * home.upload_us());
   }
   std::vector<uint32_t> words(cuda::kReadPriceWords);
   std::memcpy(words.data(), &prices, sizeof prices);
@@ -165,7 +165,7 @@ LayerTimes DeviceAccelerator::follow(int layer, const LayerRouting& routing, con
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   const LayerDecision& decision = scheduler_.follow(
       {layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens}, where);
-  keep_books(decision, layer, routing, groups);
+  record_decision(decision, layer, routing, groups);
   return decision.times;
 }
 
@@ -174,12 +174,12 @@ void DeviceAccelerator::look_ahead(int layer, const LayerRouting& routing, std::
   first().tables.reached(layer);
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   scheduler_.predict(layer + 1, logits, routing.num_tokens);
-  keep_books(scheduler_.look_ahead(layer, {routing.ids, num_pairs}, where), layer, routing, {});
+  record_decision(scheduler_.look_ahead(layer, {routing.ids, num_pairs}, where), layer, routing, {});
 }
 
 std::span<const Publication> DeviceAccelerator::settle_ahead(int layer) {
   const LayerDecision& decision = scheduler_.settle_ahead(layer);
-  keep_books(decision, layer, {}, {});
+  record_decision(decision, layer, {}, {});
   for (const Publication& landed : decision.arrivals) first().tables.arrived(layer, landed.slot);
   return decision.arrivals;
 }

@@ -66,7 +66,7 @@ class DeviceApi {
     std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(us));
   }
   // The host is about to compute with data in device memory: refused unless that is host memory.
-  virtual DeviceResult lend_to_host() {
+  virtual DeviceResult share_with_host() {
     return {DeviceCode::kRefused, "experts lie in device memory, which the host was asked to compute with"};
   }
 

@@ -123,7 +123,7 @@ class EventPool {
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
   EventHandle take();
-  void give_back(EventHandle event) { free_.push_back(event); }
+  void release(EventHandle event) { free_.push_back(event); }
 
  private:
   DeviceApi& api_;

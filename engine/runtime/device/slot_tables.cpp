@@ -37,16 +37,17 @@ void SlotTables::begin_step(const ExpertCache& cache, StreamHandle compute) {
   }
   if (changed) {
     const size_t bytes = published_.size() * sizeof(int32_t);
-    std::byte* copy = host_.data() + size_t(turn_) * bytes;
-    if (copying_[turn_]) require(api_.synchronise(copied_[turn_]), "read the slot table of two steps ago");
+    std::byte* copy = host_.data() + size_t(next_copy_) * bytes;
+    if (copying_[next_copy_])
+      require(api_.synchronise(copied_[next_copy_]), "read the slot table of two steps ago");
     std::memcpy(copy, published_.data(), bytes);
     const HostToDevice transfer{device_.data(), copy, bytes};
     any_published_ = false;  // until it is known to be on its way
     require(api_.copy({&transfer, 1}, compute), "publish the slot table");
-    require(api_.record(copied_[turn_], compute), "publish the slot table");
-    copying_[turn_] = true;
+    require(api_.record(copied_[next_copy_], compute), "publish the slot table");
+    copying_[next_copy_] = true;
     any_published_ = true;
-    turn_ ^= 1;
+    next_copy_ ^= 1;
   }
   in_step_ = true;
   reached_ = -1;

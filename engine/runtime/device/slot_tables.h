@@ -59,7 +59,7 @@ class SlotTables {
   bool in_step_ = false;
   int reached_ = -1;
   bool any_published_ = false;
-  int turn_ = 0;  // index of the next host copy: the device may still be reading the other one
+  int next_copy_ = 0;  // index of the next host copy: the device may still be reading the other one
   std::vector<int32_t> published_;  // [layers * experts]
   std::vector<int> reader_;         // [slots] layer that the published table gives the slot to, -1: none
   DeviceMemory device_;

@@ -40,7 +40,7 @@ void TableStep::begin(StepRows rows, StreamHandle compute) {
   experts_.begin_step(rows.generated);
   executor_.begin_step(std::move(rows));
   stage_ = Stage::kBegun;
-  looks_ahead_ = accelerator_.wants_prediction();
+  looks_ahead_ = accelerator_.needs_look_ahead();
   mailbox_.forget_arrivals();
   accelerator_.begin_table_step(compute);
   published_ = true;
@@ -124,7 +124,7 @@ void TableStep::read_placements(int layer, const PostedLayer& posted) {
   where_.clear();
   for (int pair = 0; pair < posted.num_tokens * top_k; ++pair) {
     const bool is_row = pair < num_rows_ * top_k;
-    if ((posted.where[pair] >= cuda::kNobody) == is_row) {
+    if ((posted.where[pair] >= cuda::kPadding) == is_row) {
       throw std::runtime_error("the device placed pair " + std::to_string(pair) + " of layer " +
                                std::to_string(layer) + " as " + std::to_string(posted.where[pair]) +
                                (is_row ? ", which is a token's" : ", which is padding"));

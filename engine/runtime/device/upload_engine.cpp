@@ -29,7 +29,7 @@ UploadEngine::~UploadEngine() {
   // Slots and the store must not be freed while copies run.
   if (passing_) (void)api_.record(passing_->end, stream_.get());
   if (passing_) (void)api_.synchronise(passing_->end);
-  if (!under_way_.empty()) (void)api_.synchronise(under_way_.back().end);
+  if (!in_flight_.empty()) (void)api_.synchronise(in_flight_.back().end);
 }
 
 double UploadEngine::predicted_us(std::span<const Job> jobs) const {
@@ -48,9 +48,9 @@ double UploadEngine::backlog_us() const {
 
 double UploadEngine::queued_us() const { return backlog_us() + upload_us() * double(waiting_.size()); }
 
-double UploadEngine::background_under_way_us() const {
+double UploadEngine::background_in_flight_us() const {
   double us = passing_ ? passing_->predicted_us : 0;
-  for (const Batch& batch : under_way_) {
+  for (const Batch& batch : in_flight_) {
     if (batch.lane() == UploadLane::kBackground) us += batch.predicted_us;
   }
   return us;
@@ -87,7 +87,7 @@ void UploadEngine::begin_waiting() {
       if (!pass_through_chunks(*passing_, false)) return;
       passing_.reset();
     }
-    const double room_us = settings_.max_background_us - background_under_way_us();
+    const double room_us = settings_.max_background_us - background_in_flight_us();
     if (room_us <= 0 || !begin_from(waiting_, room_us)) return;
   }
 }
@@ -183,7 +183,7 @@ void UploadEngine::end_batch(Batch batch, const DeviceResult& result) {
     land(batch, recorded);
     return;
   }
-  under_way_.push_back(std::move(batch));
+  in_flight_.push_back(std::move(batch));
 }
 
 void UploadEngine::free_chunk(Chunk& chunk, const DeviceResult& passed) {
@@ -197,11 +197,11 @@ void UploadEngine::fail(const DeviceResult& result) {
 }
 
 void UploadEngine::poll() {
-  while (!under_way_.empty()) {
-    const DeviceResult result = api_.query(under_way_.front().end);
+  while (!in_flight_.empty()) {
+    const DeviceResult result = api_.query(in_flight_.front().end);
     if (result.code == DeviceCode::kNotReady) return;
-    const Batch batch = std::move(under_way_.front());
-    under_way_.pop_front();
+    const Batch batch = std::move(in_flight_.front());
+    in_flight_.pop_front();
     // An event carries the errors since the event before it, and chunks have events of their own.
     for (Chunk& chunk : ring_) {
       if (chunk.busy && chunk.batch == batch.number) free_chunk(chunk, api_.query(chunk.passed));
@@ -245,8 +245,8 @@ void UploadEngine::land(const Batch& batch, const DeviceResult& result) {
     upload.end_us = begin;
     landed_.push_back(upload);
   }
-  events_.give_back(batch.begin);
-  events_.give_back(batch.end);
+  events_.release(batch.begin);
+  events_.release(batch.end);
 }
 
 std::vector<Upload> UploadEngine::take_landed() {
@@ -273,9 +273,9 @@ void UploadEngine::drain() {
     advance(0);
     if (passing_) {
       (void)api_.synchronise(ring_[next_chunk_].passed);
-    } else if (!under_way_.empty()) {
+    } else if (!in_flight_.empty()) {
       // A failure is reported by the next query.
-      (void)api_.synchronise(under_way_.front().end);
+      (void)api_.synchronise(in_flight_.front().end);
     } else {
       return;  // an upload that still waits is held by a step that has not ended
     }
@@ -299,11 +299,11 @@ void UploadEngine::fill(const Transfer& what) {
     require(api_.synchronise(end), "upload an expert");
     done += count;
   }
-  events_.give_back(end);
+  events_.release(end);
 }
 
 void UploadEngine::compute_waits(StreamHandle compute, int layer) {
-  for (auto batch = under_way_.rbegin(); batch != under_way_.rend(); ++batch) {
+  for (auto batch = in_flight_.rbegin(); batch != in_flight_.rend(); ++batch) {
     if (batch->lane() != UploadLane::kDemand || batch->jobs.front().upload.what.layer != layer) continue;
     require(api_.wait(compute, batch->end),
             "wait for an upload");  // the stream keeps the order of the others
@@ -313,11 +313,11 @@ void UploadEngine::compute_waits(StreamHandle compute, int layer) {
 
 void UploadEngine::host_waits() {
   const auto demand = [](const Batch& batch) { return batch.lane() == UploadLane::kDemand; };
-  while (std::any_of(under_way_.begin(), under_way_.end(), demand)) {
-    (void)api_.synchronise(under_way_.front().end);
+  while (std::any_of(in_flight_.begin(), in_flight_.end(), demand)) {
+    (void)api_.synchronise(in_flight_.front().end);
     poll();
   }
-  if (std::exchange(num_loss_told_, num_demand_lost_) < num_demand_lost_)
+  if (std::exchange(num_loss_reported_, num_demand_lost_) < num_demand_lost_)
     throw DeviceError("an upload that a layer waits for failed: " + last_failure_);
 }
 

@@ -118,7 +118,7 @@ class UploadEngine final : public Link {
   };
 
   double predicted_us(std::span<const Job> jobs) const;
-  double background_under_way_us() const;
+  double background_in_flight_us() const;
   void begin_demand();
   void begin_waiting();
   // Begins uploads that may travel together from the front of the queue, in at most room_us but at least one;
@@ -144,7 +144,7 @@ class UploadEngine final : public Link {
   EventHandle compute_passed_;
   std::deque<Job> demand_, waiting_;
   std::optional<Batch> passing_;  // a background upload of which some chunks are being copied
-  std::deque<Batch> under_way_;
+  std::deque<Batch> in_flight_;
   std::vector<Upload> landed_;
   std::vector<int> refused_;
   PinnedMemory ring_memory_;
@@ -154,7 +154,7 @@ class UploadEngine final : public Link {
   double free_at_us_ = 0;   // when the link is expected to finish the begun copies
   double last_end_us_ = 0;  // end of the copy that landed last
   int failures_in_a_row_ = 0;
-  int64_t num_demand_lost_ = 0, num_loss_told_ = 0;
+  int64_t num_demand_lost_ = 0, num_loss_reported_ = 0;
   std::string last_failure_;
   OnlineCorrection correction_;
   UploadCounts counts_;

@@ -11,7 +11,7 @@
 
 namespace twofold {
 namespace {
-constexpr int kTurns = 7;
+constexpr int kRounds = 7;
 constexpr int kChunksPerThread = 8;  // small enough that a preempted thread costs little
 
 double seconds_of(const auto& work) {
@@ -38,7 +38,7 @@ double read_bytes_per_s(ThreadPool& pool, const std::string& level, int64_t num_
   for_all([&](std::byte* data) { std::memset(data, 1, static_cast<size_t>(chunk_bytes)); });
   std::atomic<uint64_t> all{0};  // so that the reads cannot be left out
   double fastest = 1e9;
-  for (int turn = 0; turn < kTurns; ++turn) {
+  for (int turn = 0; turn < kRounds; ++turn) {
     fastest = std::min(fastest, seconds_of([&] {
                          for_all([&](const std::byte* data) {
                            all.fetch_add(table.read_all(data, chunk_bytes), std::memory_order_relaxed);
@@ -48,7 +48,7 @@ double read_bytes_per_s(ThreadPool& pool, const std::string& level, int64_t num_
   return static_cast<double>(phase.num_chunks * chunk_bytes) / fastest;
 }
 
-std::vector<ProductRate> products_per_s(ThreadPool& pool, const std::string& level, double turn_seconds) {
+std::vector<ProductRate> products_per_s(ThreadPool& pool, const std::string& level, double round_seconds) {
   std::vector<ProductRate> rates;
   for (const char* kind : kernels::kProductKinds) {
     const auto run = [&](int64_t rounds) { return kernels::peak_operations(level.c_str(), kind, rounds); };
@@ -58,11 +58,11 @@ std::vector<ProductRate> products_per_s(ThreadPool& pool, const std::string& lev
     double took = seconds_of([&] { run(rounds); });
     while (took < 1e-3) took = seconds_of([&] { run(rounds *= 2); });
     rounds = std::max<int64_t>(
-        1, static_cast<int64_t>(static_cast<double>(rounds) * turn_seconds / took / kChunksPerThread));
+        1, static_cast<int64_t>(static_cast<double>(rounds) * round_seconds / took / kChunksPerThread));
     const int64_t num_chunks = int64_t{kChunksPerThread} * pool.num_threads();
     const int64_t operations = run(1) * rounds * num_chunks;
     double best = 0;
-    for (int turn = 0; turn < kTurns; ++turn) {
+    for (int turn = 0; turn < kRounds; ++turn) {
       const double s = seconds_of([&] { pool.parallel_for(num_chunks, [&](int64_t, int) { run(rounds); }); });
       best = std::max(best, static_cast<double>(operations) / s);
     }
@@ -75,7 +75,7 @@ double fork_join_s(ThreadPool& pool) {
   constexpr int kLoops = 2000;
   const int64_t chunks = pool.num_threads();
   double fastest = 1e9;
-  for (int turn = 0; turn < kTurns; ++turn) {
+  for (int turn = 0; turn < kRounds; ++turn) {
     fastest = std::min(fastest, seconds_of([&] {
                          for (int loop = 0; loop < kLoops; ++loop)
                            pool.parallel_for(chunks, [](int64_t, int) {});

@@ -18,8 +18,8 @@ struct ProductRate {
 double read_bytes_per_s(ThreadPool& pool, const std::string& level, int64_t num_bytes);
 
 // Operations per second of products that stay in registers, for each kind that the level has: the fastest of
-// several runs of about turn_seconds.
-std::vector<ProductRate> products_per_s(ThreadPool& pool, const std::string& level, double turn_seconds);
+// several runs of about round_seconds.
+std::vector<ProductRate> products_per_s(ThreadPool& pool, const std::string& level, double round_seconds);
 
 // Seconds of an empty loop on threads that are awake.
 double fork_join_s(ThreadPool& pool);

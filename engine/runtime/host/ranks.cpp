@@ -13,12 +13,12 @@ Ranks::Ranks(int rank, int size) : rank_(rank), size_(size) {
   }
 }
 
-Ranks::Turn::Turn(Ranks& ranks, std::unique_lock<std::mutex> lock)
+Ranks::JobLock::JobLock(Ranks& ranks, std::unique_lock<std::mutex> lock)
     : ranks_(ranks), lock_(std::move(lock)), num_exceptions_(std::uncaught_exceptions()) {
   if (!ranks_.failure_.empty()) throw RankFailure(ranks_.failure_);
 }
 
-Ranks::Turn::~Turn() {
+Ranks::JobLock::~JobLock() {
   if (std::uncaught_exceptions() > num_exceptions_)
     ranks_.fail("an earlier step over ranks was interrupted; restart all ranks");
 }
@@ -26,7 +26,7 @@ Ranks::Turn::~Turn() {
 void Ranks::ping() {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
-  const Turn turn(*this, std::move(lock));
+  const JobLock turn(*this, std::move(lock));
   const int32_t job[] = {static_cast<int32_t>(RankJob::kPing)};
   for (int to = 1; to < size_; ++to) send_job(to, job, {});
   for (int from = 1; from < size_; ++from) {

@@ -36,12 +36,12 @@ class Ranks {
   virtual void receive(int from, std::span<float> rows) = 0;
 
   // One job at a time. A job that an exception ends leaves messages behind, so no other one can follow.
-  class Turn {
+  class JobLock {
    public:
-    Turn(Ranks& ranks, std::unique_lock<std::mutex> lock);
-    ~Turn();
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    JobLock(Ranks& ranks, std::unique_lock<std::mutex> lock);
+    ~JobLock();
+    JobLock(const JobLock&) = delete;
+    JobLock& operator=(const JobLock&) = delete;
 
    private:
     Ranks& ranks_;
@@ -49,7 +49,7 @@ class Ranks {
     int num_exceptions_;
   };
   // Throws RankFailure after a failure, with its text.
-  Turn lock() { return Turn(*this, std::unique_lock(mutex_)); }
+  JobLock lock() { return JobLock(*this, std::unique_lock(mutex_)); }
   // Asks every rank for a sign of life, unless a job is running. Throws as receive.
   void ping();
   // Memory for messages, valid until the next call. The caller holds the lock.

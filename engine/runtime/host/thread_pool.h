@@ -83,7 +83,7 @@ class ThreadPool {
   float* scratch_floats(int slot, int64_t num_floats) {
     return reinterpret_cast<float*>(scratch(slot, num_floats * static_cast<int64_t>(sizeof(float))));
   }
-  static constexpr int kNumScratchSlots = 6;
+  static constexpr int kNumScratchBuffers = 6;
 
  private:
   // The chunks [next, end) of a thread's stretch: end in the upper half, next in the lower. One word, so that
@@ -127,7 +127,7 @@ class ThreadPool {
     int64_t size = 0;
   };
   std::mutex scratch_mutex_;
-  Scratch scratch_[kNumScratchSlots];
+  Scratch scratch_[kNumScratchBuffers];
   std::vector<std::thread> workers_;
 };
 

@@ -81,7 +81,7 @@ class Accelerator {
   virtual LayerTimes follow(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                             std::span<const Placement> where);
   // Whether predictions for later layers are used in this step.
-  virtual bool wants_prediction() const { return false; }
+  virtual bool needs_look_ahead() const { return false; }
   // Takes the logits that a later layer's router computes from the residual before the next place():
   // logits[num_tokens * experts].
   virtual void predict(int /*layer*/, std::span<const float> /*logits*/, int /*num_tokens*/) {}

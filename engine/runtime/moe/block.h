@@ -45,7 +45,7 @@ struct StepState {
   MoeExecutor* experts;              // null: no block has any
   RoutedRows& routed;                // written by the last router
   std::span<Block* const> ahead;     // the blocks after the current one
-  const float* previous = nullptr;   // [T, hidden size], what PredictionInput reads; null: no block reads it
+  const float* previous = nullptr;   // [T, hidden size], what MtpInput reads; null: no block reads it
   LayerInputRows layer_inputs = {};  // what LayerInput reads
 };
 

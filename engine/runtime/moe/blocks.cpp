@@ -45,7 +45,7 @@ CachePrior RouterBlock::prior_of(const StepState& step) {
 void RoutedExperts::forward(const float* hidden, float* sum, StepState& step) {
   expect_routed("RoutedExperts", step.routed, step.batch.num_tokens(), hidden_size_);
   if (step.experts == nullptr) throw KernelFailure("RoutedExperts: the step has no experts");
-  if (step.experts->wants_prediction()) predict_next(hidden, step);
+  if (step.experts->needs_look_ahead()) look_ahead_next(hidden, step);
   const RoutedRows& routed = weighs_rows_ ? weighed(step.routed) : step.routed;
   step.experts->forward(moe_layer_, routed.routing(), routed.normed.data(), sum);
 }
@@ -68,7 +68,7 @@ const RoutedRows& RoutedExperts::weighed(const RoutedRows& routed) {
   return weighed_;
 }
 
-void RoutedExperts::predict_next(const float* hidden, StepState& step) {
+void RoutedExperts::look_ahead_next(const float* hidden, StepState& step) {
   const int T = step.batch.num_tokens();
   for (Block* block : step.ahead) {
     RouterBlock* next = dynamic_cast<RouterBlock*>(block);
@@ -107,9 +107,9 @@ void DenseFfn::forward(const float* hidden, float* sum, StepState& step) {
                step.batch.num_tokens());
 }
 
-void PredictionInput::forward(const float* hidden, float* sum, StepState& step) {
+void MtpInput::forward(const float* hidden, float* sum, StepState& step) {
   if (step.previous == nullptr)
-    throw KernelFailure("PredictionInput: the step has no hidden states of the tokens before");
+    throw KernelFailure("MtpInput: the step has no hidden states of the tokens before");
   const WorkTimer timer(Work::kDenseFfn);
   const int T = step.batch.num_tokens(), H = hidden_size();
   joined_.resize(static_cast<size_t>(T) * 2 * static_cast<size_t>(H));

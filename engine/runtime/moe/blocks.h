@@ -56,7 +56,7 @@ class RoutedExperts final : public Block {
   int moe_layer() const { return moe_layer_; }
 
  private:
-  void predict_next(const float* hidden, StepState& step);
+  void look_ahead_next(const float* hidden, StepState& step);
 
   const RoutedRows& weighed(const RoutedRows& routed);
 
@@ -103,11 +103,11 @@ class DenseFfn final : public Block {
 // Begins a layer that predicts the token after the next one (DeepSeek-V3, arXiv 2412.19437, section 2.2). hidden
 // holds the next tokens' embeddings, step.previous the normed hidden states of the tokens before them. The result
 // replaces the sum: sum = projection . [norm(hidden), norm(previous)].
-class PredictionInput final : public Block {
+class MtpInput final : public Block {
  public:
   // embedding_norm and hidden_norm [hidden size] and projection [hidden size, 2 hidden size] are not owned.
-  PredictionInput(const kernels::KernelTable& table, ThreadPool& pool, const float* embedding_norm,
-                  const float* hidden_norm, const PackedMatrix& projection, float eps)
+  MtpInput(const kernels::KernelTable& table, ThreadPool& pool, const float* embedding_norm,
+           const float* hidden_norm, const PackedMatrix& projection, float eps)
       : table_(table),
         pool_(pool),
         embedding_norm_(embedding_norm),

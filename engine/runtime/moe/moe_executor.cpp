@@ -69,7 +69,7 @@ void MoeExecutor::place(int layer, const LayerRouting& routing) {
   placements_.resize(size_t(groups_.size()));
   accelerator_->dense(layer, routing.num_tokens);
   times_ = accelerator_->place(layer, routing, groups_, placements_);
-  predicted_us_ = predicted(layer, routing, times_);
+  estimated_us_ = predicted(layer, routing, times_);
 }
 
 void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* normed, float* hidden) {
@@ -90,7 +90,7 @@ void MoeExecutor::forward(int layer, const LayerRouting& routing, const float* n
     compute_deferred(layer, routing, normed);
   }
   const std::chrono::duration<float, std::micro> measured = std::chrono::steady_clock::now() - begin;
-  record(layer, routing, times_, predicted_us_, {.layer_us = measured.count()});
+  record(layer, routing, times_, estimated_us_, {.layer_us = measured.count()});
 }
 
 template <typename Choose>
@@ -177,7 +177,7 @@ void MoeExecutor::compute_cpu(const float* normed, float* rows) {
 void MoeExecutor::end_layer(double us, double dense_us) {
   const LayerRouting& routing = expect_begun("end_layer");
   keep_parts(us, host_us_, dense_us);
-  record(layer_, routing, times_, predicted_us_, {.layer_us = us});
+  record(layer_, routing, times_, estimated_us_, {.layer_us = us});
   layer_ = -1;
 }
 

@@ -82,7 +82,7 @@ class MoeExecutor {
   std::span<const uint8_t> residents(int layer) { return accelerator_->residents(layer); }
   std::span<const uint8_t> generated_rows() const { return rows_.generated; }
 
-  bool wants_prediction() const { return accelerator_->wants_prediction(); }
+  bool needs_look_ahead() const { return accelerator_->needs_look_ahead(); }
   void predict(int layer, std::span<const float> logits, int num_tokens) {
     accelerator_->predict(layer, logits, num_tokens);
   }
@@ -144,7 +144,7 @@ class MoeExecutor {
   double host_us_ = 0;  // time of its compute_cpu
   ClockParts device_parts_;
   LayerTimes times_;
-  double predicted_us_ = 0;
+  double estimated_us_ = 0;
   LayerPlan plan_;
   PlacedGroups now_, later_;
   DeferredSums deferred_;

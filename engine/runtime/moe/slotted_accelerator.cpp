@@ -70,7 +70,7 @@ void SlottedAccelerator::record_contents(CacheEventKind kind, int device, const 
                               uint8_t(device)});
 }
 
-bool SlottedAccelerator::bring(int layer, int expert) {
+bool SlottedAccelerator::fetch(int layer, int expert) {
   LayerScheduler& scheduler = this->scheduler();
   if (scheduler.devices().holds(layer, expert)) return false;
   for (int d = 0; d < num_devices(); ++d) {
@@ -92,7 +92,7 @@ void SlottedAccelerator::preload_all() {
   for (int layer = 0; layer < store_.num_layers(); ++layer) {
     for (int expert = 0; expert < store_.num_experts(); ++expert) {
       if (scheduler().devices().cache(0).config().pin(layer) != LayerPin::kFree) continue;
-      if (!bring(layer, expert)) {
+      if (!fetch(layer, expert)) {
         throw std::logic_error("preload_all needs a slot for every expert; there are " +
                                std::to_string(num_slots()));
       }
@@ -117,7 +117,7 @@ int SlottedAccelerator::restore(const std::string& path) {
   std::vector<int> order;  // the same of each
   for (int d = 0; d < num_devices(); ++d) order = scheduler().devices().cache(d).load(path);
   int uploaded = 0;
-  for (int cell : order) uploaded += bring(cell / store_.num_experts(), cell % store_.num_experts());
+  for (int cell : order) uploaded += fetch(cell / store_.num_experts(), cell % store_.num_experts());
   return uploaded;
 }
 
@@ -166,7 +166,7 @@ int SlottedAccelerator::place_experts(std::span<const uint8_t> wanted) {
   }
   int uploaded = 0;
   for (int cell = 0; cell < int(wanted.size()); ++cell) {
-    if (wanted[size_t(cell)]) uploaded += bring(cell / num_experts, cell % num_experts);
+    if (wanted[size_t(cell)]) uploaded += fetch(cell / num_experts, cell % num_experts);
   }
   return uploaded;
 }
@@ -182,7 +182,7 @@ void SlottedAccelerator::begin_step(const StepRows& rows) {
 }
 
 // A batch beyond that needs nearly every expert anyway.
-bool SlottedAccelerator::wants_prediction() const {
+bool SlottedAccelerator::needs_look_ahead() const {
   constexpr size_t kMostRows = 32;
   return scheduler().prefetches() && decodes_only_ && rows_.requests.size() <= kMostRows;
 }
@@ -204,7 +204,7 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
   const size_t num_pairs = size_t(routing.num_tokens) * size_t(routing.top_k);
   const LayerDecision& decision =
       scheduler().decide({layer, {routing.ids, num_pairs}, {routing.weights, num_pairs}, routing.num_tokens});
-  keep_books(decision, layer, routing, groups);
+  record_decision(decision, layer, routing, groups);
   for (size_t g = 0; g < decision.experts.size(); ++g) {
     const ExpertDecision& e = decision.experts[g];
     placements[g] = {e.slot >= 0 ? slot(e.device, e.slot) : store_.expert(layer, e.expert), e.where,
@@ -214,8 +214,8 @@ LayerTimes SlottedAccelerator::place(int layer, const LayerRouting& routing, con
   return decision.times;
 }
 
-void SlottedAccelerator::keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
-                                    const ExpertGroups& groups) {
+void SlottedAccelerator::record_decision(const LayerDecision& decision, int layer,
+                                         const LayerRouting& routing, const ExpertGroups& groups) {
   deferred_ = decision.deferred;
   const auto price_of = [&](int device) {
     return float(scheduler().devices().cache(device).config().upload_price);

@@ -29,7 +29,7 @@ class SlottedAccelerator : public Accelerator {
   void begin_step(const StepRows& rows) override;
   LayerTimes place(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                    std::span<GroupPlacement> placements) override;
-  bool wants_prediction() const override;
+  bool needs_look_ahead() const override;
   void predict(int layer, std::span<const float> logits, int num_tokens) override {
     scheduler().predict(layer, logits, num_tokens);
   }
@@ -50,12 +50,12 @@ class SlottedAccelerator : public Accelerator {
   SlottedAccelerator(const ExpertStore& store, const LayerSchedulerConfig& config);
   virtual LayerScheduler& scheduler() = 0;
   const ExpertStore& store() const { return store_; }
-  void keep_books(const LayerDecision& decision, int layer, const LayerRouting& routing,
-                  const ExpertGroups& groups);
+  void record_decision(const LayerDecision& decision, int layer, const LayerRouting& routing,
+                       const ExpertGroups& groups);
 
   virtual const std::byte* slot(int device, int index) const = 0;
   // Copies an absent expert into a free slot at once, of the first device that has one.
-  bool bring(int layer, int expert);
+  bool fetch(int layer, int expert);
   // Copies an expert into a slot at once, outside any step and the link's lanes.
   virtual void fill(int device, const Transfer& what) = 0;
   // The layer is decided; placements may still be changed.

@@ -95,7 +95,8 @@ void own_linear(const kernels::KernelTable& table, ThreadPool& pool, const Input
   const int64_t K = w.columns(), N = w.width();
   EncodedRows rows(table, {formats, static_cast<size_t>(num_formats)}, K);
   const int64_t temporary_bytes = (K * 4 + 63) / 64 * 64;
-  std::byte* const memory = pool.scratch(kLinearSlot, rows.bytes(M) + temporary_bytes * pool.num_threads());
+  std::byte* const memory =
+      pool.scratch(kLinearScratch, rows.bytes(M) + temporary_bytes * pool.num_threads());
   const auto temporary_of = [&](int thread) {
     return reinterpret_cast<float*>(memory + thread * temporary_bytes);
   };

@@ -73,9 +73,9 @@ class EncodedRows {
 };
 
 // y[m, n] = input_m . w_n + bias[n] (bias may be null); added to y with `add`. y is [M, rows of w]. Takes
-// scratch slot kLinearSlot; the caller holds the lock. Where w is cut over ranks, rank 0 calls this and the other
+// scratch slot kLinearScratch; the caller holds the lock. Where w is cut over ranks, rank 0 calls this and the other
 // ranks compute their rows.
-inline constexpr int kLinearSlot = 0;
+inline constexpr int kLinearScratch = 0;
 void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
             const PackedMatrix& w, const float* bias, float* y, bool add = false);
 

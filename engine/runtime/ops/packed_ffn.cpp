@@ -17,7 +17,8 @@ constexpr int64_t kMostPairs = 24, kMostDownPanels = 32;
 constexpr int kGroupsPerThread = 4;
 constexpr double kMostGroupUs = 100;  // longest group that is not cut
 constexpr int kEncodeRows = 8;        // rows of gate and up results that a phase encodes at once
-constexpr int kInputSlot = 0, kInnerSlot = 1, kOutputSlot = 2, kGatedSlot = 3;  // scratch slots of the pool
+constexpr int kInputScratch = 0, kInnerScratch = 1, kOutputScratch = 2,
+              kGatedScratch = 3;  // scratch slots of the pool
 
 int64_t panels_of(int rows) { return kernels::num_panels(rows); }
 
@@ -150,10 +151,10 @@ void PackedFfn::run(std::span<const FfnFormats> packed, const FfnRows& rows, con
   const int num_rows = step.num_rows(), num_elsewhere = static_cast<int>(rows.elsewhere.size());
   const int64_t input_rows = step.one_token ? 1 : num_rows;
   const int64_t temporary_bytes = (int64_t{hidden_} * 4 + 63) / 64 * 64 * pool_.num_threads();
-  std::byte* const memory = pool_.scratch(kInputSlot, step.inputs.bytes(input_rows) + temporary_bytes);
+  std::byte* const memory = pool_.scratch(kInputScratch, step.inputs.bytes(input_rows) + temporary_bytes);
   step.inputs.place(memory + temporary_bytes, input_rows);
-  step.inner.place(pool_.scratch(kInnerSlot, step.inner.bytes(num_rows)), num_rows);
-  step.outputs = pool_.scratch_floats(kOutputSlot, step.output_stride * (num_rows + num_elsewhere));
+  step.inner.place(pool_.scratch(kInnerScratch, step.inner.bytes(num_rows)), num_rows);
+  step.outputs = pool_.scratch_floats(kOutputScratch, step.output_stride * (num_rows + num_elsewhere));
   row_of_.assign(size_t(rows.num_tokens) * size_t(rows.top_k), -1);
   for (int r = 0; r < num_rows; ++r) row_of_[size_t(rows.pairs[size_t(r)])] = r;
   for (int r = 0; r < num_elsewhere; ++r) row_of_[size_t(rows.elsewhere[size_t(r)])] = num_rows + r;
@@ -176,7 +177,7 @@ void PackedFfn::run(std::span<const FfnFormats> packed, const FfnRows& rows, con
     (encodes_whole_rows(step.of(g)) ? step.gated_left : step.group_left)[g].add(1);
   }
   const int64_t num_inner = whole_rows ? (num_rows + kEncodeRows - 1) / kEncodeRows : 0;
-  if (whole_rows) step.gated = pool_.scratch_floats(kGatedSlot, step.gated_stride * num_rows);
+  if (whole_rows) step.gated = pool_.scratch_floats(kGatedScratch, step.gated_stride * num_rows);
   const bool by_group = down_pieces_.size() == 0;
   step.multiplied.start(static_cast<int>(by_group ? gate_up_pieces_.size() : down_pieces_.size()));
 

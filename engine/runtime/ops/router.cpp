@@ -14,13 +14,13 @@ namespace {
 using kernels::GroupScore;
 using kernels::RouterScore;
 
-constexpr float kTaken = -std::numeric_limits<float>::infinity();
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 // Index of the highest of n, the first among equals. A NaN is never greater than anything; if only NaN is left,
 // `otherwise`: any index will do, and the NaN must show in the output.
 int highest(const float* values, int n, int otherwise) {
   int best = otherwise;
-  float most = kTaken;
+  float most = kMasked;
   for (int i = 0; i < n; ++i) {
     if (values[i] > most) {
       most = values[i];
@@ -79,7 +79,7 @@ void Router::score(float* row) const {
 void Router::keep_groups(float* choice, float* group_scores) const {
   const int groups = shape_.num_groups, size = num_experts() / groups;
   for (int g = 0; g < groups; ++g) {
-    float first = kTaken, second = kTaken;
+    float first = kMasked, second = kMasked;
     for (int e = g * size; e < (g + 1) * size; ++e) {
       second = std::max(second, std::min(first, choice[e]));
       first = std::max(first, choice[e]);
@@ -93,7 +93,7 @@ void Router::keep_groups(float* choice, float* group_scores) const {
       better +=
           group_scores[other] > group_scores[g] || (group_scores[other] == group_scores[g] && other < g);
     }
-    if (better >= shape_.top_groups) std::fill_n(choice + g * size, size, kTaken);
+    if (better >= shape_.top_groups) std::fill_n(choice + g * size, size, kMasked);
   }
 }
 
@@ -115,7 +115,7 @@ void Router::pick(float* scores, float* choice, int32_t* ids, float* weights) co
     ids[k] = best;
     weights[k] = scores[best];
     sum += weights[k];
-    choice[best] = kTaken;
+    choice[best] = kMasked;
   }
   if (shape_.score == RouterScore::kSoftmaxOfChosen) {
     sum = table_.softmax_exp(weights, k_all, 1.0f).total;
@@ -146,12 +146,12 @@ void Router::forward(const float* hidden, float* normed, int32_t* ids, float* we
     std::copy_n(hidden, int64_t{T} * hidden_size(), normed);
   }
   const int64_t choice_floats = experts + shape_.num_groups;
-  const bool apart = weights_.gate_norm != nullptr;  // the gate's rows
-  const int64_t own_floats = apart ? int64_t{T} * hidden_size() : 0;
+  const bool separate = weights_.gate_norm != nullptr;  // the gate's rows
+  const int64_t own_floats = separate ? int64_t{T} * hidden_size() : 0;
   float* scores = pool_.scratch_floats(0, T * (experts + choice_floats) + own_floats);
   float* choices = scores + T * experts;
   const float* rows = normed;
-  if (apart) {
+  if (separate) {
     float* own = choices + T * choice_floats;
     norm_rows(table_, pool_, hidden, weights_.gate_norm, eps_, own, T, hidden_size());
     rows = own;

@@ -636,7 +636,7 @@ class DenseFfn(Block):
         limit: float = 0.0,
     ) -> None: ...
 
-class PredictionInput(Block):
+class MtpInput(Block):
     """Replaces embeddings by their projection together with the hidden states of the tokens before."""
 
     def __init__(
@@ -679,12 +679,12 @@ class Decoder:
         previous: _F32 | None = None,
         layer_inputs: _F32 | None = None,
     ) -> None:
-        """experts: None if no block has any. previous: normed hidden states that a `PredictionInput` reads.
+        """experts: None if no block has any. previous: normed hidden states that a `MtpInput` reads.
 
         layer_inputs: result of `LayerInputs.forward` for the batch's tokens, which a `LayerInput` reads."""
 
 def measure_ceilings(
-    pool: ThreadPool, *, level: str | None = None, read_bytes: int = 536870912, turn_s: float = 0.01
+    pool: ThreadPool, *, level: str | None = None, read_bytes: int = 536870912, round_s: float = 0.01
 ) -> dict[str, float]:
     """What the pool's threads can do at most at a level (default: this process's), the fastest of several
     turns: read_gb_per_s, fork_join_us, and f32_gop_per_s, bf16_..., int8_..., bf16_tiles_..., int8_tiles_...
@@ -942,7 +942,7 @@ class MoeExecutor:
     def begin_layer(self, layer: int, ids: _I32, weights: _F32) -> LayerPlan: ...
     def compute_cpu(self, normed: _F32, rows: _F32) -> None: ...
     def end_layer(self, us: float, dense_us: float = -1.0) -> None: ...
-    wants_prediction: Final[bool]
+    needs_look_ahead: Final[bool]
     "Whether predictions for later layers are used in this step."
 
     def predict(self, layer: int, logits: _F32) -> None: ...

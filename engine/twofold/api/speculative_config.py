@@ -66,7 +66,7 @@ class SpeculativeConfig:
     """Choose each step's depth by its price; False: always draft as many tokens as allowed."""
 
     @property
-    def predictions(self) -> Literal["skip", "need"]:
+    def mtp_use(self) -> Literal["skip", "need"]:
         """Whether the model's prediction layer is opened (`models.open_model_files`)."""
         return "need" if self.method == "mtp" else "skip"
 

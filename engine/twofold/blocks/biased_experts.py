@@ -15,9 +15,9 @@ import numpy as np
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block_weights import F32, BlockWeights
-from twofold.blocks.experts import PARTS, RoutedExperts, TurnedExperts
+from twofold.blocks.experts import PARTS, RoutedExperts, TransposedExperts
 from twofold.weights.mxfp4_tensors import BLOCKS
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import ExpertWeights, WeightMatrix
 
 _FLOATS: Final = ("f32", "f16", "bf16")
@@ -29,12 +29,16 @@ class BiasedExperts(RoutedExperts):
     def has_biases(self) -> bool:
         return True
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         module = self.modules[-1]
-        stacked, blocks, turned = self._stacked(module), self._in_turn(BLOCKS), self._in_turn("")
+        stacked, blocks, transposed = (
+            self._stacked(module),
+            self._transposed_specs(BLOCKS),
+            self._transposed_specs(""),
+        )
         if found(stacked["gate"]) or found(stacked["up"]):
             return stacked | self._stacked_biases(module)
-        fused = turned if found(turned["gate_up"]) else blocks
+        fused = transposed if found(transposed["gate_up"]) else blocks
         hf, sizes = self._name(module), {"gate_up": 2 * self.intermediate_size, "down": self.hidden_size}
         return fused | {
             f"{part}_bias": TensorSpec(f"{hf}.{part}_proj_bias", (self.num_experts, size), "exact", "")
@@ -45,8 +49,10 @@ class BiasedExperts(RoutedExperts):
         super().check(weights)
         for part, spec in weights.specs.items():
             format = weights.format(part)
-            turned = part in ("gate_up", "down") and "gate" not in weights and not spec.name.endswith(BLOCKS)
-            if (turned or part.endswith("_bias")) and format not in _FLOATS:
+            transposed = (
+                part in ("gate_up", "down") and "gate" not in weights and not spec.name.endswith(BLOCKS)
+            )
+            if (transposed or part.endswith("_bias")) and format not in _FLOATS:
                 raise ModelLoadError(
                     f"{weights.source.where}: tensor {spec.name} is {format}, expected one of {', '.join(_FLOATS)}; "
                     "convert the checkpoint again"
@@ -57,8 +63,8 @@ class BiasedExperts(RoutedExperts):
             return super().experts(weights)
         both, down = weights.stack("gate_up"), weights.stack("down")
         if weights.specs["gate_up"].name.endswith(BLOCKS):
-            return [(*_in_turn(one), below) for one, below in zip(both, down, strict=True)]
-        return TurnedExperts(both, down, _in_turn)
+            return [(*_transposed_specs(one), below) for one, below in zip(both, down, strict=True)]
+        return TransposedExperts(both, down, _transposed_specs)
 
     def biases(self, weights: BlockWeights) -> F32:
         if "gate" in weights:
@@ -69,7 +75,7 @@ class BiasedExperts(RoutedExperts):
     def stacked_biases(self, weights: BlockWeights) -> tuple[TensorSpec, ...]:
         return tuple(self._stacked_biases(self.modules[-1]).values())
 
-    def _in_turn(self, suffix: str) -> dict[str, TensorSpec]:
+    def _transposed_specs(self, suffix: str) -> dict[str, TensorSpec]:
         """Specs of the fused tensors; GGUF files have none."""
         module = self.modules[-1]
         hf, inner, hidden = self._name(module), self.intermediate_size, self.hidden_size
@@ -101,5 +107,5 @@ class BiasedExperts(RoutedExperts):
         return f"model.layers.{self.layer}.{module}.experts"
 
 
-def _in_turn(both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
+def _transposed_specs(both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
     return both.every_other(0), both.every_other(1)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from twofold.blocks import ops
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceWeights
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import (
     Activation,
     ExpertFormats,
@@ -59,7 +59,7 @@ class Cost:
     num_bytes: float
     """Weights and state read, in bytes."""
     flops: float
-    prediction_bytes: float = 0.0
+    mtp_bytes: float = 0.0
     """Part of the weights that is read a second time to predict the next layer's experts, in bytes."""
 
 
@@ -106,7 +106,7 @@ class ModelPart(ABC):
     """Name used to choose formats: attention, experts, …"""
 
     @abstractmethod
-    def tensors(self, found: Found) -> Mapping[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> Mapping[str, TensorSpec]:
         """Tensors by role, in this checkpoint's naming."""
 
     def problems(self) -> Iterator[str]:
@@ -147,7 +147,7 @@ class Block(ModelPart):
         """This block, or the variant of it that a checkpoint with tensors of these shapes stores."""
         return self
 
-    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+    def parts(self, found: HasTensor) -> tuple[BlockPart, ...]:
         """The block's parts, in the order of computation; a block that is not composed is one part."""
         return (BlockPart(self.kind, dict(self.tensors(found)), self),)
 
@@ -199,9 +199,9 @@ class ComposedBlock(Block):
     """A block composed of parts."""
 
     @abstractmethod
-    def parts(self, found: Found) -> tuple[BlockPart, ...]: ...
+    def parts(self, found: HasTensor) -> tuple[BlockPart, ...]: ...
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         return {role: spec for part in self.parts(found) for role, spec in part.tensors.items()}
 
 

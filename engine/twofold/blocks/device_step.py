@@ -283,7 +283,7 @@ class DeviceMoe(Protocol):
 
 
 @runtime_checkable
-class LooksAhead(Protocol):
+class LookAheadRouter(Protocol):
     """A router that can be evaluated before its layer is reached."""
 
     def look(self, hidden: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ class DeviceStep:
     """Cosines and sines of the batch's positions, f32 [T, rotated pairs] each, by `ModelConfig.rotations`."""
     kernels: DeviceKernels
     moe: DeviceMoe
-    routers: Sequence[LooksAhead] = ()
+    routers: Sequence[LookAheadRouter] = ()
     """Routers of all layers with routed experts, in order."""
     routed: Routed | None = None
     previous: Tensor | None = None

@@ -15,7 +15,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Cost, ExpertBlock, RoutedShape, ShapeOf
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import (
     Activation,
     ExpertsOnDemand,
@@ -87,7 +87,7 @@ class RoutedExperts(ExpertBlock):
         if self.weighs_rows and self.top_k != 1:
             yield f"num_experts_per_tok {self.top_k} is not 1, which alone is supported where weights multiply rows"
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         for module in self.modules:
             stacked = self._stacked(module)
             for fused in (self._fused(module, *names) for names in self.fused):
@@ -127,7 +127,7 @@ class RoutedExperts(ExpertBlock):
         if "gate_up" in weights:
             both, down = weights.stack("gate_up"), weights.stack("down")
             if self.transposed:
-                return TurnedExperts(both, down, halves)
+                return TransposedExperts(both, down, halves)
             return [(*halves(one), below) for one, below in zip(both, down, strict=True)]
         if "gate" in weights:
             gates, ups, downs = (weights.stack(part) for part in PARTS)
@@ -198,7 +198,7 @@ class RoutedExperts(ExpertBlock):
             f"blk.{self.layer}.ffn_{PARTS[part]}.{expert}.weight",
         )
 
-    def _separate(self, module: str, names: tuple[str, str, str], found: Found) -> dict[str, TensorSpec]:
+    def _separate(self, module: str, names: tuple[str, str, str], found: HasTensor) -> dict[str, TensorSpec]:
         """Tensors of the experts that exist, and of the first missing one: a wrong count must not request millions."""
         specs: dict[str, TensorSpec] = {}
         for expert in range(self.num_experts):
@@ -209,7 +209,7 @@ class RoutedExperts(ExpertBlock):
         return specs
 
 
-class TurnedExperts(ExpertsOnDemand):
+class TransposedExperts(ExpertsOnDemand):
     """Experts whose fused matrices are transposed: each is copied on every request."""
 
     def __init__(

@@ -9,7 +9,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn, normed
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import Activation
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class DenseFfn(Block):
     limit: float = 0.0
     """Bound of gate and up (kernels/include/twofold/expert.h); 0: none."""
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
         norm = TensorSpec(

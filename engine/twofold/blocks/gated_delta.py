@@ -24,7 +24,7 @@ from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Record
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.blocks.device_tails import keep_chained
-from twofold.weights.tensor_spec import Found
+from twofold.weights.tensor_spec import HasTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ class GatedDelta(ComposedBlock):
         if self.taps < 2:
             yield f"linear_conv_kernel_dim is {self.taps}, at least 2 were expected"
 
-    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+    def parts(self, found: HasTensor) -> tuple[BlockPart, ...]:
         names = LayerNames(self.layer, "linear_attn", zero_centred=self.zero_centred)
         hidden, heads, values = self.hidden_size, self.num_v_heads, self.values
         project = {"norm": names.input_norm(hidden)}

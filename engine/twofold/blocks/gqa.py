@@ -19,12 +19,12 @@ from twofold.blocks.attention.projections import Heads, Projections
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.attention.scores import Scores
-from twofold.blocks.attention.selection import Everything, Selection
+from twofold.blocks.attention.selection import AllPositions, Selection
 from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Pages
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceWeights, HeadShape
 from twofold.blocks.gqa_device import GqaOnDevice
-from twofold.weights.tensor_spec import Found
+from twofold.weights.tensor_spec import HasTensor
 
 _KERNEL_SIZES: Final = (64, 128, 256, 512)
 """Elements of a head for which there are device kernels (kernels/device/dense_layer.h)."""
@@ -48,7 +48,7 @@ class Gqa(ComposedBlock):
     """None: queries and keys carry no positions."""
     scale: QueryScale | None = None
     """Factor of queries by position; None: none."""
-    select: Selection = field(default_factory=Everything)
+    select: Selection = field(default_factory=AllPositions)
     scores: Scores = field(default_factory=Scores)
     gate: Gate | None = None
     o_bias: bool = False
@@ -109,7 +109,7 @@ class Gqa(ComposedBlock):
         gate = ("gate",) if self.gate_rows else ()
         return Linear((*self.project.matrices, *gate), "norm", self.eps)
 
-    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+    def parts(self, found: HasTensor) -> tuple[BlockPart, ...]:
         names, hidden, heads = self.names, self.hidden_size, self.heads
         q_rows, kv_rows = (1 + self.interleaved_gate) * heads.num * heads.dim, heads.num_kv * heads.dim
         flat = self.norms.qk == "flat"

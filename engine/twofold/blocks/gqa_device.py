@@ -118,12 +118,12 @@ class GqaOnDevice:
         norms = self.norms[:2]
         sizes = [norm.numel() for norm in norms if norm is not None]
         *parts, v = torch.tensor_split(qkv, (sizes[0], sum(sizes)), dim=1)
-        turned = [
+        rotated_heads = [
             normed(part.float(), norm, self.shape.epsilon)
             for part, norm in zip(parts, norms, strict=True)
             if norm is not None
         ]
-        return torch.cat([*turned, v], 1)
+        return torch.cat([*rotated_heads, v], 1)
 
     def _attended(self, q: Tensor, kv: KvLayer, step: DeviceStep, chosen: ChosenPositions | None) -> Tensor:
         """Attention output; leading sequences of one token each share a launch."""

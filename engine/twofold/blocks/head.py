@@ -13,7 +13,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Cost, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.layer_input import LayerInputs
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import WeightMatrix, source_row_bytes
 
 HEAD: Final = ("lm_head.weight", "output.weight")
@@ -40,7 +40,7 @@ class Embedding(ModelPart):
         if self.layer_inputs is not None:
             yield from self.layer_inputs.problems(self.vocab_size)
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         shape = (self.vocab_size, self.hidden_size)
         table = TensorSpec("model.embed_tokens.weight", shape, "embedding", "token_embd.weight")
         head = TensorSpec(HEAD[0], shape, "embedding", HEAD[1])
@@ -94,7 +94,7 @@ class Head(ModelPart):
         """Logits of a hidden state."""
         return self.labels or self.vocab_size
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         shape = (self.num_rows, self.hidden_size)
         name, of_gguf = CLASSIFIER if self.labels else HEAD
         norms = [

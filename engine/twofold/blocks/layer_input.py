@@ -14,7 +14,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import source_row_bytes
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class LayerInput(Block):
     size: int
     """Elements of the layer's input."""
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         return {
             "gate": TensorSpec(

@@ -21,11 +21,11 @@ from twofold.blocks.attention.norms import norm_part
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.attention.scores import Scores
-from twofold.blocks.attention.selection import Everything, Selection, SelectionOnDevice
+from twofold.blocks.attention.selection import AllPositions, Selection, SelectionOnDevice
 from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Pages
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import Found
+from twofold.weights.tensor_spec import HasTensor
 from twofold.weights.weight_format import SCALE_GRID, WeightMatrix, packed_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Mla(ComposedBlock):
     rotation: Rotation | None = PAIRED
     """As published; some checkpoints pair halves. None: the keys that heads share carry no positions."""
     scale: QueryScale | None = None
-    select: Selection = field(default_factory=Everything)
+    select: Selection = field(default_factory=AllPositions)
     latent_eps: float = 1e-6
     """Epsilon of the norms of low-rank queries and latents; not in any configuration."""
 
@@ -72,7 +72,7 @@ class Mla(ComposedBlock):
         if self.rotation is not None and self.qk_rope_head_dim % 2:
             yield f"qk_rope_head_dim {self.qk_rope_head_dim} is odd, rotary embeddings need an even one"
 
-    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+    def parts(self, found: HasTensor) -> tuple[BlockPart, ...]:
         names, heads, latent = LayerNames(self.layer), self.num_heads, self.kv_lora_rank
         hidden, of = self.hidden_size, LayerNames(self.layer).matrix
         first, rows, theirs = "q_proj", heads * self.qk_head_dim, "attn_q"

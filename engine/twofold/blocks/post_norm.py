@@ -9,7 +9,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class PostNorm(Block):
     zero_centred: bool = False
     """Whether checkpoints store the norm minus 1."""
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         norm = TensorSpec(
             f"{hf}.{self.name}.weight",

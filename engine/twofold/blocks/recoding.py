@@ -34,7 +34,7 @@ def recoded_rows(
     step = max(1, CHUNK_WEIGHTS // matrix.columns // SCALE_GRID) * SCALE_GRID
     for begin in range(0, matrix.rows, step):
         part = matrix.row_range(begin, min(matrix.rows, begin + step))
-        if part.format == format and not part.is_apart:
+        if part.format == format and not part.is_separate:
             yield np.ascontiguousarray(part.data).tobytes()
             continue
         values = ops.dequantise(pool, part)
@@ -56,7 +56,7 @@ class Recoding:
 
     def matrix(self, where: Path, name: str, matrix: WeightMatrix) -> WeightMatrix:
         """`matrix` in that format: a copy in memory, or `matrix` itself if it has the format. Raises ModelLoadError."""
-        if matrix.format == self.format and not matrix.is_apart:
+        if matrix.format == self.format and not matrix.is_separate:
             return matrix
         assert self.pool is not None, "weights are read, so there is a pool"
         element = element_type(self.format)

@@ -18,7 +18,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block, Cost, ShapeOf
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, Routed, normed
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +85,7 @@ class Router(Block):
         if self.group_score == "top_two_sum" and 1 < self.num_groups == self.num_experts:
             yield f"n_group {self.num_groups} leaves one expert to a group, which is chosen by its two best"
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         shape = (self.num_experts, self.hidden_size)
         gates = {

@@ -10,7 +10,7 @@ from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
 from twofold.blocks.experts import halves
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import packed_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SharedExperts(Block):
     fused: tuple[str, str] | None = None
     """Checkpoint names of (gate and up, down), if some checkpoints fuse gate and up."""
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}.{self.module}", f"blk.{self.layer}"
         wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
         if self.fused is not None:

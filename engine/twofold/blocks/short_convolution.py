@@ -19,7 +19,7 @@ from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Record
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.blocks.device_tails import first_records, keep_chained, slots_of
-from twofold.weights.tensor_spec import Found
+from twofold.weights.tensor_spec import HasTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ class ShortConvolution(ComposedBlock):
         if self.taps < 2:
             yield f"conv_L_cache is {self.taps}, at least 2 were expected"
 
-    def parts(self, found: Found) -> tuple[BlockPart, ...]:
+    def parts(self, found: HasTensor) -> tuple[BlockPart, ...]:
         hidden = self.hidden_size
         names = LayerNames(self.layer, "conv", gguf_module="shortconv")
         project = {

@@ -155,16 +155,16 @@ def calibrate_device(
     expert_bytes, most_tokens = probe.expert_bytes, probe.most_tokens
     sizes = sorted({*LINK_BYTES, expert_bytes})
     report("link", 0.0)
-    copies = _in_turn([lambda size=size: probe.copy_us(size) for size in sizes], repeats)  # type: ignore[misc]
+    copies = _interleaved([lambda size=size: probe.copy_us(size) for size in sizes], repeats)  # type: ignore[misc]
     link = [LinkSample(size, us) for size, us in zip(sizes, copies, strict=True)]
     latency_us, bandwidth_gbps = fit_link(link)
     grid = list(_even_routings(shape, most_tokens))
     mixed = list(_mixed_routings(shape, most_tokens))
     report("accelerator", 0.2)
-    times = _in_turn([lambda r=r: probe.routed_us(r) for r in grid + mixed], repeats)  # type: ignore[misc]
+    times = _interleaved([lambda r=r: probe.routed_us(r) for r in grid + mixed], repeats)  # type: ignore[misc]
     samples = [Sample(r.loads, us) for r, us in zip(grid + mixed, times, strict=True)]
     constants = fit_layers(samples[: len(grid)])
-    told = [replace(s, predicted_us=constants.layer_us(s.loads)) for s in samples]
+    estimated = [replace(s, predicted_us=constants.layer_us(s.loads)) for s in samples]
     report("handshake", 0.8)
     handshake_us, join_us = probe.handshake_us(), float(np.median(_times(probe.join_us, repeats)))
     report("contention", 0.9)
@@ -180,8 +180,8 @@ def calibrate_device(
         gpu_launch_us=constants.launch_us,
         vram_bandwidth_gbps=expert_bytes / constants.expert_us / 1e3,
         gpu_gflops=flops / constants.token_us / 1e3,
-        layers=tuple(told[: len(grid)]),
-        unseen=tuple(told[len(grid) :]),
+        layers=tuple(estimated[: len(grid)]),
+        unseen=tuple(estimated[len(grid) :]),
         handshake_us=handshake_us,
         join_us=join_us,
         contention=contention,
@@ -301,7 +301,7 @@ def _times(measure: Callable[[], float], repeats: int) -> list[float]:
     return [measure() for _ in range(repeats)]
 
 
-def _in_turn(measures: Sequence[Callable[[], float]], repeats: int) -> list[float]:
+def _interleaved(measures: Sequence[Callable[[], float]], repeats: int) -> list[float]:
     """Medians of interleaved repeats, so that clock drift affects all alike. The first round is warm-up."""
     times = np.array([[measure() for measure in measures] for _ in range(repeats + 1)])
     return [float(us) for us in np.median(times[1:], axis=0)]

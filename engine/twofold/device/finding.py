@@ -44,9 +44,9 @@ def choose_accelerator(
     for index in indices or (0,):
         device, missing = find_device(index)
         if device is None:
-            asked = f"--devices cuda:{index}" if indices else "--accelerator cuda"
+            requested = f"--devices cuda:{index}" if indices else "--accelerator cuda"
             if indices or name == "cuda":
-                raise ConfigError(f"{asked}: {missing}; use auto, none or emulated:PROFILE")
+                raise ConfigError(f"{requested}: {missing}; use auto, none or emulated:PROFILE")
             return no_accelerator(missing), ()
         devices.append(device)
     names = ", ".join(f"cuda:{index}" for index in indices)
@@ -109,8 +109,8 @@ def without_devices(config: EngineConfig, problem: str) -> AcceleratorChoice:
         ConfigError: the devices were asked for.
     """
     if not may_leave_devices(config):
-        asked = "--accelerator cuda" if config.devices is None else f"--devices {config.devices}"
-        raise ConfigError(f"{asked}: {problem}; --accelerator auto goes on with the CPU")
+        requested = "--accelerator cuda" if config.devices is None else f"--devices {config.devices}"
+        raise ConfigError(f"{requested}: {problem}; --accelerator auto goes on with the CPU")
     return not_used(problem)
 
 

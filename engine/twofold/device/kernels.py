@@ -74,7 +74,7 @@ class TorchKernels(PromptAttention):
         heads = qkv.float().view(len(qkv), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         q, k, v = torch.tensor_split(heads, (shape.num_heads, shape.num_heads + shape.num_kv_heads), dim=1)
         q, k = (
-            self._turned(x, norm, angles, shape.epsilon) for x, norm in zip((q, k), norms[:2], strict=True)
+            self._rotated(x, norm, angles, shape.epsilon) for x, norm in zip((q, k), norms[:2], strict=True)
         )
         if norms[2] is not None:
             v = torch.nn.functional.rms_norm(v, v.shape[-1:], norms[2], shape.epsilon)
@@ -103,7 +103,7 @@ class TorchKernels(PromptAttention):
         return out
 
     @staticmethod
-    def _turned(x: Tensor, norm: Tensor | None, angles: tuple[Tensor, Tensor], epsilon: float) -> Tensor:
+    def _rotated(x: Tensor, norm: Tensor | None, angles: tuple[Tensor, Tensor], epsilon: float) -> Tensor:
         if norm is not None:
             x = torch.nn.functional.rms_norm(x, x.shape[-1:], norm, epsilon)
         cos, sin = (angle[:, None, :] for angle in angles)

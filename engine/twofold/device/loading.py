@@ -103,8 +103,8 @@ def load_on_device(
     except RuntimeError as error:  # torch's type for any error of CUDA
         raise KernelError(f"{device.torch_device} failed: {str(error).splitlines()[0]}") from error
 
-    def plan(asked: EngineConfig, _num_used: int) -> MemorySplit:
-        found = plan_devices(asked, needs, memories, budget.shares, budget.homes)
+    def plan(requested: EngineConfig, _num_used: int) -> MemorySplit:
+        found = plan_devices(requested, needs, memories, budget.shares, budget.homes)
         pages = found.num_kv_tokens // config.page_size
         # Rotations and graphs were made for the initial context length.
         check_pins(moe.plan.devices, found.num_slots, needs.num_layers, needs.num_experts)

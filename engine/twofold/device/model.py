@@ -29,7 +29,7 @@ from twofold.blocks.device_step import (
     DeviceMoe,
     DeviceState,
     DeviceStep,
-    LooksAhead,
+    LookAheadRouter,
     normed,
 )
 from twofold.blocks.post_norm import PostNormOnDevice
@@ -133,7 +133,7 @@ class DeviceModel:
             ]
             self._state_of = _owners_of_state(self._specs)
             self._begun = sums_begun(self._blocks)
-            self._routers = [block for block in self._blocks if isinstance(block, LooksAhead)]
+            self._routers = [block for block in self._blocks if isinstance(block, LookAheadRouter)]
             self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
             tied = config.head.tied
             self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")

@@ -68,7 +68,7 @@ class PlacedLayers:
     @property
     def look_ahead(self) -> Callable[[Tensor], None] | None:
         """See `model.DeviceMoe.look_ahead`."""
-        return self._take_scores if self._executor.wants_prediction else None
+        return self._take_scores if self._executor.needs_look_ahead else None
 
     def _take_scores(self, scores: Tensor) -> None:
         self._next_scores = scores

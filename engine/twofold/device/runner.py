@@ -180,7 +180,7 @@ class DeviceRunner:
     ) -> None:
         if not self._has_several:
             self._graphs.forget()
-        self.memory.let_go()
+        self.memory.release()
         self._state = []
         torch.cuda.empty_cache()  # slots are not allocated by torch
         self._state = self._model.state(num_pages, self._page_size, self._num_records)

@@ -92,12 +92,12 @@ class DeviceSampler:
         by_min_p = torch.where((by_min_p < seen) | (seen == total), by_min_p, _LOST)
         by_min_p = torch.where(min_p > 0, by_min_p, total)
         kept = torch.minimum(by_top_p, by_min_p)
-        told = (torch.maximum(by_top_p, by_min_p) < _LOST) | (kept <= seen)
-        told &= ~cuts_top_k | (top_k <= width)
+        is_decided = (torch.maximum(by_top_p, by_min_p) < _LOST) | (kept <= seen)
+        is_decided &= ~cuts_top_k | (top_k <= width)
 
         drawn = torch.minimum((uniform * kept.double()).long(), kept - 1)
         index = (cumulative <= drawn).sum(1, keepdim=True)
-        decided = (on_device > 0) & ((told & (index < width)) | greedy)
+        decided = (on_device > 0) & ((is_decided & (index < width)) | greedy)
         token = ids.gather(1, torch.where(greedy, 0, index.clamp(max=width - 1)))
         # A sum is a NaN or an infinity if any of its terms is.
         is_finite = torch.isfinite(logits.sum(1, keepdim=True))

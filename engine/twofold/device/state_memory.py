@@ -39,12 +39,12 @@ class DeviceStateMemory:
 
     def hold(self, blocks: Iterable[tuple[Block, DeviceState]]) -> None:
         """Use this memory from now on; snapshots are kept."""
-        self.let_go()
+        self.release()
         for block, state in blocks:
             keeps_records = any(isinstance(kept, Record) for kept in block.state)
             (self._records if keeps_records else self._pages).extend(state)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release pages and records, so that their memory is free."""
         self._pages, self._records = [], []
 

@@ -71,7 +71,7 @@ class TableLayers:
         self._device, self._native, self._slots, self._shape = device, device.native, slots, shape
         self._watchdog_s = watchdog_s
         self._posting = True
-        self.look_ahead: Callable[[Tensor], None] | None = self._keep_ahead if look_ahead else None
+        self.look_ahead: Callable[[Tensor], None] | None = self._keep_look_ahead if look_ahead else None
         self._ahead: Tensor | None = None
         self._layouts = layouts_of(shape)
         self._prior_rows = PriorRows(shape, max_tokens, cache_prior, device.torch_device)
@@ -214,7 +214,7 @@ class TableLayers:
         """Call before a step. states: [layers, experts] as in `MoeRuntime.placement`; generated: rows being decoded."""
         self._prior_rows.fill(states, generated)
 
-    def _keep_ahead(self, logits: Tensor) -> None:
+    def _keep_look_ahead(self, logits: Tensor) -> None:
         """See `model.DeviceMoe.look_ahead`: posted with the next layer."""
         self._ahead = logits
 

@@ -66,7 +66,7 @@ class _Verification:
             sequence.record = self.item.records[self.num_accepted]
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether the picked token is the next draft, so that the one after it can be picked."""
         drafts, at = self.item.drafts, self.num_accepted
         return not self.has_ended and at < len(drafts) and self.token == drafts[at]
@@ -187,7 +187,7 @@ class ActiveRequests:
                 each.take_row()
                 text = self._append(each.state, each.token, now_s, each.text)
                 each.has_ended, each.text = text is None, text or ""
-            ongoing = [each for each in ongoing if each.goes_on]
+            ongoing = [each for each in ongoing if each.continues]
             if not ongoing:
                 break
             for each in ongoing:

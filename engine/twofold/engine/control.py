@@ -282,16 +282,16 @@ class LiveControl:
             raise ConfigError(
                 f"accelerator {moe.choice.label} cannot be resized at run time; restart with other sizes"
             )
-        slots_asked = given.keys() & {"gpu_experts_ratio", "num_gpu_experts"}
-        if slots_asked and moe.choice.kind == "none":
+        slots_requested = given.keys() & {"gpu_experts_ratio", "num_gpu_experts"}
+        if slots_requested and moe.choice.kind == "none":
             raise ConfigError(
-                f"--{min(slots_asked).replace('_', '-')} was given; accelerator none has no expert slots: only "
+                f"--{min(slots_requested).replace('_', '-')} was given; accelerator none has no expert slots: only "
                 "--max-total-tokens can change"
             )
         experts = moe.shape.num_layers * moe.shape.num_experts
         sizes: dict[str, Any] = {
             **dict.fromkeys(SLOT_FIELDS),
-            "gpu_experts_ratio": None if slots_asked else split.num_slots / experts,
+            "gpu_experts_ratio": None if slots_requested else split.num_slots / experts,
             "max_total_tokens": split.num_pages * self._config.page_size,
         }
         num_used = self._pool.num_pages - self._pool.num_free

@@ -113,7 +113,7 @@ def load_parts(
     choice, devices = choose_accelerator(config.accelerator, cuda_indices(config))
     path = Path(config.model) if config.model else bundled_model_path()
     # Cheap checks come before gigabytes are read.
-    files = open_model_files(path, config.speculation.predictions)
+    files = open_model_files(path, config.speculation.mtp_runner)
     pooling = read_pooling(path, files, parse_pooler_config(config.pooler_config))
     if files.mapped is not None:
         check_if_changed(files.mapped.path, files.mapped.contents)
@@ -250,8 +250,8 @@ class _Opened:
             store=self.prefix_store,
         )
         model_drafter: ModelDrafter | None = None
-        if loaded.predictions is not None:
-            model_drafter = MtpDrafter(loaded.predictions, kv_pages)
+        if loaded.mtp_runner is not None:
+            model_drafter = MtpDrafter(loaded.mtp_runner, kv_pages)
         elif drafter is not None:
             model_drafter = drafter.load(loaded, choice.profile, self.progress)
         weights = MappedFiles([*files.tensors.mappings, *([files.mapped.mapping] if files.mapped else [])])
@@ -355,7 +355,7 @@ def _load_on_cpu(
         # Their results depend on when experts are resident, so a step of several tokens would change them.
         verifier=None if moe.plan.changes_outputs else runner,
         num_moe_layers=model.num_target_moe_layers,
-        predictions=runner.predictions,
+        mtp_runner=runner.mtp_runner,
     )
 
 

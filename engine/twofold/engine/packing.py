@@ -49,7 +49,7 @@ _SLACK_BYTES: Final = 64 * 1024 * 1024
 
 def source_mark(files: ModelFiles) -> str:
     """The fingerprint of the model that panels are made from."""
-    return fingerprint(files, "panels and prediction" if files.config.num_prediction_layers else "panels")
+    return fingerprint(files, "panels and prediction" if files.config.num_mtp_layers else "panels")
 
 
 def needed_bytes(files: ModelFiles, *, with_rows: bool) -> int:
@@ -77,7 +77,7 @@ def write_panels(
     shape = moe_shape(files)
     matrices = _WrittenPanels(writer)
     config, tensors = files.config, files.tensors
-    tell = _Progress(files, shape, progress)
+    progress_of = _Progress(files, shape, progress)
     names = [files.dense_names(layer) for layer in range(config.num_layers)]
     for index, layer in enumerate(files.layers):
         for ahead in names[index : index + 3]:
@@ -86,7 +86,7 @@ def write_panels(
             if not isinstance(block, ExpertBlock):
                 block.cpu(weights.from_panels(matrices), pool, 0)
         tensors.release_pages(names[index])
-        tell.done(f"layer {index}", writer.at)
+        progress_of.done(f"layer {index}", writer.at)
     config.head.cpu(files.head.from_panels(matrices), pool)
     embedding = files.embedding.from_panels(matrices)
     config.embedding.cpu(embedding, pool)  # checks the rows, which are never packed
@@ -96,7 +96,7 @@ def write_panels(
     layers = []
     for panels in _expert_panels(files, shape, pool):
         layers.append(writer.write(panels))
-        tell.done(f"experts of layer {config.moe_layers[len(layers) - 1]}", writer.at)
+        progress_of.done(f"experts of layer {config.moe_layers[len(layers) - 1]}", writer.at)
     experts = StoredExperts(
         shape.num_experts,
         shape.hidden,

@@ -143,7 +143,7 @@ class Recorder:
                     begin_s * 1e6,
                     drafts.num_drafted,
                     drafts.num_accepted,
-                    drafts.predicted_s * 1e6,
+                    drafts.estimated_s * 1e6,
                 )
             )
         # A single prefill step can fill a large part of the rings.

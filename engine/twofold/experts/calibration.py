@@ -315,10 +315,10 @@ def to_profile(
         if name not in measured
     }
     processor, date = platform.processor() or platform.machine(), time.strftime("%Y-%m-%d")
-    lent = "with its own accelerator" if accelerator else f"with the accelerator of {base.name}"
+    accelerator_text = "with its own accelerator" if accelerator else f"with the accelerator of {base.name}"
     return MachineProfile(
         name="-".join(filter(None, (platform.node() or "machine", device, "" if accelerator else base.name))),
-        description=f"{processor} as measured on {date}, {lent}",
+        description=f"{processor} as measured on {date}, {accelerator_text}",
         figures=borrowed | measured,
         cpu_curves=(curve, *(c for c in (stored.cpu_curves if stored else ()) if c.experts != curve.experts)),
     )

@@ -21,7 +21,7 @@ def parse_split(text: str) -> tuple[float, ...]:
     return tuple(share / sum(shares) for share in shares)
 
 
-def asked_split(text: str | None, names: Sequence[str]) -> tuple[float, ...]:
+def requested_split(text: str | None, names: Sequence[str]) -> tuple[float, ...]:
     """Shares of --tensor-split for the devices of these names; empty if it is None. ConfigError: not one share each."""
     if text is None:
         return ()
@@ -43,7 +43,7 @@ def device_split(text: str | None, profile: MachineProfile) -> tuple[float, ...]
         ConfigError: not one share per device.
     """
     devices = profile.devices
-    if shares := asked_split(text, [device.name for device in devices]):
+    if shares := requested_split(text, [device.name for device in devices]):
         return shares
     sizes = [device.figures["vram_gb"].value for device in devices if "vram_gb" in device.figures]
     if len(sizes) < len(devices):

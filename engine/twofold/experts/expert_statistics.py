@@ -34,14 +34,14 @@ def read_statistics(
     experts: int,
     *,
     moe_layers: Sequence[int] | None = None,
-    num_prediction_layers: int = 0,
+    num_mtp_layers: int = 0,
 ) -> I64:
     """Counts [layers, experts] of a file; its name ends in .npz or .pt.
 
     Args:
         layers: MoE layers of the model.
         moe_layers: their indices among the model's layers: a file that counts every layer is accepted too.
-        num_prediction_layers: how many of the last are prediction layers. A file recorded without them is accepted;
+        num_mtp_layers: how many of the last are prediction layers. A file recorded without them is accepted;
             each of their experts then counts as often as the mean expert of the other layers.
 
     Raises:
@@ -62,11 +62,11 @@ def read_statistics(
     if not totals.any():
         raise ConfigError(f"{path}: all counts are zero; record while requests run")
     counts = _of_moe_layers(totals, layers, moe_layers)
-    if num_prediction_layers > 0:
-        own = layers - num_prediction_layers
+    if num_mtp_layers > 0:
+        own = layers - num_mtp_layers
         own_counts = _of_moe_layers(totals, own, None if moe_layers is None else moe_layers[:own])
         if own_counts.shape == (own, experts):
-            unknown = np.full((num_prediction_layers, experts), own_counts.mean())
+            unknown = np.full((num_mtp_layers, experts), own_counts.mean())
             counts = np.concatenate([own_counts, unknown])
     if counts.shape != (layers, experts):
         raise ConfigError(

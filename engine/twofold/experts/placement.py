@@ -105,11 +105,11 @@ PLACED_BY_POLICY: Final = InitialPlacement(BY_POLICY)
 
 
 def initial_placement(
-    config: EngineConfig, moe_layers: Sequence[int], num_experts: int, *, num_prediction_layers: int = 0
+    config: EngineConfig, moe_layers: Sequence[int], num_experts: int, *, num_mtp_layers: int = 0
 ) -> InitialPlacement:
     """Initial placement from the configuration and the file that it names.
 
-    num_prediction_layers: how many of the last `moe_layers` the file may lack.
+    num_mtp_layers: how many of the last `moe_layers` the file may lack.
 
     Raises:
         ConfigError: the file is broken, or counts another model's experts.
@@ -133,7 +133,7 @@ def initial_placement(
             len(moe_layers),
             num_experts,
             moe_layers=moe_layers,
-            num_prediction_layers=num_prediction_layers,
+            num_mtp_layers=num_mtp_layers,
         )
     return InitialPlacement(strategy, counts)
 

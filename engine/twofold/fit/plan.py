@@ -19,7 +19,7 @@ from twofold.api.settings import flag_name
 from twofold.device.memory.budget import DeviceBudget, DeviceMemory, plan_devices
 from twofold.device.memory.needs import needs_of
 from twofold.device.memory.pipeline import plan_machine
-from twofold.experts.device_split import asked_split, split_slots
+from twofold.experts.device_split import requested_split, split_slots
 from twofold.fit.speed import Speed
 from twofold.models.model_files import ModelFiles
 from twofold.models.sizing import ModelSize, gib, measure_files
@@ -178,15 +178,15 @@ class _Draft:
     def _device_budget(self, size: ModelSize) -> tuple[DeviceBudget | None, str]:
         """The split of the devices' memory for the longest context, up to the usual one, that it can hold."""
         machine, page, problem = self.machine, self.config.page_size, ""
-        shares = asked_split(self.config.tensor_split, machine.devices) if machine.devices else ()
+        shares = requested_split(self.config.tensor_split, machine.devices) if machine.devices else ()
 
         def split(tokens: int) -> DeviceBudget:
-            asked = self.config
+            requested = self.config
             if "max_total_tokens" not in self.given:
-                asked = dataclasses.replace(asked, max_total_tokens=max(tokens, page))
+                requested = dataclasses.replace(requested, max_total_tokens=max(tokens, page))
             if self.is_emulated:  # its first device has all dense layers
-                return plan_devices(asked, needs_of(size), machine.memories, shares)
-            return plan_machine(asked, size, machine.devices, machine.memories)[1]
+                return plan_devices(requested, needs_of(size), machine.memories, shares)
+            return plan_machine(requested, size, machine.devices, machine.memories)[1]
 
         with contextlib.suppress(ConfigError):
             budget = split(self.longest)

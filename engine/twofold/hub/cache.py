@@ -150,11 +150,11 @@ def remove(model: CachedModel) -> int:
             freed += target.stat().st_size
             target.unlink()
     if not folder.files(model.commit):
-        _forget(folder, model.commit)
+        _drop_commit(folder, model.commit)
     return freed
 
 
-def _forget(folder: RepoFolder, commit: str) -> None:
+def _drop_commit(folder: RepoFolder, commit: str) -> None:
     """Remove an empty snapshot, the revisions that name it, and a repository without snapshots."""
     _remove_empty(folder.snapshot(commit))
     refs = [file for file in (folder.path / "refs").rglob("*") if file.is_file()]

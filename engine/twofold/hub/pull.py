@@ -19,7 +19,7 @@ from twofold.hub.reference import HubModel
 from twofold.hub.remote import Listing, list_repository
 from twofold.hub.variants import USUAL_QUANT, choose_variant, tokenizer_files
 
-_SPARE_BYTES: Final = 256 * 2**20
+_RESERVED_BYTES: Final = 256 * 2**20
 """Disk space that stays free after a download."""
 
 
@@ -125,7 +125,7 @@ def _make_room(model: HubModel, downloads: list[Download], missing: int, total: 
         f"{model} at commit {commit} ({model.revision}): {len(downloads)} files, {_gb(total)}; {_gb(missing)} to "
         f"download to {place} ({_gb(free)} free)"
     )
-    if missing and missing + _SPARE_BYTES > free:
+    if missing and missing + _RESERVED_BYTES > free:
         raise ModelLoadError(
             f"{model} needs {_gb(missing)} more in {place}, which has {_gb(free)} free; free space, name another disk "
             "in HF_HUB_CACHE, or choose a smaller quantisation"

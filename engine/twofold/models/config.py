@@ -13,7 +13,7 @@ from typing import Final, Literal, cast, get_args
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape, ShapeOf
 from twofold.blocks.head import Embedding, Head
-from twofold.blocks.prediction import PredictionInput
+from twofold.blocks.mtp_input import MtpInput
 from twofold.blocks.rope import RopeConfig
 
 # Far above any real model; these keep a damaged config.json from requesting a plan of a billion tensors.
@@ -39,7 +39,7 @@ class GenerationDefaults:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class MtpPart:
     """A layer after a model's last one that predicts the token after the next one (multi-token prediction)."""
 
     layer: tuple[Block, ...]
@@ -81,9 +81,9 @@ class ModelConfig:
     left_out: tuple[tuple[str, str], ...] = ()
     """Unsupported parts of checkpoints: (description, pattern of their tensors)."""
 
-    prediction: Prediction | None = None
+    mtp: MtpPart | None = None
     """The layer that predicts the token after the next one; None: the model has none."""
-    num_prediction_layers: int = 0
+    num_mtp_layers: int = 0
     """How many of `layers`, the last ones, predict the token after the next one."""
 
     has_head: bool = True
@@ -114,7 +114,7 @@ class ModelConfig:
     @property
     def num_target_layers(self) -> int:
         """Layers that compute the next token, without prediction layers."""
-        return len(self.layers) - self.num_prediction_layers
+        return len(self.layers) - self.num_mtp_layers
 
     @property
     def num_target_moe_layers(self) -> int:
@@ -207,24 +207,24 @@ class ModelConfig:
         copies = [f"{first}.{name}.*" for name in ("embed_tokens", "shared_head.head")]
         copies += [f"{of_gguf}.{name}.*" for name in ("embed_tokens", "shared_head_head")]
         zero_centred = self.head.zero_centred
-        begin = PredictionInput(numbers[0], self.hidden_size, self.head.eps, own_norm, zero_centred)
+        begin = MtpInput(numbers[0], self.hidden_size, self.head.eps, own_norm, zero_centred)
         blocks = (begin, *(replace(block, layer=numbers[0]) for block in layer)) if layer else ()
         prefixes = tuple((theirs, f"{first}.{ours}") for theirs, ours in renamed.items())
         left_out = (*whole, *([pattern] if pattern else []))
-        found = Prediction(blocks, left_out, unread=(*copies, *whole[2:]), renamed=prefixes)
-        return replace(self, prediction=found)
+        found = MtpPart(blocks, left_out, unread=(*copies, *whole[2:]), renamed=prefixes)
+        return replace(self, mtp=found)
 
-    def with_prediction(self) -> ModelConfig:
+    def with_mtp(self) -> ModelConfig:
         """The configuration with its prediction layer as the last of `layers`."""
-        prediction = self.prediction
-        assert prediction is not None, "a model without a prediction layer"
+        mtp = self.mtp
+        assert mtp is not None, "a model without a prediction layer"
         return replace(
             self,
-            layers=(*self.layers, prediction.layer),
-            num_prediction_layers=1,
-            renamed=(*prediction.renamed, *self.renamed),
-            ignored=(*self.ignored, *prediction.unread),
-            prediction=replace(prediction, left_out=()),
+            layers=(*self.layers, mtp.layer),
+            num_mtp_layers=1,
+            renamed=(*mtp.renamed, *self.renamed),
+            ignored=(*self.ignored, *mtp.unread),
+            mtp=replace(mtp, left_out=()),
         )
 
     def as_stored(self, shape_of: ShapeOf) -> ModelConfig:
@@ -232,7 +232,7 @@ class ModelConfig:
         layers = tuple(tuple(block.as_stored(shape_of) for block in layer) for layer in self.layers)
         return replace(self, layers=layers)
 
-    def with_head_apart(self) -> ModelConfig:
+    def with_separate_head(self) -> ModelConfig:
         """The configuration of a model whose head has a matrix of its own."""
         embedding, head = replace(self.embedding, tied=False), replace(self.head, tied=False)
         return replace(self, embedding=embedding, head=head)

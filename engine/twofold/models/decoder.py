@@ -14,7 +14,7 @@ from typing import Any, Final
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
 from twofold.models.gguf_config import GgufMetadata, Score
-from twofold.models.keys import Said, Settings
+from twofold.models.keys import FromConfig, Settings
 from twofold.weights.json_file import Fields
 
 FULL: Final = "full_attention"
@@ -37,7 +37,7 @@ class Mixer:
 
 
 @dataclass(frozen=True)
-class PredictionLayer:
+class MtpLayer:
     """The layer after the last one that predicts the token after the next one, where it can be run.
 
     It has attention as the last layer, and experts.
@@ -71,7 +71,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class Decoder:
-    """One family. Fields of blocks may be `Said`."""
+    """One family. Fields of blocks may be `FromConfig`."""
 
     summary: str
     """What the family is, for `twofold models`."""
@@ -83,7 +83,7 @@ class Decoder:
     """Settings that files state under keys with another meaning."""
     multipliers: bool = False
     """Whether config.json has multipliers of embeddings, scores, each block's output and logits (Granite)."""
-    scaled_embedding: bool | Said = False
+    scaled_embedding: bool | FromConfig = False
     """Whether the embedding's rows are multiplied by the root of the hidden size."""
 
     mixer: Mixer | None = None
@@ -124,7 +124,7 @@ class Decoder:
     experts: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the routed experts that config.json does not set."""
     kind_of_experts: type[RoutedExperts] = RoutedExperts
-    prediction: PredictionLayer | None = None
+    mtp: MtpLayer | None = None
     """The layer that predicts the token after the next one; None: where there is one, it cannot be run."""
 
     text: TextPart | None = None

@@ -23,7 +23,7 @@ from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.decoder import FULL, SLIDING, Decoder
 from twofold.models.defaults import defaults_of
-from twofold.models.keys import Said, Settings
+from twofold.models.keys import FromConfig, Settings
 from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
 
@@ -70,15 +70,15 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
     if decoder.indexer:
         config = _without_indexer(config, layers.settings.integer("index_topk"))
     count = fields.optional_integer("num_nextn_predict_layers") or 0
-    if (prediction := decoder.prediction) is None:
+    if (mtp := decoder.mtp) is None:
         return config.predicting(fields.where, count)
     return config.predicting(
         fields.where,
-        max(count, prediction.unannounced),
+        max(count, mtp.unannounced),
         tuple(map(_with_whole_norms, layers.predicting)) if of_gguf_file else layers.predicting,
-        own_norm=prediction.own_norm,
-        renamed=prediction.renamed,
-        pattern=prediction.pattern,
+        own_norm=mtp.own_norm,
+        renamed=mtp.renamed,
+        pattern=mtp.pattern,
     )
 
 
@@ -132,14 +132,14 @@ class _Layers:
             )
         self.without = set(range(self.num_layers)) if decoder.router is None else dense_layers(settings)
         first = self.attention(0)
-        wide = settings.integer("intermediate_size") if self.without or self._predicts_densely else 1
+        wide = settings.integer("intermediate_size") if self.without or self._mtp_is_dense else 1
         dense = DenseFfn(0, first.hidden_size, wide, first.eps)
-        self.dense = replace(dense, **self._said(decoder.dense))
+        self.dense = replace(dense, **self._config_values(decoder.dense))
         self.mixture = self._mixture(first) if len(self.without) < self.num_layers else ()
 
     @property
-    def _predicts_densely(self) -> bool:
-        return self.decoder.prediction is not None and self.decoder.prediction.dense
+    def _mtp_is_dense(self) -> bool:
+        return self.decoder.mtp is not None and self.decoder.mtp.dense
 
     def blocks(self, n: int) -> tuple[Block, ...]:
         """Blocks of layer `n`."""
@@ -150,7 +150,7 @@ class _Layers:
     @property
     def predicting(self) -> tuple[Block, ...]:
         """Blocks of the layer that predicts the token after the next one."""
-        feed_forward = (self.dense,) if self._predicts_densely or not self.mixture else self.mixture
+        feed_forward = (self.dense,) if self._mtp_is_dense or not self.mixture else self.mixture
         return (*self._normed((self.attention(self.num_layers - 1),), 0), *self._normed(feed_forward, 1))
 
     @property
@@ -160,19 +160,19 @@ class _Layers:
         A layer's outputs are multiplied by the residual multiplier m. Every layer reads the residual stream through a
         norm, so dividing the embeddings by m and the norms' epsilon by m² is equivalent.
         """
-        scaled = self._said({"scaled": self.decoder.scaled_embedding})["scaled"]
+        scaled = self._config_values({"scaled": self.decoder.scaled_embedding})["scaled"]
         scale = self.fields.integer("hidden_size") ** 0.5 if scaled else 1.0
         if self.decoder.multipliers:
             scale = self.fields.number("embedding_multiplier", above=True) / self.residual
         return scale
 
-    def _said(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _config_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a block, those that config.json gives among them."""
 
         def value(each: Any) -> Any:
             if isinstance(each, Mapping):
                 return {name: value(inner) for name, inner in each.items()}
-            return each.read(self.fields) if isinstance(each, Said) else each
+            return each.read(self.fields) if isinstance(each, FromConfig) else each
 
         return {name: value(each) for name, each in values.items()}
 
@@ -210,13 +210,13 @@ class _Layers:
             scores=Scores(float((nope_dim + rope_dim) ** -0.5 * mscale**2)),
             bias=fields.boolean("attention_bias", False),
         )
-        attention = changed(attention, self._said(self.decoder.attention))
+        attention = changed(attention, self._config_values(self.decoder.attention))
         return lambda n: self.decoder.of_layer(self.settings, n, attention), [(rope, rope_dim)]
 
     def _grouped_query(self) -> tuple[Callable[[int], Gqa], Rotations]:
         """Attention of each layer, and the rotations that it refers to."""
         decoder, settings, fields = self.decoder, self.settings, self.fields
-        full = changed(config_json.read_attention(fields), self._said(decoder.attention))
+        full = changed(config_json.read_attention(fields), self._config_values(decoder.attention))
         if (scalar := fields.optional_number("query_pre_attn_scalar", above=True)) is not None:
             full = changed(full, {"scores": {"scale": scalar**-0.5}})
         if "attn_logit_softcapping" in defaults_of(
@@ -243,7 +243,7 @@ class _Layers:
         if own != rotations[0] and sliding.rotation is not None:
             rotations.append(own)
             sliding = changed(sliding, {"rotation": {"index": 1}})
-        turned = self._turned(rotations)
+        turned = self._with_rotation(rotations)
         return (
             lambda n: decoder.of_layer(settings, n, turned(n, sliding if n in windows else full)),
             rotations,
@@ -270,7 +270,7 @@ class _Layers:
             dim = config_json.read_rotary_dim(own, dim, share or 1.0)
         return config_json.read_rope(own, partial=partial, ntk_dim=dim if decoder.stretched else None), dim
 
-    def _turned(self, rotations: Rotations) -> Callable[[int, Gqa], Gqa]:
+    def _with_rotation(self, rotations: Rotations) -> Callable[[int, Gqa], Gqa]:
         """A layer's attention with the rotation that it has if each layer states its base, added to `rotations`."""
         key, (rope, rope_dim) = self.decoder.thetas, rotations[0]
         listed = self.fields.data.get(key) if key else None
@@ -304,12 +304,12 @@ class _Layers:
             top_groups=settings.integer("topk_group"),
             group_score="top_two_sum" if "n_group" in defaults_of(decoder.model_type) else "max",
         )
-        router = replace(router, **self._said(decoder.router or {}))
+        router = replace(router, **self._config_values(decoder.router or {}))
         width = settings.integer("shared_expert_intermediate_size")
         width = width or (settings.optional("num_shared_experts") or 0) * inner
         shared = (SharedExperts(0, hidden, width, **decoder.shared),) if width else ()
         routed = decoder.kind_of_experts(0, hidden, router.num_experts, router.top_k, inner)
-        return (router, *shared, replace(routed, **self._said(decoder.experts)))
+        return (router, *shared, replace(routed, **self._config_values(decoder.experts)))
 
 
 def _with_whole_norms(block: Block) -> Block:

@@ -29,7 +29,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Said:
+class FromConfig:
     """A block's field whose value config.json gives."""
 
     key: str

@@ -29,7 +29,7 @@ from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.gguf_source import GgufSource
 from twofold.weights.panel_file import PANEL_FILE, PanelSource
 from twofold.weights.tensor_source import TensorSource
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import ExpertWeights, LayerExperts, LayerFormats
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class LoadProgress:
     steps_total: int
 
 
-Predictions = Literal["skip", "keep", "need"]
+MtpUse = Literal["skip", "keep", "need"]
 ProgressFn = Callable[[LoadProgress], None]
 OpenBlock = tuple[Block, BlockWeights]
 OpenPart = tuple[ModelPart, BlockWeights]
@@ -193,7 +193,7 @@ class ModelFiles:
             self.tensors.release_pages(names[index])
 
 
-def open_model_files(path: str | Path, predictions: Predictions = "skip") -> ModelFiles:
+def open_model_files(path: str | Path, mtp_use: MtpUse = "skip") -> ModelFiles:
     """Open a Hugging Face model directory, a packed one, or a GGUF file (for a split one, the first part).
 
     predictions: whether the layer that predicts the token after the next one is left out, opened if the files have it
@@ -206,9 +206,9 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
         config = read_gguf_config(file)
         if (classifier := file.tensors.get(CLASSIFIER[1])) is not None:
             config = config.with_classifier(classifier.shape[0])
-        config = _predicting(config, predictions, path, lambda spec: spec.gguf in file.tensors)
+        config = _with_mtp(config, mtp_use, path, lambda spec: spec.gguf in file.tensors)
         if HEAD[1] in file.tensors:
-            config = config.with_head_apart()
+            config = config.with_separate_head()
         specs = part_specs(config, lambda spec: spec.gguf in file.tensors)
         return check_model_files(
             config, specs, GgufSource(file, chain.from_iterable(map(dict.values, specs)))
@@ -219,19 +219,19 @@ def open_model_files(path: str | Path, predictions: Predictions = "skip") -> Mod
         packed = PanelSource(panel_file, panels.contents)
         config = _with_head_if_found(config, Path(path), packed, compares=False)
         config = config.as_stored(packed.shape_of)
-        config = _predicting(config, predictions, path, lambda spec: spec.name in packed)
+        config = _with_mtp(config, mtp_use, path, lambda spec: spec.name in packed)
         specs = part_specs(config, lambda spec: spec.name in packed)
         return check_model_files(config, specs, packed).from_panels(panels)
     quantised = directory_quantization(Path(path))
     if quantised.scheme is not None:
         config = replace(config, left_out=(*config.left_out, *quantised.scheme.left_out))
     renamed = config.renamed
-    if predictions != "skip" and config.prediction is not None:
-        renamed = (*config.prediction.renamed, *renamed)
+    if mtp_use != "skip" and config.mtp is not None:
+        renamed = (*config.mtp.renamed, *renamed)
     renamed = (*renamed, *_WITHOUT_PREFIX)
     tensors = Checkpoint.open(path, quantised.block_formats, renamed, quantised.scheme, mxfp4=quantised.mxfp4)
     config = _with_head_if_found(config, Path(path), tensors).as_stored(tensors.shape_of)
-    config = _predicting(config, predictions, path, lambda spec: spec.name in tensors)
+    config = _with_mtp(config, mtp_use, path, lambda spec: spec.name in tensors)
     return check_model_files(config, part_specs(config, lambda spec: spec.name in tensors), tensors)
 
 
@@ -256,7 +256,7 @@ def _with_head_if_found(
         table = "model.embed_tokens.weight"
         if compares and (table not in tensors or tensors.is_same(HEAD[0], table)):
             return config
-        return config.with_head_apart()
+        return config.with_separate_head()
     if config.head.tied or HEAD[0] in tensors or not gives_embeddings:
         return config
     return replace(
@@ -267,12 +267,12 @@ def _with_head_if_found(
     )
 
 
-def _predicting(config: ModelConfig, predictions: Predictions, path: str | Path, found: Found) -> ModelConfig:
+def _with_mtp(config: ModelConfig, mtp_use: MtpUse, path: str | Path, found: HasTensor) -> ModelConfig:
     """The configuration with its prediction layer, if that is wanted and found."""
-    layer = None if predictions == "skip" or config.prediction is None else config.prediction.layer
+    layer = None if mtp_use == "skip" or config.mtp is None else config.mtp.layer
     if layer and found(layer[0].tensors(found)["projection"]):
-        return config.with_prediction()
-    if predictions == "need":
+        return config.with_mtp()
+    if mtp_use == "need":
         name = layer[0].tensors(found)["projection"].name if layer else "the configuration names none"
         raise ModelLoadError(
             f"{path}: has no prediction layer ({name + ' is missing' if layer else name}), which method mtp of "
@@ -286,7 +286,7 @@ def model_parts(config: ModelConfig) -> list[ModelPart]:
     return [config.embedding, *chain.from_iterable(config.layers), config.head]
 
 
-def part_specs(config: ModelConfig, found: Found) -> list[dict[str, TensorSpec]]:
+def part_specs(config: ModelConfig, found: HasTensor) -> list[dict[str, TensorSpec]]:
     """Tensor specs of each of `model_parts`, in one checkpoint's naming."""
     return [dict(part.tensors(found)) for part in model_parts(config)]
 
@@ -323,7 +323,7 @@ def check_model_files(
 
 
 def _left_out(config: ModelConfig) -> list[tuple[str, str]]:
-    patterns = config.prediction.left_out if config.prediction is not None else ()
+    patterns = config.mtp.left_out if config.mtp is not None else ()
     return [*(("multi-token prediction", pattern) for pattern in patterns), *config.left_out]
 
 

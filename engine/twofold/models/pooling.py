@@ -36,8 +36,8 @@ _RERANKER: Final = ("no", "yes")
 """The tokens whose logits Qwen3-Reranker compares; its files do not name them."""
 
 
-def read_pooling(path: Path, files: ModelFiles, asked: PoolerConfig) -> ModelPooling:
-    """How the model of these opened files pools, as far as `asked` does not say otherwise. ModelLoadError for damaged
+def read_pooling(path: Path, files: ModelFiles, given: PoolerConfig) -> ModelPooling:
+    """How the model of these opened files pools, as far as `given` does not say otherwise. ModelLoadError for damaged
     files."""
     if is_gguf(path):
         found = _of_gguf(GgufFile.open(path))
@@ -55,14 +55,14 @@ def read_pooling(path: Path, files: ModelFiles, asked: PoolerConfig) -> ModelPoo
         prompt = _pair_prompt(path) or (QWEN_PAIR if is_reranker else "")
         labels = _ranking(_label_names(path), num_labels)
         found = replace(found, classifier=None, num_labels=num_labels, labels=labels, pair_prompt=prompt)
-    if asked.kind is not None:
-        found = replace(found, kind=asked.kind, origin="--pooler-config")
+    if given.kind is not None:
+        found = replace(found, kind=given.kind, origin="--pooler-config")
     return replace(
         found,
-        normalise=found.normalise if asked.normalise is None else asked.normalise,
-        is_matryoshka=found.is_matryoshka if asked.is_matryoshka is None else asked.is_matryoshka,
-        dimensions=asked.dimensions or found.dimensions,
-        classifier=asked.classifier or found.classifier,
+        normalise=found.normalise if given.normalise is None else given.normalise,
+        is_matryoshka=found.is_matryoshka if given.is_matryoshka is None else given.is_matryoshka,
+        dimensions=given.dimensions or found.dimensions,
+        classifier=given.classifier or found.classifier,
         size=files.config.hidden_size,
         prompts=_prompts(path),
         generates=files.config.has_head,

@@ -139,7 +139,7 @@ def dense_stretches(files: ModelFiles, on_cpu: Sequence[bool] = ()) -> tuple[lis
         [(part.cost(weights), here) for (part, weights), here in stretch if not isinstance(part, Embedding)]
         for stretch in _stretches(files, on_cpu)
     ]
-    gates = [cost.prediction_bytes for stretch in stretches for cost, _ in stretch if cost.prediction_bytes]
+    gates = [cost.mtp_bytes for stretch in stretches for cost, _ in stretch if cost.mtp_bytes]
     counted = [[cost for cost, here in stretch if not here] for stretch in stretches]
     return (
         [sum((cost.num_bytes for cost in stretch), 0.0) for stretch in counted],

@@ -65,7 +65,7 @@ def identity_of(config: EngineConfig, parallel: ParallelConfig, files: ModelFile
         "--enable-expert-parallel": parallel.enable_expert_parallel,
         "--num-redundant-experts": parallel.num_redundant_experts,
         "--tensor-parallel-min-bytes": parallel.tensor_parallel_min_bytes,
-        "--speculative-config": config.speculation.predictions,
+        "--speculative-config": config.speculation.mtp_use,
         "--init-expert-location": _digest_of(config.init_expert_location),
     }
     return Identity(

@@ -43,11 +43,11 @@ class Meeting:
         self.place = place
         self.timeout_s = timeout_s
         self.port = place.port
-        self.fate_of: Callable[[int], str | None] = lambda rank: None
+        self.ending_of: Callable[[int], str | None] = lambda rank: None
         """How a rank's process ended, where that is known."""
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.address = _own_address(place)
-        store = self._listening_store() if place.has_store else self._found_store()
+        store = self._listening_store() if place.has_store else self._joined_store()
         self._store = PrefixStore(f"attempt {place.attempt}", store)
 
     def _listening_store(self) -> Store:
@@ -73,7 +73,7 @@ class Meeting:
             master_listen_fd=listener.detach(),
         )
 
-    def _found_store(self) -> Store:
+    def _joined_store(self) -> Store:
         try:
             return TCPStore(
                 self.place.address,
@@ -155,13 +155,13 @@ class Meeting:
         self._store.set(f"left/{self.place.rank}", "")
         if self.place.rank > 0:
             return
-        came = [
+        arrived = [
             other
             for other in range(1, size)
-            if self._store.check([f"joined/{other}"]) and self.fate_of(other) is None
+            if self._store.check([f"joined/{other}"]) and self.ending_of(other) is None
         ]
         with contextlib.suppress(RuntimeError):
-            self._store.wait([f"left/{other}" for other in came], datetime.timedelta(seconds=_READ_S))
+            self._store.wait([f"left/{other}" for other in arrived], datetime.timedelta(seconds=_READ_S))
 
     def _wait_for(self, key: str, rank: int) -> None:
         deadline, size = time.monotonic() + self.timeout_s, self.place.size
@@ -170,9 +170,9 @@ class Meeting:
                 problem = self._store.get(_REFUSED).decode()
                 self._leave(size)
                 raise ConfigError(problem)
-            if (fate := self.fate_of(rank)) is not None:
+            if (ending := self.ending_of(rank)) is not None:
                 self._refuse(
-                    f"rank {rank} ended before the ranks met: {fate}; its own message says why", size
+                    f"rank {rank} ended before the ranks met: {ending}; its own message says why", size
                 )
             if time.monotonic() > deadline:
                 self._refuse(
@@ -245,7 +245,7 @@ class Meeting:
 
     def _check_beat(self, link: RankLink, rank: int, beats: dict[int, tuple[int, float]]) -> None:
         count, now = self._store.add(f"alive/{rank}", 0), time.monotonic()
-        if link.fate_of(rank) is not None:
+        if link.ending_of(rank) is not None:
             raise KernelError(link.report(rank, ""))
         if rank not in beats or beats[rank][0] != count:
             beats[rank] = (count, now)

@@ -43,7 +43,7 @@ class RankLink:
         """What native code calls."""
         self.lost = ""
         """How a rank was lost; empty: none was."""
-        self.fate_of: Callable[[int], str | None] = lambda rank: None
+        self.ending_of: Callable[[int], str | None] = lambda rank: None
         """How a rank's process ended, where that is known."""
         self._group, self._device = group.group, group.device
         self._timeout_s = timeout_s
@@ -136,10 +136,8 @@ class RankLink:
 
     def report(self, rank: int, reason: str) -> str:
         """How a rank was lost, for users. reason: what torch said."""
-        fate = self.fate_of(rank)
-        if fate is None:
+        ending = self.ending_of(rank)
+        if ending is None:
             is_late = "imed out" in reason or "imeout" in reason
-            fate = f"it was silent for {self._timeout_s:g} s" if is_late else "its connection closed"
-        return (
-            f"rank {rank} ({self.names[rank]}) was lost: {fate}; its requests end here, start all ranks again"
-        )
+            ending = f"it was silent for {self._timeout_s:g} s" if is_late else "its connection closed"
+        return f"rank {rank} ({self.names[rank]}) was lost: {ending}; its requests end here, start all ranks again"

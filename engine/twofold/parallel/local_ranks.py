@@ -13,7 +13,7 @@ from typing import Final
 
 from twofold.parallel.place import Place
 
-_FATE_S: Final = 1.0
+_ENDING_WAIT_S: Final = 1.0
 """Longest wait for the end of a process whose connection closed."""
 _STOP_S: Final = 5.0
 
@@ -40,14 +40,14 @@ class LocalRanks:
         def wait(rank: int, process: subprocess.Popen[bytes]) -> None:
             process.wait()
             if not self._is_closing:
-                on_end(f"rank {rank} was lost: {self.fate_of(rank)}; start all ranks again")
+                on_end(f"rank {rank} was lost: {self.ending_of(rank)}; start all ranks again")
 
         for rank, process in self._processes.items():
             threading.Thread(
                 target=wait, args=(rank, process), name=f"twofold-rank-{rank}", daemon=True
             ).start()
 
-    def fate_of(self, rank: int) -> str | None:
+    def ending_of(self, rank: int) -> str | None:
         """How a rank's process ended; None: it runs, or is another machine's."""
         process = self._processes.get(rank)
         code = None if process is None else process.poll()
@@ -57,13 +57,13 @@ class LocalRanks:
             return f"process {process.pid} was ended by {signal.Signals(-code).name}"
         return f"process {process.pid} ended with code {code}"
 
-    def fate_after_loss(self, rank: int) -> str | None:
+    def ending_after_loss(self, rank: int) -> str | None:
         """The same, once its connection has closed: its process may still be ending."""
         process = self._processes.get(rank)
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_FATE_S)
-        return self.fate_of(rank)
+                process.wait(_ENDING_WAIT_S)
+        return self.ending_of(rank)
 
     def close(self) -> None:
         """Wait for the processes to end; those that do not are killed. Safe to call twice."""

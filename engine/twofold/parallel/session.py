@@ -44,15 +44,15 @@ class Leader:
             ModelLoadError: another rank cannot load its share. KernelError: another rank was lost.
         """
         self._num_bytes = self.meeting.wait_until_loaded(self.link, num_bytes)
-        told = threading.Lock()
+        is_reported = threading.Lock()
 
-        def tell(reason: str) -> None:
-            if told.acquire(blocking=False):
+        def report(reason: str) -> None:
+            if is_reported.acquire(blocking=False):
                 self.link.lost = self.link.lost or reason
                 on_lost(self.link.lost)
 
-        self.link.start_pings(tell)
-        self._local.watch(tell)
+        self.link.start_pings(report)
+        self._local.watch(report)
 
     def described(self) -> str:
         """The ranks and their weights, for the greeting."""
@@ -77,14 +77,14 @@ def run_rank(
     """
     config = rank_config(config)
     place = find_place(parallel)
-    files = open_model_files(Path(config.model), config.speculation.predictions)
+    files = open_model_files(Path(config.model), config.speculation.mtp_use)
     check_rank_files(files)
     meeting = Meeting(place, parallel.distributed_timeout_s, parallel.distributed_backend)
     with _local_ranks(arguments, parallel, meeting) as local:
         bind_to_cores(place)
-        meeting.fate_of = local.fate_of
+        meeting.ending_of = local.ending_of
         link = meeting.join(identity_of(config, parallel, files))
-        link.fate_of = local.fate_after_loss
+        link.ending_of = local.ending_after_loss
         share = RankShare(link.ranks, parallel)
         if place.rank > 0:
             run_worker(config, files, share=share, meeting=meeting, link=link)

@@ -74,20 +74,20 @@ class Acceptance:
         every = self._of_drafter.setdefault(drafter, {})
         found = []
         trust = 1.0
-        for position, said in enumerate(stated):
-            cell = _cell(position, said)
+        for position, stated_chance in enumerate(stated):
+            cell = _cell(position, stated_chance)
             accepted, tried = every.get(cell, _NONE)
-            chance = trust * said
+            chance = trust * stated_chance
             chance = (accepted + _STATED_WEIGHT * chance) / (tried + _STATED_WEIGHT)
             accepted, tried = own.get(cell, _NONE)
-            apart = (accepted + _ALL_WEIGHT * chance) / (tried + _ALL_WEIGHT) - chance
+            separate = (accepted + _ALL_WEIGHT * chance) / (tried + _ALL_WEIGHT) - chance
             by_chance = 4.0 * (
                 chance * (1.0 - chance) + _LEAST_VARIANCE
             )  # twice the standard deviation, squared
-            if tried * apart * apart > by_chance:
-                chance += (1.0 - by_chance / (tried * apart * apart)) * apart
+            if tried * separate * separate > by_chance:
+                chance += (1.0 - by_chance / (tried * separate * separate)) * separate
             found.append(chance)
-            trust = min(1.0, chance / said) if said > 0 else 1.0
+            trust = min(1.0, chance / stated_chance) if stated_chance > 0 else 1.0
         return found
 
     def observe(self, drafter: str, own: Cells, stated: Seq[float], num_accepted: int) -> None:
@@ -247,7 +247,7 @@ class StepTimes:
             found = self._tables[num_sequences] = [time / times[0] for time in times]
         return found
 
-    def predicted_s(self, num_sequences: int, num_drafts: int) -> float:
+    def estimated_s(self, num_sequences: int, num_drafts: int) -> float:
         """Time of a step; 0: unknown."""
         table, plain_s = self._tables.get(num_sequences), self.plain_s(num_sequences)
         return table[num_drafts] * plain_s if table and plain_s and num_drafts < len(table) else 0.0
@@ -273,7 +273,7 @@ class _Fit:
         """Experts' time that counts as one unit."""
         spread = np.array([_NOISE / 10.0, _NOISE / _SHARE_SPREAD, _NOISE / _ADDED_SPREAD])
         self._prior = np.diag(spread**2)
-        self._prior_right = self._prior @ np.array([1.0 - experts, 1.0, _LEAST_ADDED])
+        self._prior_targets = self._prior @ np.array([1.0 - experts, 1.0, _LEAST_ADDED])
         # Weighted sums over the steps, in plain floats because most steps only add to them: of 1, experts e, drafts d,
         # ee, ed, dd; of the time, and of its products with e and d.
         self._sums = [0.0] * 9
@@ -321,7 +321,7 @@ class _Fit:
         if self._solved is None:
             one, e, d, ee, ed, dd, *right = self._sums
             left = np.array([[one, e, d], [e, ee, ed], [d, ed, dd]])
-            found = np.linalg.solve(left + self._prior, np.array(right) + self._prior_right)
+            found = np.linalg.solve(left + self._prior, np.array(right) + self._prior_targets)
             self._solved = float(found[0]), float(found[1]), float(found[2])
         return self._solved
 

@@ -63,7 +63,7 @@ def _placement(config: EngineConfig, files: ModelFiles) -> InitialPlacement:
         config,
         model.moe_layers,
         model.routed.num_experts,
-        num_prediction_layers=len(model.moe_layers) - model.num_target_moe_layers,
+        num_mtp_layers=len(model.moe_layers) - model.num_target_moe_layers,
     )
 
 

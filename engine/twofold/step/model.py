@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from twofold import _core
 from twofold.blocks import ops
-from twofold.blocks.prediction import PredictionInput
+from twofold.blocks.mtp_input import MtpInput
 from twofold.blocks.rope import rope_tables
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
-from twofold.step.prediction_layer import PredictionLayer
+from twofold.step.mtp_layer import MtpLayer
 from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
@@ -126,7 +126,7 @@ class LoadedModel:
         num_blocks = sum(map(len, files.layers[: config.num_target_layers]))
         self._decoder = self._decoder_of(blocks, 0, num_blocks)
         self.lm_head = config.head.cpu(files.head, pools.head)
-        self.prediction = self._prediction_layer(blocks, num_blocks)
+        self.mtp = self._mtp_layer(blocks, num_blocks)
         """Predicts the token after the next one; None: the model's files were opened without it."""
         loading.done("head")
         self.tapped: list[F32] = []
@@ -140,13 +140,13 @@ class LoadedModel:
             return ops.Decoder(blocks[begin:end])
         return ops.Decoder(blocks[begin:end], self.pool, self._threads.blocks[begin:end])
 
-    def _prediction_layer(self, blocks: list[ops.Block], begin: int) -> PredictionLayer | None:
+    def _mtp_layer(self, blocks: list[ops.Block], begin: int) -> MtpLayer | None:
         if begin == len(blocks):
             return None
         block, weights = self.files.layers[-1][0]
-        assert isinstance(block, PredictionInput), "a prediction layer without its input"
+        assert isinstance(block, MtpInput), "a prediction layer without its input"
         norm = block.head_norm(weights)
-        return PredictionLayer(
+        return MtpLayer(
             self._decoder_of(blocks, begin, len(blocks)),
             self.lm_head if norm is None else self.lm_head.with_norm(norm),
             self.embed,

@@ -154,8 +154,8 @@ class PageTree:
 
     def _queue(self, page: CachedPage) -> None:
         if page.refs == 0 and page.num_children == 0:
-            worthless = self.num_snapshots is not None and page.snapshot is None
-            self._leaves.push(0.0 if worthless else page.priority, page)
+            has_no_value = self.num_snapshots is not None and page.snapshot is None
+            self._leaves.push(0.0 if has_no_value else page.priority, page)
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 

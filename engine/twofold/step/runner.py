@@ -22,9 +22,9 @@ from twofold.experts.moe import MoeRuntime
 from twofold.experts.placement import Mask
 from twofold.step.batch import StepBatch
 from twofold.step.model import LoadedModel
+from twofold.step.mtp_runner import MtpRunner
 from twofold.step.pooling import Pooler
-from twofold.step.predictions import Predictions
-from twofold.step.sampler import PicksAhead, Sampler, SamplerBatch, logprobs
+from twofold.step.sampler import Sampler, SamplerBatch, SpeculativePicks, logprobs
 from twofold.step.sequences import Schedule, ScheduledSequence
 from twofold.step.state_memory import StateMemory
 
@@ -136,7 +136,7 @@ class LoadedRunner:
     """Whether the sequence's own record receives the state after the first token of such a step, not after the last."""
     verifier: Verifier | None = None
     """None: steps with drafts cannot be computed."""
-    predictions: Predictions | None = None
+    mtp_runner: MtpRunner | None = None
     """Drafts with the model's prediction layer; None: it is not run."""
     num_moe_layers: int | None = None
     """MoE layers of a step, without a prediction layer's; None: all."""
@@ -147,8 +147,8 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, moe: MoeRuntime, kv_cache: ops.StateCache) -> None:
         self.moe = moe
-        layer = model.prediction
-        self.predictions = None if layer is None else Predictions(model, layer, moe, kv_cache)
+        layer = model.mtp
+        self.mtp_runner = None if layer is None else MtpRunner(model, layer, moe, kv_cache)
         """Drafts with the model's prediction layer; None: it has none."""
         self.pool = model.pool
         self.vocab_size = model.config.vocab_size
@@ -161,7 +161,7 @@ class ModelRunner:
         self._samplers_version: int | None = None
         """Schedule that they are for."""
         self._logits: F32 = np.empty((0, 0), np.float32)
-        self._ahead: PicksAhead | None = None
+        self._ahead: SpeculativePicks | None = None
         """Tokens of the last step's rows, picked at once; None: they are picked as they are verified."""
         self.follower: Follower | None = None
         """Receives each step's tapped hidden states."""
@@ -190,8 +190,8 @@ class ModelRunner:
             report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
             logits = self._model.logits(hidden[batch.last_rows])
         self.moe.executor.end_step()
-        if self.predictions is not None:
-            self.predictions.follow(step, scheduled, hidden)
+        if self.mtp_runner is not None:
+            self.mtp_runner.follow(step, scheduled, hidden)
         began = time.perf_counter()
         self._logits = logits
         if batch.first_rows is None:
@@ -200,7 +200,7 @@ class ModelRunner:
             picked = self._samplers.pick(self.pool, logits)
         else:
             counts = [1 + len(item.drafts) for item in scheduled if item.samples]
-            self._ahead = PicksAhead.of(self.pool, samplers, counts, logits)
+            self._ahead = SpeculativePicks.of(self.pool, samplers, counts, logits)
             picked = self.pick_verified(batch.first_rows, samplers)
         self.sampling_s += time.perf_counter() - began
         return picked

@@ -202,7 +202,7 @@ def needs_masks(params: SamplingParams) -> bool:
     return params.logprobs is not None or (filters and params.temperature != 0.0)
 
 
-class PicksAhead:
+class SpeculativePicks:
     """Tokens of a step with drafts, picked for all rows in one call as if every draft were accepted."""
 
     def __init__(self, pool: ops.ThreadPool, picked: list[int], logits: F32) -> None:
@@ -212,7 +212,7 @@ class PicksAhead:
     @classmethod
     def of(
         cls, pool: ops.ThreadPool, samplers: Sequence[Sampler], num_rows: Sequence[int], logits: F32
-    ) -> PicksAhead | None:
+    ) -> SpeculativePicks | None:
         """Pick from all rows of `logits` (rows, vocabulary), `num_rows` of them per sampler: the token after a
         sequence's newest one, and the tokens after its drafts. No token is taken.
 

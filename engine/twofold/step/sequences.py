@@ -17,7 +17,7 @@ from twofold.step.page_tree import CachedPage
 from twofold.step.pooling import Pooler
 
 
-class KeptStates:
+class PendingStates:
     """Hidden states of consecutive positions that the model's prediction layer has not computed."""
 
     def __init__(self, begin: int) -> None:
@@ -90,7 +90,7 @@ class Sequence:
     """Unix time."""
     drafting: DraftState | None = None
     """State of its drafter, once it has one."""
-    kept_states: KeptStates | None = None
+    pending_states: PendingStates | None = None
     """What the model's prediction layer has to compute before the next draft; None: there is no such layer."""
     num_accepted: int = 0
     """Drafted tokens that became part of the answer."""

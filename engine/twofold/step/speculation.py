@@ -50,7 +50,7 @@ class StepDrafts:
 
     num_drafted: int = 0
     num_accepted: int = 0
-    predicted_s: float = 0.0
+    estimated_s: float = 0.0
     """Time of the step as its price predicted it, on the run's clock; 0: unknown."""
     drafting_s: float = 0.0
     """Time that a drafter's own model took, on the run's clock."""
@@ -80,7 +80,7 @@ class Speculator:
         """drafter: that of the configured method, if it has a model of its own."""
         self._counts: Counter[str] = Counter()
         self._accepted_at: Counter[int] = Counter()
-        self._predicted_s = self._measured_s = 0.0
+        self._estimated_s = self._measured_s = 0.0
         self.newest = StepDrafts()
         """Drafts of the newest step."""
         self.is_paused = False
@@ -95,7 +95,7 @@ class Speculator:
         self._probe: DraftState | None = None
         """The sequence whose draft in this step is a probe."""
         self._num_plain = 0
-        self._wants_plain = True
+        self._needs_plain_step = True
         """Whether the next step without drafts is measured; otherwise one in several is."""
         self._is_used = config.method != "prediction"
 
@@ -129,8 +129,8 @@ class Speculator:
                 drafted[proposal.at] = self._with_drafts(decoding[proposal.at], proposal.state, depth)
                 room -= depth
                 self.newest.num_drafted += depth
-        predicted_s = self._times.predicted_s(len(decoding), self.newest.num_drafted)
-        self.newest.predicted_s = predicted_s and predicted_s + self.newest.drafting_s
+        estimated_s = self._times.estimated_s(len(decoding), self.newest.num_drafted)
+        self.newest.estimated_s = estimated_s and estimated_s + self.newest.drafting_s
         return drafted
 
     def verified(self, item: ScheduledSequence, num_accepted: int, *, has_ended: bool) -> None:
@@ -160,7 +160,7 @@ class Speculator:
             self._counts["drafted"],
             self._counts["accepted"],
             tuple(self._accepted_at[position] for position in range(deepest + 1)),
-            self._predicted_s,
+            self._estimated_s,
             self._measured_s,
         )
 
@@ -206,7 +206,7 @@ class Speculator:
             return True
         self._num_plain += 1
         is_decode = len(scheduled) == num_sequences
-        return is_decode and (self._wants_plain or self._num_plain % _PLAIN_STEPS == 0)
+        return is_decode and (self._needs_plain_step or self._num_plain % _PLAIN_STEPS == 0)
 
     def step_done(
         self, scheduled: Seq[ScheduledSequence], num_sequences: int, num_tokens: int, step_s: float
@@ -214,10 +214,10 @@ class Speculator:
         """Learn the time of a step that `measures` asked for, on the run's clock, without its drafting."""
         if len(scheduled) > num_sequences:
             return
-        if self.newest.predicted_s > 0:
-            self._predicted_s += self.newest.predicted_s
+        if self.newest.estimated_s > 0:
+            self._estimated_s += self.newest.estimated_s
             self._measured_s += step_s + self.newest.drafting_s
-        self._wants_plain = False
+        self._needs_plain_step = False
         self._times.observe(num_sequences, num_tokens, step_s)
 
     # ---- proposals --------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Speculator:
             return []
         drafts = model.draft(wanted, len(decoding))
         if not drafts:
-            self._wants_plain = True
+            self._needs_plain_step = True
             return []
         self.newest = StepDrafts(drafting_s=model.spent_s)
         proposals = []
@@ -283,7 +283,7 @@ class Speculator:
             return [len(proposal.chances) for proposal in proposals]
         times = self._times.table(num_sequences)
         if times is None:
-            self._wants_plain = True
+            self._needs_plain_step = True
             return [0] * len(proposals)
         if self.newest.drafting_s > 0 and (plain_s := self._times.plain_s(num_sequences)):
             times = [

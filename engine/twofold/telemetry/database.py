@@ -22,7 +22,7 @@ from twofold.telemetry import retention, schema, views
 from twofold.telemetry.retention import BUSY_TIMEOUT_S, Budget, Room
 from twofold.telemetry.upgrade import upgrade_file
 
-_MAY_PASS: Final = {
+_TRANSIENT: Final = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_FULL,
@@ -46,7 +46,7 @@ class WritableDatabase:
     lock_file: TextIO
     identity: tuple[int, int]
     """(device, inode) of the opened file."""
-    doubts_commits: bool = False
+    confirms_commits: bool = False
     """A commit that fails has written nothing."""
     log_identity: tuple[int, int] | None = None
     """(device, inode) of its write-ahead log when last checked."""
@@ -76,10 +76,10 @@ class WritableDatabase:
             connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             connection.commit()
 
-    def may_pass(self, error: Exception) -> bool:
+    def is_transient(self, error: Exception) -> bool:
         """Whether another attempt may succeed: an error of the environment, not of the rows."""
         code = getattr(getattr(error, "orig", None) or error, "sqlite_errorcode", None)
-        return code is not None and code & 0xFF in _MAY_PASS
+        return code is not None and code & 0xFF in _TRANSIENT
 
     def is_gone(self) -> bool:
         """Whether the file was deleted or replaced, so that nothing written to it can be read any more."""

@@ -24,7 +24,7 @@ LOCK_CLASS: Final = 0x74776F66
 """First number of Twofold's advisory locks; the second is the run, or 0 for changes of the tables."""
 _CONNECT_S: Final = 3
 _CHECK_ROOM_S: Final = 10.0
-_MAY_PASS: Final = ("08", "25", "40", "53", "55", "57", "58")
+_TRANSIENT: Final = ("08", "25", "40", "53", "55", "57", "58")
 """Classes of SQLSTATE that say something of the server, not of the rows: connection, read-only, conflict, resources."""
 
 
@@ -74,7 +74,7 @@ class PostgresDatabase:
     label: str
     """The URL without its password."""
     engine: Engine
-    doubts_commits: bool = True
+    confirms_commits: bool = True
     """A connection lost during a commit does not say whether the server has committed."""
     _run_ids: frozenset[int] = frozenset()
     _next_check_s: float = 0.0
@@ -118,7 +118,7 @@ class PostgresDatabase:
         """A server has no file that could be deleted while it is written."""
         return False
 
-    def may_pass(self, error: Exception) -> bool:
+    def is_transient(self, error: Exception) -> bool:
         """Whether another attempt may succeed: the server is away, restarts, or has no room."""
         import psycopg
 
@@ -126,7 +126,7 @@ class PostgresDatabase:
         if not isinstance(cause, psycopg.Error):
             return False
         if cause.sqlstate:
-            return cause.sqlstate[:2] in _MAY_PASS
+            return cause.sqlstate[:2] in _TRANSIENT
         return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
 
     def close_gone(self) -> None:

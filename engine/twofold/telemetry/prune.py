@@ -82,7 +82,7 @@ def _prune(
     runs = connection.execute(
         select(run.run_id, run.model, run.finished_s, run.last_seen_s).order_by(run.run_id)
     ).all()
-    live = _written_elsewhere(connection)
+    live = _runs_of_other_writers(connection)
     runs = [each for each in runs if each.run_id not in live]
     unknown = sorted(set(run_ids) - {each.run_id for each in runs})
     if unknown:
@@ -112,7 +112,7 @@ def _prune(
     return Pruned(pruned, before, _used_bytes(connection))
 
 
-def _written_elsewhere(connection: Connection) -> set[int]:
+def _runs_of_other_writers(connection: Connection) -> set[int]:
     """Runs that other engines write now; none for a file, which has one writer."""
     if connection.dialect.name == "sqlite":
         return set()

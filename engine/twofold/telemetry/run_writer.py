@@ -218,7 +218,7 @@ class RunWriter:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class UnconfirmedCommit:
     """A transaction whose commit failed without a word of the database: it may have been committed."""
 
     run: RunWriter

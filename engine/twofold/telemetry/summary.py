@@ -21,7 +21,7 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
     requests = queries.request_counts(db, run)
     decisions = queries.cache_event_counts(db, run)
     copied = queries.upload_counts(db, run)
-    prediction = queries.prediction_error(db, run)
+    estimate = queries.estimate_error(db, run)
     num_tokens = steps.num_prefill_tokens + steps.num_decode_tokens
     return {
         "run_id": run.run_id,
@@ -56,8 +56,8 @@ def summarise(url: str, *, run_id: int | None = None) -> dict[str, Any]:
         "uploads_by_reason": {reason.name.lower(): count for reason, count in copied.items()},
         "h2d_bytes": placements.upload_bytes,
         "h2d_bytes_per_token": placements.upload_bytes / num_tokens if num_tokens else None,
-        "prediction_error_median": prediction.median if prediction else None,
-        "prediction_error_p90": prediction.p90 if prediction else None,
+        "prediction_error_median": estimate.median if estimate else None,
+        "prediction_error_p90": estimate.p90 if estimate else None,
         "evictions": decisions[queries.CacheEventKind.EVICT],
         "dropped_events": {
             f"{entry.kind}/{entry.place}": entry.num_events for entry in queries.dropped(db, run)

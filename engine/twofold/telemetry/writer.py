@@ -19,7 +19,7 @@ from twofold.api.config import TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.telemetry import retention, rows, stores
 from twofold.telemetry.run_sink import RunSink
-from twofold.telemetry.run_writer import Doubt, Item, Losses, RunWriter, Written
+from twofold.telemetry.run_writer import Item, Losses, RunWriter, UnconfirmedCommit, Written
 from twofold.telemetry.sink import (
     EVENT_DTYPES,
     LOSS_PLACES,
@@ -84,7 +84,7 @@ class DatabaseSink(RunSink):
         self._last_error: str | None = None
         # The rest belongs to the writer thread.
         self._database: Store | None = opened
-        self._in_doubt: Doubt | None = None
+        self._unconfirmed: UnconfirmedCommit | None = None
         self._runs = {0: RunWriter(level)}
         self._run_ids: dict[int, int] = {}
         """Number in the database of each run that is being written."""
@@ -197,8 +197,8 @@ class DatabaseSink(RunSink):
             # What comes during a write waits for the next one, unless it fills a transaction.
             while batch and self._write(batch, run := batch[0].run):
                 written.add(run)
-                batch = self._take(set() if closing or self._is_crowded() else written)
-            if closing and (not (batch or self._in_doubt) or time.monotonic() >= (deadline_s or 0.0)):
+                batch = self._take(set() if closing or self._is_queue_full() else written)
+            if closing and (not (batch or self._unconfirmed) or time.monotonic() >= (deadline_s or 0.0)):
                 break
             if not batch:
                 self._write_heartbeats()
@@ -215,7 +215,7 @@ class DatabaseSink(RunSink):
             if self._now() >= writer.next_heartbeat_s or writer.is_over:
                 self._write([], run)
 
-    def _is_crowded(self) -> bool:
+    def _is_queue_full(self) -> bool:
         with self._mutex:
             return self._queued_rows >= self._budget.transaction_rows
 
@@ -254,7 +254,7 @@ class DatabaseSink(RunSink):
             batch.pop(0)
             writer.is_over = True
         finished = finished or writer.is_over
-        if self._in_doubt is not None:
+        if self._unconfirmed is not None:
             return self._settle(batch)
         with self._mutex:
             lost, self._lost = self._lost, Counter()
@@ -270,38 +270,42 @@ class DatabaseSink(RunSink):
                     connection, batch, lost, now_s=now_s, heartbeat=heartbeat_due, finished=finished
                 )
         except Exception as error:  # the engine must continue whatever the error
-            if written is not None and opened is not None and opened.doubts_commits:
-                self._in_doubt, batch, lost = Doubt(writer, written, batch, lost), [], Counter()
+            if written is not None and opened is not None and opened.confirms_commits:
+                self._unconfirmed, batch, lost = (
+                    UnconfirmedCommit(writer, written, batch, lost),
+                    [],
+                    Counter(),
+                )
             return self._failed(writer, batch, lost, error)
         if heartbeat_due:
             writer.next_heartbeat_s = now_s + _HEARTBEAT_S
-        self._committed(opened, Doubt(writer, written, batch, lost))
+        self._committed(opened, UnconfirmedCommit(writer, written, batch, lost))
         return True
 
     def _settle(self, batch: list[Item]) -> bool:
         """Ask the database whether it has committed the transaction in doubt, before anything else is written. False if
         it cannot be asked now; the batch is back in the queue either way."""
-        doubt = self._in_doubt
-        assert doubt is not None
+        unconfirmed = self._unconfirmed
+        assert unconfirmed is not None
         with self._mutex:
             self._items.extendleft(reversed(batch))
         try:
-            opened = self._current_database(doubt.lost)
+            opened = self._current_database(unconfirmed.lost)
             with opened.transaction() as connection:
-                was_committed = doubt.run.was_committed(connection, doubt.written)
+                was_committed = unconfirmed.run.was_committed(connection, unconfirmed.written)
         except Exception as error:  # the engine must continue whatever the error
-            self._failed(doubt.run, [], Counter(), error)
+            self._failed(unconfirmed.run, [], Counter(), error)
             return False
-        self._in_doubt = None
+        self._unconfirmed = None
         if was_committed:
-            self._committed(opened, doubt)
+            self._committed(opened, unconfirmed)
             return True
         with self._mutex:
-            self._items.extendleft(reversed(doubt.batch))
-            self._lost.update(doubt.lost)
+            self._items.extendleft(reversed(unconfirmed.batch))
+            self._lost.update(unconfirmed.lost)
         return True
 
-    def _committed(self, opened: Store, done: Doubt) -> None:
+    def _committed(self, opened: Store, done: UnconfirmedCommit) -> None:
         """Update the state after the transaction was committed."""
         written = done.written
         done.run.committed(written)
@@ -377,32 +381,32 @@ class DatabaseSink(RunSink):
 
     def _failed(self, run: RunWriter, batch: list[Item], lost: Losses, error: Exception) -> bool:
         cause = getattr(error, "orig", None) or error
-        may_pass = isinstance(error, ConfigError | _NoRoomError) or (
-            self._database is not None and self._database.may_pass(error)
+        is_transient = isinstance(error, ConfigError | _NoRoomError) or (
+            self._database is not None and self._database.is_transient(error)
         )
         with self._mutex:
             self._lost.update(lost)
-            if may_pass:
+            if is_transient:
                 self._items.extendleft(reversed(batch))
             else:
                 self._discard(batch)
             first, self._last_error = self._last_error is None, " ".join(str(cause).split())
         run.next_heartbeat_s = self._now() + _HEARTBEAT_S
-        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FIRST_PAUSE_S) if may_pass else 0.0
+        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FIRST_PAUSE_S) if is_transient else 0.0
         if first:
             _log.error(
                 "telemetry is not being written: %s; the engine continues, lost events are counted",
                 self._last_error,
             )
-        return not may_pass
+        return not is_transient
 
     def _discard_queue(self) -> None:
         """Count the rows still unwritten at the end as lost."""
         with self._mutex:
             num_rows = self._queued_rows
-            if self._in_doubt is not None:
-                self._discard(self._in_doubt.batch)
-                self._in_doubt = None
+            if self._unconfirmed is not None:
+                self._discard(self._unconfirmed.batch)
+                self._unconfirmed = None
             self._discard(list(self._items))
             self._items.clear()
         if num_rows:

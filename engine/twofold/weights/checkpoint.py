@@ -85,7 +85,7 @@ class Checkpoint(TensorSource):
         elif (directory / SINGLE_FILE).exists():
             entries = read_header(directory / SINGLE_FILE)
         else:
-            raise ModelLoadError(_nothing_found(directory))
+            raise ModelLoadError(_no_checkpoint_message(directory))
         pairs = tuple(renamed)
         made = {}
         matrices = [] if scheme is None else scheme.matrices(entries)
@@ -287,7 +287,7 @@ def _read_shards(directory: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _nothing_found(directory: Path) -> str:
+def _no_checkpoint_message(directory: Path) -> str:
     weights = sorted(path.name for path in directory.glob("*.safetensors"))
     if weights:
         return (

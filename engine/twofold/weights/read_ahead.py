@@ -23,7 +23,7 @@ class ReadAhead:
         self._stretches: deque[tuple[Path, int, int]] = deque()
         self._thread: threading.Thread | None = None
 
-    def want(self, file: Path, begin: int, end: int) -> None:
+    def request(self, file: Path, begin: int, end: int) -> None:
         """Queue bytes [begin, end) of `file` for reading."""
         with self._lock:
             self._stretches.append((file, begin, end))

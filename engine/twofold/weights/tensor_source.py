@@ -222,7 +222,7 @@ class TensorSource:
         wanted = [name for name in names if name not in self._wanted]
         self._wanted.update(wanted)
         for stretch in self._page_ranges(wanted):
-            self._read_ahead.want(*stretch)
+            self._read_ahead.request(*stretch)
 
     def release_pages(self, names: Iterable[str]) -> None:
         """Release these tensors' pages from memory; a later access to a view reads them again.

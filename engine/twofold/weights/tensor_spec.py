@@ -31,5 +31,5 @@ class TensorSpec:
     """Whether 1 is added to a norm's values on reading."""
 
 
-Found = Callable[[TensorSpec], bool]
+HasTensor = Callable[[TensorSpec], bool]
 """Whether a checkpoint has a tensor: for choosing between naming variants."""

@@ -144,7 +144,7 @@ class WeightMatrix:
         return self.scales is None or len(self.scales) == self.rows
 
     @property
-    def is_apart(self) -> bool:
+    def is_separate(self) -> bool:
         """Whether each row has its own scales, stored outside it."""
         return self.format == "mxfp4" and self.scales is not None
 
@@ -153,7 +153,7 @@ class WeightMatrix:
             raise ValueError(f"weight format {self.format!r}; expected one of {', '.join(FORMATS)}")
         element = element_type(self.format)
         width = source_row_bytes(self.format, self.columns) // element.itemsize
-        if self.is_apart:
+        if self.is_separate:
             width = self.columns // 2
         if self.data.dtype != element or self.data.ndim != 2 or self.data.shape[1] != width:
             raise ValueError(
@@ -162,7 +162,7 @@ class WeightMatrix:
             )
         if width > 1 and self.data.strides[1] != element.itemsize:
             raise ValueError("the elements of a row are not adjacent; expected contiguous rows")
-        if self.is_apart:
+        if self.is_separate:
             self._check_exponents()
         elif (self.scales is None) != (FORMATS[self.format].scale_grid == 0):
             raise ValueError(f"format {self.format} with{'out' if self.scales is None else ''} scales")

@@ -14,10 +14,10 @@ namespace {
 template <class T>
 struct AmxBf16Products {
   using Tiles = AmxTiles<T>;
-  static constexpr int kTokens = Tiles::kTokens, kStep = Tiles::kStep;
-  static constexpr int kTileSteps = 16;    // in a tile of weights: 32 columns
-  static constexpr int kBlockSteps = 256;  // in a block of columns: 32 KiB of weights
-  static constexpr int kMostGroups = 8;    // whose sums are held
+  static constexpr int kTokens = Tiles::kTokens, kTileSlice = Tiles::kTileSlice;
+  static constexpr int kTileSlices = 16;    // in a tile of weights: 32 columns
+  static constexpr int kBlockSlices = 256;  // in a block of columns: 32 KiB of weights
+  static constexpr int kMostGroups = 8;     // whose sums are held
   static constexpr int kAheadBytes = 4096;
 
   struct Add {
@@ -27,7 +27,7 @@ struct AmxBf16Products {
     }
   };
 
-  // What is at hand of a panel: steps [begin, end), and how many bytes further on to fetch meanwhile (0:
+  // What is at hand of a panel: slices [begin, end), and how many bytes further on to fetch meanwhile (0:
   // none).
   struct Block {
     const uint8_t* panel;
@@ -42,19 +42,20 @@ struct AmxBf16Products {
       Tiles::load_sums(sums, second);
     }
     int s = block.begin;
-    for (; s + kTileSteps <= block.end; s += kTileSteps) {
-      const uint8_t* weights = block.panel + static_cast<int64_t>(s) * kStep;
+    for (; s + kTileSlices <= block.end; s += kTileSlices) {
+      const uint8_t* weights = block.panel + static_cast<int64_t>(s) * kTileSlice;
       if (block.ahead != 0) {
-        for (int i = 0; i < kTileSteps * kStep; i += 64) {
+        for (int i = 0; i < kTileSlices * kTileSlice; i += 64) {
           _mm_prefetch(reinterpret_cast<const char*>(weights) + block.ahead + i, _MM_HINT_T0);
         }
       }
       Tiles::multiply(x + 4 * s, row_bytes, weights, second, Add());
     }
     if (s < block.end) {  // bytes after the panel are arbitrary, and 0 * infinity is not 0
-      alignas(64) uint8_t last[kTileSteps * kStep] = {};
-      for (int i = 0; i < (block.end - s) * kStep; i += 64) {
-        _mm512_store_si512(last + i, _mm512_loadu_si512(block.panel + static_cast<int64_t>(s) * kStep + i));
+      alignas(64) uint8_t last[kTileSlices * kTileSlice] = {};
+      for (int i = 0; i < (block.end - s) * kTileSlice; i += 64) {
+        _mm512_store_si512(last + i,
+                           _mm512_loadu_si512(block.panel + static_cast<int64_t>(s) * kTileSlice + i));
       }
       Tiles::multiply(x + 4 * s, row_bytes, last, second, Add());
     }
@@ -63,14 +64,14 @@ struct AmxBf16Products {
 
   static void strip(const char* x, int64_t row_bytes, const uint8_t* panels, float* y, int64_t ldy,
                     const TokenGroups& groups, int N, int K) {
-    const int steps = (K + 1) / 2;
-    const int block_steps = groups.count == 1 ? steps : kBlockSteps;
+    const int slices = (K + 1) / 2;
+    const int block_slices = groups.count == 1 ? slices : kBlockSlices;
     alignas(64) float sums[kMostGroups][kTokens * kPanelRows];
-    for (int n = 0; n < N; n += kPanelRows, panels += static_cast<int64_t>(steps) * kStep) {
-      for (int begin = 0; begin == 0 || begin < steps; begin += block_steps) {
-        const int end = steps - begin < block_steps ? steps : begin + block_steps;
+    for (int n = 0; n < N; n += kPanelRows, panels += static_cast<int64_t>(slices) * kTileSlice) {
+      for (int begin = 0; begin == 0 || begin < slices; begin += block_slices) {
+        const int end = slices - begin < block_slices ? slices : begin + block_slices;
         for (int g = 0; g < groups.count; ++g) {
-          const int ahead = g > 0 ? 0 : groups.count == 1 ? kAheadBytes : kBlockSteps * kStep;
+          const int ahead = g > 0 ? 0 : groups.count == 1 ? kAheadBytes : kBlockSlices * kTileSlice;
           add_block(x + groups.begin(g) * row_bytes, row_bytes, {panels, begin, end, ahead}, groups.size,
                     sums[g]);
         }

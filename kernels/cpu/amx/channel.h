@@ -20,12 +20,12 @@ struct AmxChannelProducts {
   using Tiles = AmxTiles<T>;
   using Sums = int32_t[Tiles::kTokens * kPanelRows];
 
-  static constexpr int kTileColumns = 64, kTileBytes = 16 * kStepBytes;  // a tile of weights
+  static constexpr int kTileColumns = 64, kTileBytes = 16 * kSliceBytes;  // a tile of weights
   static constexpr int kHeldTiles =
       Format::kNibbles ? 8 : 16;         // that stay in the cache: 32 KiB, or half of it
   static constexpr int kMostGroups = 8;  // whose sums are held
   static constexpr int64_t kAheadBytes = 16384;
-  static constexpr int kFewestTokens = T::kTakesAll ? 1 : 9;
+  static constexpr int kFewestTokens = T::kAnyTokenCount ? 1 : 9;
   static constexpr int kBytesOfTile =
       Format::kPanelBytes * kTileColumns / Format::kPanelColumns;  // panel bytes per tile, scales included
   static_assert(Format::kNibbles ? Format::kPanelColumns == 32 : Format::kPanelColumns % kTileColumns == 0);
@@ -60,13 +60,13 @@ struct AmxChannelProducts {
   static void unpack(const uint8_t* panel, int num_blocks, int begin, int end, uint8_t* to) {
     constexpr int kBlocks = kTileColumns / Format::kPanelColumns;
     const int last = end * kBlocks < num_blocks ? end * kBlocks : num_blocks;
-    for (int b = begin * kBlocks; b < last; ++b, to += 8 * kStepBytes) {
+    for (int b = begin * kBlocks; b < last; ++b, to += 8 * kSliceBytes) {
       const uint8_t* block = panel + int64_t{b} * Format::kPanelBytes;
 #pragma GCC unroll 8
-      for (int step = 0; step < 8; ++step) {
+      for (int slice = 0; slice < 8; ++slice) {
         for (int g = 0; g < 2; ++g) {
-          _mm512_store_si512(to + kStepBytes * step + V::kBytes * g,
-                             Format::template bytes<V>(block, 0, 0, step, g));
+          _mm512_store_si512(to + kSliceBytes * slice + V::kBytes * g,
+                             Format::template bytes<V>(block, 0, 0, slice, g));
         }
       }
     }
@@ -95,13 +95,13 @@ struct AmxChannelProducts {
                     float* y, int64_t ldy, int N) {
     const int tiles = (num_blocks * Format::kPanelColumns + kTileColumns - 1) / kTileColumns;
     const bool alone = groups.count == 1, second = groups.size > Tiles::kGroup;
-    const int step = alone && !Format::kNibbles ? tiles : kHeldTiles;
+    const int slice = alone && !Format::kNibbles ? tiles : kHeldTiles;
     const int64_t ahead = alone ? kAheadBytes : int64_t{kHeldTiles} * kBytesOfTile;
     alignas(64) Sums sums[kMostGroups];
     alignas(64) uint8_t unpacked[Format::kNibbles ? kHeldTiles * kTileBytes : 1];
     for (int n = 0; n < N; n += kPanelRows, panel += int64_t{num_blocks} * Format::kPanelBytes) {
-      for (int begin = 0; begin < tiles; begin += step) {
-        const int end = tiles - begin < step ? tiles : begin + step;
+      for (int begin = 0; begin < tiles; begin += slice) {
+        const int end = tiles - begin < slice ? tiles : begin + slice;
         if constexpr (Format::kNibbles) unpack(panel, num_blocks, begin, end, unpacked);
         for (int g = 0; g < groups.count; ++g) {
           if (begin == 0) {
@@ -122,7 +122,7 @@ struct AmxChannelProducts {
 
   static void matmul(const void* x, int64_t row_bytes, const void* panels, float* y, int64_t ldy, int M,
                      int N, int K) {
-    if constexpr (!T::kTakesAll) {
+    if constexpr (!T::kAnyTokenCount) {
       if (M < kFewestTokens) {
         return avx512_vnni_integer()->of(kNumberOf<Format>).matmul(x, row_bytes, panels, y, ldy, M, N, K);
       }

@@ -11,7 +11,7 @@ namespace {
 #define TWOFOLD_CALLED __attribute__((noinline))
 
 struct EmulatedTiles {
-  static constexpr bool kTakesAll = true;
+  static constexpr bool kAnyTokenCount = true;
 
   struct Tile {
     uint8_t bytes[16][64];

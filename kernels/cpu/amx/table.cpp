@@ -5,7 +5,7 @@ namespace twofold::kernels {
 namespace {
 
 struct CpuTiles {
-  static constexpr bool kTakesAll = false;
+  static constexpr bool kAnyTokenCount = false;
 
   // GCC's intrinsics take the numbers of tiles as text, which a template does not have.
   static void configure(const TileConfig* config) { __asm__ volatile("ldtilecfg %0" : : "m"(*config)); }

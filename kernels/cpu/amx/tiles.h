@@ -3,7 +3,7 @@
 //
 // Tiles: 0-3 are sums, [16 tokens][16 rows of weights] for two groups of tokens x the two halves of a panel;
 // 4 and 5 hold activations of the two groups, one row per token; 6 and 7 hold weights of the two halves.
-// Sixteen rows of a step are 64 consecutive bytes of a panel, and steps are 128 bytes apart, so weights are
+// Sixteen rows of a slice are 64 consecutive bytes of a panel, and slices are 128 bytes apart, so weights are
 // loaded as tiles from where they lie.
 #pragma once
 #include <immintrin.h>
@@ -39,7 +39,7 @@ template <class T>
 struct AmxTiles {
   static constexpr int kGroup = 16;  // tokens of a tile
   static constexpr int kTokens = 2 * kGroup;
-  static constexpr int kStep = 4 * kPanelRows;  // bytes
+  static constexpr int kTileSlice = 4 * kPanelRows;  // bytes
 
   // Tiles for `tokens` (1 to 32) rows of activations, `x_bytes` of each at a time.
   static void configure(int tokens, int x_bytes) {
@@ -58,11 +58,11 @@ struct AmxTiles {
 
   // sums[t][32] += x[t][.] * w[.][32] for one tile's worth of columns; Add is the product of two tiles.
   template <class Add>
-  static void multiply(const void* x, int64_t row_bytes, const uint8_t* steps, bool second, const Add& add) {
-    T::template load<6>(steps, kStep);
+  static void multiply(const void* x, int64_t row_bytes, const uint8_t* slices, bool second, const Add& add) {
+    T::template load<6>(slices, kTileSlice);
     T::template load<4>(x, row_bytes);
     add.template operator()<0, 4, 6>();
-    T::template load<7>(steps + 64, kStep);
+    T::template load<7>(slices + 64, kTileSlice);
     add.template operator()<1, 4, 7>();
     if (!second) return;
     T::template load<5>(static_cast<const char*>(x) + kGroup * row_bytes, row_bytes);
@@ -81,19 +81,19 @@ struct AmxTiles {
   // sums [tokens][32] of 4 bytes.
   static void load_sums(const void* sums, bool second) {
     const char* from = static_cast<const char*>(sums);
-    T::template load<0>(from, kStep);
-    T::template load<1>(from + 64, kStep);
+    T::template load<0>(from, kTileSlice);
+    T::template load<1>(from + 64, kTileSlice);
     if (!second) return;
-    T::template load<2>(from + kGroup * kStep, kStep);
-    T::template load<3>(from + kGroup * kStep + 64, kStep);
+    T::template load<2>(from + kGroup * kTileSlice, kTileSlice);
+    T::template load<3>(from + kGroup * kTileSlice + 64, kTileSlice);
   }
   static void store_sums(void* sums, bool second) {
     char* to = static_cast<char*>(sums);
-    T::template store<0>(to, kStep);
-    T::template store<1>(to + 64, kStep);
+    T::template store<0>(to, kTileSlice);
+    T::template store<1>(to + 64, kTileSlice);
     if (!second) return;
-    T::template store<2>(to + kGroup * kStep, kStep);
-    T::template store<3>(to + kGroup * kStep + 64, kStep);
+    T::template store<2>(to + kGroup * kTileSlice, kTileSlice);
+    T::template store<3>(to + kGroup * kTileSlice + 64, kTileSlice);
   }
 };
 

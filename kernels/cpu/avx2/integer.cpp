@@ -2,10 +2,10 @@
 // and saturates; what is summed there must fit until madd widens it, which multiplies by the integers of a
 // scale in the same instruction:
 //
-//   4 bits   8 steps of a run: 16 * 15 * 127 < 2^15
-//   5 bits   4 steps: 8 * 31 * 127 < 2^15; so a run is two sums
-//   2, 3     4 steps (a half, which has a scale of its own)
-//   6 bits   4 steps (a half): 8 * 32 * 127 < 2^15, the offset of 32 taken away;
+//   4 bits   8 slices of a subblock: 16 * 15 * 127 < 2^15
+//   5 bits   4 slices: 8 * 31 * 127 < 2^15; so a subblock is two sums
+//   2, 3     4 slices (a half, which has a scale of its own)
+//   6 bits   4 slices (a half): 8 * 32 * 127 < 2^15, the offset of 32 taken away;
 //            on the way sums may wrap around, only the result has to fit
 //   8 bits   as two nibbles; what a table of signed bytes stands for, as its magnitude
 #include "avx2/integer_vector.h"
@@ -60,7 +60,7 @@ struct Avx2 : Avx2Integer {
 
     template <int kZero, bool kHalves>
     static void zeros(const int8_t* q, const int32_t*, int32_t* zero) {
-      if constexpr (kZero != 0) RunTerms::of_lanes<kZero, kHalves>(q, zero);
+      if constexpr (kZero != 0) SubblockTerms::of_lanes<kZero, kHalves>(q, zero);
       if constexpr (kZero == 0) __builtin_memset(zero, 0, kHalves ? 64 : 32);
     }
     static Sum begin(const int32_t* zero) { return _mm256_set1_epi32(*zero); }
@@ -133,7 +133,7 @@ struct Avx2::Dot<8> {
   template <int kZero, bool kHalves>
   static void zeros(const int8_t* q, const int32_t*, int32_t* zero) {
     static_assert(kZero % 16 == 0 && !kHalves, "the high nibbles begin with it");
-    RunTerms::of_lanes<kZero / 16, false>(q, zero);
+    SubblockTerms::of_lanes<kZero / 16, false>(q, zero);
   }
   static Sum begin(const int32_t* zero) { return {_mm256_setzero_si256(), _mm256_set1_epi32(*zero)}; }
   static Sum none() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -182,7 +182,7 @@ struct Avx2::LookedUp : SumsOf32<Avx2> {
   }
 };
 
-// For channel_products.h: as Dot, the sums of each run widened at its end.
+// For channel_products.h: as Dot, the sums of each subblock widened at its end.
 template <int kBits>
 struct Avx2::ChannelDot {
   using Of = Dot<kBits>;
@@ -192,11 +192,11 @@ struct Avx2::ChannelDot {
   static constexpr int vectors(int tokens) { return Of::vectors(tokens, 1); }
   static Weights weights(I bytes) { return Of::weights(bytes); }
   static Run begin(I) { return Run{}; }
-  static void add(Run& run, Weights w, I values) { Of::add(run, w, values); }
-  static I end(I sum, Run run) { return _mm256_add_epi32(sum, Of::first(run, Of::one())); }
+  static void add(Run& subblock, Weights w, I values) { Of::add(subblock, w, values); }
+  static I end(I sum, Run subblock) { return _mm256_add_epi32(sum, Of::first(subblock, Of::one())); }
 };
 
-// For four_codes.h: two of the four runs are multiplied as four times their codes.
+// For four_codes.h: two of the four subblocks are multiplied as four times their codes.
 template <class Format>
 struct Avx2::Four {
   static constexpr bool kThird = Format::kPlanes > 0;
@@ -206,17 +206,17 @@ struct Avx2::Four {
   static constexpr int kUp[4] = {kSubUp, kSubUp + (kThird ? 0 : 2), kSubUp + (kThird ? 2 : 0), kSubUp + 2};
 
   // Two sums of 16 bits.
-  static int32_t zero(int run, int32_t lanes) {
+  static int32_t zero(int subblock, int32_t lanes) {
     const uint32_t v = static_cast<uint32_t>(lanes);
-    const int up = kUp[run] - kSubUp;
+    const int up = kUp[subblock] - kSubUp;
     return static_cast<int32_t>((v << up & 0xffffu) | (v >> 16 << (16 + up)));
   }
-  // Both runs of `pair`, whose codes `low` and, of the third bits, `plane` hold.
-  static void unpack(I low, I plane, int step, int pair, I (&w)[2]) {
+  // Both subblocks of `pair`, whose codes `low` and, of the third bits, `plane` hold.
+  static void unpack(I low, I plane, int slice, int pair, I (&w)[2]) {
     if constexpr (kThird) {
       const I middle = moved<2>(low);
-      const I first = step % 2 == 0 ? moved<-2>(plane) : moved<2>(plane);
-      const I second = step % 2 == 0 ? moved<-1>(plane) : moved<3>(plane);
+      const I first = slice % 2 == 0 ? moved<-2>(plane) : moved<2>(plane);
+      const I second = slice % 2 == 0 ? moved<-1>(plane) : moved<3>(plane);
       w[0] = pair == 0 ? with_bits<4>(bits<3>(low), first) : with_bits<16>(bits<12>(middle), first);
       w[1] =
           pair == 0 ? with_bits<4>(bits<3>(middle), second) : with_bits<16>(bits<12>(moved<4>(low)), second);
@@ -225,14 +225,14 @@ struct Avx2::Four {
       w[0] = bits<3>(both), w[1] = bits<12>(both);
     }
   }
-  static I scale_of(const uint8_t* block, int run, int half, int g) {
-    if constexpr (!kThird) return numbers_of<Dot<2>, Format>(block, run, half, g);
-    return Dot<3>::high_bytes(block + Format::sub_at(run, half) + kLanes * g);
+  static I scale_of(const uint8_t* block, int subblock, int half, int g) {
+    if constexpr (!kThird) return numbers_of<Dot<2>, Format>(block, subblock, half, g);
+    return Dot<3>::high_bytes(block + Format::sub_at(subblock, half) + kLanes * g);
   }
 
   static void sums(const uint8_t* block, int group, int g0, const int8_t* x, const int32_t* zero,
                    F (&f)[4][kVectors]) {
-    const uint8_t* steps = block + Format::steps_at(0) + group * Format::kUnitBytes + kBytes * g0;
+    const uint8_t* slices = block + Format::slices_at(0) + group * Format::kUnitBytes + kBytes * g0;
     const uint8_t* planes = block + Format::planes_at(0) + group * Format::kUnitBytes + kBytes * g0;
     I total[4][kVectors];
 #pragma GCC unroll 2
@@ -240,36 +240,37 @@ struct Avx2::Four {
       I sum[4][kVectors];
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        const int step = 4 * half + i;
+        const int slice = 4 * half + i;
         I low[kVectors], plane[kVectors], w[kVectors][2];
 #pragma GCC unroll 2
         for (int g = 0; g < kVectors; ++g) {
-          low[g] = load(steps + kStepBytes * step + kBytes * g);
-          if constexpr (kThird) plane[g] = load(planes + Format::plane_at(0, step) + kBytes * g);
+          low[g] = load(slices + kSliceBytes * slice + kBytes * g);
+          if constexpr (kThird) plane[g] = load(planes + Format::plane_at(0, slice) + kBytes * g);
         }
 #pragma GCC unroll 4
-        for (int run = 0; run < 4; ++run) {
-          const I values = broadcast(x + 32 * run + 4 * step);
+        for (int subblock = 0; subblock < 4; ++subblock) {
+          const I values = broadcast(x + 32 * subblock + 4 * slice);
 #pragma GCC unroll 2
           for (int g = 0; g < kVectors; ++g) {
-            if (run % 2 == 0) unpack(low[g], plane[g], step, run / 2, w[g]);
-            I products = _mm256_maddubs_epi16(w[g][run % 2], values);
+            if (subblock % 2 == 0) unpack(low[g], plane[g], slice, subblock / 2, w[g]);
+            I products = _mm256_maddubs_epi16(w[g][subblock % 2], values);
             if (i > 0) {
-              products = _mm256_add_epi16(sum[run][g], products);
+              products = _mm256_add_epi16(sum[subblock][g], products);
             } else if constexpr (kThird) {
-              products = _mm256_add_epi16(same(zero[2 * run + half]), products);
+              products = _mm256_add_epi16(same(zero[2 * subblock + half]), products);
             }
-            sum[run][g] = in_order(products);
+            sum[subblock][g] = in_order(products);
           }
         }
       }
 #pragma GCC unroll 4
-      for (int run = 0; run < 4; ++run) {
+      for (int subblock = 0; subblock < 4; ++subblock) {
 #pragma GCC unroll 2
         for (int g = 0; g < kVectors; ++g) {
-          const I scaled = _mm256_madd_epi16(sum[run][g], scale_of(block, 4 * group + run, half, g0 + g));
-          total[run][g] = half == 0 ? scaled : _mm256_add_epi32(total[run][g], scaled);
-          f[run][g] = to_float(total[run][g]);
+          const I scaled =
+              _mm256_madd_epi16(sum[subblock][g], scale_of(block, 4 * group + subblock, half, g0 + g));
+          total[subblock][g] = half == 0 ? scaled : _mm256_add_epi32(total[subblock][g], scaled);
+          f[subblock][g] = to_float(total[subblock][g]);
         }
       }
     }

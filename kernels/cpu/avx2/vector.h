@@ -145,15 +145,15 @@ struct Avx2 {
   }
 
   // Steps of packed weights (weight_format.h), 8 rows: one vector per column.
-  static void load_bf16_step(const uint8_t* p, F w[2]) {
+  static void load_bf16_slice(const uint8_t* p, F w[2]) {
     const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     w[0] = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
     w[1] = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
   }
-  static void load_f16_step(const uint8_t* p, F w[2]) {
+  static void load_f16_slice(const uint8_t* p, F w[2]) {
     widen_f16_pairs(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), w[0], w[1]);
   }
-  static void widen_fp8_step(const uint8_t* p, F w[4]) {  // times 2^-8
+  static void widen_fp8_slice(const uint8_t* p, F w[4]) {  // times 2^-8
     const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m256i mask = _mm256_set1_epi16(static_cast<short>(0xbf80u));
     widen_f16_pairs(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(four, 8), 1), mask), w[0], w[2]);
@@ -161,7 +161,7 @@ struct Avx2 {
   }
   // The same by way of the first-level cache: a conversion of memory takes no shuffle. (f32 whose exponent is 120 too small,
   // times 2^120, would take the subnormal codes 150 cycles each.)
-  static void load_fp8_step(const uint8_t* p, F w[4]) {
+  static void load_fp8_slice(const uint8_t* p, F w[4]) {
     const __m256i by_column = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8,
                                                12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m256i rows = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -180,9 +180,9 @@ struct Avx2 {
   static void widen_f16_pairs(__m256i pairs, F& even, F& odd) {
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5,
                                            8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-    const __m256i apart = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pairs, order), 0xd8);
-    even = _mm256_cvtph_ps(_mm256_castsi256_si128(apart));
-    odd = _mm256_cvtph_ps(_mm256_extracti128_si256(apart, 1));
+    const __m256i separate = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pairs, order), 0xd8);
+    even = _mm256_cvtph_ps(_mm256_castsi256_si128(separate));
+    odd = _mm256_cvtph_ps(_mm256_extracti128_si256(separate, 1));
   }
 };
 

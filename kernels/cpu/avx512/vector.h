@@ -121,14 +121,14 @@ struct Avx512 {
   }
 
   // Steps of packed weights (weight_format.h), 16 rows: one vector per column.
-  static void load_bf16_step(const uint8_t* p, F w[2]) {
+  static void load_bf16_slice(const uint8_t* p, F w[2]) {
     const __m512i both = _mm512_loadu_si512(p);
     w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
     w[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   }
-  static void load_f16_step(const uint8_t* p, F w[2]) { widen_f16_pairs(_mm512_loadu_si512(p), w[0], w[1]); }
+  static void load_f16_slice(const uint8_t* p, F w[2]) { widen_f16_pairs(_mm512_loadu_si512(p), w[0], w[1]); }
   // Times 2^-8, by way of the first-level cache, as AVX2's.
-  static void load_fp8_step(const uint8_t* p, F w[4]) {
+  static void load_fp8_slice(const uint8_t* p, F w[4]) {
     const __m512i by_column =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const __m512i columns =
@@ -143,7 +143,7 @@ struct Avx512 {
     for (int c = 0; c < 4; ++c) w[c] = _mm512_cvtph_ps(_mm256_load_si256(halves + c));
   }
   // The same in registers, for tiles.
-  static void widen_fp8_step(const uint8_t* p, F w[4]) {
+  static void widen_fp8_slice(const uint8_t* p, F w[4]) {
     const __m512i four = _mm512_loadu_si512(p), mask = _mm512_set1_epi16(static_cast<short>(0xbf80u));
     widen_f16_pairs(_mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(four, 8), 1), mask), w[0], w[2]);
     widen_f16_pairs(_mm512_and_si512(_mm512_srai_epi16(four, 1), mask), w[1], w[3]);
@@ -152,9 +152,9 @@ struct Avx512 {
     // The low half of each pair first, then the high ones.
     const __m512i order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28,
                                            26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i apart = _mm512_permutexvar_epi16(order, pairs);
-    even = _mm512_cvtph_ps(_mm512_castsi512_si256(apart));
-    odd = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(apart, 1));
+    const __m512i separate = _mm512_permutexvar_epi16(order, pairs);
+    even = _mm512_cvtph_ps(_mm512_castsi512_si256(separate));
+    odd = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(separate, 1));
   }
 };
 

@@ -5,11 +5,11 @@
 //   f32, f16, bf16   P = fma(x, w, P) over 64 columns from +0; F = F + P; and so on
 //   fp8              the same with w * 2^-8 (the bits of e4m3 in the place of an f16); F = fma(P, scale * 256, F)
 //
-// and for integers, acc being the exact sum of (u - zero) * q over a run of 32 columns, xs the scale of the
-// run's activations, sum the sum of their q, by the kind of the format's scales (twofold/formats/scales.h):
+// and for integers, acc being the exact sum of (u - zero) * q over a subblock of 32 columns, xs the scale of the
+// subblock's activations, sum the sum of their q, by the kind of the format's scales (twofold/formats/scales.h):
 //
-//   PerRun   F = fma(acc * scale, xs, F); with minima F = fma(xs * sum, min, F)
-//   PerBlock t = acc_0 * xs_0, then t = fma(acc_i, xs_i, t); F = fma(t, scale, F); with minima (blocks of two runs)
+//   PerSubblock   F = fma(acc * scale, xs, F); with minima F = fma(xs * sum, min, F)
+//   PerBlock t = acc_0 * xs_0, then t = fma(acc_i, xs_i, t); F = fma(t, scale, F); with minima (blocks of two subblocks)
 //            F = fma(xs_0 * sum_0 + xs_1 * sum_1, min, F)
 //   PerHalf  F = fma((acc_0 * sub_0 + acc_1 * sub_1) * scale, xs, F), acc_0 of the first 16 columns; sub are the
 //            integers that the block's scale multiplies, and what they make stays below 2^24: any order is exact. Or
@@ -63,35 +63,35 @@ float product(const uint8_t* u, const int8_t* q, int zero, int count) {
   return static_cast<float>(sum);
 }
 
-// The sum of a run, times the numbers that the block's scale multiplies where both halves have one.
+// The sum of a subblock, times the numbers that the block's scale multiplies where both halves have one.
 template <class Format>
-float run_sum(const uint8_t* block, int row, int run, const int8_t* q) {
-  uint8_t u[kRunColumns];
-  run_values<Format>(block, row, run, u);
+float subblock_sum(const uint8_t* block, int row, int subblock, const int8_t* q) {
+  uint8_t u[kSubblockColumns];
+  subblock_values<Format>(block, row, subblock, u);
   if constexpr (Format::Kind::kSums == 1) {
-    return product(u, q, Format::kZero, kRunColumns);
+    return product(u, q, Format::kZero, kSubblockColumns);
   } else {
-    return product(u, q, Format::kZero, 16) * numbers_of<OneRow, Format>(block, run, 0, row) +
-           product(u + 16, q + 16, Format::kZero, 16) * numbers_of<OneRow, Format>(block, run, 1, row);
+    return product(u, q, Format::kZero, 16) * numbers_of<OneRow, Format>(block, subblock, 0, row) +
+           product(u + 16, q + 16, Format::kZero, 16) * numbers_of<OneRow, Format>(block, subblock, 1, row);
   }
 }
 
-// The total after one panel block. x: the block's first run.
+// The total after one panel block. x: the block's first subblock.
 template <class Format>
-float add_block(const uint8_t* block, int row, const int8_t* q, const TokenRun& x, float total) {
+float add_block(const uint8_t* block, int row, const int8_t* q, const TokenSubblock& x, float total) {
   using Kind = typename Format::Kind;
   float of_block = 0.0f;
-  for (int run = 0; run < Format::kRuns; ++run) {
-    const float sum = run_sum<Format>(block, row, run, q + kRunColumns * run);
-    if constexpr (Kind::kOfBlock) {
-      of_block = Kind::template add<OneRow>(run, sum, x.at(run), of_block);
+  for (int subblock = 0; subblock < Format::kSubblocks; ++subblock) {
+    const float sum = subblock_sum<Format>(block, row, subblock, q + kSubblockColumns * subblock);
+    if constexpr (Kind::kSumsOfBlock) {
+      of_block = Kind::template add<OneRow>(subblock, sum, x.at(subblock), of_block);
     } else {
-      const float scaled = sum * run_scale<OneRow, Format>(block, run, row);
-      const auto least = Kind::template Least<OneRow, Format>::of(block, run, row);
-      total = least.join(scaled, x.at(run), total);
+      const float scaled = sum * subblock_scale<OneRow, Format>(block, subblock, row);
+      const auto least = Kind::template Least<OneRow, Format>::of(block, subblock, row);
+      total = least.join(scaled, x.at(subblock), total);
     }
   }
-  if constexpr (Kind::kOfBlock) {
+  if constexpr (Kind::kSumsOfBlock) {
     total = Kind::template join<OneRow, Format>(of_block, Format::template scale<OneRow>(block, 0, 0, row),
                                                 Format::template min<OneRow>(block, 0, 0, row), x, total);
   }
@@ -105,13 +105,13 @@ float integer_element(const uint8_t* panel, int row, const void* x, int64_t K) {
   const int32_t* sum16 = reinterpret_cast<const int32_t*>(scale + activation_columns(K) / 32);
   float total = 0.0f;
   for (int64_t k = 0; k < K; k += Format::kPanelColumns, panel += Format::kPanelBytes) {
-    float sums[Format::kRuns];
-    int32_t halves[Format::kRuns];
-    const int64_t first = k / kRunColumns;
-    for (int run = 0; run < Format::kRuns; ++run) {
-      const int32_t* sum = sum16 + 2 * (first + run);
-      sums[run] = scale[first + run] * static_cast<float>(sum[0] + sum[1]);
-      halves[run] = static_cast<int32_t>((sum[0] & 0xffff) | static_cast<uint32_t>(sum[1]) << 16);
+    float sums[Format::kSubblocks];
+    int32_t halves[Format::kSubblocks];
+    const int64_t first = k / kSubblockColumns;
+    for (int subblock = 0; subblock < Format::kSubblocks; ++subblock) {
+      const int32_t* sum = sum16 + 2 * (first + subblock);
+      sums[subblock] = scale[first + subblock] * static_cast<float>(sum[0] + sum[1]);
+      halves[subblock] = static_cast<int32_t>((sum[0] & 0xffff) | static_cast<uint32_t>(sum[1]) << 16);
     }
     total = add_block<Format>(panel, row, q + k, {scale + first, sums, halves}, total);
   }
@@ -122,11 +122,11 @@ template <class Format>
 float channel_element(const uint8_t* panel, int row, const void* x, int64_t K) {
   const int8_t* q = static_cast<const int8_t*>(x);
   int32_t sum = 0;
-  for (int64_t k = 0; k < K; k += kRunColumns) {
-    uint8_t u[kRunColumns];
-    run_values<Format>(panel + k / Format::kPanelColumns * Format::kPanelBytes, row,
-                       static_cast<int>(k % Format::kPanelColumns / kRunColumns), u);
-    for (int i = 0; i < kRunColumns; ++i) sum += (u[i] - Format::kZero) * q[k + i];
+  for (int64_t k = 0; k < K; k += kSubblockColumns) {
+    uint8_t u[kSubblockColumns];
+    subblock_values<Format>(panel + k / Format::kPanelColumns * Format::kPanelBytes, row,
+                            static_cast<int>(k % Format::kPanelColumns / kSubblockColumns), u);
+    for (int i = 0; i < kSubblockColumns; ++i) sum += (u[i] - Format::kZero) * q[k + i];
   }
   const float of_weights = static_cast<float>(sum) * Format::template scale<OneRow>(panel, 0, 0, row);
   return of_weights * load_as<float>(q + activation_columns(K));
@@ -157,7 +157,7 @@ struct OneFloat {
   // The bits of the largest magnitude.
   static int32_t peak_bits32(const float* x) {
     int32_t peak = 0;
-    for (int i = 0; i < kRunColumns; ++i) {
+    for (int i = 0; i < kSubblockColumns; ++i) {
       const int32_t magnitude = std::bit_cast<int32_t>(x[i]) & 0x7fffffff;
       peak = magnitude > peak ? magnitude : peak;
     }
@@ -165,7 +165,7 @@ struct OneFloat {
   }
   static void quantise32(const float* x, float inverse, int8_t* q, int32_t* sums) {
     sums[0] = sums[1] = 0;
-    for (int i = 0; i < kRunColumns; ++i)
+    for (int i = 0; i < kSubblockColumns; ++i)
       sums[i / 16] += q[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
   }
 };

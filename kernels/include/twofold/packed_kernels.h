@@ -19,10 +19,10 @@ namespace twofold::kernels {
 
 // Bytes of one encoded row of K columns, a multiple of 64. Rows may lie further apart.
 //   f32, bf16: K elements, zeros to a multiple of 256 columns.
-//   q8: i8 q[P], f32 scale[P / 32], i32 sum16[P / 16] (of q, per run of 16), P = K rounded up to 256;
-//       x = scale * q, scale = amax / 127; a run below kSmallestQ8 is zero, one with an infinity or NaN has a
+//   q8: i8 q[P], f32 scale[P / 32], i32 sum16[P / 16] (of q, per subblock of 16), P = K rounded up to 256;
+//       x = scale * q, scale = amax / 127; a subblock below kSmallestQ8 is zero, one with an infinity or NaN has a
 //       NaN for scale.
-//   q8_token: i8 q[P], f32 scale, i32 sum (of q), with one scale for the row made as that of a run.
+//   q8_token: i8 q[P], f32 scale, i32 sum (of q), with one scale for the row made as that of a subblock.
 constexpr int64_t activation_columns(int64_t K) { return (K + 255) / 256 * 256; }
 constexpr int64_t activation_row_bytes(ActivationKind kind, int64_t K) {
   const int64_t P = activation_columns(K);

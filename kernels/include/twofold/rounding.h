@@ -16,7 +16,7 @@
 // rounding. Where both sides round alike, an expert's result differs by the order of float32 sums; where not,
 // output n by at most the sum over i of |w_down[n, i]| * d_i besides, d_i being the sum over the roundings
 // that one side makes and the other does not: |h_i| * 2^-8 for bf16 (8 bits of significand, to nearest),
-// amax / 254 for q8 (half a step; amax of its run of 32) and q8_token (of the row).
+// amax / 254 for q8 (half a step; amax of its subblock of 32) and q8_token (of the row).
 #pragma once
 #include "twofold/packed_kernels.h"
 

@@ -4,10 +4,10 @@
 // (ggml-common.h). A panel is 32 rows side by side, packed once at load and the same for every instruction
 // set and for CUDA:
 //
-//   - Weights come in steps of 4 bytes per row, row after row: one step is 128 consecutive bytes, which is two 512-bit
-//     vectors of 16 rows, four of 8 rows, two columns of an AMX tile or one coalesced read of a warp. A step holds 1
+//   - Weights come in slices of 4 bytes per row, row after row: one slice is 128 consecutive bytes, which is two 512-bit
+//     vectors of 16 rows, four of 8 rows, two columns of an AMX tile or one coalesced read of a warp. A slice holds 1
 //     weight of a row (f32), 2 (f16, bf16), 4 (8-bit formats) or 8 (4-bit formats).
-//   - K is cut into panel blocks; each begins with the scales of its 32 rows, then come its steps. So a panel is one
+//   - K is cut into panel blocks; each begins with the scales of its 32 rows, then come its slices. So a panel is one
 //     ascending stream, and every panel block begins on a cache line (f32, f16, bf16: every 128 bytes).
 //   - 8-bit integers are stored with 128 added, so that every integer weight is unsigned: the product instructions take
 //     unsigned weights and signed activations, and the offset adds a multiple of the sum of a block's
@@ -15,8 +15,8 @@
 //   - The last panel's missing rows and the last block's missing columns are zero weights.
 //
 // A format's header (formats/) describes its blocks, little-endian; u8[a][b] is row-major; "nibbles
-// (a | b)" are steps whose low nibbles belong to a and whose high nibbles to b; byte j of a row's step s is
-// weight 4s + j of its run. This header is plain C++ and is read by CUDA code too.
+// (a | b)" are slices whose low nibbles belong to a and whose high nibbles to b; byte j of a row's slice s is
+// weight 4s + j of its subblock. This header is plain C++ and is read by CUDA code too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ struct FormatLayout {
   int row_head_bytes;     // before a source row's blocks: the scale of formats with one for a row or tensor
   const char* gguf;       // its type in GGUF; empty: none
   bool quantised;         // quantise_row() makes it
-  int apart_bytes;        // bytes of a source row's block whose scale lies apart; 0: scales are in the rows
+  int separate_bytes;     // bytes of a source row's block whose scale lies apart; 0: scales are in the rows
 };
 
 template <class Format>
@@ -46,7 +46,7 @@ template <class Format>
 constexpr FormatLayout make_layout() {
   return {Format::kName,        Format::kBlockColumns, Format::kBlockBytes,   Format::kPanelColumns,
           Format::kPanelBytes,  Format::kScaleGrid,    Format::kRowHeadBytes, Format::kGguf,
-          is_quantised<Format>, Format::kApartBytes};
+          is_quantised<Format>, Format::kSeparateBytes};
 }
 
 inline constexpr FormatLayout kFormatLayouts[kNumWeightFormats] = {
@@ -86,7 +86,7 @@ constexpr int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t column
 
 // Packs one panel. rows[0 .. num_rows) point to source rows, num_rows <= 32. With a scale grid: scales[r]
 // points to the row's f32 scales, one for every scale_grid columns; of blocks whose scales lie apart
-// (apart_bytes), to the row's bytes, one for every block; else scales is null. `panel` is 64-byte aligned and
+// (separate_bytes), to the row's bytes, one for every block; else scales is null. `panel` is 64-byte aligned and
 // is written whole. False: a weight is a NaN or an infinity, or a scale is.
 bool pack_panel(WeightFormat format, const void* const* rows, const void* const* scales, int num_rows,
                 int64_t columns, void* panel);

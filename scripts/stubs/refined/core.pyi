@@ -360,7 +360,7 @@ class DenseFfn:
         limit: float = 0.0,
     ) -> None: ...
 
-class PredictionInput:
+class MtpInput:
     """Replaces embeddings by their projection together with the hidden states of the tokens before."""
 
     def __init__(
@@ -391,7 +391,7 @@ class Decoder:
         """threads: pool threads per block; 0 or an empty list: all."""
 
     def forward(self, hidden: _F32, previous: _F32 | None, layer_inputs: _F32 | None):
-        """experts: None if no block has any. previous: normed hidden states that a `PredictionInput` reads.
+        """experts: None if no block has any. previous: normed hidden states that a `MtpInput` reads.
 
         layer_inputs: result of `LayerInputs.forward` for the batch's tokens, which a `LayerInput` reads."""
 

@@ -151,7 +151,7 @@ def test_a_stream_ends_with_an_error_event(tiny: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("cuda", "dead_context")
-def test_with_cuda_asked_for_the_server_fails_and_says_what_to_do(
+def test_a_server_with_cuda_requested_fails_with_a_remedy(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine.load(config(tiny, "cuda"))
@@ -189,18 +189,18 @@ def test_waiting_requests_are_answered_by_the_cpu(tiny: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("cuda", "dead_context")
-def test_health_says_that_the_model_is_being_loaded_on_the_cpu(
+def test_health_reports_that_the_model_is_being_loaded_on_the_cpu(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine.load(config(tiny))
     fails_at(monkeypatch, 3, nan)
-    loading, go_on = threading.Event(), threading.Event()
+    loading, resume = threading.Event(), threading.Event()
     reload_on_cpu = engine._parts.reload_on_cpu
     assert reload_on_cpu is not None
 
     def slowly(reason: str) -> Any:
         loading.set()
-        assert go_on.wait(60)
+        assert resume.wait(60)
         return reload_on_cpu(reason)
 
     object.__setattr__(engine._parts, "reload_on_cpu", slowly)
@@ -212,13 +212,13 @@ def test_health_says_that_the_model_is_being_loaded_on_the_cpu(
         health = client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "loading")
         assert health.json()["failure"]["state"] == "reloading"
-        go_on.set()
+        resume.set()
         assert client.post("/v1/completions", json=body).status_code == 200
     engine.close()
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_device_that_still_copies_goes_on_after_one_failed_step(
+def test_a_device_that_still_copies_survives_one_failed_step(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine.load(config(tiny))
@@ -257,7 +257,7 @@ def test_a_device_whose_steps_fail_twice_in_a_row_is_lost(
     engine.close()
 
 
-def test_a_wait_for_work_that_never_ends_has_a_limit() -> None:
+def test_a_wait_for_endless_work_has_a_limit() -> None:
     with pytest.raises(DeviceLostError, match=r"within 0\.01 s"):
         wait_until(lambda: False, 0.01)
 
@@ -301,7 +301,7 @@ class WrongTensor(torch.Tensor):
         return self
 
 
-def test_auto_goes_on_with_the_cpu_when_the_self_check_fails(
+def test_auto_falls_back_to_the_cpu_when_the_self_check_fails(
     fake: ModuleType, tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def native() -> Any:

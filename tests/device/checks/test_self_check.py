@@ -219,7 +219,9 @@ def test_a_check_that_cannot_start_in_time_is_not_run_and_is_no_failure() -> Non
     assert SelfCheck("cuda:0", tuple(found)).failed is None
 
 
-def test_the_long_form_goes_on_after_a_failure(simt: ModuleType, qwen: ModelFiles, monkeypatch: Any) -> None:
+def test_the_long_form_continues_after_a_failure(
+    simt: ModuleType, qwen: ModelFiles, monkeypatch: Any
+) -> None:
     def fail(device: object) -> dict[str, Any]:
         raise RuntimeError("CUDA error: misaligned address\nmore lines")
 
@@ -268,7 +270,7 @@ def test_doctor_writes_a_report(
     assert figures["experts in bf16"]["relative_error"]["decode"] < 0.01
 
 
-def test_doctor_without_a_device_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_without_a_device_reports_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--gpu"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -43,7 +43,7 @@ class Device final : public DeviceApi {
   DeviceResult facts(DeviceFacts& out) override;
   double now_us() override;
   void sleep_us(double us) override { run_until(*now_us_ + us); }
-  DeviceResult lend_to_host() override { return {}; }
+  DeviceResult share_with_host() override { return {}; }
   DeviceResult allocate(size_t bytes, std::byte*& out) override;
   void free(std::byte* memory) override;
   DeviceResult allocate_pinned(size_t bytes, std::byte*& out, std::byte*& device_address) override;

@@ -54,7 +54,7 @@ MODELS = {
     ),
     "short-convolution": tiny("lfm2_moe", dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
 }
-ASKED = (
+REQUESTED = (
     Asked(tuple(random_prompt(9, 1)), SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)),
     Asked(
         tuple(random_prompt(20, 2)), SamplingParams(max_tokens=14, temperature=1.0, seed=5, ignore_eos=True)
@@ -88,20 +88,24 @@ def runner_of(engine: Engine) -> DeviceRunner:
 
 
 def check(
-    path: Path, asked: tuple[Asked, ...], *, placed: bool = False, prefix_caching: bool = False
+    path: Path, requested: tuple[Asked, ...], *, placed: bool = False, prefix_caching: bool = False
 ) -> None:
     config = config_of(path, enable_prefix_caching=prefix_caching)
     plain = Engine.load(config)
-    expected = answers(plain, asked)
+    expected = answers(plain, requested)
     plain.close()
-    known = {(one.prompt, one.sampling): answer.tokens for one, answer in zip(asked, expected, strict=True)}
+    known = {
+        (one.prompt, one.sampling): answer.tokens for one, answer in zip(requested, expected, strict=True)
+    }
     engine = speculating(config)
     records = all_records(engine)
     if placed:
         runner_of(engine).why_placed = "a test"
     for wrong, depth in ((0.0, 7), (0.4, 3)):
         use_drafter(engine, ScriptedDrafter(known, wrong, depth))
-        assert [answer.tokens for answer in answers(engine, asked)] == [answer.tokens for answer in expected]
+        assert [answer.tokens for answer in answers(engine, requested)] == [
+            answer.tokens for answer in expected
+        ]
         expect_nothing_held(engine, records)
     counts = engine.stats().speculation
     assert counts is not None
@@ -115,7 +119,7 @@ def check(
 def test_answers_are_those_without_drafts(simt: ModuleType, tmp_path: Path, model: str) -> None:
     path = write_tiny_model(tmp_path, MODELS[model])
     with found_device(lambda: simt.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
-        check(path, ASKED[:2])
+        check(path, REQUESTED[:2])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -124,21 +128,21 @@ def test_the_torch_reference_and_the_host_place_steps_with_drafts(
 ) -> None:
     path = write_tiny_model(tmp_path, MODELS[model])
     with found_device(lambda: fake.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
-        check(path, ASKED, placed=True, prefix_caching=True)
+        check(path, REQUESTED, placed=True, prefix_caching=True)
 
 
 def test_a_lost_step_is_computed_again_from_the_same_states(
     fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny_model(tmp_path, MODELS["gated-delta"])
-    asked = ASKED[:2]
+    requested = REQUESTED[:2]
     with found_device(lambda: fake.open_device(0, total_bytes=2 << 30, tick_us=2.0)):
         plain = Engine.load(config_of(path))
-        expected = answers(plain, asked)
+        expected = answers(plain, requested)
         plain.close()
         engine = speculating(config_of(path))
         known = {
-            (one.prompt, one.sampling): answer.tokens for one, answer in zip(asked, expected, strict=True)
+            (one.prompt, one.sampling): answer.tokens for one, answer in zip(requested, expected, strict=True)
         }
         use_drafter(engine, ScriptedDrafter(known, 0.3, 4))
         runner = runner_of(engine)
@@ -152,6 +156,8 @@ def test_a_lost_step_is_computed_again_from_the_same_states(
             return result
 
         monkeypatch.setattr(runner, "_run_table_step", lost_after_it_ran)
-        assert [answer.tokens for answer in answers(engine, asked)] == [answer.tokens for answer in expected]
+        assert [answer.tokens for answer in answers(engine, requested)] == [
+            answer.tokens for answer in expected
+        ]
         assert runner.why_placed == "a test"
         engine.close()

@@ -89,8 +89,8 @@ def test_beside_slots_graphs_and_the_host_make_the_same(fake: ModuleType, path: 
                 n == 0 and by_row.get((step, request, layer - 1), 0) > 0
                 for (step, request, layer), n in by_row.items()
             ), "no row joins without an expert on the CPU of its own"
-    apart, off = (distances(runs["graph"], runs[name]) for name in ("host", "off"))
-    assert apart.max() < 0.1 * off.max()
+    separate, off = (distances(runs["graph"], runs[name]) for name in ("host", "off"))
+    assert separate.max() < 0.1 * off.max()
 
 
 @pytest.mark.parametrize("table_steps", [True, False])

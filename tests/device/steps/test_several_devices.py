@@ -320,7 +320,7 @@ def test_two_devices_with_few_slots_move_experts_and_resize(fake: ModuleType, ti
         ),
     ],
 )
-def test_what_cannot_be_met_is_refused_in_one_line(
+def test_an_unsatisfiable_setting_is_refused_in_one_line(
     fake: ModuleType, tiny: Path, settings: dict[str, Any], says: str
 ) -> None:
     with two_devices(fake, ROOM, ROOM), pytest.raises(ConfigError) as refused:

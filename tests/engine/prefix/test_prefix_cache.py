@@ -157,7 +157,7 @@ def test_keys_that_depend_on_the_prompts_length_are_for_prompts_of_that_length(t
     assert check(config) == [0, 48, 0, 28, 0, 0, 0]
 
 
-def test_whoever_asks_about_the_prompts_tokens_gets_them_all(tmp_path: Path) -> None:
+def test_prompt_logprobs_cover_every_prompt_token(tmp_path: Path) -> None:
     config = EngineConfig(
         model=str(write_tiny_model(tmp_path, TinyModel(num_layers=2))), accelerator="none", page_size=4
     )
@@ -169,7 +169,9 @@ def test_whoever_asks_about_the_prompts_tokens_gets_them_all(tmp_path: Path) -> 
     engine.close()
 
 
-def test_what_a_failed_step_leaves_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_results_of_a_failed_step_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = write_tiny_model(tmp_path, EXAMPLES["qwen3_next"])
     engine = Engine.load(
         EngineConfig(
@@ -201,7 +203,7 @@ def test_what_a_failed_step_leaves_is_not_kept(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("glm4_moe_lite", "q8"), ("qwen3_next", "bfloat16")])
-def test_a_restart_goes_on_from_what_lies_on_disk(tmp_path: Path, family: str, dtype: str) -> None:
+def test_a_restart_reuses_prefixes_on_disk(tmp_path: Path, family: str, dtype: str) -> None:
     def config(model: Path, cache: Path) -> EngineConfig:
         return EngineConfig(
             model=str(model),

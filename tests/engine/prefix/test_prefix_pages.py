@@ -36,7 +36,7 @@ def test_no_text_ever_meets_anothers_state(data: st.DataObject) -> None:
 
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
-def test_nor_what_lies_on_disk(data: st.DataObject) -> None:
+def test_files_on_disk_do_not_either(data: st.DataObject) -> None:
     """The same run twice; the second hits the files of the first. The files' limit is small enough for evictions."""
     with TemporaryDirectory() as directory:
         for _ in range(2):
@@ -114,7 +114,7 @@ def test_another_salt_or_a_question_about_every_token_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("with_records", [False, True])
-def test_what_prompts_have_in_common_is_computed_once_though_they_come_together(with_records: bool) -> None:
+def test_a_common_prefix_of_simultaneous_prompts_is_computed_once(with_records: bool) -> None:
     play = Play(
         num_pages=64, num_records=8 if with_records else None, num_snapshots=8, max_num_seqs=8, budget=16
     )
@@ -125,7 +125,7 @@ def test_what_prompts_have_in_common_is_computed_once_though_they_come_together(
     assert play.num_computed == 40 + 6 * 2
 
 
-def test_a_prompt_takes_up_what_a_longer_one_computes_beside_it() -> None:
+def test_a_prompt_reuses_what_a_longer_concurrent_one_computes() -> None:
     """The prompt starts with its own pages to compute, then reaches the other's."""
     play = Play(num_pages=64, budget=8)
     play.add(range(40))
@@ -200,7 +200,7 @@ class SlowTree:
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
-def test_the_page_that_goes_is_the_one_a_search_of_all_would_name(seed: int) -> None:
+def test_the_evicted_page_is_that_of_an_exhaustive_search(seed: int) -> None:
     rng = random.Random(seed)
     tree, slow = PageTree(lambda begin, end: (end - begin) * (1 + end / 8)), SlowTree()
     held: list[CachedPage] = []

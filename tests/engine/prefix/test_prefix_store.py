@@ -43,7 +43,7 @@ def test_a_restart_finds_what_was_there(tmp_path: Path, with_records: bool) -> N
 
 
 @pytest.mark.parametrize("damage", ["cut", "turned", "longer", "empty", "swapped", "gone"])
-def test_a_damaged_file_is_left_out_with_a_line_and_all_behind_it(
+def test_a_damaged_file_and_all_after_it_are_dropped_with_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     play = Play(directory=tmp_path)
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_left_out_with_a_line_and_all_behind_it(
     assert found_after_a_restart(tmp_path) == 32, "it was written anew, and the one behind"
 
 
-def test_what_memory_has_no_room_for_comes_back_from_disk(tmp_path: Path) -> None:
+def test_prefixes_evicted_from_memory_are_read_from_disk(tmp_path: Path) -> None:
     play = Play(num_pages=9, directory=tmp_path)
     for begin in (0, 100, 200):
         play.add(range(begin, begin + 20), 2)

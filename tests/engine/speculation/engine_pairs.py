@@ -62,7 +62,7 @@ CONSTRAINTS = (
     Constraint("choice", '["yes, it is", "no", "it may be so"]'),
     TOOL_CALL,
 )
-ASKED = st.builds(
+REQUESTED = st.builds(
     Asked,
     st.sampled_from(PROMPTS),
     st.sampled_from(SAMPLINGS),
@@ -70,14 +70,16 @@ ASKED = st.builds(
     st.sampled_from((None, *CONSTRAINTS)),
     st.sampled_from(("", "", "one", "other")),
 ).map(
-    lambda asked: (  # a form takes some tokens
-        asked
-        if asked.constraint is None
-        else asked._replace(sampling=replace(asked.sampling, max_tokens=asked.sampling.max_tokens + 12))
+    lambda requested: (  # a form takes some tokens
+        requested
+        if requested.constraint is None
+        else requested._replace(
+            sampling=replace(requested.sampling, max_tokens=requested.sampling.max_tokens + 12)
+        )
     )
 )
-BATCHES = st.lists(st.tuples(ASKED, st.sampled_from([1, 1, 3])), min_size=1, max_size=3).map(
-    lambda drawn: [choice for asked, n in drawn for choice in asked.choices(n)]
+BATCHES = st.lists(st.tuples(REQUESTED, st.sampled_from([1, 1, 3])), min_size=1, max_size=3).map(
+    lambda drawn: [choice for requested, n in drawn for choice in requested.choices(n)]
 )
 """Requests of one batch; some are the choices of one request with n = 3."""
 
@@ -109,11 +111,11 @@ class Engines:
             max_num_seqs=6,
         )
 
-    def answer(self, asked: Asked) -> Answered:
-        asked = asked._replace(prediction=(), cache_salt="")  # the first would be a drafter
-        if asked not in self.known:
-            self.known[asked] = answers(self.plain, [asked])[0]
-        return self.known[asked]
+    def answer(self, requested: Asked) -> Answered:
+        requested = requested._replace(prediction=(), cache_salt="")  # the first would be a drafter
+        if requested not in self.known:
+            self.known[requested] = answers(self.plain, [requested])[0]
+        return self.known[requested]
 
     def engine(self, accelerator: str, caches: bool) -> tuple[Engine, list[int]]:
         key = accelerator, caches

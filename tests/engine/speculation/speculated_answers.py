@@ -64,10 +64,10 @@ class ScriptedDrafter(Drafter):
         return Draft(tuple(tokens), (self.chance,) * len(tokens)) if tokens else NOTHING
 
 
-def answers(engine: Engine, asked: Seq[Asked], steps_between: int = 0) -> list[Answered]:
+def answers(engine: Engine, requested: Seq[Asked], steps_between: int = 0) -> list[Answered]:
     """Answers to all, run as one batch; each is submitted `steps_between` steps after the one before."""
     chunks: list[list[Chunk]] = []
-    for number, one in enumerate(asked):
+    for number, one in enumerate(requested):
         chunks.append([])
         engine.submit(
             GenerationRequest(
@@ -179,14 +179,14 @@ def correct(
 
 
 def run_at_random(
-    engine: Engine, asked: Seq[Asked], expected: Seq[Answered], num_steps: int, most_waiting: int = 6
+    engine: Engine, requested: Seq[Asked], expected: Seq[Answered], num_steps: int, most_waiting: int = 6
 ) -> None:
     """Ask, cancel and step at random. Finished answers must be the expected ones; in the end nothing runs."""
     draw, waiting, num_done = random.Random(7), dict[str, tuple[int, list[Chunk]]](), 0
     for step in range(num_steps):
         if len(waiting) < most_waiting:
-            number, chunks = draw.randrange(len(asked)), list[Chunk]()
-            engine.submit(GenerationRequest(*asked[number][:2], chunks.append, f"r{step}"))
+            number, chunks = draw.randrange(len(requested)), list[Chunk]()
+            engine.submit(GenerationRequest(*requested[number][:2], chunks.append, f"r{step}"))
             waiting[f"r{step}"] = number, chunks
         if draw.random() < 0.05:
             engine.cancel(draw.choice(list(waiting)))

@@ -23,7 +23,7 @@ from tests.engine.speculation.speculated_answers import (
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
 
-ASKED = [
+REQUESTED = [
     Asked(
         tuple(random_prompt(5 + 7 * number, number)),
         SamplingParams(
@@ -55,10 +55,10 @@ def test_no_page_or_record_leaks(
     )
     records = all_records(engine)
     assert len(records) == 4 + 4 * 8
-    expected = [answers(engine, [one])[0] for one in ASKED]
-    known = {one[:2]: answer.tokens for one, answer in zip(ASKED, expected, strict=True)}
+    expected = [answers(engine, [one])[0] for one in REQUESTED]
+    known = {one[:2]: answer.tokens for one, answer in zip(REQUESTED, expected, strict=True)}
     use_drafter(engine, ScriptedDrafter(known, 0.4))
-    run_at_random(engine, ASKED, expected, num_steps)
+    run_at_random(engine, REQUESTED, expected, num_steps)
     assert engine.speculator is not None
     assert engine.speculator.counts.num_accepted_tokens > num_steps / 4
     expect_nothing_held(engine, records)

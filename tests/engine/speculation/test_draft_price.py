@@ -51,23 +51,23 @@ def test_no_more_is_drafted_than_has_a_price() -> None:
 
 def test_acceptance_is_learned_by_request_and_of_all() -> None:
     acceptance = Acceptance()
-    liked: Cells = {}
-    hated: Cells = {}
-    assert acceptance.chances("a", liked, (0.9, 0.5)) == pytest.approx([0.9, 0.5])
+    accepted_cells: Cells = {}
+    rejected_cells: Cells = {}
+    assert acceptance.chances("a", accepted_cells, (0.9, 0.5)) == pytest.approx([0.9, 0.5])
     # By hand: one rejection. All: (0 + 2 * 0.9) / 3 = 0.6. One trial of the request itself is chance.
-    acceptance.observe("a", hated, (0.9,), 0)
-    assert acceptance.chances("a", liked, (0.9,)) == pytest.approx([0.6])
-    assert acceptance.chances("a", hated, (0.9,)) == pytest.approx([0.6])
+    acceptance.observe("a", rejected_cells, (0.9,), 0)
+    assert acceptance.chances("a", accepted_cells, (0.9,)) == pytest.approx([0.6])
+    assert acceptance.chances("a", rejected_cells, (0.9,)) == pytest.approx([0.6])
     assert acceptance.chances("b", {}, (0.9,)) == pytest.approx([0.9])
     # The second token's statement is taken to be as far too high as the first one's.
-    assert acceptance.chances("a", liked, (0.9, 0.9)) == pytest.approx([0.6, 0.6])
+    assert acceptance.chances("a", accepted_cells, (0.9, 0.9)) == pytest.approx([0.6, 0.6])
     for _ in range(40):
-        acceptance.observe("a", hated, (0.9, 0.9), 0)
-        acceptance.observe("a", liked, (0.9, 0.9), 2)
-    assert acceptance.chances("a", hated, (0.9,))[0] < 0.15
-    assert acceptance.chances("a", liked, (0.9,))[0] > 0.85
+        acceptance.observe("a", rejected_cells, (0.9, 0.9), 0)
+        acceptance.observe("a", accepted_cells, (0.9, 0.9), 2)
+    assert acceptance.chances("a", rejected_cells, (0.9,))[0] < 0.15
+    assert acceptance.chances("a", accepted_cells, (0.9,))[0] > 0.85
     # Tokens after a rejected one are no trial.
-    assert (1, 4) not in hated
+    assert (1, 4) not in rejected_cells
 
 
 class LinearExperts:
@@ -83,7 +83,7 @@ class LinearExperts:
     def observe(self, num_tokens: int) -> None: ...
 
 
-def test_times_are_predicted_then_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_estimated_then_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_price, "_PLAIN_AFTER", 10_000)
     times = StepTimes(LinearExperts(), depth=4)
     assert times.table(1) is None
@@ -98,10 +98,10 @@ def test_times_are_predicted_then_measured(monkeypatch: pytest.MonkeyPatch) -> N
         times.observe(1, 1, 10e-3)
     assert times.table(1) == pytest.approx([1.0, 1.4, 1.8, 2.2, 2.6], abs=0.1)
     assert times.plain_s(1) == pytest.approx(10e-3, rel=0.02)
-    assert times.predicted_s(1, 2) == pytest.approx(18e-3, rel=0.02)
+    assert times.estimated_s(1, 2) == pytest.approx(18e-3, rel=0.02)
     # Other load: a step that takes ten times as long counts as twice the expected time.
     times.observe(1, 3, 180e-3)
-    assert times.predicted_s(1, 2) < 19e-3
+    assert times.estimated_s(1, 2) < 19e-3
     # A machine that gets slower: older steps fade.
     for _ in range(600):
         times.observe(1, 3, 20e-3)
@@ -174,12 +174,12 @@ def virtual_s(
     config: EngineConfig, wrong: float | None = None, *, adaptive: bool = True, depth: int = 8
 ) -> float:
     """Decode time of one answer on the virtual clock, which other load does not change. wrong: None for no drafts."""
-    asked = Asked(
+    requested = Asked(
         tuple(random_prompt(20, 5)),
         SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=1, ignore_eos=True),
     )
     plain = Engine.load(config)
-    known = {asked[:2]: answers(plain, [asked])[0].tokens}
+    known = {requested[:2]: answers(plain, [requested])[0].tokens}
     plain.close()
     engine = Engine.load(replace(config, speculative_config=NGRAM))
     use_drafter(
@@ -188,13 +188,13 @@ def virtual_s(
         adaptive=adaptive,
     )
     begin = engine._run_clock.read()
-    assert answers(engine, [asked])[0].tokens == known[asked[:2]]
+    assert answers(engine, [requested])[0].tokens == known[requested[:2]]
     took = engine._run_clock.read() - begin
     engine.close()
     return took
 
 
-def test_a_drafter_that_is_always_wrong_costs_three_percent_at_most(emulated: EngineConfig) -> None:
+def test_a_useless_drafter_costs_three_percent_at_most(emulated: EngineConfig) -> None:
     off = virtual_s(emulated)
     assert virtual_s(emulated, 1.0, adaptive=False, depth=4) > 1.15 * off, "a fixed depth would cost more"
     assert virtual_s(emulated, 1.0) <= 1.03 * off

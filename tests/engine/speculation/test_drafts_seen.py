@@ -37,9 +37,9 @@ class Sink(TelemetrySink):
 
 def test_steps_and_requests_count_their_drafts(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path, TinyModel(num_layers=2)))
-    asked = Asked(tuple(random_prompt(9, 1)), SamplingParams(max_tokens=14, ignore_eos=True))
+    requested = Asked(tuple(random_prompt(9, 1)), SamplingParams(max_tokens=14, ignore_eos=True))
     plain = Engine.load(EngineConfig(model=model, accelerator="none", cpu_threads=1))
-    answer = answers(plain, [asked])[0].tokens
+    answer = answers(plain, [requested])[0].tokens
     assert plain.stats().speculation is None
     plain.close()
     sink = Sink()
@@ -47,9 +47,9 @@ def test_steps_and_requests_count_their_drafts(tmp_path: Path) -> None:
         EngineConfig(model=model, accelerator="none", cpu_threads=1, speculative_config=NGRAM), telemetry=sink
     )
     # Of 13 tokens after the prompt's: 4 + 4, then one wrong draft, 1, then 4, of which the last is not drafted.
-    known = {asked[:2]: (*answer[:9], 7, *answer[10:])}
+    known = {requested[:2]: (*answer[:9], 7, *answer[10:])}
     use_drafter(engine, ScriptedDrafter(known, 0.0, depth=3))
-    assert answers(engine, [asked])[0].tokens == answer
+    assert answers(engine, [requested])[0].tokens == answer
     drafted = [(step.num_drafted_tokens, step.num_accepted_tokens) for step in sink.steps]
     assert drafted == [(0, 0), (3, 3), (3, 3), (3, 0), (3, 3)]
     assert [step.num_decode_tokens for step in sink.steps] == [0, 4, 4, 4, 4]
@@ -83,8 +83,8 @@ def test_a_prediction_is_counted_in_usage_and_metrics(client: TestClient) -> Non
         text = plain["choices"][0]["message"]["content"]
         parts = [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}]
         for content in (text, parts):
-            asked = body | {"prediction": {"type": "content", "content": content}}
-            found = client.post("/v1/chat/completions", json=asked).raise_for_status().json()
+            requested = body | {"prediction": {"type": "content", "content": content}}
+            found = client.post("/v1/chat/completions", json=requested).raise_for_status().json()
             assert found["choices"][0]["message"] == plain["choices"][0]["message"]
             details = found["usage"]["completion_tokens_details"]
             assert details["accepted_prediction_tokens"] > 10

@@ -74,7 +74,7 @@ def test_drafts_are_the_references(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, most_kept: int
 ) -> None:
     """After prompts in chunks, accepted and rejected drafts and steps without one, in a batch."""
-    monkeypatch.setattr(eagle3, "MOST_KEPT", most_kept)
+    monkeypatch.setattr(eagle3, "MAX_PENDING_STATES", most_kept)
     tiny = replace(EXAMPLES["llama"], num_layers=4) if family == "dense" else TinyModel(num_layers=4)
     model = write_tiny_model(tmp_path / "model", tiny)
     size = {"hidden_size": tiny.hidden_size, "target_hidden_size": tiny.hidden_size}
@@ -94,13 +94,13 @@ def test_drafts_are_the_references(
         return drafts
 
     drafter.propose_all = watched  # type: ignore[method-assign]
-    asked = [
+    requested = [
         Asked(
             tuple(random_prompt(n, n)), SamplingParams(max_tokens=20, temperature=t, seed=n, ignore_eos=True)
         )
         for n, t in ((5, 1.0), (60, 0.0), (33, 1.0))
     ]
-    answers(engine, asked, 2)
+    answers(engine, requested, 2)
     engine.close()
     made = [(text, tokens) for text, tokens in seen if tokens]
     assert len(made) > 15

@@ -81,8 +81,8 @@ class Engines:
             max_num_seqs=6,
         )
 
-    def answer(self, target: str, asked: Asked) -> Answered:
-        key = target, asked._replace(prediction=(), cache_salt="")
+    def answer(self, target: str, requested: Asked) -> Answered:
+        key = target, requested._replace(prediction=(), cache_salt="")
         if key not in self.known:
             plain = self.engine(target, "", replace(self.config(target), enable_prefix_caching=False))
             self.known[key] = answers(plain, [key[1]])[0]
@@ -139,10 +139,10 @@ def expect_same_bits(engines: Engines, data: st.DataObject) -> None:
         depth=data.draw(st.integers(1, 8), "depth"),
         adaptive=data.draw(st.booleans(), "adaptive"),
     )
-    asked = data.draw(BATCHES, "asked")
-    expected = [engines.answer(target, one) for one in asked]
+    requested = data.draw(BATCHES, "asked")
+    expected = [engines.answer(target, one) for one in requested]
     records = all_records(engine)
-    assert answers(engine, asked, data.draw(st.integers(0, 3), "steps between")) == expected
+    assert answers(engine, requested, data.draw(st.integers(0, 3), "steps between")) == expected
     expect_nothing_held(engine, records)
     expect_no_draft_pages(engine)
 
@@ -195,13 +195,13 @@ def test_drafts_are_what_the_draft_model_itself_would_answer(engines: Engines) -
     engine = engines.engine("mixture", "draft model", config, depth=4)
     small = engines.engine("mixture", "", replace(config, model=str(engines.model("small"))))
     seen = proposals(engine)
-    asked = [
+    requested = [
         Asked(
             tuple(random_prompt(length, length)), SamplingParams(max_tokens=18, temperature=1.0, seed=length)
         )
         for length in (4, 90, 37)
     ]
-    answers(engine, asked, 2)
+    answers(engine, requested, 2)
     drafted = [(text, draft.tokens) for text, draft in seen if draft.tokens]
     assert len(drafted) > 20
     greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -209,12 +209,14 @@ def test_drafts_are_what_the_draft_model_itself_would_answer(engines: Engines) -
         assert answers(small, [Asked(text, greedy)])[0].tokens[: len(tokens)] == tokens
 
 
-def test_a_model_that_drafts_for_itself_is_always_right(engines: Engines) -> None:
+def test_a_model_as_its_own_drafter_is_always_accepted(engines: Engines) -> None:
     config = replace(engines.config("mixture"), max_total_tokens=512, seed=2)
     engine = engines.engine("mixture", "draft model that is right", config, depth=4)
-    asked = Asked(tuple(random_prompt(9, 9)), SamplingParams(max_tokens=21, temperature=0.0, ignore_eos=True))
+    requested = Asked(
+        tuple(random_prompt(9, 9)), SamplingParams(max_tokens=21, temperature=0.0, ignore_eos=True)
+    )
     before = engine.stats().num_steps
-    answers(engine, [asked])
+    answers(engine, [requested])
     assert engine.stats().num_steps - before == 1 + 4  # 1 token, then 5 a step
     counts = engine.stats().speculation
     assert counts is not None
@@ -256,24 +258,24 @@ def test_nothing_leaks(engines: Engines, drafter: str, num_steps: int) -> None:
         own = engine.speculator._model.drafter
         assert isinstance(own, (DraftModelDrafter, Eagle3Drafter))
         own.pages = DraftPagePool(16, 4)
-    asked = [
+    requested = [
         Asked(
             tuple(random_prompt(5 + 7 * number, number)),
             replace(SAMPLINGS[number % 2], max_tokens=6 + 5 * (number % 4)),
         )
         for number in range(8)
     ]
-    expected = [engines.answer("mixture", one) for one in asked]
+    expected = [engines.answer("mixture", one) for one in requested]
     if drafter == "eagle3":  # a head of random weights is never right
-        known = {one[:2]: answer.tokens for one, answer in zip(asked, expected, strict=True)}
+        known = {one[:2]: answer.tokens for one, answer in zip(requested, expected, strict=True)}
         correct(engine, known, 0.6)
     records = all_records(engine)
-    run_at_random(engine, asked, expected, num_steps)
+    run_at_random(engine, requested, expected, num_steps)
     expect_nothing_held(engine, records)
     expect_no_draft_pages(engine)
 
 
-def test_the_sequence_that_drafted_longest_ago_gives_its_pages() -> None:
+def test_the_sequence_that_drafted_longest_ago_frees_its_pages() -> None:
     pool = DraftPagePool(4, 4)
     request = GenerationRequest((1,), SamplingParams(), lambda chunk: None, "one")
     first, second, third = (pool.of(Sequence(number, request, [1], 1)) for number in range(3))

@@ -17,7 +17,7 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.speculative_config import parse_speculative_config
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
-from twofold.step import predictions
+from twofold.step import mtp_runner
 from twofold.step.drafts import Draft
 from twofold.step.sequences import Sequence
 from twofold.tools.cli.main import main
@@ -33,7 +33,7 @@ from tests.engine.speculation.speculated_answers import (
     expect_nothing_held,
     run_at_random,
 )
-from tests.models.prediction_reference import MODELS, PredictionReference
+from tests.models.mtp_reference import MODELS, MtpReference
 from tests.models.transformers_runs import one_torch_thread
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
@@ -51,24 +51,24 @@ def test_drafts_are_those_of_the_reference(tmp_path: Path, family: str, chunk: i
     directory = write_tiny_model(tmp_path / "hf", model)
     config = replace(Engines.config(str(directory), "none", False), max_num_batched_tokens=chunk)
     plain = Engine.load(replace(config, kv_cache_dtype="float32"))
-    asked = [Asked(prompt, SAMPLINGS[0]) for prompt in PROMPTS[1:3]]
-    known = {one[:2]: answer.tokens for one, answer in zip(asked, answers(plain, asked), strict=True)}
+    requested = [Asked(prompt, SAMPLINGS[0]) for prompt in PROMPTS[1:3]]
+    known = {one[:2]: answer.tokens for one, answer in zip(requested, answers(plain, requested), strict=True)}
     plain.close()
     engine = Engine.load(replace(config, kv_cache_dtype="float32", speculative_config=FIXED))
     correct(engine, known, 0.6)
     drafted: list[tuple[list[int], tuple[int, ...]]] = []
-    real = predictions.Predictions.draft
-    runner_predictions = engine.runner.predictions  # type: ignore[attr-defined]
+    real = mtp_runner.MtpRunner.draft
+    engine_mtp_runner = engine.runner.mtp_runner  # type: ignore[attr-defined]
 
-    def spying(sequences: Seq[Sequence], depths: Seq[int]) -> list[Draft]:
-        found = real(runner_predictions, sequences, depths)
+    def recorded_draft(sequences: Seq[Sequence], depths: Seq[int]) -> list[Draft]:
+        found = real(engine_mtp_runner, sequences, depths)
         drafted.extend((list(s.token_ids), draft.tokens) for s, draft in zip(sequences, found, strict=True))
         return found
 
-    runner_predictions.draft = spying
-    assert [answer.tokens for answer in answers(engine, asked)] == list(known.values())
+    engine_mtp_runner.draft = recorded_draft
+    assert [answer.tokens for answer in answers(engine, requested)] == list(known.values())
     engine.close()
-    reference = PredictionReference.of(model, tmp_path)
+    reference = MtpReference.of(model, tmp_path)
     assert len(drafted) > 8
     lengths = set()
     for tokens, draft in drafted:
@@ -96,11 +96,11 @@ class Speculating:
             self.engines[key] = engine, all_records(engine)
         return self.engines[key]
 
-    def answer(self, asked: Asked) -> Answered:
-        asked = asked._replace(prediction=(), cache_salt="")
-        if asked not in self.known:
-            self.known[asked] = answers(self.plain, [asked])[0]
-        return self.known[asked]
+    def answer(self, requested: Asked) -> Answered:
+        requested = requested._replace(prediction=(), cache_salt="")
+        if requested not in self.known:
+            self.known[requested] = answers(self.plain, [requested])[0]
+        return self.known[requested]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Specu
 
     made = Made()
     patch = pytest.MonkeyPatch()
-    patch.setattr(predictions, "MOST_KEPT", 4)
+    patch.setattr(mtp_runner, "MAX_PENDING_STATES", 4)
     yield made
     patch.undo()
     for model in made.values():
@@ -128,11 +128,13 @@ def _no_bit_depends_on_drafts(models: dict[str, Speculating], family: str, data:
     depth, adaptive = data.draw(st.integers(1, 8), "depth"), data.draw(st.booleans(), "adaptive")
     drafts = json.dumps({"method": "mtp", "num_speculative_tokens": depth, "adaptive": adaptive})
     engine, records = own.engine(accelerator, data.draw(st.booleans(), "prefix cache"), drafts)
-    asked = data.draw(BATCHES, "asked")
-    expected = [own.answer(one) for one in asked]
-    known = {(one.prompt, one.sampling): answer.tokens for one, answer in zip(asked, expected, strict=True)}
+    requested = data.draw(BATCHES, "asked")
+    expected = [own.answer(one) for one in requested]
+    known = {
+        (one.prompt, one.sampling): answer.tokens for one, answer in zip(requested, expected, strict=True)
+    }
     correct(engine, known, data.draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]), "right"))
-    assert answers(engine, asked, data.draw(st.integers(0, 3), "steps between")) == expected
+    assert answers(engine, requested, data.draw(st.integers(0, 3), "steps between")) == expected
     expect_nothing_held(engine, records)
 
 
@@ -161,10 +163,10 @@ def test_no_bit_of_an_answer_depends_on_drafts_in_any_family(
 def test_drafts_are_accepted(models: dict[str, Speculating]) -> None:
     own = models["glm4_moe"]
     engine, records = own.engine("none", False, FIXED)
-    asked = Asked(PROMPTS[1], SAMPLINGS[1])
-    correct(engine, {asked[:2]: own.answer(asked).tokens}, 1.0)
+    requested = Asked(PROMPTS[1], SAMPLINGS[1])
+    correct(engine, {requested[:2]: own.answer(requested).tokens}, 1.0)
     before = engine.stats().num_steps
-    assert answers(engine, [asked]) == [own.answer(asked)]
+    assert answers(engine, [requested]) == [own.answer(requested)]
     # The prompt's step picks one token; 13 more, at most 4 a step.
     assert engine.stats().num_steps - before == 1 + 4
     expect_nothing_held(engine, records)
@@ -177,16 +179,16 @@ def test_nothing_leaks(models: dict[str, Speculating], family: str, num_steps: i
     config = replace(Engines.config(own.directory, "none", True), max_num_seqs=4, max_total_tokens=80)
     engine = Engine.load(replace(config, speculative_config=FIXED))
     records = all_records(engine)
-    asked = [
+    requested = [
         Asked(
             tuple(random_prompt(5 + 6 * number, number)),
             replace(SAMPLINGS[number % 2], max_tokens=6 + 5 * (number % 4)),
         )
         for number in range(8)
     ]
-    expected = [own.answer(one) for one in asked]
-    correct(engine, {one[:2]: answer.tokens for one, answer in zip(asked, expected, strict=True)}, 0.6)
-    run_at_random(engine, asked, expected, num_steps)
+    expected = [own.answer(one) for one in requested]
+    correct(engine, {one[:2]: answer.tokens for one, answer in zip(requested, expected, strict=True)}, 0.6)
+    run_at_random(engine, requested, expected, num_steps)
     expect_nothing_held(engine, records)
     engine.close()
 
@@ -196,9 +198,7 @@ def test_other_engines_names_of_the_method(name: str) -> None:
     assert parse_speculative_config(f'{{"method": "{name}"}}').method == "mtp"
 
 
-def test_files_without_a_prediction_layer_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_without_an_mtp_layer_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_tiny_model(tmp_path, TinyModel())
     with pytest.raises(ModelLoadError, match="has no prediction layer"):
         Engine.load(EngineConfig(model=str(directory), accelerator="none", speculative_config=FIXED))
@@ -217,15 +217,15 @@ def test_a_damaged_layer_is_refused_in_one_line(tmp_path: Path) -> None:
         Engine.load(EngineConfig(model=str(directory), accelerator="none", speculative_config=FIXED))
 
 
-def test_a_prediction_layer_costs_nothing_while_drafts_do_not_pay(
+def test_an_mtp_layer_costs_nothing_while_drafts_do_not_pay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the virtual clock, whose time other load does not change: prompts cost the layer, answers next to nothing."""
-    monkeypatch.setattr(predictions, "MOST_KEPT", 64)
+    monkeypatch.setattr(mtp_runner, "MAX_PENDING_STATES", 64)
     model = replace(MODELS["glm4_moe"], num_layers=6, seed=2)
     directory = str(write_tiny_model(tmp_path, model))
     sampling = SamplingParams(max_tokens=150, temperature=1.0, seed=1, ignore_eos=True)
-    asked = Asked(tuple(random_prompt(8, 5)), sampling)
+    requested = Asked(tuple(random_prompt(8, 5)), sampling)
     took = []
     for drafts in (None, PRICED):
         engine = Engine.load(
@@ -238,7 +238,7 @@ def test_a_prediction_layer_costs_nothing_while_drafts_do_not_pay(
             )
         )
         begin = engine._run_clock.read()
-        answers(engine, [asked])
+        answers(engine, [requested])
         took.append(engine._run_clock.read() - begin)
         engine.close()
     assert took[1] < 1.06 * took[0]

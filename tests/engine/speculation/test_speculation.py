@@ -73,29 +73,31 @@ def test_no_bit_of_an_answer_depends_on_drafts(
     own = engines[kind]
     accelerator = data.draw(st.sampled_from(["none", "emulated:rtx4090-pcie4"]), "accelerator")
     engine, records = own.engine(accelerator, data.draw(st.booleans(), "prefix cache"))
-    asked = data.draw(BATCHES, "asked")
-    expected = [own.answer(one) for one in asked]
-    known = {(one.prompt, one.sampling): answer.tokens for one, answer in zip(asked, expected, strict=True)}
+    requested = data.draw(BATCHES, "asked")
+    expected = [own.answer(one) for one in requested]
+    known = {
+        (one.prompt, one.sampling): answer.tokens for one, answer in zip(requested, expected, strict=True)
+    }
     drafter = ScriptedDrafter(
         known,
         wrong=data.draw(st.sampled_from([0.0, 0.2, 0.5, 1.0]), "wrong"),
         depth=data.draw(st.integers(0, DEPTH), "depth"),
     )
     use_drafter(engine, drafter, adaptive=data.draw(st.booleans(), "adaptive"))
-    assert answers(engine, asked, data.draw(st.integers(0, 3), "steps between")) == expected
+    assert answers(engine, requested, data.draw(st.integers(0, 3), "steps between")) == expected
     expect_nothing_held(engine, records)
 
 
 @pytest.mark.parametrize("kind", ["keys-and-values", "gated-delta"])
-def test_an_oracle_saves_steps_and_a_liar_none(engines: dict[str, Engines], kind: str) -> None:
+def test_an_oracle_saves_steps_and_a_wrong_drafter_none(engines: dict[str, Engines], kind: str) -> None:
     engine, _ = engines[kind].engine("none", False)
-    asked = Asked(PROMPTS[1], SAMPLINGS[1])
-    known = {asked[:2]: engines[kind].answer(asked).tokens}
+    requested = Asked(PROMPTS[1], SAMPLINGS[1])
+    known = {requested[:2]: engines[kind].answer(requested).tokens}
     num_steps = []
     for wrong in (0.0, 1.0):
         use_drafter(engine, ScriptedDrafter(known, wrong, depth=3))
         before = engine.stats().num_steps
-        assert answers(engine, [asked]) == [engines[kind].answer(asked)]
+        assert answers(engine, [requested]) == [engines[kind].answer(requested)]
         num_steps.append(engine.stats().num_steps - before)
     # The prompt's step picks one token; 13 more, at most 4 a step.
     assert num_steps == [1 + 4, 14]
@@ -137,13 +139,13 @@ def test_the_requests_prediction_is_its_drafter(engines: dict[str, Engines]) -> 
     engine.speculator._config = SpeculativeConfig(
         num_speculative_tokens=4, prompt_lookup_min=2, adaptive=False
     )
-    asked = Asked(PROMPTS[2], SAMPLINGS[1])
-    answer = own.answer(asked).tokens
+    requested = Asked(PROMPTS[2], SAMPLINGS[1])
+    answer = own.answer(requested).tokens
     # 13 tokens after the prompt's steps: 5 + 5 + 3. With an edit: 5, two until two equal tokens are found, 5, 1.
     for prediction, num_decodes in (((), 13), (answer, 3), ((*answer[:5], 7, *answer[6:]), 5)):
         chunks: list[Chunk] = []
         before = engine.stats().num_steps
-        engine.submit(GenerationRequest(*asked[:2], chunks.append, "one", prediction=prediction))
+        engine.submit(GenerationRequest(*requested[:2], chunks.append, "one", prediction=prediction))
         while engine.step():
             pass
         assert answered(chunks).tokens == answer
@@ -165,9 +167,9 @@ def test_a_failed_step_leaves_nothing(tmp_path: Path, fails: str) -> None:
     directory = write_tiny_model(tmp_path, KINDS["gated-delta"])
     engine = speculating(Engines.config(str(directory), "none", True))
     records = all_records(engine)
-    asked = [Asked(prompt, SAMPLINGS[0]) for prompt in PROMPTS]
-    expected = answers(engine, asked)
-    known = {one[:2]: answer.tokens for one, answer in zip(asked, expected, strict=True)}
+    requested = [Asked(prompt, SAMPLINGS[0]) for prompt in PROMPTS]
+    expected = answers(engine, requested)
+    known = {one[:2]: answer.tokens for one, answer in zip(requested, expected, strict=True)}
     use_drafter(engine, ScriptedDrafter(known, 0.3))
     real, calls = getattr(engine.runner, fails), []
 
@@ -179,10 +181,10 @@ def test_a_failed_step_leaves_nothing(tmp_path: Path, fails: str) -> None:
         return found
 
     setattr(engine.runner, fails, fail_late)
-    found = answers(engine, asked)
+    found = answers(engine, requested)
     assert any(answer.error and "the kernel broke" in answer.error for answer in found)
     expect_nothing_held(engine, records)
-    assert answers(engine, asked) == expected
+    assert answers(engine, requested) == expected
     engine.close()
 
 

@@ -52,7 +52,7 @@ def ours(config: dict[str, Any]) -> ModelConfig | str:
         return str(error)
     layers = tuple(tuple(map(_with_scale, layer)) for layer in found.layers)
     unread: dict[str, Any] = dict.fromkeys(_TOKENS[:2]) | {"eos_token_ids": (), "dtype": "float32"}
-    return replace(found, layers=layers, ignored=(), left_out=(), prediction=None, **unread)
+    return replace(found, layers=layers, ignored=(), left_out=(), mtp=None, **unread)
 
 
 def _with_scale(block: Any) -> Any:

@@ -110,7 +110,7 @@ def test_what_transformers_saves_loads(tmp_path: Path, family: str, original: bo
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2_moe", "ernie4_5_moe", "gemma4", "qwen3_moe"])
-def test_a_head_that_differs_is_read_whatever_the_tie_says(tmp_path: Path, family: str) -> None:
+def test_a_differing_head_is_read_despite_a_tied_config(tmp_path: Path, family: str) -> None:
     model = replace(MODELS[family], tie_word_embeddings=False)
     directory = write_tiny_model(tmp_path / "apart", model)
     assert same_logits(model, directory, tie_word_embeddings=True, tie_embedding=True) < 1e-4

@@ -106,7 +106,7 @@ void bind_planner(py::module_& m) {
       .def(py::init<const CostModel&, int>(), py::arg("cost"), py::arg("max_routed"))
       .def_property_readonly("bucket_us", &SplitMemo::bucket_us)
       .def_property_readonly_static("num_buckets", [](const py::object&) { return SplitMemo::kNumBuckets; })
-      .def("split", &SplitMemo::split, py::arg("hits"), py::arg("misses"), py::arg("under_way"),
+      .def("split", &SplitMemo::split, py::arg("hits"), py::arg("misses"), py::arg("in_flight"),
            py::arg("backlog_us"));
 }
 

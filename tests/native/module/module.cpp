@@ -13,7 +13,7 @@ void bind_tested_runtime(py::module_& m) {
       .def("factor", &LayerCorrection::factor, py::arg("layer"), py::arg("num_tokens"))
       .def("update", &LayerCorrection::update, py::arg("layer"), py::arg("num_tokens"),
            py::arg("predicted_us"), py::arg("measured_us"));
-  m.def("wants_prediction", &MoeExecutor::wants_prediction, py::arg("executor"));
+  m.def("needs_look_ahead", &MoeExecutor::needs_look_ahead, py::arg("executor"));
 }
 
 }  // namespace twofold::bindings

@@ -168,7 +168,7 @@ def ctl(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> tuple[int,
     return code, out.out + out.err
 
 
-def asked(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> dict[str, Any]:
+def requested(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> dict[str, Any]:
     code, out = ctl(capsys, url, *words, "--json")
     assert code == 0, out
     return dict(json.loads(out))
@@ -178,27 +178,31 @@ def test_a_server_is_seen_changed_and_put_to_sleep_from_the_command_line(url, en
     plain = Stream(url, 3600, "plain").text()
     stream = Stream(url, 3600, "watched")
     assert stream.begun.wait(60)
-    status = asked(capsys, url, "status")
+    status = requested(capsys, url, "status")
     assert (status["model"], status["aliases"], status["state"]) == ("tiny", ["gpt-4o"], "ready")
-    (request,) = asked(capsys, url, "requests")["requests"]
+    (request,) = requested(capsys, url, "requests")["requests"]
     assert (request["prompt_tokens"], request["max_tokens"], request["state"]) == (3, 3600, "running")
     assert request["age_s"] > 0
-    resized = asked(capsys, url, "resize", "--gpu-experts-ratio", "1", "--max-total-tokens", "4000")["memory"]
+    resized = requested(capsys, url, "resize", "--gpu-experts-ratio", "1", "--max-total-tokens", "4000")[
+        "memory"
+    ]
     assert resized["num_slots"] == engine.info.num_layers * engine.info.num_experts
     assert resized["kv_tokens"] == 4000
-    assert asked(capsys, url, "sleep")["state"] == "asleep"
+    assert requested(capsys, url, "sleep")["state"] == "asleep"
     assert HTTP.get(f"{url}/ready").status_code == 503
     refused = HTTP.post(f"{url}/v1/completions", json={"prompt": [5]}, headers=bearer(SERVING))
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_asleep")
     assert refused.headers["retry-after"]
-    assert asked(capsys, url, "wake")["state"] == "ready"
+    assert requested(capsys, url, "wake")["state"] == "ready"
     assert stream.text() == plain
-    cache = asked(capsys, url, "cache")
+    cache = requested(capsys, url, "cache")
     assert cache["experts"]["hits"] > 0
     assert cache["prefix_cache"]["pages"] > 0
     assert sum(layer["resident"] for layer in cache["expert_slots_per_layer"]) == resized["num_slots"]
-    assert asked(capsys, url, "cache", "--drop-prefixes")["dropped_pages"] == cache["prefix_cache"]["pages"]
-    assert len(asked(capsys, url, "placement", "--layer", "0", "--top", "2")["layers"][0]["experts"]) == 2
+    assert (
+        requested(capsys, url, "cache", "--drop-prefixes")["dropped_pages"] == cache["prefix_cache"]["pages"]
+    )
+    assert len(requested(capsys, url, "placement", "--layer", "0", "--top", "2")["layers"][0]["experts"]) == 2
     for subject in ("status", "requests", "cache", "placement"):
         code, out = ctl(capsys, url, subject)
         assert code == 0
@@ -256,7 +260,7 @@ def test_a_placement_is_shown_written_and_put_back_while_a_request_runs(url, eng
 def test_one_request_can_be_ended(url, engine, capsys):
     stream = Stream(url, 15_000, "unwanted")
     assert stream.begun.wait(60)
-    (request,) = asked(capsys, url, "requests")["requests"]
+    (request,) = requested(capsys, url, "requests")["requests"]
     assert ctl(capsys, url, "requests", "--cancel", request["id"])[0] == 0
     stream.join(60)
     assert not engine.control.requests()
@@ -278,7 +282,7 @@ def test_routed_experts_are_recorded_while_streams_run_by_sglangs_routes_and_the
     assert sglang("POST", "start")["recording"]
     streams = [Stream(url, 900, f"recorded{n}") for n in range(2)]
     assert all(stream.begun.wait(60) for stream in streams)
-    first = asked(capsys, url, "experts", "dump")
+    first = requested(capsys, url, "experts", "dump")
     assert streams[0].text() == streams[1].text()
     second = sglang("GET", "dump")
     for dumped in (first, second):
@@ -291,7 +295,7 @@ def test_routed_experts_are_recorded_while_streams_run_by_sglangs_routes_and_the
     assert (refused.status_code, "nothing was recorded" in refused.text) == (400, True)
     assert sglang("GET", "stop")["recording"] is False
 
-    asked(capsys, url, "experts", "start", "--mode", "per_token")
+    requested(capsys, url, "experts", "start", "--mode", "per_token")
     Stream(url, 3, "tokens").text()
     code, out = ctl(capsys, url, "experts", "dump")
     assert (code, "per_token: 3 forward passes" in out) == (0, True)
@@ -303,7 +307,7 @@ def test_routed_experts_are_recorded_while_streams_run_by_sglangs_routes_and_the
     unwritten = HTTP.post(f"{url}/dump_expert_distribution_record", headers=bearer(ADMIN))
     assert (unwritten.status_code, unwritten.json()["error"]["code"]) == (500, "cannot_write")
     assert "--expert-distribution-recorder-dir" in ctl(capsys, url, "experts", "dump")[1]
-    assert asked(capsys, url, "experts")["forward_passes"] == 3
+    assert requested(capsys, url, "experts")["forward_passes"] == 3
     assert ctl(capsys, url, "experts", "stop", "--mode", "stat")[0] == 2
 
 
@@ -315,12 +319,12 @@ def test_routed_experts_are_recorded_while_streams_run_by_sglangs_routes_and_the
         (["placement", "--layer", "77"], 2, "layer 77"),
     ],
 )
-def test_refusals_are_told_in_one_line(url, capsys, words, code, message):
+def test_refusals_are_reported_in_one_line(url, capsys, words, code, message):
     assert ctl(capsys, url, *words)[0] == code
     assert message in ctl(capsys, url, *words)[1]
 
 
-def test_a_wrong_key_and_no_server_are_told(url, capsys):
+def test_a_wrong_key_and_a_missing_server_are_reported(url, capsys):
     assert main(["ctl", "status", "--url", url, "--admin-key", "other"]) == 2
     assert "admin key" in capsys.readouterr().err
     assert main(["ctl", "status", "--url", "http://127.0.0.1:9", "--admin-key", "x"]) == 1
@@ -352,7 +356,7 @@ def test_bodies_are_checked(url):
 
 
 @pytest.mark.slow  # it fills a queue with real answers
-def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(url):
+def test_a_full_queue_refuses_with_retry_after(url):
     held = [Stream(url, 15_000, f"held{n}") for n in range(2)]
     assert all(stream.begun.wait(60) for stream in held)
     waiting = [Stream(url, 1, f"waits{n}") for n in range(3)]

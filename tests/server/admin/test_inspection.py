@@ -52,7 +52,7 @@ def test_tokens_are_counted_and_given(url, body, tokens):
     assert answer.json() == {"count": len(tokens), "max_model_len": 64, "tokens": tokens, "token_strs": None}
 
 
-def test_tokens_have_texts_and_go_back(url):
+def test_tokens_have_texts_and_are_encoded_back(url):
     answer = HTTP.post(
         f"{url}/tokenize", json={"prompt": "fox, fox köning", "return_token_strs": True}
     ).json()
@@ -179,7 +179,7 @@ def test_sglangs_router_finds_the_models_name(engine, names):
 
 
 @pytest.mark.parametrize("shows", [False, True])
-def test_slots_say_how_far_each_request_is(engine: FakeEngine, shows: bool):
+def test_slots_report_the_progress_of_each_request(engine: FakeEngine, shows: bool):
     engine.hold.clear()
     with serving(create_app(engine, ServerConfig(slots_show_prompts=shows))) as url:
         body = {"prompt": "a b c", "max_tokens": 3, "temperature": 0}
@@ -268,7 +268,7 @@ def test_the_schema_is_whole(url):
 
 
 @pytest.mark.parametrize("speculates", [False, True])
-def test_slots_say_whether_they_are_drafted_for(speculates):
+def test_slots_report_whether_drafting_is_active(speculates):
     engine = FakeEngine()
     engine.speculates = speculates
     with serving(create_app(engine, ServerConfig())) as url:

@@ -145,7 +145,7 @@ def play(client: Any) -> tuple[list[str], list[Any]]:
 
 
 @pytest.mark.slow
-def test_a_session_costs_what_is_new_in_each_turn(tmp_path: Path) -> None:
+def test_a_session_computes_only_new_tokens_of_each_turn(tmp_path: Path) -> None:
     model = model_with_tools(tmp_path)
     with session(model, caches=True) as client:
         texts, usages = play(client)

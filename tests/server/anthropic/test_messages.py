@@ -62,8 +62,8 @@ def ask(client: Any, **more: Any) -> Any:
 
 def streamed(client: Any, **more: Any) -> tuple[Any, list[Any]]:
     """The message that the client assembles, and the events."""
-    asked = {"model": "claude-tales", "max_tokens": 64, "messages": TALE} | more
-    with client.messages.stream(**asked) as stream:
+    requested = {"model": "claude-tales", "max_tokens": 64, "messages": TALE} | more
+    with client.messages.stream(**requested) as stream:
         events = [
             event for event in stream if event.type not in ("text", "thinking", "input_json", "signature")
         ]
@@ -72,8 +72,10 @@ def streamed(client: Any, **more: Any) -> tuple[Any, list[Any]]:
 
 def blocks(message: Any) -> list[dict[str, Any]]:
     """Content without what is drawn anew for each answer."""
-    said = [block.to_dict() for block in message.content]
-    return [{name: held for name, held in block.items() if name not in ("id", "signature")} for block in said]
+    reply = [block.to_dict() for block in message.content]
+    return [
+        {name: held for name, held in block.items() if name not in ("id", "signature")} for block in reply
+    ]
 
 
 def test_an_answer_has_text_a_reason_and_counts(engine, client):
@@ -91,7 +93,7 @@ def test_an_answer_has_text_a_reason_and_counts(engine, client):
     assert usage.cache_creation_input_tokens == 0
 
 
-def test_a_stream_says_the_same_in_its_events(client, engine, url):
+def test_a_stream_has_the_same_content_in_its_events(client, engine, url):
     whole, (final, events) = ask(client), streamed(client)
     assert blocks(final) == blocks(whole)
     assert final.usage.to_dict() == whole.usage.to_dict()
@@ -128,20 +130,20 @@ def test_thinking_text_and_calls_are_blocks_whole_and_in_a_stream(engine, client
     engine.says = SAYS
     answer = ask(client, tools=[TOOL], **more)
     (final, events) = streamed(client, tools=[TOOL], **more)
-    said = blocks(answer)
-    assert blocks(final) == said
+    reply = blocks(answer)
+    assert blocks(final) == reply
     for counted in (answer.usage, final.usage):
         assert counted.output_tokens > counted.output_tokens_details.thinking_tokens > 0, (
             "counted if hidden, too"
         )
     kinds = ["thinking"] * thinking + ["text"] + ["tool_use"] * len(calls)
-    assert [block["type"] for block in said] == kinds
-    assert said[kinds.index("text")]["text"] == "Let me see."
-    used = said[kinds.index("tool_use") :]
+    assert [block["type"] for block in reply] == kinds
+    assert reply[kinds.index("text")]["text"] == "Let me see."
+    used = reply[kinds.index("tool_use") :]
     assert [block["name"] for block in used] == calls
     assert used[0]["input"] == {"city": "Brig"}
     if thinking:
-        assert said[0]["thinking"] == "I should look."
+        assert reply[0]["thinking"] == "I should look."
         assert all(message.content[0].signature for message in (answer, final))
     assert answer.stop_reason == final.stop_reason == "tool_use"
     starts = [event.index for event in events if event.type == "content_block_start"]
@@ -205,7 +207,7 @@ def test_the_last_turn_of_an_assistant_is_continued(engine, client):
     ]
 
 
-def test_what_ended_an_answer(engine, client):
+def test_the_finish_reason_of_an_answer(engine, client):
     assert ask(client, max_tokens=2).stop_reason == "max_tokens"
     warmed = ask(client, max_tokens=0)
     assert (warmed.content, warmed.stop_reason, warmed.usage.output_tokens) == ([], "max_tokens", 0)
@@ -219,8 +221,8 @@ def test_what_ended_an_answer(engine, client):
 def test_thinking_effort_and_form_are_the_chats_own(engine, client):
     engine.tokenizer.template_variables = frozenset({"enable_thinking", "reasoning_effort", "tools"})
     effort = {"output_config": {"effort": "max"}}
-    said = ask(client, thinking=THINKS, **effort).content[0].text
-    assert said.startswith("enable_thinking=True reasoning_effort=high ")
+    reply = ask(client, thinking=THINKS, **effort).content[0].text
+    assert reply.startswith("enable_thinking=True reasoning_effort=high ")
     assert ask(client).content[0].text.startswith("enable_thinking=False once")
     engine.tokenizer.template_variables = frozenset({"thinking"})
     assert ask(client, thinking=THINKS, **effort).content[0].text.startswith("thinking=True once")
@@ -301,7 +303,7 @@ def test_tools_of_anthropics_servers_beside_others_are_left_out(engine, client):
     assert [tool["function"]["name"] for tool in engine.tokenizer.rendered[1]] == ["warmth"]
 
 
-def test_failures_come_in_and_before_a_stream(engine, client, url):
+def test_failures_are_reported_in_and_before_a_stream(engine, client, url):
     engine.fail_after_words = 2
     received: list[str] = []
     with (
@@ -316,13 +318,13 @@ def test_failures_come_in_and_before_a_stream(engine, client, url):
     engine.says, engine.fail_after_words = ["ok <tool_call>", '{"name": "war', "never"], 2
     body = {"model": "fake", "max_tokens": 9, "messages": TALE, "tools": [TOOL], "stream": True}
     text = HTTP.post(f"{url}/v1/messages", json=body).text
-    said = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    pieces = [event["delta"]["text"] for event in said if event["type"] == "content_block_delta"]
+    reply = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    pieces = [event["delta"]["text"] for event in reply if event["type"] == "content_block_delta"]
     assert "".join(pieces) == 'ok <tool_call>{"name": "war'
-    assert said[-1]["type"] == "error"
+    assert reply[-1]["type"] == "error"
 
 
-def test_the_client_tries_again_when_places_are_taken(engine, url):
+def test_the_client_retries_when_places_are_taken(engine, url):
     engine.fail_on_submit = CapacityError("all places are taken", retry_after_s=0.1)
     with anthropic.Anthropic(base_url=url, api_key="-", max_retries=0, timeout=30) as client:
         with pytest.raises(anthropic.RateLimitError, match="all places are taken"):
@@ -345,7 +347,7 @@ def test_the_client_tries_again_when_places_are_taken(engine, url):
     assert answer.content[0].text == "once upon a time "
 
 
-def test_any_configured_name_is_served_and_told(url, client):
+def test_any_configured_name_is_served_and_listed(url, client):
     listed = HTTP.get(f"{url}/v1/models").json()
     assert (
         [card["id"] for card in listed["data"]] == [card["name"] for card in listed["models"]] == list(NAMES)

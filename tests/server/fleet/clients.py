@@ -137,8 +137,8 @@ async def finds_prefix(
     http: httpx.AsyncClient, messages: list[dict[str, str]], first: dict[str, Any]
 ) -> bool:
     """Send the turn after the answer `first`; whether it found the prompt of that one in the prefix cache."""
-    said = first["choices"][0]["message"]["content"]
-    further = [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+    reply = first["choices"][0]["message"]["content"]
+    further = [{"role": "assistant", "content": reply}, {"role": "user", "content": "And then?"}]
     second = await complete(http, [*messages, *further])
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     return bool(cached >= 0.8 * first["usage"]["prompt_tokens"])

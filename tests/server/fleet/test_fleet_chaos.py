@@ -99,8 +99,8 @@ def test_conversations_leave_a_slow_replica() -> None:
             for begin in range(440, 800, 12):  # from these the router learns of it, within seconds
                 if len(set(asyncio.run(turns(url, range(begin, begin + 12))))) == 1:
                     break
-            said = {"role": "assistant", "content": "Once."}, {"role": "user", "content": "And then?"}
-            second = asyncio.run(turns(url, range(400, 440), *said))
+            reply = {"role": "assistant", "content": "Once."}, {"role": "user", "content": "And then?"}
+            second = asyncio.run(turns(url, range(400, 440), *reply))
         ((fast, _),) = Counter(second).most_common(1)
         (slow,) = set(first) - {fast}
         assert first.count(slow) >= 10  # the prefixes of so many conversations were there

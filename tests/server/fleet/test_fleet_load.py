@@ -45,10 +45,10 @@ def test_an_objective_is_kept_while_a_replica_dies(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as test:
             time.sleep(12)
             replica_processes()[0].kill()
-            said, _ = test.communicate(timeout=180)
+            reply, _ = test.communicate(timeout=180)
     document = json.loads(result.read_text())
-    assert document["completed"] > 20, said
-    assert [objective["met"] for objective in document["objectives"]] == [True], said
+    assert document["completed"] > 20, reply
+    assert [objective["met"] for objective in document["objectives"]] == [True], reply
     assert document["failed"] <= 6
     assert {error["kind"] for error in document["errors"]} <= {"error within the stream"}
     print(f"{document['completed']} completed, {document['failed']} failed, {document['objectives']}")
@@ -91,12 +91,12 @@ def test_models_stay_on_the_replica_that_has_loaded_them(tmp_path: Path) -> None
         with httpx.Client(base_url=url, timeout=120) as http:
             for number in range(24):
                 name = ("left", "right")[number % 2]
-                asked = {"model": name, "prompt": prompt(number, 20), "max_tokens": 4}
-                answer = http.post("/v1/completions", json=asked)
+                requested = {"model": name, "prompt": prompt(number, 20), "max_tokens": 4}
+                answer = http.post("/v1/completions", json=requested)
                 answer.raise_for_status()
                 assert answer.json()["model"] == name
                 if number >= 4:
                     seen[name].add(answer.headers["x-twofold-replica"])
-            assert http.post("/v1/completions", json=asked | {"model": "other"}).status_code == 404
+            assert http.post("/v1/completions", json=requested | {"model": "other"}).status_code == 404
     assert len(seen["left"]) == len(seen["right"]) == 1
     assert seen["left"] != seen["right"]

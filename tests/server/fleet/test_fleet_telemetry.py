@@ -40,8 +40,8 @@ def test_requests_are_followed_from_the_router_to_their_replica(served: tuple[st
     with httpx.Client(base_url=url, timeout=60) as http:
         given = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
         first = http.post("/v1/chat/completions", json=body(1, 8), headers=given)
-        said = first.json()["choices"][0]["message"]["content"]
-        further = {"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}
+        reply = first.json()["choices"][0]["message"]["content"]
+        further = {"role": "assistant", "content": reply}, {"role": "user", "content": "And then?"}
         second = http.post("/v1/chat/completions", json=body(1, 8, *further))
         assert first.headers["traceresponse"] == given["traceparent"]
         made = second.headers["traceresponse"].split("-")[1]

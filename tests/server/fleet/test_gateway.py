@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="needs twofold[ray]")
 
 import aiohttp
-from twofold.server.fleet.forwarding import ROUTING_HEADER, RoutedRequest, ToldRouting
+from twofold.server.fleet.forwarding import ROUTING_HEADER, GatewayRouting, RoutedRequest
 from twofold.server.fleet.gateway import Gateway
 from twofold.server.http.arrival import trace_id
 
@@ -117,14 +117,14 @@ def test_a_response_passes_through() -> None:
     assert headers["x-request-id"] == "mine"
     assert "connection" not in headers
     assert trace_id(headers["traceparent"])
-    secret, _, told = headers[ROUTING_HEADER.decode()].partition(" ")
-    routing = ToldRouting.read(told.encode())
+    secret, _, reported = headers[ROUTING_HEADER.decode()].partition(" ")
+    routing = GatewayRouting.read(reported.encode())
     assert (secret, len(routing.labels), routing.client) == ("s", 1, ("10.0.0.1", 7))
     assert replicas.ends == [False]
 
 
 @pytest.mark.parametrize("lost", [LOST, Answer(STREAM, LOST), Answer(STREAM, PING, LOST)])
-def test_a_replica_lost_before_the_first_token_is_replaced_unnoticed(lost: Answer | Exception) -> None:
+def test_a_replica_lost_before_the_first_token_is_replaced_transparently(lost: Answer | Exception) -> None:
     replicas = Replicas(lost, Answer(STREAM, b"\0other-text"))
     status, body = ask(replicas)
     assert (status, body.removeprefix(PING)) == (200, b"other-text")
@@ -132,7 +132,7 @@ def test_a_replica_lost_before_the_first_token_is_replaced_unnoticed(lost: Answe
     assert replicas.ends == [True, False]
 
 
-def test_a_replica_lost_during_a_whole_answer_is_replaced_unnoticed() -> None:
+def test_a_replica_lost_during_a_whole_answer_is_replaced_transparently() -> None:
     replicas = Replicas(Answer(b"application/json", b'{"a', LOST), Answer(b"application/json", b"{}"))
     assert ask(replicas) == (200, b"{}")
 

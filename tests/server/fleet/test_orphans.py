@@ -81,8 +81,8 @@ def test_agents_of_ray_end_with_a_killed_fleet() -> None:
         assert any("is ready" in line for line in fleet.stdout)
         words = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(fleet.pid)}
         handles = {pid: os.pidfd_open(pid) for pid in words}
-        agents = [pid for pid, said in words.items() if "Agent" in said]
-        watchers = [pid for pid, said in words.items() if "orphans.py" in said]
+        agents = [pid for pid, reply in words.items() if "Agent" in reply]
+        watchers = [pid for pid, reply in words.items() if "orphans.py" in reply]
         assert (len(agents), len(watchers)) == (2, 1)
         os.kill(fleet.pid, signal.SIGKILL)
         wait_for_end(handles[watchers[0]])

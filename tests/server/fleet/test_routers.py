@@ -61,7 +61,7 @@ def command(router: str, port: int, replicas: list[str], folder: Path) -> list[s
 
 
 @pytest.mark.parametrize("router", ["vllm-router", "sglang-router", "nginx"])
-def test_second_turns_find_their_prefix_behind_a_router(
+def test_second_turns_hit_their_prefix_through_a_router(
     router: str, replicas: list[str], tmp_path: Path
 ) -> None:
     port = free_port()

@@ -50,9 +50,9 @@ def test_a_flag_for_one_model_is_refused_with_several(capsys: pytest.CaptureFixt
 
 
 def test_ranks_are_refused_with_replicas(capsys: pytest.CaptureFixture[str]) -> None:
-    said = "--tensor-parallel-size 2 was given with --ray"
-    assert said in refusal(capsys, "--ray", "-tp", "2")
-    with pytest.raises(ConfigError, match=said):
+    reply = "--tensor-parallel-size 2 was given with --ray"
+    assert reply in refusal(capsys, "--ray", "-tp", "2")
+    with pytest.raises(ConfigError, match=reply):
         build({"model": "m", "ray": True, "tensor_parallel_size": 2})
 
 
@@ -60,9 +60,9 @@ def test_a_store_that_not_all_replicas_can_write_is_refused(capsys: pytest.Captu
     pytest.importorskip("ray", reason="needs twofold[ray]")
     flags = ("--ray", "--num-replicas", "2", "--telemetry-url")
     assert "they need PostgreSQL" in refusal(capsys, *flags, "sqlite:////tmp/t.db")
-    said = refusal(capsys, *flags, "postgresql+psycopg://user:secret@127.0.0.1:9/t")
-    assert "127.0.0.1:9" in said
-    assert "secret" not in said
+    reply = refusal(capsys, *flags, "postgresql+psycopg://user:secret@127.0.0.1:9/t")
+    assert "127.0.0.1:9" in reply
+    assert "secret" not in reply
 
 
 def test_fewer_replicas_at_most_than_at_least_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

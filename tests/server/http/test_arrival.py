@@ -115,7 +115,7 @@ def test_a_body_that_comes_late_is_reading(url: str, engine: FakeEngine, no_kern
     assert times_of(engine).parts["read"] >= late_s > 0
 
 
-def test_a_kept_connection_begins_anew(url: str, engine: FakeEngine, no_kernel_wait: None) -> None:
+def test_a_kept_alive_connection_starts_again(url: str, engine: FakeEngine, no_kernel_wait: None) -> None:
     with httpx.Client() as client:
         client.post(f"{url}/v1/completions", content=BODY).raise_for_status()
         between = time.perf_counter()
@@ -172,7 +172,7 @@ def test_parts_that_only_some_requests_have(
     }
 
 
-def test_another_server_without_stamps_begins_when_asked() -> None:
+def test_another_server_without_stamps_starts_at_the_request() -> None:
     scope: dict[str, object] = {}
     times = arrival.times_of(scope)
     assert arrival.times_of(scope) is times

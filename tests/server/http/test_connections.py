@@ -123,7 +123,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(engine, monkeypatch):
             any(not connection.recv(64 * 1024) for _ in range(10_000))
 
 
-def test_at_the_bound_the_longest_idle_connection_gives_way(engine):
+def test_at_the_bound_the_longest_idle_connection_is_closed(engine):
     with (
         serving(create_app(engine, ServerConfig()), ConnectionLimits(max_connections=4)) as url,
         contextlib.ExitStack() as opened,
@@ -133,7 +133,7 @@ def test_at_the_bound_the_longest_idle_connection_gives_way(engine):
         assert [everything(connection) for connection in idle[:8]] == [b""] * 8
 
 
-def test_beyond_a_bound_of_answering_connections_newcomers_are_told(engine):
+def test_beyond_a_bound_of_answering_connections_new_ones_get_503(engine):
     engine.hold.clear()
     with (
         serving(create_app(engine, ServerConfig()), ConnectionLimits(max_connections=2)) as url,
@@ -152,7 +152,7 @@ def test_beyond_a_bound_of_answering_connections_newcomers_are_told(engine):
         engine.hold.set()
 
 
-def test_without_descriptors_the_server_says_so_once_a_second_and_serves_on(engine, caplog):
+def test_without_descriptors_the_server_logs_once_a_second_and_continues(engine, caplog):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with (
         caplog.at_level(logging.WARNING),
@@ -176,13 +176,13 @@ def test_without_descriptors_the_server_says_so_once_a_second_and_serves_on(engi
             lasted_s = time.monotonic() - begun
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    told = [record for record in caplog.records if "cannot accept a connection" in record.message]
-    assert 1 <= len(told) <= 1 + lasted_s
-    assert "Too many open files; raise the limit" in told[0].message
-    assert len(caplog.records) == len(told)
+    reported = [record for record in caplog.records if "cannot accept a connection" in record.message]
+    assert 1 <= len(reported) <= 1 + lasted_s
+    assert "Too many open files; raise the limit" in reported[0].message
+    assert len(caplog.records) == len(reported)
 
 
-def test_a_server_that_ends_without_descriptors_ends_in_silence(engine, caplog):
+def test_a_server_without_descriptors_ends_without_output(engine, caplog):
     """asyncio tries a second later to accept again, on a listener that is closed by then."""
     server = HttpServer(create_app(engine, ServerConfig()), ConnectionLimits())
     failed = {"message": "Exception in callback _start_serving()", "exception": ValueError("descriptor -1")}

@@ -94,7 +94,7 @@ def test_no_body_stops_the_loop(worker):
     assert max(worst_s.values()) < 0.15, worst_s
 
 
-def test_the_worker_says_what_parsing_here_says(worker):
+def test_the_worker_returns_the_same_as_parsing_in_process(worker):
     body = b'\xef\xbb\xbf{"messages": [{"role": "user", "content": "a"}], "temperature": 0.5, "other": 1}'
     assert worker.parse(ChatRequest, body, 64) == ChatRequest.model_validate_json(body[3:])
     long = json.dumps(
@@ -109,7 +109,7 @@ def test_the_worker_says_what_parsing_here_says(worker):
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-def test_what_comes_back_is_bounded(worker):
+def test_returned_data_is_bounded(worker):
     numbers = b"[" + b"1," * (MAX_VALUES + 100) + b"1]"
     tools = b'[{"type":"function","function":{"name":"f","parameters":{"enum":' + numbers + b"}}}]"
     body = b'{"messages":[' + MESSAGE + b'],"tool_choice":"none","tools":' + tools + b"}"
@@ -118,7 +118,7 @@ def test_what_comes_back_is_bounded(worker):
 
 
 @pytest.mark.slow
-def test_a_worker_that_a_body_made_large_ends_and_another_takes_its_place(worker):
+def test_a_worker_grown_by_a_body_is_replaced(worker):
     first = worker._process.pid
     # 10 million values take more than the 256 MiB after which it ends.
     with pytest.raises(ApiError):
@@ -206,7 +206,7 @@ def test_every_dialect_reports_the_length_of_a_prompt_that_is_far_too_long(engin
         (TEXT, {"prompt": [1] * 100_000}),  # parsed by the worker
     ],
 )
-def test_a_prompt_that_is_too_long_is_told_what_ends_the_context(path, body):
+def test_the_error_of_a_too_long_prompt_names_what_limits_the_context(path, body):
     why = "beyond index_topk attention is sparse"
     engine = FakeEngine(info=replace(EMULATED, context_limit_reason=why))
     with serving(create_app(engine, ServerConfig())) as base:

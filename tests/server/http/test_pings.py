@@ -19,7 +19,7 @@ from twofold.api.types import Chunk, GenerationRequest, Usage
 from twofold.server.app import create_app
 
 MESSAGES = [{"role": "user", "content": "a b"}]
-ASKED: dict[str, dict[str, Any]] = {
+REQUESTED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "a b"},
     "/v1/responses": {"input": "a b"},
@@ -82,7 +82,7 @@ def engine() -> Iterator[LateEngine]:
     late.close()
 
 
-def asked(engine: LateEngine, path: str, body: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
+def requested(engine: LateEngine, path: str, body: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
     """Messages that the application sends, and their times."""
     loop = JumpingLoop()
     engine.loop = loop
@@ -122,9 +122,9 @@ def asked(engine: LateEngine, path: str, body: dict[str, Any]) -> list[tuple[flo
     return sent
 
 
-@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("path", REQUESTED)
 def test_no_stream_is_silent_for_ten_seconds(engine: LateEngine, path: str) -> None:
-    sent = asked(engine, path, ASKED[path] | {"stream": True})
+    sent = requested(engine, path, REQUESTED[path] | {"stream": True})
     begun, head = sent[0]
     assert (begun, head["type"], head["status"]) == (0.0, "http.response.start", 200)
     times = [at for at, message in sent if message["type"] == "http.response.start" or message["body"]]
@@ -134,10 +134,10 @@ def test_no_stream_is_silent_for_ten_seconds(engine: LateEngine, path: str) -> N
     text = b"".join(message.get("body", b"") for _, message in sent).decode()
     if path.startswith("/api/"):
         lines = [json.loads(line) for line in text.splitlines()]
-        said = "".join(
+        reply = "".join(
             line.get("response", "") + line.get("message", {}).get("content", "") for line in lines
         )
-        assert (said, lines[-1]["done"]) == ("a b ", True)
+        assert (reply, lines[-1]["done"]) == ("a b ", True)
     elif path == "/v1/messages":
         assert text.count("event: ping\n") >= LAST_S / LONGEST_S
     else:
@@ -147,14 +147,14 @@ def test_no_stream_is_silent_for_ten_seconds(engine: LateEngine, path: str) -> N
 def test_anthropics_client_is_given_an_event_in_a_minute_of_silence(engine: LateEngine) -> None:
     """The client drops `ping`, so that Claude Code sees none of them."""
     path = "/v1/messages"
-    sent = asked(engine, path, ASKED[path] | {"stream": True})
+    sent = requested(engine, path, REQUESTED[path] | {"stream": True})
     still = [at for at, message in sent if b'"stop_reason":null' in message.get("body", b"")]
     assert still == [0.0, 60.0]
     body = b"".join(message.get("body", b"") for _, message in sent)
     with (
         serving(Response(body, media_type="text/event-stream")) as base,
         anthropic.Anthropic(base_url=base, api_key="x", max_retries=0) as client,
-        client.messages.stream(**ASKED[path]) as stream,
+        client.messages.stream(**REQUESTED[path]) as stream,
     ):
         kinds = [event.type for event in stream]
         message = stream.get_final_message()
@@ -169,7 +169,7 @@ def test_anthropics_client_is_given_an_event_in_a_minute_of_silence(engine: Late
 def test_a_stream_whose_thinking_is_hidden_pings(engine: LateEngine) -> None:
     engine.thinks = True
     path = "/v1/chat/completions"
-    sent = asked(engine, path, ASKED[path] | {"stream": True, "include_reasoning": False})
+    sent = requested(engine, path, REQUESTED[path] | {"stream": True, "include_reasoning": False})
     text = b"".join(message.get("body", b"") for _, message in sent).decode()
     assert '"content":"a' in text
     assert "hm" not in text
@@ -177,8 +177,8 @@ def test_a_stream_whose_thinking_is_hidden_pings(engine: LateEngine) -> None:
     assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= LONGEST_S
 
 
-@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("path", REQUESTED)
 def test_a_refusal_keeps_its_status(engine: LateEngine, path: str) -> None:
     engine.fail_on_submit = CapacityError("all places are taken; try again later", retry_after_s=2.5)
-    ((_, head), *_) = asked(engine, path, ASKED[path] | {"stream": True})
+    ((_, head), *_) = requested(engine, path, REQUESTED[path] | {"stream": True})
     assert head["status"] == 429

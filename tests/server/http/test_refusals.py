@@ -85,7 +85,7 @@ def test_not_a_number_is_no_temperature(url):
     refusal(HTTP.post(url + CHAT, content=content, headers=JSON_TYPE), 400)
 
 
-def test_a_large_body_is_413_whether_it_says_so_or_not(engine):
+def test_a_large_body_is_413_with_and_without_its_length(engine):
     with serving(create_app(engine, ServerConfig(max_body_bytes=2048))) as url:
         content = json.dumps({"prompt": "a" * 3000}).encode()
         assert (
@@ -187,7 +187,7 @@ def test_with_keys_only_their_bearers_get_in(engine):
     assert len(engine.requests) == 2
 
 
-def test_without_an_engine_the_api_says_loading():
+def test_without_an_engine_the_api_reports_loading():
     with serving(create_app(None, ServerConfig())) as url:
         health = HTTP.get(f"{url}/health")
         assert (health.status_code, health.json()["status"]) == (503, "loading")

@@ -52,9 +52,9 @@ def test_files_that_make_no_certificate_are_named(files: dict[str, str], message
 def test_pages_of_an_allowed_origin_may_call(engine: FakeEngine, key: tuple[str, ...]) -> None:
     config = ServerConfig(allowed_origins=(PAGE,), api_key=key)
     with serving(create_app(engine, config)) as url:
-        asked = {"origin": PAGE, "access-control-request-method": "POST"}
-        asked |= {"access-control-request-headers": "authorization,content-type"}
-        preflight = HTTP.options(f"{url}/v1/chat/completions", headers=asked)
+        requested = {"origin": PAGE, "access-control-request-method": "POST"}
+        requested |= {"access-control-request-headers": "authorization,content-type"}
+        preflight = HTTP.options(f"{url}/v1/chat/completions", headers=requested)
         answer = HTTP.get(f"{url}/v1/models", headers={"origin": PAGE})
         other = HTTP.get(f"{url}/v1/models", headers={"origin": "https://evil.example"})
     assert preflight.status_code == 200

@@ -122,18 +122,18 @@ def test_a_program_needs_no_content_type(bases, path, content_type):
 
 
 @pytest.mark.parametrize("path", POSTS)
-@pytest.mark.parametrize("told", [{"origin": "http://localhost:3000"}, {"sec-fetch-site": "cross-site"}])
+@pytest.mark.parametrize("reported", [{"origin": "http://localhost:3000"}, {"sec-fetch-site": "cross-site"}])
 @pytest.mark.parametrize("content_type", [*JSON_TYPES[:1], *OTHER_TYPES])
-def test_a_browser_declares_json(bases, path, told, content_type):
+def test_a_browser_declares_json(bases, path, reported, content_type):
     """A page may send every other type to another site without asking it first."""
-    headers = told | ({} if content_type is None else {"content-type": content_type})
+    headers = reported | ({} if content_type is None else {"content-type": content_type})
     response = HTTP.post(bases["loopback"] + path, content=json.dumps(POSTS[path]).encode(), headers=headers)
     assert response.status_code == (200 if content_type in JSON_TYPES else 415), response.text
     if response.status_code == 415:
         assert "application/json" in response.text
 
 
-def test_a_form_that_is_no_json_is_told_so(bases):
+def test_a_format_that_is_no_json_is_refused(bases):
     response = HTTP.post(bases["loopback"] + TEXT, data={"prompt": "a"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 

@@ -34,7 +34,7 @@ def metrics_of(url: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("error", [None, "database is locked"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_losses_and_a_broken_database_are_told(
+def test_losses_and_a_broken_database_are_reported(
     engine: FakeEngine, error: str | None, wrapped: bool, tmp_path: Path
 ) -> None:
     sink: TelemetrySink = StatsSink(error)

@@ -96,8 +96,8 @@ def test_options_are_the_requests_own(client, engine):
 @pytest.mark.parametrize("raw", [None, True])
 def test_sampling_fields_beside_the_options_act_too(url, engine, limit, raw):
     """As ollama-ai-provider-v2 sends them. A field of the options goes first."""
-    beside = {"temperature": 0.3, "top_p": 0.8, "stop": ["x"], "seed": 4, limit: 2}
-    body = {"model": MODEL, "prompt": "a b c", "raw": raw, "options": {"seed": 5}} | beside
+    top_level = {"temperature": 0.3, "top_p": 0.8, "stop": ["x"], "seed": 4, limit: 2}
+    body = {"model": MODEL, "prompt": "a b c", "raw": raw, "options": {"seed": 5}} | top_level
     assert HTTP.post(f"{url}/api/generate", json=body).status_code == 200
     sampling: SamplingParams = engine.requests[-1].sampling
     assert (sampling.temperature, sampling.top_p, sampling.stop) == (0.3, 0.8, ("x",))
@@ -124,7 +124,7 @@ def test_sampling_fields_beside_the_options_act_too(url, engine, limit, raw):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_done_is_an_error_as_ollama_says_it(shared, changes, words, stream):
+def test_unsupported_requests_get_ollamas_errors(shared, changes, words, stream):
     url, engine = shared
     response = HTTP.post(
         f"{url}/api/chat", json={"model": MODEL, "messages": TALE, "stream": stream} | changes
@@ -198,7 +198,7 @@ def test_a_begin_of_text_token_stays_at_the_beginning_only():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ask", ["chat", "generate", "raw"])
-def test_log_probabilities_stand_beside_the_text(client, engine, ask, stream):
+def test_log_probabilities_accompany_the_text(client, engine, ask, stream):
     def entries(**options: Any) -> list[Any]:
         kind = {"messages": TALE} if ask == "chat" else {"prompt": "once upon a time", "raw": ask == "raw"}
         method = client.chat if ask == "chat" else client.generate
@@ -206,16 +206,16 @@ def test_log_probabilities_stand_beside_the_text(client, engine, ask, stream):
         parts = list(answer) if stream else [answer]
         return [entry for part in parts for entry in part.logprobs or ()]
 
-    told = entries(logprobs=True, top_logprobs=2)
-    assert [entry.token for entry in told] == ["once ", "upon ", "a ", "time "]
+    reported = entries(logprobs=True, top_logprobs=2)
+    assert [entry.token for entry in reported] == ["once ", "upon ", "a ", "time "]
     ids = engine.tokenizer.encode("once upon a time")
-    assert [entry.logprob for entry in told] == [fake_logprob(token_id, 0).logprob for token_id in ids]
-    assert [len(entry.top_logprobs) for entry in told] == [2] * 4
-    assert [entry.token for entry in entries(logprobs=True)] == [entry.token for entry in told]
+    assert [entry.logprob for entry in reported] == [fake_logprob(token_id, 0).logprob for token_id in ids]
+    assert [len(entry.top_logprobs) for entry in reported] == [2] * 4
+    assert [entry.token for entry in entries(logprobs=True)] == [entry.token for entry in reported]
     assert entries() == entries(top_logprobs=3) == []
 
 
-def test_failures_come_in_and_before_a_stream(client, engine):
+def test_failures_are_reported_in_and_before_a_stream(client, engine):
     engine.fail_after_words = 2
     received = []
     with pytest.raises(ollama.ResponseError, match="failed in layer 3"):
@@ -232,7 +232,7 @@ def test_failures_come_in_and_before_a_stream(client, engine):
     assert caught.value.status_code == 429
 
 
-def test_nothing_to_answer_says_that_the_model_is_there(client, engine):
+def test_an_empty_request_reports_the_loaded_model(client, engine):
     assert client.generate(model=MODEL).done_reason == "load"
     assert client.chat(model=MODEL, messages=[], keep_alive=0).done_reason == "unload"
     assert engine.requests == []
@@ -321,7 +321,7 @@ def test_a_tool_can_be_forced(engine: FakeEngine, choice, forced):
         assert (wrong.status_code, "tool_choice" in wrong.json()["error"]) == (400, True)
 
 
-def test_what_was_thought_stands_beside_the_text():
+def test_reasoning_is_returned_with_the_text():
     assert text_of({"delta": {"reasoning": "hm"}}, "response") == {"response": "", "thinking": "hm"}
     assert text_of({"message": {"content": "a", "reasoning": None}}, "content") == {"content": "a"}
 
@@ -343,9 +343,9 @@ def test_the_model_is_listed_and_shown(client, url):
     with pytest.raises(ollama.ResponseError, match="does not exist"):
         client.show("other")
     assert shown.modelinfo["general.basename"] == MODEL, "the name that VS Code shows"
-    told = HTTP.get(f"{url}/api/version").json()
-    assert told["twofold_version"] == __version__
-    assert tuple(map(int, told["version"].split("."))) >= (0, 6, 4), "what VS Code asks for"
+    reported = HTTP.get(f"{url}/api/version").json()
+    assert reported["twofold_version"] == __version__
+    assert tuple(map(int, reported["version"].split("."))) >= (0, 6, 4), "what VS Code asks for"
     assert HTTP.get(f"{url}/api/nothing").json()["error"].startswith("there is nothing at '/api/nothing'")
 
 
@@ -384,10 +384,10 @@ def test_the_model_is_loaded_and_stays(client, engine):
 
 @pytest.mark.parametrize("path", ["/", "/api/version", "/api/tags"])
 def test_a_server_is_found_by_head_and_get(url, path):
-    got, asked = HTTP.get(url + path), HTTP.head(url + path)
-    assert (got.status_code, asked.status_code, asked.content) == (200, 200, b"")
+    got, requested = HTTP.get(url + path), HTTP.head(url + path)
+    assert (got.status_code, requested.status_code, requested.content) == (200, 200, b"")
     for header in ("content-type", "content-length"):
-        assert asked.headers[header] == got.headers[header]
+        assert requested.headers[header] == got.headers[header]
     if path == "/":
         assert (got.text, got.headers["content-type"]) == ("Ollama is running", "text/plain; charset=utf-8")
 

@@ -50,7 +50,7 @@ def test_a_chat_answer_has_text_reason_and_usage(client):
     assert answer.object == "chat.completion"
 
 
-def test_a_streamed_chat_says_the_same_in_pieces(client):
+def test_a_streamed_chat_has_the_same_content_in_pieces(client):
     chunks = list(ask(client, "once upon a time", stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "once upon a time "
@@ -97,7 +97,7 @@ def test_silence_means_openais_defaults(client, engine):
     assert engine.requests[-1].sampling == SamplingParams(temperature=1.0, top_p=1.0, max_tokens=64 - 3)
 
 
-def test_the_models_own_defaults_come_before_openais(engine):
+def test_the_models_own_defaults_precede_openais(engine):
     defaults = SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
     with serving(create_app(engine, ServerConfig(), sampling_defaults=defaults)) as url:
         HTTP.post(f"{url}/v1/completions", json={"prompt": "a", "top_p": 0.5})
@@ -135,7 +135,7 @@ def test_every_sampling_field_arrives(client, engine):
     )
 
 
-def test_an_answer_cut_by_max_tokens_says_length(client):
+def test_an_answer_cut_by_max_tokens_finishes_with_length(client):
     answer = ask(client, "a b c d", max_tokens=2)
     assert answer.choices[0].message.content == "a b "
     assert answer.choices[0].finish_reason == "length"
@@ -159,7 +159,7 @@ def test_unknown_fields_are_ignored(client):
 
 @pytest.mark.parametrize("name", ["x-twofold-accelerator", "x-twofold-clock"])
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing", "/v1/completions"])
-def test_every_answer_says_what_computed_it(url, path, name):
+def test_every_answer_names_what_computed_it(url, path, name):
     expected = {"x-twofold-accelerator": "emulated:rtx4090-pcie4", "x-twofold-clock": "virtual"}
     assert HTTP.get(url + path).headers[name] == expected[name]
 
@@ -207,7 +207,7 @@ def test_several_clients_at_once_get_their_own_answers(engine, url):
         assert list(pool.map(one, range(16))) == [f"this is request {number} " for number in range(16)]
 
 
-def test_health_tells_the_queue_and_the_accelerator(url):
+def test_health_reports_the_queue_and_the_accelerator(url):
     health = HTTP.get(f"{url}/health")
     assert health.status_code == 200
     body = health.json()

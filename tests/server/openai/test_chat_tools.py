@@ -77,7 +77,7 @@ BOTH = [("warmth", '{"city": "Brig"}'), ("cold", "{}")]
         ({"tools": []}, "".join(SAYS).partition("</think>\n\n")[2], "I should look.", []),
     ],
 )
-def test_an_answer_says_the_same_whole_and_in_a_stream(
+def test_an_answer_is_the_same_whole_and_in_a_stream(
     url: str, more: dict[str, Any], content: str, thinking: str, calls: list[tuple[str, str]]
 ) -> None:
     choice, streamed, chunks = whole_and_stream(url, **more)
@@ -112,7 +112,7 @@ COLD: dict[str, Any] = {"type": "function", "function": {"name": "cold"}}
 
 
 @pytest.mark.parametrize(("mode", "held"), [("auto", False), ("required", True)])
-def test_the_model_is_told_of_allowed_tools_only(engine: FakeEngine, url: str, mode: str, held: bool) -> None:
+def test_the_prompt_lists_allowed_tools_only(engine: FakeEngine, url: str, mode: str, held: bool) -> None:
     allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "cold"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     body = {"messages": QUESTION, "tools": [TOOL, COLD], "tool_choice": choice}
@@ -158,16 +158,16 @@ def test_a_custom_tool_is_called_with_a_text(engine: FakeEngine, url: str) -> No
     custom, function = message["tool_calls"]
     assert (custom["type"], custom["custom"]) == ("custom", {"name": "warmth", "input": 'in "Brig"'})
     assert function["function"] == {"name": "cold", "arguments": "{}"}
-    told = engine.tokenizer.rendered[1][0]["function"]
-    assert told["parameters"]["required"] == ["input"]
-    assert 'start: "x"' in told["description"]
+    reported = engine.tokenizer.rendered[1][0]["function"]
+    assert reported["parameters"]["required"] == ["input"]
+    assert 'start: "x"' in reported["description"]
 
     with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
         chunks = client.chat.completions.create(model="fake-tales", stream=True, **body)
         deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
     assert [call.type for call in deltas if call.id] == ["custom", "function"]
-    said = [call.model_extra["custom"] for call in deltas if call.index == 0]
-    assert said == [{"name": "warmth", "input": ""}, {"input": 'in "Brig"'}]
+    reply = [call.model_extra["custom"] for call in deltas if call.index == 0]
+    assert reply == [{"name": "warmth", "input": ""}, {"input": 'in "Brig"'}]
 
     # What was answered goes back as it came.
     result = {"role": "tool", "tool_call_id": custom["id"], "content": "20"}
@@ -222,13 +222,13 @@ def test_a_call_that_is_cut_off_is_text(engine: FakeEngine, url: str) -> None:
     assert "tool_calls" not in choice["message"]
 
 
-def test_what_was_held_back_comes_before_a_failure(engine: FakeEngine, url: str) -> None:
+def test_held_text_is_sent_before_a_failure(engine: FakeEngine, url: str) -> None:
     engine.says, engine.fail_after_words = ["ok <tool_call>", '{"name": "war', "never"], 2
     body = {"messages": QUESTION, "tools": [TOOL], "stream": True}
     text = HTTP.post(f"{url}/v1/chat/completions", json=body).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    said = "".join(event["choices"][0]["delta"]["content"] for event in events[:-1])
-    assert said == 'ok <tool_call>{"name": "war'
+    reply = "".join(event["choices"][0]["delta"]["content"] for event in events[:-1])
+    assert reply == 'ok <tool_call>{"name": "war'
     assert events[-1]["error"]["code"] == "engine_error"
 
 
@@ -261,7 +261,7 @@ def test_openais_client_runs_a_conversation_with_tools(engine: FakeEngine, url: 
         (None, 'Call of f: {"a": 1}', None),
     ],
 )
-def test_the_template_gets_calls_as_it_takes_them(
+def test_the_template_gets_calls_in_its_own_form(
     engine: FakeEngine, url: str, form: ToolForm | None, content: Any, arguments: Any
 ) -> None:
     engine.tokenizer.tool_form = form

@@ -157,11 +157,11 @@ def test_bad_words_are_tokenised_with_and_without_a_space(engine):
     encoded: list[str] = []
     encode = engine.tokenizer.encode
 
-    def encode_and_tell(text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def encode_and_report(text: str, *, add_special_tokens: bool = False) -> list[int]:
         encoded.append(text)
         return [len(encoded)] if text.strip() in ("fox", "") else encode(text)
 
-    engine.tokenizer.encode = encode_and_tell
+    engine.tokenizer.encode = encode_and_report
     with serving(create_app(engine, ServerConfig())) as url:
         body = {"prompt": ["a", "b"], "bad_words": ["fox", "\n"]}
         assert HTTP.post(f"{url}/v1/completions", json=body).status_code == 200
@@ -259,7 +259,7 @@ def test_prompt_logprobs_are_vllms(client, engine):
     assert choice.logprobs is None
 
 
-def test_token_ids_come_beside_the_text(client, engine):
+def test_token_ids_accompany_the_text(client, engine):
     extra = {"return_token_ids": True}
     choice = complete(client, [5, 6, 7], max_tokens=2, extra_body=extra).choices[0]
     assert choice.model_extra == {"prompt_token_ids": [5, 6, 7], "token_ids": [5, 6]}
@@ -275,7 +275,7 @@ def test_token_ids_come_beside_the_text(client, engine):
     assert chunks[-1].choices[0].model_extra == {"token_ids": []}
 
 
-def test_the_speed_stands_beside_the_finish_reason(client, engine):
+def test_the_speed_is_reported_with_the_finish_reason(client, engine):
     for options in ({}, {"stream_options": {"include_usage": True}}):
         extra = {"return_speed": True}
         chunks = list(ask(client, "a b", stream=True, extra_body=extra, **options))
@@ -318,7 +318,7 @@ def test_continuous_usage_counts_as_it_goes(client):
         ({"truncate_prompt_tokens": 1, "truncation_side": "right"}, "a"),
     ],
 )
-def test_what_a_chat_asks_of_its_prompt_reaches_the_template(client, extra, rendered):
+def test_chat_template_options_reach_the_template(client, extra, rendered):
     assert ask(client, "a b", extra_body=extra).choices[0].message.content == rendered + " "
 
 

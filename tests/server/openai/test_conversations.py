@@ -67,25 +67,25 @@ def ollama_call(**function: Any) -> dict[str, Any]:
 
 
 CALL, RESULT = ("assistant", "", ("f", "c", {})), ("tool", "r", "c")
-ASKED = ("user", "go")
+REQUESTED = ("user", "go")
 # kind: (API, messages or items, what the template gets)
 SENT: dict[str, tuple[str, list[Any], list[Any]]] = {
     "a call with an object": ("chat", [USER, chat_call({"a": 1}),
         {"role": "tool", "tool_call_id": "c", "content": "r"}],
-        [ASKED, ("assistant", "", ("f", "c", {"a": 1})), RESULT]),
+        [REQUESTED, ("assistant", "", ("f", "c", {"a": 1})), RESULT]),
     "a call of no type, with a number as id": ("chat", [chat_call(None, id=7, type=None),
         {"role": "tool", "tool_call_id": 7, "content": "r"}, USER],
-        [("assistant", "", ("f", "7", {})), ("tool", "r", "7"), ASKED]),
+        [("assistant", "", ("f", "7", {})), ("tool", "r", "7"), REQUESTED]),
     "a result without an id": ("chat", [USER, chat_call(""), {"role": "tool", "content": {"warmth": 20}}],
-        [ASKED, CALL, ("tool", '{"warmth": 20}', "c")]),
+        [REQUESTED, CALL, ("tool", '{"warmth": 20}', "c")]),
     "the older form of calls": ("chat", [USER, {"role": "assistant", "content": None, "function_call": {"name": "f",
         "arguments": "{}"}}, {"role": "function", "name": "f", "content": "r"}],
-        [ASKED, ("assistant", "", ("f", "call00000", {})), ("tool", "r", "call00000")]),
+        [REQUESTED, ("assistant", "", ("f", "call00000", {})), ("tool", "r", "call00000")]),
     "a damaged call": ("chat", [USER, chat_call('{"a": '), {"role": "tool", "tool_call_id": "c", "content": "r"}],
-        [ASKED, ("assistant", "", ("f", "c", {"invalid_arguments": '{"a": '})), RESULT]),
+        [REQUESTED, ("assistant", "", ("f", "c", {"invalid_arguments": '{"a": '})), RESULT]),
     "a long id": ("chat", [USER, chat_call(id="x" * 9000),
         {"role": "tool", "tool_call_id": "x" * 9000, "content": "r"}],
-        [ASKED, ("assistant", "", ("f", "call_QbGMztY2a4SAtxVc9pdT0Oys", {})),
+        [REQUESTED, ("assistant", "", ("f", "call_QbGMztY2a4SAtxVc9pdT0Oys", {})),
          ("tool", "r", "call_QbGMztY2a4SAtxVc9pdT0Oys")]),
     "pictures everywhere": ("chat", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "assistant", "content": [{"type": "output_image"}]}, chat_call(),
@@ -95,60 +95,60 @@ SENT: dict[str, tuple[str, list[Any], list[Any]]] = {
     "a refusal and a spoken answer": ("chat", [USER, {"role": "assistant", "refusal": "no"}, USER,
         {"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "hi"}}, USER,
         {"role": "assistant", "audio": {"id": "a"}}, USER],
-        [ASKED, ("assistant", "no"), ASKED, ("assistant", "hi"), ASKED,
-         ("assistant", "[audio: this model reads text only]"), ASKED]),
+        [REQUESTED, ("assistant", "no"), REQUESTED, ("assistant", "hi"), REQUESTED,
+         ("assistant", "[audio: this model reads text only]"), REQUESTED]),
     "thinking as a part": ("chat", [USER, {"role": "assistant", "content": [
         {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}]}, USER],
-        [ASKED, ("assistant", "a", "hm"), ASKED]),
+        [REQUESTED, ("assistant", "a", "hm"), REQUESTED]),
     "calls as parts": ("chat", [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"},
         {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]}, {"role": "tool", "tool_call_id": "c",
         "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]}],
-        [ASKED, ("assistant", "a", ("f", "c", {"a": 1})), RESULT]),
+        [REQUESTED, ("assistant", "a", ("f", "c", {"a": 1})), RESULT]),
     "a begun answer that was continued": ("chat", [USER, {"role": "assistant", "content": "a", "prefix": True}, USER],
-        [ASKED, ("assistant", "a"), ASKED]),
+        [REQUESTED, ("assistant", "a"), REQUESTED]),
     "blocks of Anthropic's servers": ("messages", [USER, {"role": "assistant", "content": [
         {"type": "redacted_thinking", "data": "x"}, {"type": "server_tool_use", "id": "s", "name": "web", "input": {}},
         {"type": "text", "text": "a"}]}, USER],
-        [ASKED, ("assistant", "[server_tool_use web: this model reads text only]a"), ASKED]),
+        [REQUESTED, ("assistant", "[server_tool_use web: this model reads text only]a"), REQUESTED]),
     "a result with a picture": ("messages", [USER, use(), use_result([{"type": "text", "text": "a.png"},
-        {"type": "image", "source": PNG}])], [ASKED, CALL, ("tool", f"a.png\n{IMAGE}", "c")]),
+        {"type": "image", "source": PNG}])], [REQUESTED, CALL, ("tool", f"a.png\n{IMAGE}", "c")]),
     "a picture beside a result": ("messages", [USER, use(), {"role": "user", "content": [
-        use_result("r")["content"][0], {"type": "image", "source": PNG}]}], [ASKED, CALL, RESULT, ("user", IMAGE)]),
+        use_result("r")["content"][0], {"type": "image", "source": PNG}]}], [REQUESTED, CALL, RESULT, ("user", IMAGE)]),
     "a picture after its question": ("chat", [USER, {"role": "user", "content": [{"type": "image_url"}]}],
-        [ASKED, ("user", IMAGE)]),
+        [REQUESTED, ("user", IMAGE)]),
     "a failed result without words": ("messages", [USER, use(input=None), use_result(None, is_error=True)],
-        [ASKED, CALL, ("tool", "Error: ", "c")]),
+        [REQUESTED, CALL, ("tool", "Error: ", "c")]),
     "input as text, result without an id": ("messages", [USER, use(input='{"a": 1}'), use_result("r", tool_use_id="")],
-        [ASKED, ("assistant", "", ("f", "c", {"a": 1})), RESULT]),
+        [REQUESTED, ("assistant", "", ("f", "c", {"a": 1})), RESULT]),
     "a document of words": ("messages", [{"role": "user", "content": [
         {"type": "document", "source": {"type": "text", "data": "words"}}, {"type": "text", "text": "?"}]}],
         [("user", "words\n?")]),
     "an empty turn": ("messages", [{"role": "user", "content": None}, {"role": "assistant", "content": []}, USER],
-        [("user", ""), ("assistant", ""), ASKED]),
+        [("user", ""), ("assistant", ""), REQUESTED]),
     "an output of parts": ("responses", [USER, item(), output([{"type": "input_text", "text": "r"},
-        {"type": "input_image", "image_url": "x"}])], [ASKED, CALL, ("tool", f"r{IMAGE}", "c")]),
+        {"type": "input_image", "image_url": "x"}])], [REQUESTED, CALL, ("tool", f"r{IMAGE}", "c")]),
     "an output that is null or an object": ("responses", [USER, item(arguments=None), output(None),
         item(arguments={"a": 1}), output({"b": 2})],
-        [ASKED, CALL, ("tool", "", "c"), ("assistant", "", ("f", "c", {"a": 1})), ("tool", '{"b": 2}', "c")]),
+        [REQUESTED, CALL, ("tool", "", "c"), ("assistant", "", ("f", "c", {"a": 1})), ("tool", '{"b": 2}', "c")]),
     "items of other tools": ("responses", [USER, {"type": "web_search_call", "id": "w"},
         {"type": "mcp_list_tools", "id": "m"},
         {"type": "local_shell_call", "call_id": "c", "action": {"command": ["ls"]}},
         {"type": "local_shell_call_output", "call_id": "c", "output": "r"}],
-        [ASKED, ("assistant", "", ("local_shell", "c", {"command": ["ls"]})), RESULT]),
+        [REQUESTED, ("assistant", "", ("local_shell", "c", {"command": ["ls"]})), RESULT]),
     "a refusal among the items": ("responses", [USER,
         {"type": "reasoning", "summary": [], "encrypted_content": "other"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, USER],
-        [ASKED, ("assistant", "no"), ASKED]),
+        [REQUESTED, ("assistant", "no"), REQUESTED]),
     "a damaged item": ("responses", [USER, item(arguments="{"), output("r")],
-        [ASKED, ("assistant", "", ("f", "c", {"invalid_arguments": "{"})), RESULT]),
+        [REQUESTED, ("assistant", "", ("f", "c", {"invalid_arguments": "{"})), RESULT]),
     "pictures of Ollama's": ("ollama", [{"role": "user", "content": "what?", "images": ["aGk="]}],
         [("user", f"what?{IMAGE}")]),
     "calls without ids, results by name": ("ollama", [USER, ollama_call(arguments='{"a": 1}'),
         {"role": "tool", "tool_name": "f", "content": "r"}],
-        [ASKED, ("assistant", "", ("f", "call00000", {"a": 1})), ("tool", "r", "call00000")]),
+        [REQUESTED, ("assistant", "", ("f", "call00000", {"a": 1})), ("tool", "r", "call00000")]),
     "roles of Ollama's": ("ollama", [{"role": "developer", "content": "s"}, {"role": "user", "content": None},
         {"role": "assistant", "content": "a", "thinking": "hm"}, USER],
-        [("system", "s"), ("user", ""), ("assistant", "a", "hm"), ASKED]),
+        [("system", "s"), ("user", ""), ("assistant", "a", "hm"), REQUESTED]),
 }  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def send(base: str, api: str, messages: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", SENT)
-def test_what_others_gave_out_is_read(served: tuple[str, FakeEngine], kind: str) -> None:
+def test_foreign_keys_are_accepted(served: tuple[str, FakeEngine], kind: str) -> None:
     base, engine = served
     api, messages, expected = SENT[kind]
     answer = send(base, api, messages)
@@ -192,7 +192,7 @@ def test_a_question_without_words_is_refused(served: tuple[str, FakeEngine], api
     assert send(base, api, [message, {"role": "assistant", "content": "?"}, USER]).status_code == 200
 
 
-def test_a_begun_answer_is_continued_in_every_apis_way(served: tuple[str, FakeEngine]) -> None:
+def test_a_partial_answer_is_continued_in_every_api(served: tuple[str, FakeEngine]) -> None:
     base, _ = served
     for more in ({"prefix": True}, {"partial": True}):
         answer = send(base, "chat", [USER, {"role": "assistant", "content": "a"} | more])
@@ -215,6 +215,6 @@ def test_a_repair_is_logged_once(served: tuple[str, FakeEngine], caplog: pytest.
     with caplog.at_level(logging.WARNING, "twofold.server"):
         for _ in range(2):
             send(base, "chat", SENT["a damaged call"][1])
-    told = [record.message for record in caplog.records if "repaired a conversation" in record.message]
-    assert len(told) == 1
-    assert "invalid_arguments" in told[0] or "JSON object" in told[0]
+    reported = [record.message for record in caplog.records if "repaired a conversation" in record.message]
+    assert len(reported) == 1
+    assert "invalid_arguments" in reported[0] or "JSON object" in reported[0]

@@ -65,7 +65,7 @@ def test_the_gap_is_between_the_models_marks(
         assert "insert" in HTTP.post(f"{url}/api/show", json={"model": "fake-tales"}).json()["capabilities"]
 
 
-def test_a_model_without_marks_says_so(engine: FakeEngine) -> None:
+def test_a_model_without_marks_is_reported(engine: FakeEngine) -> None:
     with serving(create_app(engine, ServerConfig())) as url:
         for path in ("/v1/completions", "/api/generate"):
             body = {"model": "fake-tales", "prompt": "before", "suffix": "after"}

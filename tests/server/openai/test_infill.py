@@ -80,9 +80,16 @@ def test_the_last_files_stay_where_the_context_is_short(
 def test_sampling_has_llama_cpps_names(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     with_marks(engine, QWEN, monkeypatch)
     with serving(create_app(engine, ServerConfig())) as url:
-        asked = {"n_predict": 3, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.5, "seed": 7, "stop": ["x"]}
+        requested = {
+            "n_predict": 3,
+            "top_k": 40,
+            "top_p": 0.9,
+            "repeat_penalty": 1.5,
+            "seed": 7,
+            "stop": ["x"],
+        }
         ignored = {"t_max_predict_ms": 500, "samplers": ["top_k", "infill"], "cache_prompt": True}
-        assert HTTP.post(f"{url}/infill", json=GAP | asked | ignored).status_code == 200
+        assert HTTP.post(f"{url}/infill", json=GAP | requested | ignored).status_code == 200
         sampling = engine.requests[-1].sampling
         assert (sampling.max_tokens, sampling.top_k, sampling.top_p) == (3, 40, 0.9)
         assert (sampling.repetition_penalty, sampling.seed, sampling.stop) == (1.5, 7, ("x",))
@@ -95,9 +102,9 @@ def test_whole_answers_and_streams_are_llama_cpps(
 ) -> None:
     with_marks(engine, QWEN, monkeypatch)
     engine.rotates = True  # the answer begins after the prompt's first mark, which would end it
-    asked = {"input_prefix": "one two three four", "input_suffix": "after", "n_predict": 3, "seed": 1}
+    requested = {"input_prefix": "one two three four", "input_suffix": "after", "n_predict": 3, "seed": 1}
     with serving(create_app(engine, ServerConfig())) as url:
-        whole = HTTP.post(f"{url}/infill", json=asked).json()
+        whole = HTTP.post(f"{url}/infill", json=requested).json()
         assert (whole["content"], whole["stop"], whole["truncated"]) == ("one two three ", True, False)
         assert (whole["stop_type"], whole["stopping_word"]) == ("limit", "")
         assert (whole["tokens_evaluated"], whole["tokens_predicted"], whole["tokens_cached"]) == (8, 3, 11)
@@ -105,7 +112,7 @@ def test_whole_answers_and_streams_are_llama_cpps(
         assert (timings["prompt_n"], timings["predicted_n"], timings["prompt_ms"]) == (1, 3, 250.0)
         assert (timings["prompt_per_second"], timings["predicted_per_second"]) == (4.0, 6.0)
 
-        text = HTTP.post(f"{url}/infill", json=asked | {"stream": True}).text
+        text = HTTP.post(f"{url}/infill", json=requested | {"stream": True}).text
         assert "[DONE]" not in text
         *pieces, last = (json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: "))
         assert [each["content"] for each in pieces] == ["one ", "two ", "three "]
@@ -115,7 +122,7 @@ def test_whole_answers_and_streams_are_llama_cpps(
 
         # llama.vim names the fields that it reads.
         named = ["content", "timings/predicted_n", "truncated", "other", "content/other"]
-        few = HTTP.post(f"{url}/infill", json=asked | {"response_fields": named}).json()
+        few = HTTP.post(f"{url}/infill", json=requested | {"response_fields": named}).json()
         assert few == {"content": whole["content"], "timings/predicted_n": 3, "truncated": False}
 
         engine.says, engine.stopped_by = ["some"], "word"

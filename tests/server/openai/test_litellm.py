@@ -66,10 +66,10 @@ def test_litellm_calls_tools_by_both_of_its_providers(engine: FakeEngine) -> Non
         )
         turns = engine.tokenizer.rendered[0]
     assert ran.returncode == 0, ran.stderr[-4000:]
-    said = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[")]
+    reply = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[")]
     for model in ("openai/fake-tales", "anthropic/fake-tales"):
         answer = [model, "Let me see.", [["warmth", {"city": "Brig"}]], "tool_calls", 4]
-        assert [one for one in said if one[0] == model] == [answer, answer, [model, "not found"]]
+        assert [one for one in reply if one[0] == model] == [answer, answer, [model, "not found"]]
     assert len(engine.requests) == 6
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool"]
     assert turns[2]["tool_call_id"] == turns[1]["tool_calls"][0]["id"]

@@ -113,8 +113,8 @@ def test_log_likelihoods_are_the_engines(samples, engine):
             before, whole = engine.tokenizer.encode(question), engine.tokenizer.encode(question + choice)
             assert whole[: len(before)] == before
             chunks: list[Chunk] = []
-            asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
-            engine.generate(whole, asked, chunks.append)
+            requested = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
+            engine.generate(whole, requested, chunks.append)
             entries = (chunks[0].prompt_logprobs or ())[len(before) :]
             own = [entry for entry in entries if entry is not None]
             assert len(own) == len(whole) - len(before)
@@ -132,6 +132,6 @@ def test_generated_texts_are_the_engines(kind, samples, engine):
         if is_chat:
             text = engine.tokenizer.apply_chat_template([{"role": "user", "content": question}])
         chunks: list[Chunk] = []
-        asked = SamplingParams(max_tokens=12, temperature=0.0, stop=(".",))
-        engine.generate(engine.tokenizer.encode(text), asked, chunks.append)
+        requested = SamplingParams(max_tokens=12, temperature=0.0, stop=(".",))
+        engine.generate(engine.tokenizer.encode(text), requested, chunks.append)
         assert sample["resps"][0][0] == "".join(chunk.text for chunk in chunks)

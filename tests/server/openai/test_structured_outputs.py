@@ -75,17 +75,17 @@ def test_answers_match(url: str, endpoint: str, more: dict[str, Any], matches: A
 
 def test_openais_client_streams_what_it_gets_whole(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=30) as client:
-        asked: dict[str, Any] = {
+        requested: dict[str, Any] = {
             "model": "twofold-tales",
             "messages": [{"role": "user", "content": "a king"}],
             "response_format": FORMAT,
             "seed": 5,
             "max_tokens": 300,
         }
-        whole = client.chat.completions.create(**asked).choices[0].message.content
+        whole = client.chat.completions.create(**requested).choices[0].message.content
         pieces = [
             chunk.choices[0].delta.content or ""
-            for chunk in client.chat.completions.create(**asked, stream=True)
+            for chunk in client.chat.completions.create(**requested, stream=True)
         ]
     assert len(pieces) > 3
     assert "".join(pieces) == whole

@@ -38,8 +38,8 @@ def test_the_budget_ends_the_thinking_and_changes_no_token_before(
     served: tuple[str, Engine], budget: int
 ) -> None:
     base, engine = served
-    asked = {"seed": 1, "max_tokens": 40, "return_token_ids": True}
-    free, held = answer(base, **asked), answer(base, **asked, thinking_token_budget=budget)
+    requested = {"seed": 1, "max_tokens": 40, "return_token_ids": True}
+    free, held = answer(base, **requested), answer(base, **requested, thinking_token_budget=budget)
     end = engine.tokenizer.encode("</think>")
     assert held["token_ids"][:budget] == free["token_ids"][:budget]
     assert held["token_ids"][budget : budget + len(end)] == end
@@ -55,24 +55,29 @@ def test_a_constrained_answer_keeps_half_of_its_tokens(
 ) -> None:
     """The model alone would think to the end."""
     base, _ = served
-    asked: dict[str, Any] = {"guided_choice": ["yes", "no"], "max_tokens": 40}
+    requested: dict[str, Any] = {"guided_choice": ["yes", "no"], "max_tokens": 40}
     if form == "call":
-        asked = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120}
+        requested = {
+            "tools": TOOLS,
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_tokens": 120,
+        }
     for seed in range(3):
-        said = answer(base, **asked | more, seed=seed)
-        assert said["message"]["reasoning"]
+        reply = answer(base, **requested | more, seed=seed)
+        assert reply["message"]["reasoning"]
         if form == "choice":
-            assert said["message"]["content"] in ("yes", "no")
+            assert reply["message"]["content"] in ("yes", "no")
         else:
-            assert said["message"]["tool_calls"]
+            assert reply["message"]["tool_calls"]
 
 
 def test_a_batch_of_answers_with_budgets_is_what_each_is_alone(served: tuple[str, Engine]) -> None:
     base, _ = served
-    asked = {"max_tokens": 60, "thinking_token_budget": 5, "guided_regex": "[a-z]{12}"}
-    body = OPENED | asked | {"n": 3, "seed": 4}
+    requested = {"max_tokens": 60, "thinking_token_budget": 5, "guided_regex": "[a-z]{12}"}
+    body = OPENED | requested | {"n": 3, "seed": 4}
     together = HTTP.post(f"{base}/v1/chat/completions", json=body).json()["choices"]
-    alone = [answer(base, **asked, seed=4 + number) for number in range(3)]
+    alone = [answer(base, **requested, seed=4 + number) for number in range(3)]
     assert [each["message"] for each in together] == [each["message"] for each in alone]
 
 

@@ -91,23 +91,23 @@ def test_what_cannot_be_forced_is_refused(
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
-def test_a_form_is_held_behind_the_thinking(engine: Engine) -> None:
+def test_a_format_is_enforced_after_the_thinking(engine: Engine) -> None:
     """The model need not think; where the prompt has begun to, it writes what it likes until it ends that."""
     form = {"messages": QUESTION, "guided_choice": ["yes", "no"]} | WARM
     with serving(create_app(engine, ServerConfig(reasoning_parser="qwen3"))) as base:
         for thinks in (False, True):
             body = form | {"chat_template_kwargs": {"thinks": thinks}}
-            said = [
+            reply = [
                 HTTP.post(f"{base}/v1/chat/completions", json=body | {"seed": seed}).json()["choices"][0]
                 for seed in range(5)
             ]
-            for answer in said:
+            for answer in reply:
                 if answer["finish_reason"] == "stop":
                     assert answer["message"]["content"] in ("yes", "no")
                 else:
                     assert not answer["message"]["content"]
             assert any(
-                answer["message"]["reasoning"] if thinks else answer["message"]["content"] for answer in said
+                answer["message"]["reasoning"] if thinks else answer["message"]["content"] for answer in reply
             )
 
 
@@ -164,26 +164,26 @@ def test_a_forced_call_that_is_cut_is_never_text(engine: Engine, num_tokens: int
         "responses": {"input": QUESTION, "tools": [{"type": "function"} | function], "tool_choice": "required",
                       "max_output_tokens": num_tokens} | question,
     }  # fmt: skip
-    said, streams = {}, {}
+    reply, streams = {}, {}
     with serving(
         create_app(engine, ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3"))
     ) as base:
         for path, body in bodies.items():
             response = HTTP.post(f"{base}/v1/{path}", json=body)
             assert response.status_code == 200, response.text
-            said[path] = response.json()
+            reply[path] = response.json()
             streams[path] = HTTP.post(f"{base}/v1/{path}", json=body | {"stream": True}).text
             assert "tool_call>" not in response.text + streams[path]
-    (choice,) = said["chat/completions"]["choices"]
+    (choice,) = reply["chat/completions"]["choices"]
     assert choice["finish_reason"] == "length"
     assert not choice["message"]["content"]
     calls = choice["message"].get("tool_calls", [])
-    assert said["messages"]["stop_reason"] == "max_tokens"
-    assert said["responses"]["status"] == "incomplete"
+    assert reply["messages"]["stop_reason"] == "max_tokens"
+    assert reply["responses"]["status"] == "incomplete"
     begun = num_tokens >= 30
     assert [call["function"]["name"] for call in calls] == ["write"] * begun
-    assert [block["name"] for block in said["messages"]["content"]] == ["write"] * begun
-    assert [(item["name"], item["status"]) for item in said["responses"]["output"]] == [
+    assert [block["name"] for block in reply["messages"]["content"]] == ["write"] * begun
+    assert [(item["name"], item["status"]) for item in reply["responses"]["output"]] == [
         ("write", "incomplete")
     ] * begun
     signs = ('"tool_calls"', '"type":"tool_use"', "response.output_item.done")
@@ -191,5 +191,5 @@ def test_a_forced_call_that_is_cut_is_never_text(engine: Engine, num_tokens: int
     if num_tokens == 60:
         written = calls[0]["function"]["arguments"]
         assert written.split()[:2] == ["{", '"text":']
-        assert written == said["responses"]["output"][0]["arguments"]
-        assert len(said["messages"]["content"][0]["input"]["text"]) > 20
+        assert written == reply["responses"]["output"][0]["arguments"]
+        assert len(reply["messages"]["content"][0]["input"]["text"]) > 20

@@ -10,7 +10,7 @@ from twofold.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.open(bundled_model_path())
 SYSTEM = {"role": "system", "content": "You tell fairy tales. " * 9}
-ASKED = {"role": "user", "content": "Tell me of a fox and a raven."}
+REQUESTED = {"role": "user", "content": "Tell me of a fox and a raven."}
 
 
 def prompt(*messages: dict[str, str], **fields: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -23,10 +23,10 @@ def num_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
 
 
-def test_a_prompt_parts_from_others_before_its_last_message_and_before_the_answer() -> None:
-    token_ids, ends = prompt(SYSTEM, ASKED)
+def test_a_prompt_gets_snapshots_before_its_last_message_and_before_the_answer() -> None:
+    token_ids, ends = prompt(SYSTEM, REQUESTED)
     other, _ = prompt(SYSTEM, {"role": "user", "content": "What is a raven?"})
-    following, _ = prompt(SYSTEM, ASKED, {"role": "user", "content": "And then?"})
+    following, _ = prompt(SYSTEM, REQUESTED, {"role": "user", "content": "And then?"})
     before_last, before_answer = ends
     assert 0 < before_last <= num_common(token_ids, other) < before_answer < len(token_ids)
     assert before_answer <= num_common(token_ids, following)
@@ -34,18 +34,21 @@ def test_a_prompt_parts_from_others_before_its_last_message_and_before_the_answe
 
 
 def test_a_prompt_that_is_cut_counts_from_its_end() -> None:
-    token_ids, ends = prompt(SYSTEM, ASKED)
-    cut, ends_of_cut = prompt(SYSTEM, ASKED, truncate_prompt_tokens=20)
+    token_ids, ends = prompt(SYSTEM, REQUESTED)
+    cut, ends_of_cut = prompt(SYSTEM, REQUESTED, truncate_prompt_tokens=20)
     assert len(cut) == 20
     assert ends_of_cut == tuple(end - len(token_ids) + 20 for end in ends if end > len(token_ids) - 20)
 
 
 def test_a_prompt_that_is_cut_on_the_right_has_no_turn_ends() -> None:
-    token_ids, _ = prompt(SYSTEM, ASKED)
-    assert prompt(SYSTEM, ASKED, truncate_prompt_tokens=20, truncation_side="right") == (token_ids[:20], ())
+    token_ids, _ = prompt(SYSTEM, REQUESTED)
+    assert prompt(SYSTEM, REQUESTED, truncate_prompt_tokens=20, truncation_side="right") == (
+        token_ids[:20],
+        (),
+    )
 
 
 def test_one_message_alone_parts_before_the_answer_only() -> None:
-    token_ids, ends = prompt(ASKED)
+    token_ids, ends = prompt(REQUESTED)
     assert len(ends) == 1
     assert 0 < ends[0] < len(token_ids)

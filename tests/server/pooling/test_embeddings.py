@@ -74,8 +74,8 @@ def test_openais_client_gets_one_vector_per_input_in_order(
 ) -> None:
     """More inputs than the engine has places for."""
     engine = served[1]
-    asked = {} if encoding is None else {"encoding_format": encoding}
-    answer = client.embeddings.create(model="tiny", input=TEXTS, **asked)
+    requested = {} if encoding is None else {"encoding_format": encoding}
+    answer = client.embeddings.create(model="tiny", input=TEXTS, **requested)
     assert [each.index for each in answer.data] == [0, 1, 2, 3]
     prompts = [engine.tokenizer.encode(text, add_special_tokens=True) for text in TEXTS]
     for each, prompt in zip(answer.data, prompts, strict=True):
@@ -102,8 +102,8 @@ def test_texts_ids_and_lists_of_either_are_the_same_inputs(client: openai.OpenAI
 
 def test_dimensions_cut_and_renormalise(client: openai.OpenAI, served: Any) -> None:
     whole, short = (
-        np.array(client.embeddings.create(model="tiny", input="the fox", **asked).data[0].embedding)
-        for asked in ({}, {"dimensions": 8})
+        np.array(client.embeddings.create(model="tiny", input="the fox", **requested).data[0].embedding)
+        for requested in ({}, {"dimensions": 8})
     )
     assert short.shape == (8,)
     np.testing.assert_allclose(short, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)

@@ -120,7 +120,7 @@ def test_a_broken_stdout_does_not_keep_the_server_from_ending():
         assert served.process.stderr.read().count("\n") == 1  # a warning in the log
 
 
-def test_a_stdout_that_nobody_empties_does_not_either():
+def test_a_full_stdout_pipe_does_not_block_either():
     with serve_fake("60", "blocked-stdout") as served:
         assert served.line() == "ready"
         served.process.send_signal(signal.SIGTERM)
@@ -173,6 +173,6 @@ def test_a_port_in_use_is_named():
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "2001:db8::7"])
-def test_a_host_that_is_not_ours_is_named(host):
+def test_a_foreign_host_is_named(host):
     with pytest.raises(ConfigError, match=f"no address {host}"):
         bind(ServerConfig(host=host))

@@ -45,11 +45,11 @@ def test_serve_greets_answers_records_and_drains(tmp_path):
             greeting.append(line)
             if "note: the GPU is emulated" in line:
                 break
-        told = "".join(greeting)
-        assert "Twofold" in told, process.stderr.read()
-        assert "emulated:rtx4090-pcie4" in told
-        assert str(database) in told
-        url = next(word for word in told.split() if word.startswith("http://127.0.0.1:"))
+        reported = "".join(greeting)
+        assert "Twofold" in reported, process.stderr.read()
+        assert "emulated:rtx4090-pcie4" in reported
+        assert str(database) in reported
+        url = next(word for word in reported.split() if word.startswith("http://127.0.0.1:"))
         client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
         question = [{"role": "user", "content": "Tell me of the fox"}]
         stream = client.chat.completions.create(
@@ -61,9 +61,9 @@ def test_serve_greets_answers_records_and_drains(tmp_path):
         rest = list(chunks)
         assert rest[-1].choices[0].finish_reason == "length"
         assert process.wait(60) == 0
-        said = process.stderr.read().splitlines()
-        assert said[0].startswith("fit: ")
-        assert all(line.startswith("  ") for line in said[1:])
+        reply = process.stderr.read().splitlines()
+        assert reply[0].startswith("fit: ")
+        assert all(line.startswith("  ") for line in reply[1:])
     finally:
         process.kill()
         process.communicate()
@@ -78,7 +78,7 @@ def test_serve_greets_answers_records_and_drains(tmp_path):
     assert accelerator == "emulated:rtx4090-pcie4"
 
 
-def test_serve_whose_reader_has_left_ends_with_code_0(tmp_path):
+def test_serve_with_a_closed_pipe_ends_with_code_0(tmp_path):
     """`twofold serve … | head -1`, then SIGTERM."""
     process = start(write_tiny_model(tmp_path / "tiny"), tmp_path / "telemetry.db")
     try:

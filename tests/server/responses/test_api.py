@@ -40,7 +40,7 @@ def url(engine: FakeEngine) -> Iterator[str]:
         yield base
 
 
-def said(items: list[dict[str, Any]]) -> list[Any]:
+def reply(items: list[dict[str, Any]]) -> list[Any]:
     """Items without what is another in each answer."""
     return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
 
@@ -71,10 +71,10 @@ def rebuilt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_whole_and_streamed_answers_are_the_same_object(url: str, engine: FakeEngine) -> None:
     engine.says = SAYS
-    asked = {"input": "How warm is it?", "tools": [TOOL], "metadata": {"a": "b"}, "store": True}
-    whole = post(url, **asked).json()
+    requested = {"input": "How warm is it?", "tools": [TOOL], "metadata": {"a": "b"}, "store": True}
+    whole = post(url, **requested).json()
     Response.model_validate(whole, strict=True)
-    events = events_of(url, **asked)
+    events = events_of(url, **requested)
     kinds = [event["type"].removeprefix("response.") for event in events]
     part = ["output_item.added", "content_part.added"]
     end = ["content_part.done", "output_item.done"]
@@ -100,7 +100,7 @@ def test_whole_and_streamed_answers_are_the_same_object(url: str, engine: FakeEn
     ]
     last = events[-1]["response"]
     assert rebuilt(events) == last["output"]
-    assert said(last["output"]) == said(whole["output"])
+    assert reply(last["output"]) == reply(whole["output"])
     assert {key: last[key] for key in last.keys() - {"id", "output", "created_at", "completed_at"}} == {
         key: whole[key] for key in whole.keys() - {"id", "output", "created_at", "completed_at"}
     }
@@ -121,7 +121,7 @@ def test_whole_and_streamed_answers_are_the_same_object(url: str, engine: FakeEn
 
 
 @pytest.mark.parametrize(
-    ("asked", "num_top"),
+    ("requested", "num_top"),
     [
         ({"include": ["message.output_text.logprobs"]}, 0),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, 2),
@@ -130,13 +130,13 @@ def test_whole_and_streamed_answers_are_the_same_object(url: str, engine: FakeEn
     ],
 )
 def test_log_probabilities_are_those_of_the_messages_tokens(
-    url: str, engine: FakeEngine, asked: dict[str, Any], num_top: int | None
+    url: str, engine: FakeEngine, requested: dict[str, Any], num_top: int | None
 ) -> None:
     engine.says = SAYS
-    asked = {"input": "How warm is it?", "tools": [TOOL]} | asked
-    whole = post(url, **asked).json()
+    requested = {"input": "How warm is it?", "tools": [TOOL]} | requested
+    whole = post(url, **requested).json()
     Response.model_validate(whole, strict=True)
-    events = events_of(url, **asked)
+    events = events_of(url, **requested)
     (message,) = (item for item in whole["output"] if item["type"] == "message")
     (part,) = message["content"]
     # The third and fourth pieces of the answer hold the message's text.
@@ -148,13 +148,13 @@ def test_log_probabilities_are_those_of_the_messages_tokens(
     assert [entry for delta in deltas for entry in delta] == part["logprobs"]
     (done,) = (event for event in events if event["type"] == "response.output_text.done")
     assert done["logprobs"] == part["logprobs"]
-    assert said(rebuilt(events)) == said(whole["output"])
+    assert reply(rebuilt(events)) == reply(whole["output"])
 
 
-def test_thinking_may_come_as_its_summary_and_sealed(url: str, engine: FakeEngine) -> None:
+def test_thinking_is_returned_as_summary_and_sealed(url: str, engine: FakeEngine) -> None:
     engine.says = SAYS[:3]
-    asked = {"input": "a", "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}
-    events = events_of(url, **asked)
+    requested = {"input": "a", "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}
+    events = events_of(url, **requested)
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds[3:8] == [
         "reasoning_summary_part.added",
@@ -169,8 +169,8 @@ def test_thinking_may_come_as_its_summary_and_sealed(url: str, engine: FakeEngin
         [],
     )
     # What Codex sends back: no content, and maybe no summary.
-    for told in ({"summary": thinking["summary"]}, {"encrypted_content": thinking["encrypted_content"]}):
-        item = {"type": "reasoning", "summary": [], **told}
+    for reported in ({"summary": thinking["summary"]}, {"encrypted_content": thinking["encrypted_content"]}):
+        item = {"type": "reasoning", "summary": [], **reported}
         post(url, input=[{"role": "user", "content": "a"}, item, {"role": "assistant", "content": "b"}])
         assert engine.tokenizer.rendered[0][1]["reasoning_content"] == "I should look."
     assert [opened(text) for text in ("gAAAA-openai's", "twofold1:?", sealed("ä"))] == ["", "", "ä"]
@@ -199,7 +199,7 @@ def test_thinking_may_come_as_its_summary_and_sealed(url: str, engine: FakeEngin
     ],
 )
 @pytest.mark.parametrize("brought", [False, True])
-def test_calls_come_as_the_client_offered_them_and_go_back(
+def test_calls_have_the_clients_form_and_are_accepted_back(
     url: str, engine: FakeEngine, tool: dict[str, Any], name: str, item: dict[str, Any], brought: bool
 ) -> None:
     engine.says = [CALL % (name, '{"input": "+a"}')]
@@ -209,11 +209,11 @@ def test_calls_come_as_the_client_offered_them_and_go_back(
     if brought:
         offered = {"input": [{"type": "additional_tools", "role": "developer", "tools": [tool]}, user]}
     response = post(url, **offered).json()
-    assert said(response["output"]) == [{"status": "completed"} | item]
+    assert reply(response["output"]) == [{"status": "completed"} | item]
     assert response["tools"] == [tool]
-    names = [told["function"]["name"] for told in engine.tokenizer.rendered[1]]
+    names = [reported["function"]["name"] for reported in engine.tokenizer.rendered[1]]
     assert name in names
-    assert said(rebuilt(events_of(url, **offered))) == said(response["output"])
+    assert reply(rebuilt(events_of(url, **offered))) == reply(response["output"])
     call = response["output"][0]
     output = {"type": call["type"] + "_output", "call_id": call["call_id"], "output": "warm"}
     post(url, input=[user, call, output], tools=[tool])
@@ -242,9 +242,9 @@ def test_a_damaged_call_is_never_done(url: str, engine: FakeEngine) -> None:
 def test_one_call_where_one_is_allowed(url: str, engine: FakeEngine) -> None:
     engine.says = [CALL % ("warmth", "{}"), CALL % ("warmth", '{"a": 1}')]
     for parallel, count in ((True, 2), (False, 1)):
-        asked = {"input": "a", "tools": [TOOL], "parallel_tool_calls": parallel}
-        assert len(post(url, **asked).json()["output"]) == count
-        assert len(rebuilt(events_of(url, **asked))) == count
+        requested = {"input": "a", "tools": [TOOL], "parallel_tool_calls": parallel}
+        assert len(post(url, **requested).json()["output"]) == count
+        assert len(rebuilt(events_of(url, **requested))) == count
 
 
 OUTPUTS = [{"type": "function_call_output", "call_id": c, "output": c} for c in "xy"]
@@ -271,7 +271,7 @@ OUTPUTS = [{"type": "function_call_output", "call_id": c, "output": c} for c in 
          [("system", "sys"), ("user", "a"), ("assistant", "bx"), ("tool", "x"), ("assistant", "c")]),
     ],
 )  # fmt: skip
-def test_items_become_turns_that_the_template_takes(
+def test_items_become_turns_that_the_template_accepts(
     url: str, engine: FakeEngine, refused: Any, several: bool, items: Any, turns: Any, monkeypatch: Any
 ) -> None:
     """`refused`: "system": late ones; "user": also two users in a row."""
@@ -292,8 +292,8 @@ def test_items_become_turns_that_the_template_takes(
     assert rendered == turns
 
 
-def test_what_is_asked_arrives(url: str, engine: FakeEngine) -> None:
-    asked = {
+def test_requested_fields_arrive(url: str, engine: FakeEngine) -> None:
+    requested = {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 7,
@@ -309,7 +309,7 @@ def test_what_is_asked_arrives(url: str, engine: FakeEngine) -> None:
         "user": "u", "stream_options": {"include_obfuscation": False},
     }  # fmt: skip
     body = post(
-        url, input="a b c", text={"format": form}, reasoning={"effort": "low"}, **asked, **harmless
+        url, input="a b c", text={"format": form}, reasoning={"effort": "low"}, **requested, **harmless
     ).json()
     request = engine.requests[-1]
     sampling = request.sampling
@@ -331,7 +331,7 @@ def test_what_is_asked_arrives(url: str, engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "effort", "told", "answered"),
+    ("variables", "effort", "reported", "answered"),
     [
         ({"enable_thinking"}, "none", "enable_thinking=False", "none"),
         ({"enable_thinking"}, "high", "enable_thinking=True", "high"),
@@ -339,15 +339,15 @@ def test_what_is_asked_arrives(url: str, engine: FakeEngine) -> None:
     ],
 )
 def test_effort_is_what_the_template_makes_of_it(
-    url: str, engine: FakeEngine, variables: Any, effort: str, told: str, answered: str | None
+    url: str, engine: FakeEngine, variables: Any, effort: str, reported: str, answered: str | None
 ) -> None:
     engine.tokenizer.template_variables = frozenset(variables)
     body = post(url, input="a", reasoning={"effort": effort}).json()
-    assert body["output"][0]["content"][0]["text"] == f"{told} a ".lstrip()
+    assert body["output"][0]["content"][0]["text"] == f"{reported} a ".lstrip()
     assert body["reasoning"]["effort"] == answered
 
 
-def test_a_failure_keeps_what_was_said(url: str, engine: FakeEngine) -> None:
+def test_a_failure_keeps_the_text_so_far(url: str, engine: FakeEngine) -> None:
     engine.says, engine.fail_after_words = ["ok <tool_call>", '{"name": "war', "never"], 2
     events = events_of(url, input="a", tools=[TOOL])
     assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
@@ -401,7 +401,7 @@ def test_openais_async_client_streams(url: str) -> None:
 
 
 @pytest.mark.parametrize(("draining", "stream"), [(False, True), (True, False)])
-def test_openais_client_tries_again_when_all_places_are_taken(
+def test_openais_client_retries_when_all_places_are_taken(
     url: str, engine: FakeEngine, draining: bool, stream: bool
 ) -> None:
     refusals = [CapacityError("full", retry_after_s=0.01, draining=draining)]

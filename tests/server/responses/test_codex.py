@@ -69,9 +69,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("config.json", {"max_position_embeddings": CONTEXT}),
         ("tokenizer_config.json", {"model_max_length": CONTEXT, "chat_template": TEMPLATE}),
     ):
-        told = json.loads((made / name).read_text()) | more
+        reported = json.loads((made / name).read_text()) | more
         (made / name).unlink()
-        (made / name).write_text(json.dumps(told))
+        (made / name).write_text(json.dumps(reported))
     return made
 
 
@@ -167,7 +167,7 @@ def test_a_session_computes_what_is_new_and_answers_as_without_a_cache(model: Pa
         user("<environment_context>a wood</environment_context>"),
         user("Tell of the king."),
     ]
-    asked: list[list[dict[str, Any]]] = []
+    requested: list[list[dict[str, Any]]] = []
     answers: list[list[dict[str, Any]]] = []
     usages: list[dict[str, int]] = []
     with served(model, caches=True) as (url, engine):
@@ -176,7 +176,7 @@ def test_a_session_computes_what_is_new_and_answers_as_without_a_cache(model: Pa
         def turn(history: list[dict[str, Any]]) -> None:
             items, usage = ask(url, system, history)
             assert [item["type"] for item in items] == ["message"]
-            asked.append(history)
+            requested.append(history)
             answers.append(sent_back(items))
             usages.append(usage)
 
@@ -198,6 +198,6 @@ def test_a_session_computes_what_is_new_and_answers_as_without_a_cache(model: Pa
     assert usages[EDITED]["input"] - PAGE <= usages[-1]["cached"] < usages[EDITED + 1]["input"]
     with served(model, caches=False) as (url, _):
         for number in (0, 7, EDITED + 5, NUM_TURNS - 1, NUM_TURNS):
-            items, usage = ask(url, system, asked[number])
+            items, usage = ask(url, system, requested[number])
             assert usage["cached"] == 0
             assert sent_back(items) == answers[number], f"turn {number}"

@@ -76,7 +76,7 @@ def test_what_cannot_be_done_is_refused_and_named(
     assert engine.requests == []
 
 
-def test_a_prompt_that_is_too_long_says_so_as_clients_know_it(shared: tuple[str, FakeEngine]) -> None:
+def test_the_error_of_a_too_long_prompt_has_the_form_clients_parse(shared: tuple[str, FakeEngine]) -> None:
     url, _ = shared
     long = "word " * 64
     assert post(url, input=long).json()["error"]["code"] == "context_length_exceeded"

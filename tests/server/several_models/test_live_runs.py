@@ -56,12 +56,12 @@ def test_every_page_shows_the_live_run_it_names(
 def test_tokens_of_a_run_are_those_of_its_model(live: tuple[str, str]) -> None:
     db = queries.open_database(live[1])
     wait_until(lambda: all(queries.requests(db, run) for run in queries.runs(db)))
-    told = {
+    reported = {
         Path(run.model).name: [each.completion_tokens for each in queries.requests(db, run)]
         for run in queries.runs(db)
     }
     db.engine.dispose()
-    assert told == {"alpha": [24], "beta": [9]}
+    assert reported == {"alpha": [24], "beta": [9]}
 
 
 def test_unloading_one_model_ends_its_run_only(live: tuple[str, str]) -> None:

@@ -130,7 +130,7 @@ def test_many_first_requests_load_once_while_the_server_stays_answerable() -> No
         assert len(sources["a"].engines) == 1
 
 
-def test_the_least_recently_used_model_gives_way() -> None:
+def test_the_least_recently_used_model_is_unloaded() -> None:
     with server("a", "b", "c") as (url, sources):
         for name in ("a", "b", "a", "c"):
             complete(url, name).raise_for_status()
@@ -183,7 +183,7 @@ def test_a_client_that_does_not_read_keeps_no_model_loaded() -> None:
             assert b"two" in stream.read()
 
 
-def test_a_failed_load_is_told_to_all_that_wait_and_tried_again() -> None:
+def test_a_failed_load_fails_all_waiting_requests_and_is_retried() -> None:
     with server("a") as (url, sources), ThreadPoolExecutor(4) as clients:
         sources["a"].problem = ModelLoadError("model.safetensors is damaged; download it again")
         sources["a"].gate.clear()
@@ -217,7 +217,7 @@ def test_an_unknown_name_is_404_with_the_list() -> None:
         assert "'c' does not exist here; this server serves 'a', 'b'" in refusal.json()["error"]["message"]
 
 
-def test_a_client_that_hangs_up_while_its_model_loads_leaves_nothing_behind() -> None:
+def test_a_client_that_disconnects_while_its_model_loads_leaks_nothing() -> None:
     with server("a", "b", limits=ModelsConfig(models_max=1)) as (url, sources):
         sources["a"].gate.clear()
         with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=0.3) as impatient:
@@ -279,7 +279,7 @@ def test_a_malformed_keep_alive_is_refused() -> None:
         ("250ms", 0.25),
     ],
 )
-def test_keep_alive_takes_ollamas_forms(given: float | str, seconds: float) -> None:
+def test_keep_alive_accepts_ollamas_forms(given: float | str, seconds: float) -> None:
     assert parsed_keep_alive(given) == seconds
 
 
@@ -311,7 +311,7 @@ def test_llama_cpps_routes_load_and_unload() -> None:
         assert HTTP.post(f"{url}/models/load", json={"model": "c"}).status_code == 404
 
 
-def test_metrics_slots_and_admin_routes_tell_models_apart() -> None:
+def test_metrics_slots_and_admin_routes_distinguish_models() -> None:
     key = {"Authorization": "Bearer secret"}
     with server("a", "b", admin_key="secret") as (url, sources):
         complete(url, "b").raise_for_status()
@@ -351,7 +351,7 @@ def test_every_api_chooses_the_model() -> None:
         assert not sources["a"].engines
 
 
-def test_a_failure_of_one_model_leaves_the_other_alone() -> None:
+def test_a_failure_of_one_model_does_not_affect_the_other() -> None:
     with server("a", "b") as (url, sources):
         sources["a"].problem = RuntimeError("a bug")
         assert complete(url, "a").status_code == 503
@@ -361,9 +361,7 @@ def test_a_failure_of_one_model_leaves_the_other_alone() -> None:
 
 @pytest.mark.parametrize("count", [70, 100_000], ids=["inline", "worker"])
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["first", "loaded"])
-def test_token_ids_that_are_too_many_are_told_what_ends_the_models_context(
-    count: int, is_loaded: bool
-) -> None:
+def test_the_error_of_too_many_token_ids_names_what_limits_the_context(count: int, is_loaded: bool) -> None:
     """The reason is that of the model that the request names, as for a prompt of text."""
     why = "beyond index_topk attention is sparse"
     with server("plain", "sparse") as (url, sources):

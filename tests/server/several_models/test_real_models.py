@@ -33,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text(answer: dict[str, Any]) -> str:
-    said: str = answer["choices"][0]["text"]
-    return said
+    reply: str = answer["choices"][0]["text"]
+    return reply
 
 
 def test_answers_equal_those_of_each_model_alone_through_evictions(folder: Path) -> None:
@@ -103,7 +103,7 @@ def resources() -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-def test_a_hundred_swaps_leave_nothing_behind(folder: Path, tmp_path: Path) -> None:
+def test_a_hundred_swaps_leak_nothing(folder: Path, tmp_path: Path) -> None:
     with server(folder, "--models-max", "1", "--prefix-cache-dir", str(tmp_path / "prefixes")) as url:
 
         def swap(times: int) -> None:

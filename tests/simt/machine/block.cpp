@@ -57,7 +57,7 @@ void Machine::resume(int thread) {
 void Machine::leave() { change(fibres_[size_t(running_)]->context, scheduler_); }
 
 void Machine::note(const std::string& what, int error) {
-  report_ = name_ + ", " + who(running_) + ": " + what;
+  report_ = name_ + ", " + name_of_thread(running_) + ": " + what;
   error_ = error;
 }
 
@@ -198,8 +198,9 @@ void Machine::report_deadlock() {
                          (other / kWarp == t / kWarp && (at.mask >> (other % kWarp) & 1) != 0);
       if (!named || (its.how == at.how && its.line == at.line && its.mask == at.mask && its.id == at.id))
         continue;
-      return note("waits for ever at " + name_of(at.how, at.line) + " for " + who(other) + ", which is at " +
-                      name_of(its.how, its.line) + "; look for a condition that not all of them share",
+      return note("waits for ever at " + name_of(at.how, at.line) + " for " + name_of_thread(other) +
+                      ", which is at " + name_of(its.how, its.line) +
+                      "; look for a condition that not all of them share",
                   719);
     }
   }
@@ -226,7 +227,7 @@ void Machine::exited(int thread) {
     if (fibres_[size_t(other)]->state != Fibre::State::kWaiting || !names(other)) continue;
     const Waiting& at = fibres_[size_t(other)]->at;
     fibre.state = Fibre::State::kReady;  // its stack is not at its end
-    fail("exits while " + who(other) + " waits for it at " + name_of(at.how, at.line));
+    fail("exits while " + name_of_thread(other) + " waits for it at " + name_of(at.how, at.line));
   }
 }
 

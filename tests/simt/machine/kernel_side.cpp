@@ -144,7 +144,7 @@ std::string name_of(const Kernel& kernel) {
   return with == std::string::npos ? name : name + " " + instance.substr(with);
 }
 
-std::string Machine::who(int thread) const {
+std::string Machine::name_of_thread(int thread) const {
   const Index& at = block_at;
   return "block (" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) +
          "), thread " + std::to_string(thread) + " (lane " + std::to_string(thread % kWarp) + " of warp " +

@@ -82,7 +82,7 @@ class Machine {
   bool in_shared(const void* p) const {
     return size_t(static_cast<const uint8_t*>(p) - shared_) < kSharedRoom;
   }
-  std::string who(int thread) const;
+  std::string name_of_thread(int thread) const;
 
   Shadow* shadow = nullptr;  // null: no access checks
   TrafficMeter* meter = nullptr;

@@ -14,7 +14,8 @@ void Machine::meet(const Waiting& waiting) {
     if (waiting.operand == 0 && num_done_ > 0) {
       for (int t = 0; t < num_threads_; ++t) {
         if (fibres_[size_t(t)]->state == Fibre::State::kDone)
-          fail("waits at " + name_of(waiting.how, waiting.line) + ", but " + who(t) + " has exited");
+          fail("waits at " + name_of(waiting.how, waiting.line) + ", but " + name_of_thread(t) +
+               " has exited");
       }
     }
     fibre.at = waiting;
@@ -60,8 +61,8 @@ void Machine::complete_block_barrier(const Waiting& waiting) {
       }
       if (fibre.at.line != waiting.line) {
         const std::string where = name_of(fibre.at.how, fibre.at.line);
-        fail("meets " + who(t) + " at different barriers: " + name_of(waiting.how, waiting.line) + " and " +
-             where);
+        fail("meets " + name_of_thread(t) + " at different barriers: " + name_of(waiting.how, waiting.line) +
+             " and " + where);
       }
       (*clocks)[size_t(t)] = fibre.known.clock;
     }

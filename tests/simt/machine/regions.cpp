@@ -22,7 +22,7 @@ void Shadow::begin_launch() {
   for (auto& [base, region] : regions_) {
     region->released = false;
     region->unreleased.clear();
-    region->sync_words = region->told_words;
+    region->sync_words = region->known_words;
   }
 }
 
@@ -105,7 +105,7 @@ void Shadow::host_answers(const uint8_t* memory, size_t bytes) {
 
 void Shadow::hands_over(const uint8_t* word) {
   const std::lock_guard lock(mutex);
-  if (Region* region = region_of(word)) region->told_words.push_back(word);
+  if (Region* region = region_of(word)) region->known_words.push_back(word);
 }
 
 void Shadow::acquired_by_stream(const uint8_t* mapped) {

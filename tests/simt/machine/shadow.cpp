@@ -71,7 +71,7 @@ void Shadow::check(Machine& machine, Cell& cell, bool write, Touch touch, const 
   if (!write && cell.reads[0] == moment) return;
   if (in_flight(cell.write)) {
     machine.fail(std::string(write ? "write" : "read") + at(place, bytes) + ", where a cp.async of " +
-                 machine.who(thread_of(cell.write)) +
+                 machine.name_of_thread(thread_of(cell.write)) +
                  " is in flight; look for wait_copies and a barrier before it");
   }
   if (!write && cell.write == kNever) machine.fail("read" + at(place, bytes) + " is not initialised");

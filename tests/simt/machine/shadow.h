@@ -73,10 +73,10 @@ class Shadow {
     // Mapped memory only.
     size_t answer_at = 0, answer_bytes = 0;
     bool answered = false;
-    bool released = false;                // in this launch
-    std::vector<size_t> unreleased;       // words written since the last release of this launch
-    std::vector<const void*> sync_words;  // this launch's
-    std::vector<const void*> told_words;  // all launches'
+    bool released = false;                 // in this launch
+    std::vector<size_t> unreleased;        // words written since the last release of this launch
+    std::vector<const void*> sync_words;   // this launch's
+    std::vector<const void*> known_words;  // all launches'
   };
   struct Place {
     Region* region;

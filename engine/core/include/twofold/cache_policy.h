@@ -48,9 +48,9 @@ using MakeCachePolicy = std::unique_ptr<CachePolicy>(const CacheConfig&);
 
 // Whether a policy's values allow prefetching for the next layer.
 enum class Prefetching : uint8_t {
-  kAuto,   // values are misses saved, comparable to the price of an upload: prefetch on by default
-  kAsked,  // values are scores without a unit that only rank: prefetch only on request
-  kNever,  // nothing moves once the slots are full
+  kAuto,       // values are misses saved, comparable to the price of an upload: prefetch on by default
+  kOnRequest,  // values are scores without a unit that only rank: prefetch only on request
+  kNever,      // nothing moves once the slots are full
 };
 
 // Registry entry of a policy.

@@ -34,8 +34,8 @@ class Devices {
   bool holds(int layer, int expert, int except = -1) const;
   // What becomes of an absent expert that a device fetches anyway: it only passes through, it takes the slot of a
   // victim of lower value, or a free one.
-  enum class Stay : uint8_t { kPasses, kReplaces, kFree };
-  Stay stay_of(int layer, int expert, int device) const;
+  enum class SlotOutcome : uint8_t { kPasses, kReplaces, kFree };
+  SlotOutcome slot_outcome_of(int layer, int expert, int device) const;
   bool is_resident_anywhere(int layer, int expert) const;
   // An active expert for the planner: the devices that have it in a slot, and those that may not fetch it.
   ExpertLoad load_of(int layer, int expert, int tokens) const;

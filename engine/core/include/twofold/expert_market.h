@@ -35,9 +35,9 @@ class ExpertMarket {
     int dropped = -1;      // cell of a copy that leaves its slot for it; -1: none
   };
   struct Device {
-    double balance_us = 0;    // what one use of an expert here saves that another device has too
-    int cheapest_copy = -1;   // cell of such an expert, the least worth its slot here; -1: none
-    bool knows_copy = false;  // cheapest_copy is this step's
+    double balance_us = 0;           // what one use of an expert here saves that another device has too
+    int cheapest_copy = -1;          // cell of such an expert, the least worth its slot here; -1: none
+    bool has_cheapest_copy = false;  // cheapest_copy is this step's
   };
   size_t cell_of(int layer, int expert) const {
     return size_t(layer) * size_t(num_experts_) + size_t(expert);

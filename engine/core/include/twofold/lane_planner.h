@@ -80,21 +80,21 @@ class SplitMemo {
   // max_routed: most experts of one layer.
   SplitMemo(const CostModel& cost, int max_routed);
 
-  // 0 ... misses; ties go to fewer fetches. under_way: experts that only the CPU can run. The backlog is rounded to
+  // 0 ... misses; ties go to fewer fetches. in_flight: experts that only the CPU can run. The backlog is rounded to
   // a quarter of an upload; beyond kNumBuckets of them nothing is fetched. Throws std::invalid_argument outside
-  // 0 <= hits + misses + under_way <= max_routed.
-  int split(int hits, int misses, int under_way, double backlog_us);
+  // 0 <= hits + misses + in_flight <= max_routed.
+  int split(int hits, int misses, int in_flight, double backlog_us);
 
   static constexpr int kNumBuckets = 32;
   double bucket_us() const { return bucket_us_; }
 
  private:
-  uint8_t best(int hits, int misses, int under_way, int bucket) const;
+  uint8_t best(int hits, int misses, int in_flight, int bucket) const;
 
   CostModel cost_;
   int max_routed_;
   double bucket_us_;
-  std::vector<uint8_t> known_;  // [hits][misses][under_way][bucket]; kUnknown where nothing has asked yet
+  std::vector<uint8_t> known_;  // [hits][misses][in_flight][bucket]; kUnknown where nothing has asked yet
 };
 
 }  // namespace twofold

@@ -70,7 +70,7 @@ class Prefetcher {
     int bucket = 0;
     bool top = false;  // among the row's top-k
   };
-  struct Prediction {
+  struct LookAhead {
     bool valid = false;
     std::vector<Candidate> candidates;
     std::vector<Proposal> proposals;  // best first, one per expert
@@ -90,10 +90,10 @@ class Prefetcher {
     double gain_us = 0;
     LayerTimes times;
   };
-  Offer best_offer(const Proposal& proposal, const Prediction& prediction, double deadline_us,
+  Offer best_offer(const Proposal& proposal, const LookAhead& look_ahead, double deadline_us,
                    const LayerTimes& times, Devices& devices);
   std::vector<double> stalls_of(const DeviceCost& device) const;
-  double stall_saved_us(int device, const Prediction& prediction) const;
+  double stall_saved_us(int device, const LookAhead& look_ahead) const;
   double gain_us(const Proposal& proposal, const Admission& admission, double saved_us, int device,
                  const ExpertCache& cache) const;
   Tally& tally(int layer, int bucket) {
@@ -108,7 +108,7 @@ class Prefetcher {
   std::vector<double> gap_us_;                 // before each layer: since the layer before ended; < 0 unknown
   std::vector<double> layer_us_;               // < 0 unknown
   double last_end_us_ = -1;
-  std::vector<Prediction> predictions_;
+  std::vector<LookAhead> look_aheads_;
   std::vector<Prefetch> in_flight_;
   struct Due {
     int layer;

@@ -14,7 +14,7 @@ constexpr int kTileRows = 64;  // query rows (tokens x heads of a group) compute
 constexpr int kTasksPerThread = 4;
 
 // Slots of the pool's scratch, beside linear()'s.
-constexpr int kQkvSlot = 1, kAttendedSlot = 2, kBlocksSlot = 3;
+constexpr int kQkvScratch = 1, kAttendedScratch = 2, kBlocksScratch = 3;
 
 }  // namespace
 
@@ -63,13 +63,13 @@ void GqaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
   if (T == 0) return;
   const auto lock = pool_.lock_scratch();
   WorkTimer timer(Work::kQkv);
-  float* qkv = pool_.scratch_floats(kQkvSlot, T * parts_.project.rows());
+  float* qkv = pool_.scratch_floats(kQkvScratch, T * parts_.project.rows());
   parts_.project.run(table_, pool_, hidden, hidden_size(), T, qkv);
   timer.next(Work::kKeysValues);
   make_heads(qkv, batch, cache, layer);
   timer.next(Work::kAttention);
   parts_.select.prepare({hidden, qkv, parts_.project.rows()}, batch, cache, layer);
-  float* attended = pool_.scratch_floats(kAttendedSlot, static_cast<int64_t>(T) * parts_.out.columns());
+  float* attended = pool_.scratch_floats(kAttendedScratch, static_cast<int64_t>(T) * parts_.out.columns());
   attend(qkv, attended, batch, cache, layer);
   if (parts_.gate) gate(qkv, attended, T);
   timer.next(Work::kOutput);
@@ -184,7 +184,7 @@ void GqaAttention::attend(const float* qkv, float* out, AttentionBatch& batch, c
   const auto num_tiles = [&] { return (T + tile_tokens - 1) / tile_tokens; };
   while (tile_tokens > 1 && int64_t{num_tiles()} * kv_heads < tasks) tile_tokens = (tile_tokens + 1) / 2;
   tile_tokens = (T + num_tiles() - 1) / num_tiles();  // as even as possible
-  const BlockedAttention attention(table_, pool_, parts_.scores, parts_.select, kBlocksSlot);
+  const BlockedAttention attention(table_, pool_, parts_.scores, parts_.select, kBlocksScratch);
   attention.run(Source(parts_, qkv, out, cache.planes(layer)), batch, batch.tiles(tile_tokens),
                 cache.page_size());
 }

@@ -17,7 +17,7 @@ constexpr int64_t kQueryFloats = int64_t{1} << 24;  // query elements computed t
 constexpr int kMostRows = 128;                      // that one chunk of linear_by_head encodes
 
 // Slots of the pool's scratch, beside linear()'s. The weighted latents replace the queries.
-constexpr int kCompressedSlot = 1, kHeadsSlot = 2, kQuerySlot = 3, kBlocksSlot = 4;
+constexpr int kCompressedScratch = 1, kHeadsScratch = 2, kQueryScratch = 3, kBlocksScratch = 4;
 
 }  // namespace
 
@@ -34,7 +34,7 @@ void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const H
   const int block = std::min(M, kMostRows);
   const int64_t temporary = (K * 4 + 63) / 64 * 64;
   const int64_t memory = temporary + (encoder.bytes(block) + 63) / 64 * 64;
-  std::byte* const scratch = pool.scratch(kLinearSlot, memory * pool.num_threads());
+  std::byte* const scratch = pool.scratch(kLinearScratch, memory * pool.num_threads());
 
   PanelPieces pieces;
   double total_us = 0;
@@ -107,7 +107,7 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
   if (T == 0) return;
   const auto lock = pool_.lock_scratch();
   WorkTimer timer(Work::kQkv);
-  float* a = pool_.scratch_floats(kCompressedSlot, T * parts_.project.rows());
+  float* a = pool_.scratch_floats(kCompressedScratch, T * parts_.project.rows());
   parts_.project.run(table_, pool_, hidden, hidden_size(), T, a);
   timer.next(Work::kKeysValues);
   store_latents(a, batch, plane, cache.page_size());
@@ -122,7 +122,7 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
     int count = 0;
     while (end < tiles.size() && count + tiles[end].num_tokens <= most) count += tiles[end++].num_tokens;
     const int first = tiles[begin].first_token;
-    float* queries = pool_.scratch_floats(kQuerySlot, count * query_floats);
+    float* queries = pool_.scratch_floats(kQueryScratch, count * query_floats);
     timer.next(Work::kQkv);
     make_queries(a, batch, first, count, queries);
     timer.next(Work::kAttention);
@@ -130,7 +130,7 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
            tiling);
     timer.next(Work::kOutput);
     const int64_t width = parts_.out.columns();
-    float* values = pool_.scratch_floats(kHeadsSlot, count * width);
+    float* values = pool_.scratch_floats(kHeadsScratch, count * width);
     linear_by_head(table_, pool_, {queries, query_floats, parts_.shape.cached()}, count, *parts_.v_b,
                    {values, width, parts_.shape.value});
     parts_.out.add(table_, pool_, values, count, sum + static_cast<int64_t>(first) * hidden_size());
@@ -178,7 +178,7 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
   int64_t width = a_width;
   if (parts_.q_b.weight != nullptr) {
     width = parts_.q_b.rows();
-    float* expanded = pool_.scratch_floats(kHeadsSlot, count * width);
+    float* expanded = pool_.scratch_floats(kHeadsScratch, count * width);
     parts_.q_b.run(table_, pool_, q, a_width, count, expanded);
     q = expanded;
   }
@@ -233,7 +233,7 @@ class MlaAttention::Source final : public AttentionSource {
 
 void MlaAttention::attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size,
                           int first, std::span<const AttentionTile> tiles, const Tiling& tiling) const {
-  const BlockedAttention attention(table_, pool_, parts_.scores, parts_.select, kBlocksSlot);
+  const BlockedAttention attention(table_, pool_, parts_.scores, parts_.select, kBlocksScratch);
   attention.run(Source(*this, tiling, plane, queries, first), batch, tiles, page_size);
 }
 

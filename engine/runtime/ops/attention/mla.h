@@ -83,7 +83,7 @@ struct HeadRows {
   int64_t token, head;
 };
 
-// y(m, h) = w_h x(m, h). Takes scratch slot kLinearSlot; the caller holds the lock.
+// y(m, h) = w_h x(m, h). Takes scratch slot kLinearScratch; the caller holds the lock.
 void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const HeadRows<const float>& x,
                     int M, const PackedMatrix& w, const HeadRows<float>& y);
 

@@ -15,7 +15,7 @@ constexpr float kNormEps = 1e-6f;
 constexpr int kColumns = kernels::kDeltaColumns;
 
 // Slots of the pool's scratch, beside linear()'s.
-constexpr int kProjectedSlot = 1, kConvolvedSlot = 2, kAttendedSlot = 3;
+constexpr int kProjectedScratch = 1, kConvolvedScratch = 2, kAttendedScratch = 3;
 
 int64_t rounded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -111,7 +111,7 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
   const int v_heads = shape_.num_v_heads;
   const int64_t values = int64_t{v_heads} * shape_.blocks() * kColumns;
   float* room =
-      pool_.scratch_floats(kConvolvedSlot, T * (2 * int64_t{shape_.keys()} + 2 * values + 3 * v_heads));
+      pool_.scratch_floats(kConvolvedScratch, T * (2 * int64_t{shape_.keys()} + 2 * values + 3 * v_heads));
   const auto take = [&](int64_t floats) {
     room += T * floats;
     return room - T * floats;
@@ -120,7 +120,7 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
              .cache = cache,
              .layer = layer,
              .T = T,
-             .projected = pool_.scratch_floats(kProjectedSlot, int64_t{T} * shape_.inputs()),
+             .projected = pool_.scratch_floats(kProjectedScratch, int64_t{T} * shape_.inputs()),
              .q = take(shape_.keys()),
              .k = take(shape_.keys()),
              .v = take(values),
@@ -128,7 +128,7 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
              .decay = take(v_heads),
              .beta = take(v_heads),
              .kq = take(v_heads),
-             .attended = pool_.scratch_floats(kAttendedSlot, int64_t{T} * shape_.values())};
+             .attended = pool_.scratch_floats(kAttendedScratch, int64_t{T} * shape_.values())};
   parts_.project.run(table_, pool_, hidden, hidden_size(), T, at.projected);
 
   timer.next(Work::kAttention);

@@ -10,7 +10,7 @@ namespace twofold {
 namespace {
 
 // Slots of the pool's scratch, beside linear()'s.
-constexpr int kProjectedSlot = 1, kConvolvedSlot = 2;
+constexpr int kProjectedScratch = 1, kConvolvedScratch = 2;
 
 }  // namespace
 
@@ -34,8 +34,8 @@ void ShortConvolution::forward(const float* hidden, float* sum, AttentionBatch& 
   if (T == 0) return;
   const auto lock = pool_.lock_scratch();
   WorkTimer timer(Work::kQkv);
-  float* projected = pool_.scratch_floats(kProjectedSlot, int64_t{T} * 3 * H);
-  float* convolved = pool_.scratch_floats(kConvolvedSlot, int64_t{T} * H);
+  float* projected = pool_.scratch_floats(kProjectedScratch, int64_t{T} * 3 * H);
+  float* convolved = pool_.scratch_floats(kConvolvedScratch, int64_t{T} * H);
   parts_.project.run(table_, pool_, hidden, H, T, projected);
 
   timer.next(Work::kAttention);

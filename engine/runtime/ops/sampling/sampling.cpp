@@ -347,7 +347,7 @@ std::vector<LogProbability> largest(const SamplingKernels& kernels, std::span<co
                                     size_t count) {
   std::vector<LogProbability> best;
   if (count == 0) return best;
-  const auto falls = [](const LogProbability& a, const LogProbability& b) { return a.value > b.value; };
+  const auto is_greater = [](const LogProbability& a, const LogProbability& b) { return a.value > b.value; };
   for (size_t i = 0; i < logits.size(); i += kBlock) {
     const size_t end = std::min(logits.size(), i + kBlock);
     if (best.size() == count) {
@@ -357,7 +357,7 @@ std::vector<LogProbability> largest(const SamplingKernels& kernels, std::span<co
       const LogProbability each{static_cast<int32_t>(at), logits[at]};
       if (std::isnan(each.value) || (best.size() == count && each.value <= best.back().value)) continue;
       if (best.size() == count) best.pop_back();
-      best.insert(std::upper_bound(best.begin(), best.end(), each, falls), each);
+      best.insert(std::upper_bound(best.begin(), best.end(), each, is_greater), each);
     }
   }
   return best;

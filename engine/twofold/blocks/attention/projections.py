@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from twofold.blocks.attention.cpu_part import CpuPart
 from twofold.blocks.attention.layer_names import LayerNames
-from twofold.weights.tensor_spec import Found, Role, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, Role, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class Projections:
         return ("q", *keys)
 
     def tensors(
-        self, found: Found, names: LayerNames, hidden: int, heads: Heads, q_rows: int
+        self, found: HasTensor, names: LayerNames, hidden: int, heads: Heads, q_rows: int
     ) -> dict[str, TensorSpec]:
         """Weights and biases; q_rows: rows of q_proj, with a gate that it holds."""
         sizes = {"q": q_rows, "k": heads.num_kv * heads.dim, "v": heads.num_kv * heads.value_dim}

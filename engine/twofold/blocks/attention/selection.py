@@ -57,7 +57,7 @@ class Selection(ABC):
 
 
 @dataclass(frozen=True)
-class Everything(Selection):
+class AllPositions(Selection):
     """All earlier positions."""
 
     def num_before(self, position: int) -> int:
@@ -74,7 +74,7 @@ class Everything(Selection):
 
 
 @dataclass(frozen=True)
-class Window(Everything):
+class Window(AllPositions):
     """The last `size` positions, the query's own included."""
 
     size: int
@@ -94,7 +94,7 @@ class Window(Everything):
 
 
 @dataclass(frozen=True)
-class Chunk(Everything):
+class Chunk(AllPositions):
     """Positions of the query's own chunk of `size` consecutive ones (Llama 4)."""
 
     size: int
@@ -121,7 +121,7 @@ class Chosen(Selection):
     most: int
     chooser: Chooser | None = None
     """None: the layer attends to the positions that the last chooser of the step chose for an earlier layer."""
-    within: Selection = field(default_factory=Everything)
+    within: Selection = field(default_factory=AllPositions)
     """Stretch that chosen positions have to be in."""
 
     def num_before(self, position: int) -> int:

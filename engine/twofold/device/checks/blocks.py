@@ -22,7 +22,7 @@ from torch import Tensor
 from twofold import _core
 from twofold.blocks import ops
 from twofold.blocks.block import Block
-from twofold.blocks.device_step import DeviceBatch, DeviceBlock, DeviceState, DeviceStep, LooksAhead
+from twofold.blocks.device_step import DeviceBatch, DeviceBlock, DeviceState, DeviceStep, LookAheadRouter
 from twofold.blocks.post_norm import PostNormOnDevice
 from twofold.blocks.rope import rope_tables
 from twofold.device.checks.experts import within
@@ -98,7 +98,7 @@ def _units(blocks: Sequence[DeviceBlock]) -> Iterator[range]:
     """Blocks from a router to the layer's end are one unit, and so are a norm of outputs and the blocks it is over."""
     joined = set[int]()  # blocks that belong to the unit of the block before them
     for n, block in enumerate(blocks):
-        if isinstance(block, LooksAhead):
+        if isinstance(block, LookAheadRouter):
             joined |= set(range(n + 1, len(blocks)))
         if isinstance(block, PostNormOnDevice):
             joined |= set(range(n - block.over + 1, n + 1))
@@ -172,7 +172,7 @@ class _LayerCheck:
             run = functools.partial(self._on_device, made, states, torch.from_numpy(given), rows)
             before = [tensor.clone() for state in states for tensor in state]
             errors[f"{name}, {rows.name}"] = _median_error(run() - given, expected)
-        if not any(isinstance(block, LooksAhead) for block in made):
+        if not any(isinstance(block, LookAheadRouter) for block in made):
             errors[f"{name}, graph"] = _median_error(self._by_graph(run, states, before) - given, expected)
         return errors
 

@@ -225,7 +225,7 @@ def served_twice(
     for _ in range(2):
         hidden.copy_(residual)
         number = experts.next_number()
-        served = beside(device, replay, functools.partial(server.serve, number, limit_s))
+        served = run_concurrently(device, replay, functools.partial(server.serve, number, limit_s))
         if not served["done"]:
             experts.mailbox.abort()
             raise WrongResultError(served["text"])
@@ -235,7 +235,7 @@ def served_twice(
     return results
 
 
-def beside(device: Device, launch: Callable[[], object], serve: Callable[[], Any]) -> Any:
+def run_concurrently(device: Device, launch: Callable[[], object], serve: Callable[[], Any]) -> Any:
     """Result of `serve`, while `launch` runs on its own thread: launching may wait for it. Waits for the device."""
     failed: list[BaseException] = []
 

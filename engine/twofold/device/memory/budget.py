@@ -247,9 +247,9 @@ def _kv_tokens(
     # Reserved before rounding to pages, so that more memory never means fewer slots.
     fitting = min(max(int(room * _KV_SHARE), page * each) / each for room, each in holders if each)
     reserved = min(float(wanted), fitting)
-    asked, _ = _asked_slots(config, needs)
-    if asked is not None:  # requested sizes come before defaults
-        experts = asked + (needs.top_k if asked < needs.num_layers * needs.num_experts else 0)
+    requested, _ = _requested_slots(config, needs)
+    if requested is not None:  # requested sizes come before defaults
+        experts = requested + (needs.top_k if requested < needs.num_layers * needs.num_experts else 0)
         left = sum(max(room, 0) for room in rooms) - experts * needs.slot_bytes
         reserved = max(min(reserved, left / needs.kv_bytes_per_token), float(page))
     return int(reserved) // page * page, reserve(reserved)
@@ -262,27 +262,27 @@ def _slots(
     everything = needs.num_layers * needs.num_experts
     fitting = [room // needs.slot_bytes for room in rooms]
     fitting[0] -= len(rooms) - 1  # slots that do not divide go to the first GPU
-    asked, flag = _asked_slots(config, needs)
+    requested, flag = _requested_slots(config, needs)
     all_fit = _total(fitting, shares) >= everything
-    if all_fit and asked is None:
+    if all_fit and requested is None:
         return everything, 0, _shares(fitting, shares)
     least = max(min(fitting), 0)
     staging = min(max(int(least * _STAGING_SHARE), needs.top_k), needs.num_experts)
-    if asked is None:
+    if requested is None:
         left = [max(count - staging, 0) for count in fitting]
         return min(_total(left, shares), everything), min(staging, least), _shares(left, shares)
     left = fitting if all_fit else [max(count - needs.top_k, 0) for count in fitting]
     most = min(_total(left, shares), everything)
     shares = _shares(left, shares)
-    if asked > most:
+    if requested > most:
         raise ConfigError(
-            f"{flag} asks for {asked} expert slots of {needs.slot_bytes / 1e6:.1f} MB; the GPU has room for {most} "
+            f"{flag} asks for {requested} expert slots of {needs.slot_bytes / 1e6:.1f} MB; the GPU has room for {most} "
             f"beside dense weights, KV cache and staging: lower it to {_largest(flag, most, needs)}, lower "
             f"--max-total-tokens, or raise --gpu-memory-utilization (now {config.gpu_memory_utilization})"
         )
-    slots = split_slots(asked, shares, everything)
+    slots = split_slots(requested, shares, everything)
     unused = min(count - used for count, used in zip(fitting, slots, strict=True))
-    return asked, 0 if asked == everything else min(unused, needs.num_experts), shares
+    return requested, 0 if requested == everything else min(unused, needs.num_experts), shares
 
 
 def _total(slots: Sequence[int], shares: Sequence[float]) -> int:
@@ -297,7 +297,7 @@ def _shares(slots: Sequence[int], shares: tuple[float, ...]) -> tuple[float, ...
     return shares or tuple(count / total if total > 0 else 1 / len(slots) for count in slots)
 
 
-def _asked_slots(config: EngineConfig, needs: DeviceNeeds) -> tuple[int | None, str]:
+def _requested_slots(config: EngineConfig, needs: DeviceNeeds) -> tuple[int | None, str]:
     if config.num_gpu_experts is not None and config.gpu_experts_ratio is None:
         if config.num_gpu_experts > needs.num_experts:
             raise ConfigError(

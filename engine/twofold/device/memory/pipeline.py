@@ -15,7 +15,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.device.memory.budget import DeviceBudget, DeviceMemory, plan_devices
 from twofold.device.memory.needs import DeviceNeeds, needs_of
-from twofold.experts.device_split import asked_split
+from twofold.experts.device_split import requested_split
 from twofold.experts.profiles import load_machine_profile, profile_of_devices
 from twofold.models.sizing import ModelSize
 
@@ -41,7 +41,7 @@ def plan_machine(
         max(1, size.one_expert_bytes),
         6.0 * routed.hidden_size * max(1, routed.intermediate_size),
     )
-    shares = asked_split(config.tensor_split, names)
+    shares = requested_split(config.tensor_split, names)
     return needs, plan_pipeline(config, needs, memories, shares, cost)
 
 

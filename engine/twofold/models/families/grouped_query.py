@@ -16,9 +16,9 @@ from twofold.blocks.biased_experts import BiasedExperts
 from twofold.blocks.block import changed
 from twofold.blocks.gqa import Gqa
 from twofold.models.config_json import num_layers_of, rotary_share
-from twofold.models.decoder import Decoder, PredictionLayer
+from twofold.models.decoder import Decoder, MtpLayer
 from twofold.models.families import grouped_query_gguf as gguf
-from twofold.models.keys import Said, Settings
+from twofold.models.keys import FromConfig, Settings
 from twofold.weights.json_file import Fields
 
 SIGMOID: Final = {"score": "sigmoid", "bias": True}
@@ -33,7 +33,7 @@ _GRANITE_MODULE: Final = ("block_sparse_moe",)
 _MINIMAX_ONLY: Final = {
     "scoring_func": ("sigmoid",), "use_qk_norm": (True,), "use_routing_bias": (True,), "shared_intermediate_size": (0,),
 }  # fmt: skip
-_ERNIE_PREDICTION: Final = {
+_ERNIE_MTP: Final = {
     "model.mtp_linear_proj.0.": "eh_proj.", "model.mtp_emb_norm.0.": "enorm.", "model.mtp_hidden_norm.0.": "hnorm.",
     "model.mtp_block.0.": "",
 }  # fmt: skip
@@ -142,7 +142,7 @@ GROUPED_QUERY: Final = {
         attention={"norms": HeadNorms()},
         slides=_switched_on,
         # Published models have no prediction layer; trained ones are named as DeepSeek-V3's.
-        prediction=PredictionLayer(),
+        mtp=MtpLayer(),
         gguf=gguf.qwen3,
     ),
     "mixtral": Decoder(
@@ -159,7 +159,7 @@ GROUPED_QUERY: Final = {
         "Qwen2-MoE and Qwen1.5-MoE: biases of q, k and v, softmax-then-top-k routing, gated shared experts.",
         "qwen2_moe",
         restated=_listed_if_switched_on,
-        attention={"project": {"bias": Said("qkv_bias", True)}, "o_bias": False},
+        attention={"project": {"bias": FromConfig("qkv_bias", True)}, "o_bias": False},
         slides=_every_other,
         shared={"module": "mlp.shared_expert", "gated": True},
         gguf=gguf.qwen2,
@@ -176,11 +176,11 @@ GROUPED_QUERY: Final = {
         "GLM-4.5, 4.6, 4.7 and Air: grouped-query attention of which a share of each head is rotated, "
         "DeepSeek-V3's router.",
         "glm4_moe",
-        attention={"norms": Said("use_qk_norm", False, (NO_NORMS, HeadNorms())), "o_bias": False},
+        attention={"norms": FromConfig("use_qk_norm", False, (NO_NORMS, HeadNorms())), "o_bias": False},
         rotated_share=0.5,
         dense={"gguf_norm": "post_attention_norm"},
         router=SIGMOID | {"gguf_norm": "post_attention_norm"},
-        prediction=PredictionLayer(),
+        mtp=MtpLayer(),
         gguf=gguf.glm4,
     ),
     "dots1": Decoder(
@@ -273,7 +273,7 @@ GROUPED_QUERY: Final = {
     "afmoe": Decoder(
         "AFMoE (Trinity): gated attention, windows with rotation and full layers without, norms after blocks too.",
         "afmoe",
-        scaled_embedding=Said("mup_enabled", False),
+        scaled_embedding=FromConfig("mup_enabled", False),
         attention={"norms": HeadNorms(), "rotation": None, "gate": Gate("gate_proj")},
         windowed={"rotation": Rotation()},
         slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("global_attn_every_n_layers", 4)),
@@ -333,8 +333,8 @@ GROUPED_QUERY: Final = {
         restated=_ernie_layers,
         attention={"rotation": Rotation(neighbours=True)},
         router={"renormalise": True, "bias": True, "bias_name": "moe_statics.e_score_correction_bias"},
-        prediction=PredictionLayer(
-            dense=True, own_norm=False, unannounced=True, renamed=_ERNIE_PREDICTION, pattern="model.mtp_*"
+        mtp=MtpLayer(
+            dense=True, own_norm=False, unannounced=True, renamed=_ERNIE_MTP, pattern="model.mtp_*"
         ),
         renamed=(("*.mlp.gate.moe_statics.", "*.mlp.moe_statics."),),
     ),
@@ -363,7 +363,7 @@ GROUPED_QUERY: Final = {
         },
         inner="intermediate_size",
         kind_of_experts=BiasedExperts,
-        experts={"activation": "swiglu_oai", "limit": Said("swiglu_limit", 7.0)},
+        experts={"activation": "swiglu_oai", "limit": FromConfig("swiglu_limit", 7.0)},
         gguf=gguf.gpt_oss,
         gguf_period=2,
     ),

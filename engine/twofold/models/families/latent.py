@@ -13,10 +13,10 @@ from typing import Any, Final
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.mla import Mla
 from twofold.models.config_json import num_layers_of
-from twofold.models.decoder import Decoder, PredictionLayer, TextPart
+from twofold.models.decoder import Decoder, MtpLayer, TextPart
 from twofold.models.families.grouped_query import SIGMOID
 from twofold.models.gguf_config import GgufMetadata
-from twofold.models.keys import Said, Settings, of_gguf
+from twofold.models.keys import FromConfig, Settings, of_gguf
 from twofold.weights.json_file import Fields
 
 _SIGMOID_SCORE: Final = 2
@@ -106,9 +106,9 @@ _V3: Final = Decoder(
     "deepseek_v3",
     only={"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",), **_MLP_BIAS},
     latent=True,
-    attention={"rotation": {"neighbours": Said("rope_interleave", True)}},
+    attention={"rotation": {"neighbours": FromConfig("rope_interleave", True)}},
     router=SIGMOID,
-    prediction=PredictionLayer(),
+    mtp=MtpLayer(),
     gguf_whole=_gguf,
 )
 _V32: Final = replace(
@@ -169,7 +169,7 @@ LATENT: Final = {
         "mistral4",
         only={"model_type": ("mistral4",)},
         latent=True,
-        attention={"rotation": {"neighbours": Said("rope_interleave", True)}},
+        attention={"rotation": {"neighbours": FromConfig("rope_interleave", True)}},
         of_layer=_by_position,
         rotated_share=1.0,
         text=TextPart(

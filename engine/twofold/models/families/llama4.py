@@ -13,7 +13,7 @@ from typing import Any, Final
 from twofold.blocks.attention.norms import HeadNorms
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.attention.rotation import Rotation
-from twofold.blocks.attention.selection import Chunk, Everything
+from twofold.blocks.attention.selection import AllPositions, Chunk
 from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
@@ -56,7 +56,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
 
     def layer(n: int) -> tuple[Block, ...]:
         own = rotated if turns[n] else unrotated
-        own = replace(own, select=chunk if n in chunked_layers else Everything())
+        own = replace(own, select=chunk if n in chunked_layers else AllPositions())
         return (own, *mixture) if n in is_moe else (own, dense)
 
     return config_json.read_model(fields, generation, attention, layer, rope)

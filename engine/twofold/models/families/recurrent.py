@@ -12,9 +12,9 @@ from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.norms import HeadNorms
 from twofold.blocks.gated_delta import GatedDelta
 from twofold.blocks.short_convolution import ShortConvolution
-from twofold.models.decoder import FULL, Decoder, Mixer, PredictionLayer, TextPart
+from twofold.models.decoder import FULL, Decoder, Mixer, MtpLayer, TextPart
 from twofold.models.gguf_config import GgufMetadata
-from twofold.models.keys import Said
+from twofold.models.keys import FromConfig
 from twofold.weights.json_file import Fields
 
 _CONV, _LINEAR = "conv", "linear_attention"
@@ -24,7 +24,7 @@ _LFM2_NAMES: Final = (
     ("*.q_layernorm.", "*.q_norm."), ("*.k_layernorm.", "*.k_norm."), ("*.feed_forward.", "*.mlp."),
     ("*.w1.", "*.gate_proj."), ("*.w3.", "*.up_proj."), ("*.w2.", "*.down_proj."),
 )  # fmt: skip
-_PREDICTION: Final = {
+_QWEN_MTP: Final = {
     "mtp.fc.": "eh_proj.", "mtp.pre_fc_norm_embedding.": "enorm.", "mtp.pre_fc_norm_hidden.": "hnorm.",
     "mtp.norm.": "shared_head.norm.", "mtp.layers.0.": "",
 }  # fmt: skip
@@ -125,7 +125,7 @@ _QWEN3_NEXT: Final = Decoder(
     dense={"gguf_norm": "post_attention_norm", "zero_centred": True},
     router={"gguf_norm": "post_attention_norm", "zero_centred": True},
     shared={"module": "mlp.shared_expert", "gated": True},
-    prediction=PredictionLayer(unannounced=True, renamed=_PREDICTION, pattern="mtp.*"),
+    mtp=MtpLayer(unannounced=True, renamed=_QWEN_MTP, pattern="mtp.*"),
     gguf_whole=_qwen_gguf,
 )
 
@@ -147,7 +147,7 @@ RECURRENT: Final = {
         restated=_lfm2_names,
         mixer=Mixer(_CONV, _read_convolution),
         attention={"norms": HeadNorms()},
-        router={"score": "sigmoid", "bias": Said("use_expert_bias", True), "bias_name": "expert_bias"},
+        router={"score": "sigmoid", "bias": FromConfig("use_expert_bias", True), "bias_name": "expert_bias"},
         renamed=_LFM2_NAMES,
         gguf_whole=_lfm2_gguf,
     ),

@@ -35,8 +35,8 @@ def router(state: ServerState) -> APIRouter:
         return await asyncio.to_thread(state.queried(request).engine_while_draining.recording.status)
 
     async def start(request: Request) -> dict[str, Any]:
-        asked = await small_body(request, StartBody, _MAX_BODY, if_empty=b"{}")
-        return await asyncio.to_thread(state.queried(request).engine.recording.start, asked.mode)
+        requested = await small_body(request, StartBody, _MAX_BODY, if_empty=b"{}")
+        return await asyncio.to_thread(state.queried(request).engine.recording.start, requested.mode)
 
     async def stop(request: Request) -> dict[str, Any]:
         return await asyncio.to_thread(state.queried(request).engine_while_draining.recording.stop)

@@ -66,8 +66,8 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/resize")
     async def resize(request: Request) -> dict[str, Any]:
         control = state.queried(request).engine.control
-        asked = await small_body(request, ResizeBody, _MAX_BODY)
-        await _change(control.resize, Resize(**asked.model_dump()))
+        requested = await small_body(request, ResizeBody, _MAX_BODY)
+        await _change(control.resize, Resize(**requested.model_dump()))
         return {"memory": _memory(control.memory())}
 
     @routes.post("/sleep")
@@ -165,8 +165,8 @@ def _add_placement(routes: APIRouter, state: ServerState) -> None:
     @routes.post("/placement/experts")
     async def place_experts(request: Request) -> dict[str, int]:
         control = state.queried(request).engine.control
-        asked = await small_body(request, PlacementBody, _MAX_PLACEMENT_BODY)
-        return {"uploaded": await _change(control.place_experts, asked.resident)}
+        requested = await small_body(request, PlacementBody, _MAX_PLACEMENT_BODY)
+        return {"uploaded": await _change(control.place_experts, requested.resident)}
 
 
 async def _change(work: Callable[..., T], *arguments: Any) -> T:

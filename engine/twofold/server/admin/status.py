@@ -82,8 +82,8 @@ def _health(state: ServerState) -> dict[str, Any]:
 
 def _model_health(model: ServedModel) -> dict[str, Any]:
     engine = model.loaded_engine
-    told = {"state": model.state} | ({"reason": model.problem} if model.problem else {})
-    return told if engine is None else told | _engine_health(engine)
+    state_fields = {"state": model.state} | ({"reason": model.problem} if model.problem else {})
+    return state_fields if engine is None else state_fields | _engine_health(engine)
 
 
 def _engine_health(engine: ServingEngine) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from twofold.server.http.errors import ApiError
 from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.custom_tools import parsed_so_far
-from twofold.server.openai.formats import Asked
+from twofold.server.openai.formats import AnswerContext
 
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_STILL_S: Final = 60.0
+_NO_CHANGE_INTERVAL_S: Final = 60.0
 """Interval of no-change events in a silent stream; a multiple of the time between two pings."""
 _DELTAS: Final = {
     "text": ("text_delta", "text"),
@@ -36,10 +36,10 @@ class AnthropicMessage(ChatFormat):
     names_reasoning = False
     stream_ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, asked: Asked, reading: ChatReading) -> None:
-        super().__init__(asked, reading)
+    def __init__(self, requested: AnswerContext, reading: ChatReading) -> None:
+        super().__init__(requested, reading)
         self._id = f"msg_{str(self._head['id']).rpartition('-')[2]}"
-        self._nothing = isinstance(self._asked, MessagesChat) and self._asked.answers_nothing
+        self._is_unanswered = isinstance(self._context, MessagesChat) and self._context.generates_nothing
         self._open = ""
         """Kind of the stream's open block."""
         self._block = -1
@@ -56,7 +56,7 @@ class AnthropicMessage(ChatFormat):
         )
 
     def _content(self, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if self._nothing:
+        if self._is_unanswered:
             return []
         blocks: list[dict[str, Any]] = []
         if message.get("reasoning"):
@@ -75,7 +75,7 @@ class AnthropicMessage(ChatFormat):
             "type": "message",
             "role": "assistant",
             # The requested name, which may be one of several.
-            "model": self._asked.model or self._head["model"],
+            "model": self._context.model or self._head["model"],
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
@@ -85,8 +85,8 @@ class AnthropicMessage(ChatFormat):
     def _ending(self, reason: str | None, answer: Chunk) -> dict[str, Any]:
         if answer.stopped_by is not None and reason == "stop":
             return {"stop_reason": "stop_sequence", "stop_sequence": answer.stopped_by}
-        said = "max_tokens" if self._nothing else _REASONS.get(reason or "", reason)
-        return {"stop_reason": said, "stop_sequence": None}
+        reply = "max_tokens" if self._is_unanswered else _REASONS.get(reason or "", reason)
+        return {"stop_reason": reply, "stop_sequence": None}
 
     def _usage_body(self, usage: Usage) -> dict[str, Any]:
         """Prefix-cache hits are counted separately; cache writes cost nothing. Thinking is counted for models that mark
@@ -95,10 +95,10 @@ class AnthropicMessage(ChatFormat):
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
-            "output_tokens": 0 if self._nothing else usage.completion_tokens,
+            "output_tokens": 0 if self._is_unanswered else usage.completion_tokens,
         }
         if self._reading.marks.reasoning_parser is not None:
-            num_thinking = 0 if self._nothing else self._num_thought(usage)
+            num_thinking = 0 if self._is_unanswered else self._num_thought(usage)
             body["output_tokens_details"] = {"thinking_tokens": num_thinking}
         return body
 
@@ -110,37 +110,37 @@ class AnthropicMessage(ChatFormat):
         return _event("message_start", {"message": self._head_of_message([], usage)}) + self.stream_ping
 
     def events(self, index: int, chunk: Chunk) -> bytes:
-        said = (
+        reply = (
             b""
-            if self._nothing
-            else b"".join(map(self._said, self._deltas(index, self._parsed_events(index, chunk))))
+            if self._is_unanswered
+            else b"".join(map(self._delta_event, self._deltas(index, self._parsed_events(index, chunk))))
         )
         if chunk.finish_reason is not None:
             reason = self.last_choice(index, chunk.finish_reason)["finish_reason"]
             self._end = self._ending(reason, chunk)
-            said += self._close()
-        return said
+            reply += self._close()
+        return reply
 
     def ping(self, silent_s: float) -> bytes:
         """Keep-alive bytes. Anthropic's client drops `ping` events, and Claude Code disconnects after minutes without
         another event. So a long silence also sends a repeatable event without changes to the message."""
-        if silent_s % _STILL_S:
+        if silent_s % _NO_CHANGE_INTERVAL_S:
             return self.stream_ping
-        said = {"delta": {"stop_reason": None, "stop_sequence": None}, "usage": {"output_tokens": 0}}
-        return self.stream_ping + _event("message_delta", said)
+        reply = {"delta": {"stop_reason": None, "stop_sequence": None}, "usage": {"output_tokens": 0}}
+        return self.stream_ping + _event("message_delta", reply)
 
     def held_back(self) -> bytes:
-        return b"".join(map(self._said, self._deltas(0, self._held_events(0))))
+        return b"".join(map(self._delta_event, self._deltas(0, self._held_events(0))))
 
     def stream_end(self, usage: Usage) -> bytes:
-        said = {"delta": self._end, "usage": self._usage_body(usage)}
-        return _event("message_delta", said) + _event("message_stop", {})
+        reply = {"delta": self._end, "usage": self._usage_body(usage)}
+        return _event("message_delta", reply) + _event("message_stop", {})
 
     def stream_error(self, error: ApiError) -> bytes:
         _, body = anthropic_error(error)
         return _event("error", {"error": body["error"]})
 
-    def _said(self, delta: Mapping[str, Any]) -> bytes:
+    def _delta_event(self, delta: Mapping[str, Any]) -> bytes:
         """The Anthropic events of one delta of OpenAI's chat."""
         if "tool_calls" in delta:
             (call,) = delta["tool_calls"]
@@ -184,6 +184,6 @@ def _tool_use(call: Mapping[str, Any], given: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given}
 
 
-def _event(kind: str, said: Mapping[str, Any]) -> bytes:
-    data = json.dumps({"type": kind} | dict(said), ensure_ascii=False, separators=(",", ":"))
+def _event(kind: str, reply: Mapping[str, Any]) -> bytes:
+    data = json.dumps({"type": kind} | dict(reply), ensure_ascii=False, separators=(",", ":"))
     return f"event: {kind}\ndata: {data}\n\n".encode()

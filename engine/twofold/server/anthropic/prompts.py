@@ -61,7 +61,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """One message per tool result; consecutive turns of one role are merged, as in Anthropic's API."""
     messages: list[dict[str, Any]] = []
     for number, turn in enumerate(turns):
-        made = [_assistant(turn, number)] if turn.role == "assistant" else list(_others(turn, number))
+        made = [_assistant(turn, number)] if turn.role == "assistant" else list(_other_messages(turn, number))
         for message in made:
             last = messages[-1] if messages else {}
             if message["role"] == last.get("role") == "user":
@@ -81,7 +81,7 @@ def _assistant(turn: Turn, number: int) -> dict[str, Any]:
     return {"role": "assistant", "content": _plain(turn.content)}
 
 
-def _others(turn: Turn, number: int) -> Iterator[dict[str, Any]]:
+def _other_messages(turn: Turn, number: int) -> Iterator[dict[str, Any]]:
     blocks: Sequence[Block | str] = turn.content if isinstance(turn.content, list) else [turn.content or ""]
     if not blocks:
         yield {"role": turn.role, "content": ""}
@@ -139,8 +139,8 @@ def _tools(tools: Sequence[OfferedTool] | None, choice: ToolChoice | None) -> li
             "parameters": tool.input_schema,
             "strict": tool.strict or None,
         }
-        said = {name: value for name, value in function.items() if value is not None}
-        offered.append({"type": "function", "function": said})
+        reply = {name: value for name, value in function.items() if value is not None}
+        offered.append({"type": "function", "function": reply})
     forced = choice is not None and choice.type == "tool" and choice.name in {tool.name for tool in left_out}
     if left_out and (forced or not offered):
         problem = f"only Anthropic's servers run {left_out[0].type!r}; offer a tool of your own instead"

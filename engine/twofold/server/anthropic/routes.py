@@ -35,7 +35,7 @@ def router(state: ServerState) -> APIRouter:
         body = await parse_body(request, MessagesRequest, state)
         fields = {
             "max_tokens": body.max_tokens or 1,
-            "answers_nothing": not body.max_tokens,
+            "generates_nothing": not body.max_tokens,
             "stop": body.stop_sequences or None,
             "temperature": body.temperature,
             "top_p": body.top_p,

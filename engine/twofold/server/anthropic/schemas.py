@@ -123,4 +123,4 @@ class MessagesRequest(CountTokensRequest):
 class MessagesChat(ChatRequest):
     """The chat request that a Messages request is translated to."""
 
-    answers_nothing: bool = False
+    generates_nothing: bool = False

@@ -12,7 +12,7 @@ from twofold.api.request_origin import RoutedBy
 Header = tuple[bytes, bytes]
 
 ROUTING_HEADER: Final = b"x-twofold-routing"
-"""The replica's secret, a space, and a `ToldRouting`."""
+"""The replica's secret, a space, and a `GatewayRouting`."""
 TOKENS_BEGIN: Final = b"\0"
 """Comes before the first token of a replica's stream. Earlier bytes are pings. No API sends it: JSON escapes it."""
 
@@ -48,7 +48,7 @@ class RoutedRequest:
         return f"{secret} {json.dumps([self.gateway, self.routed_by, client, labels])}"
 
 
-class ToldRouting(NamedTuple):
+class GatewayRouting(NamedTuple):
     """What a gateway tells a replica."""
 
     gateway: str
@@ -58,6 +58,6 @@ class ToldRouting(NamedTuple):
     labels: tuple[bytes, ...]
 
     @classmethod
-    def read(cls, told: bytes) -> ToldRouting:
-        gateway, routed_by, client, labels = json.loads(told)
+    def read(cls, encoded: bytes) -> GatewayRouting:
+        gateway, routed_by, client, labels = json.loads(encoded)
         return cls(gateway, routed_by, client and tuple(client), tuple(map(bytes.fromhex, labels)))

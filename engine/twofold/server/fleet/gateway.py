@@ -106,12 +106,12 @@ class Gateway:
         """The request to a replica, as a context of its response."""
         known = request.replicas[replica]
         query = f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
-        told = ROUTING_HEADER.decode(), request.header(scope["client"], known["secret"])
+        routing_header = ROUTING_HEADER.decode(), request.header(scope["client"], known["secret"])
         return self._client.request(
             scope["method"],
             yarl.URL(f"{known['url']}{scope['raw_path'].decode()}{query}", encoded=True),
             data=body or None,
-            headers=[*headers, told],
+            headers=[*headers, routing_header],
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             allow_redirects=False,
         )

@@ -12,7 +12,7 @@ from ray import serve
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of
 from twofold.server.bridge.models.state import ServerState
-from twofold.server.fleet.door import Door
+from twofold.server.fleet.gateway_guard import GatewayGuard
 from twofold.server.fleet.serving_actor import ServingActor
 from twofold.server.listening import bind, url_of
 
@@ -43,7 +43,7 @@ class Replica(ServingActor):
         self._loaded = load(replica)
         self._state = self._loaded.state(config)
         self._state.body_worker.start()
-        self._door = Door(app_of(self._state), replica)
+        self._guard = GatewayGuard(app_of(self._state), replica)
         own = replace(
             config,
             host=host or ray.util.get_node_ip_address(),
@@ -54,13 +54,13 @@ class Replica(ServingActor):
         )
         listener = bind(own)
         self._url = url_of(own, listener)
-        self.start(self._door, listener, own)
+        self.start(self._guard, listener, own)
         if self._state.manager is not None:
             self._describing = asyncio.ensure_future(self._state.manager.describe_all())
 
     def record_replica_metadata(self) -> dict[str, str]:
         """What Ray publishes to the gateways' routers alone (`RoutedRequest.replicas`)."""
-        return {"url": self._url, "secret": self._door.secret}
+        return {"url": self._url, "secret": self._guard.secret}
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """What `PrefixRouter` reads: running requests, cached prefixes, KV-cache use, speed and loaded models."""
@@ -74,7 +74,7 @@ class Replica(ServingActor):
         used = [1.0 - each.num_free_pages / max(1, each.num_pages) for each in stats]
         tpot_s = max((model.metrics.recent_tpot_s() for model, _ in loaded), default=0.0)
         found = {
-            "ongoing": dict(self._door.ongoing),
+            "ongoing": dict(self._guard.ongoing),
             "labels": labels,
             "kv_usage": max(used, default=0.0),
             "tpot_ms": 1e3 * tpot_s,
@@ -87,7 +87,7 @@ class Replica(ServingActor):
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What `scaling` reads: running requests, and the 95th percentile of recent TTFTs in milliseconds."""
         ttft_s = max((model.metrics.recent_ttft_p95_s() for model in self._state.loaded_models), default=0.0)
-        return {"num_ongoing": float(self._door.ongoing.total()), "ttft_p95_ms": 1e3 * ttft_s}
+        return {"num_ongoing": float(self._guard.ongoing.total()), "ttft_p95_ms": 1e3 * ttft_s}
 
     async def __del__(self) -> None:
         """Called once by Ray, after it has told the gateways to send nothing more."""

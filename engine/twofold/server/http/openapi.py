@@ -90,9 +90,9 @@ def lines_of(line: Any) -> dict[str, Any]:
     return {"application/x-ndjson": {"itemSchema": _schema(line, "Error")}}
 
 
-def _schema(said: Any, error: str | None) -> dict[str, Any]:
+def _schema(reply: Any, error: str | None) -> dict[str, Any]:
     """A schema with `$defs`, which `openapi.document` moves to OpenAPI's place for them."""
-    schema = TypeAdapter(said).json_schema(ref_template=COMPONENTS + "{model}")
+    schema = TypeAdapter(reply).json_schema(ref_template=COMPONENTS + "{model}")
     if error is None:
         return schema
     defs = schema.pop("$defs", {})
@@ -122,8 +122,8 @@ def document(app: FastAPI) -> dict[str, Any]:
             # Every path parameter is a plain string, so FastAPI itself refuses nothing.
             operation["responses"].pop("422", None)
             refusals = REFUSALS | (REFUSALS_OF_BODIES if body else {})
-            told = {code: _refusal(words) for code, words in refusals.items()}
-            operation["responses"] = told | operation["responses"]
+            refused = {code: _refusal(words) for code, words in refusals.items()}
+            operation["responses"] = refused | operation["responses"]
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         app.openapi_schema = made

@@ -19,7 +19,7 @@ from twofold.server.http.errors import ApiError
 _AUTHORITY: Final = re.compile(r"(?:\[([^]@]*)]|([^:@/\[\]]*))(?::\d*)?")
 
 
-def foreign_caller(headers: Headers, config: ServerConfig) -> ApiError | None:
+def cross_origin_error(headers: Headers, config: ServerConfig) -> ApiError | None:
     """The refusal of a request that a web page may have made; None for a local request."""
     host = headers.get("host")
     # Browsers always send Host; HTTP/1.0 programs may not.

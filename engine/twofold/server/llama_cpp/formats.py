@@ -8,17 +8,17 @@ from typing import Any
 
 from twofold.api.types import Chunk, Usage
 from twofold.server.llama_cpp.answer_schemas import Timings
-from twofold.server.openai.formats import Asked, CompletionFormat
+from twofold.server.openai.formats import AnswerContext, CompletionFormat
 
 
 class InfillFormat(CompletionFormat):
     """Answers of /infill. Their requests set `return_speed`."""
 
-    _says_text_only = False
+    _is_text_only = False
     """Each event counts its tokens."""
 
-    def __init__(self, asked: Asked, *, response_fields: Sequence[str] = ()) -> None:
-        super().__init__(asked)
+    def __init__(self, requested: AnswerContext, *, response_fields: Sequence[str] = ()) -> None:
+        super().__init__(requested)
         self._response_fields = response_fields
         self._stopped_by: str | None = None
 
@@ -37,10 +37,10 @@ class InfillFormat(CompletionFormat):
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         choice = choices[0]
         is_last = choice["finish_reason"] is not None and usage is not None
-        said = self._last(choice, usage or {}) if is_last else self._said(choice, self._num_sent[0])
-        return b"data: " + json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+        reply = self._last(choice, usage or {}) if is_last else self._answer_event(choice, self._num_sent[0])
+        return b"data: " + json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
-    def _said(self, choice: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
+    def _answer_event(self, choice: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
         return {
             "index": 0,
             "content": choice["text"],
@@ -54,7 +54,7 @@ class InfillFormat(CompletionFormat):
     def _last(self, choice: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
         """A whole answer, or the last event of a stream."""
         ends = "limit" if choice["finish_reason"] == "length" else "word" if self._stopped_by else "eos"
-        said = self._said(choice, usage["completion_tokens"]) | {
+        reply = self._answer_event(choice, usage["completion_tokens"]) | {
             "model": self._head["model"],
             "truncated": False,
             "stop_type": ends,
@@ -63,8 +63,8 @@ class InfillFormat(CompletionFormat):
             "timings": _timings(usage),
         }
         if not self._response_fields:
-            return said
-        values = {path: _value_at(said, path) for path in self._response_fields}
+            return reply
+        values = {path: _value_at(reply, path) for path in self._response_fields}
         return {path: value for path, value in values.items() if value is not None}
 
 
@@ -87,9 +87,9 @@ def _quotient(value: float, by: float) -> float:
     return value / by if by else 0.0
 
 
-def _value_at(said: Mapping[str, Any], path: str) -> Any:
+def _value_at(reply: Mapping[str, Any], path: str) -> Any:
     """The value at "timings/prompt_n"; None: there is none."""
-    found: Any = said
+    found: Any = reply
     for name in path.split("/"):
         found = found.get(name) if isinstance(found, dict) else None
     return found

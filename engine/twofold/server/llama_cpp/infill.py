@@ -37,10 +37,10 @@ def router(state: ServerState) -> APIRouter:
         async with state.using(body.model) as model:
             # The prompt is made of the texts below; this one only makes the request valid.
             fields = body.completion_fields() | {"model": model.name, "prompt": " "}
-            asked = translated(CompletionRequest, fields, model)
+            requested = translated(CompletionRequest, fields, model)
             tokenise = partial(infill_prompts, body, model.tokenizer, model.engine.max_context)
             shown = partial(InfillFormat, response_fields=body.response_fields or ())
-            return await fill_gap(request, model, asked, shown, tokenise)
+            return await fill_gap(request, model, requested, shown, tokenise)
 
     return routes
 

@@ -58,10 +58,10 @@ async def _embed(request: Request, model: ServedModel, body: OllamaEmbedRequest)
     if not body.input:  # clients load a model so
         return Response(write([], 0), media_type="application/json")
     fields = {"input": body.input, "truncate_prompt_tokens": None if body.truncate is False else -1}
-    asked = translated(EmbeddingRequest, fields | {"dimensions": body.dimensions or None}, model)
-    pooling = embedding_of(model.engine.pooling, dimensions=asked.dimensions, normalise=True)
+    requested = translated(EmbeddingRequest, fields | {"dimensions": body.dimensions or None}, model)
+    pooling = embedding_of(model.engine.pooling, dimensions=requested.dimensions, normalise=True)
     return await answer_pooled(
-        request, model, asked, pooling, _tokeniser(asked), write, endpoint="embeddings"
+        request, model, requested, pooling, _tokeniser(requested), write, endpoint="embeddings"
     )
 
 
@@ -69,7 +69,7 @@ async def _embeddings(request: Request, model: ServedModel, body: OllamaEmbeddin
     if not body.prompt:
         return JSONResponse({"embedding": []})
     fields = {"input": body.prompt, "truncate_prompt_tokens": -1}
-    asked = translated(EmbeddingRequest, fields, model)
+    requested = translated(EmbeddingRequest, fields, model)
 
     def write(vectors: list[F32], num_tokens: int) -> bytes:
         return json.dumps({"embedding": vectors[0].tolist()}).encode()
@@ -77,12 +77,14 @@ async def _embeddings(request: Request, model: ServedModel, body: OllamaEmbeddin
     # Ollama normalises the newer route's vectors alone.
     pooling = embedding_of(model.engine.pooling, normalise=False)
     return await answer_pooled(
-        request, model, asked, pooling, _tokeniser(asked), write, endpoint="embeddings"
+        request, model, requested, pooling, _tokeniser(requested), write, endpoint="embeddings"
     )
 
 
-def _tokeniser(asked: EmbeddingRequest) -> Tokenise:
+def _tokeniser(requested: EmbeddingRequest) -> Tokenise:
     def tokenise(tokens: InputTokens) -> dict[str, tuple[int, ...]]:
-        return {where: tokens.encode(text, where) for where, text in places("input", asked.inputs).items()}
+        return {
+            where: tokens.encode(text, where) for where, text in places("input", requested.inputs).items()
+        }
 
     return tokenise

@@ -45,21 +45,21 @@ class _OllamaLines(AnswerFormat):
 
     def whole(self, answers: Sequence[Chunk]) -> dict[str, Any]:
         body = super().whole(answers)
-        return self._said(body["choices"][0], body["usage"])
+        return self._answer_event(body["choices"][0], body["usage"])
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, float] | None) -> bytes:
-        return _line(self._said(choices[0], usage))
+        return _line(self._answer_event(choices[0], usage))
 
-    def _said(self, choice: Mapping[str, Any], usage: Mapping[str, float] | None) -> dict[str, Any]:
+    def _answer_event(self, choice: Mapping[str, Any], usage: Mapping[str, float] | None) -> dict[str, Any]:
         """One line; the last one has the finish reason, counts and durations."""
         reason = choice.get("finish_reason")
         head = {"model": self._head["model"], "created_at": self._created_at}
-        said = head | self._content(choice) | {"done": reason is not None}
+        reply = head | self._content(choice) | {"done": reason is not None}
         if choice.get("logprobs"):
-            said["logprobs"] = choice["logprobs"]["content"]
+            reply["logprobs"] = choice["logprobs"]["content"]
         if reason is None or usage is None:
-            return said
-        return said | {
+            return reply
+        return reply | {
             # Ollama has no finish reason for tool calls.
             "done_reason": "stop" if reason == "tool_calls" else reason,
             "total_duration": _nanoseconds(time.perf_counter() - self._begun_s),
@@ -95,10 +95,10 @@ class OllamaChat(_OllamaLines, ChatFormat):
                 yield from deltas
 
     def _content(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        said = choice.get("delta") or choice.get("message") or {}
+        reply = choice.get("delta") or choice.get("message") or {}
         message = {"role": "assistant"} | text_of(choice, "content")
-        if said.get("tool_calls"):
-            message["tool_calls"] = [_call(call) for call in said["tool_calls"]]
+        if reply.get("tool_calls"):
+            message["tool_calls"] = [_call(call) for call in reply["tool_calls"]]
         return {"message": message}
 
 
@@ -118,11 +118,11 @@ class OllamaGenerate(_OllamaLines, ChatFormat):
         self._answer_ids += chunk.token_ids
         return super().events(index, chunk)
 
-    def _said(self, choice: Mapping[str, Any], usage: Mapping[str, float] | None) -> dict[str, Any]:
-        said = super()._said(choice, usage)
-        if said["done"]:
-            said["context"] = [*self.prompt_of(0).token_ids, *self._answer_ids]
-        return said
+    def _answer_event(self, choice: Mapping[str, Any], usage: Mapping[str, float] | None) -> dict[str, Any]:
+        reply = super()._answer_event(choice, usage)
+        if reply["done"]:
+            reply["context"] = [*self.prompt_of(0).token_ids, *self._answer_ids]
+        return reply
 
     def _content(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         return text_of(choice, "response")
@@ -132,7 +132,7 @@ class OllamaRaw(_OllamaLines, CompletionFormat):
     """Answers of /api/generate with `raw`, which returns no context in Ollama either."""
 
     def _logprobs_body(self, index: int, chunk: Chunk, *, with_prompt: bool) -> dict[str, Any] | None:
-        return chat_logprobs(self._names, chunk.logprobs) if self._logprobs_asked() else None
+        return chat_logprobs(self._names, chunk.logprobs) if self._logprobs_requested() else None
 
     def _content(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         return {"response": choice["text"]}
@@ -144,9 +144,9 @@ def now() -> str:
 
 def text_of(choice: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Text and thinking of a choice of OpenAI's chat, whole or streamed; the text under the key `name`."""
-    said = choice.get("delta") or choice.get("message") or {}
-    thinking = said.get("reasoning")
-    return {name: said.get("content") or ""} | ({"thinking": thinking} if thinking else {})
+    reply = choice.get("delta") or choice.get("message") or {}
+    thinking = reply.get("reasoning")
+    return {name: reply.get("content") or ""} | ({"thinking": thinking} if thinking else {})
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

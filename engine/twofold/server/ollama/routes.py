@@ -162,8 +162,8 @@ async def _generate(request: Request, model: ServedModel, body: OllamaGenerateRe
         return await answer_completion(request, model, raw, OllamaRaw)
     messages: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": _parts(body.prompt, body.images)})
-    asked = translated(ChatRequest, fields | {"messages": messages}, model)
-    return await answer_chat(request, model, asked, OllamaGenerate, context=body.context or ())
+    requested = translated(ChatRequest, fields | {"messages": messages}, model)
+    return await answer_chat(request, model, requested, OllamaGenerate, context=body.context or ())
 
 
 def _fields(model: ServedModel, body: OllamaRequest) -> dict[str, Any]:
@@ -221,13 +221,13 @@ def _thinking(model: ServedModel, think: bool | str) -> dict[str, Any]:
     answer."""
     if isinstance(think, str):
         return {"reasoning_effort": think}
-    said = {} if think else {"include_reasoning": False}
+    reply = {} if think else {"include_reasoning": False}
     variables = thinking_variables(model.tokenizer, think)
     if variables:
-        return said | {"chat_template_kwargs": variables}
+        return reply | {"chat_template_kwargs": variables}
     if think and model.chat_marks.reasoning_parser is None:
         raise ApiError(400, f"{model.name!r} does not support thinking; leave think out", param="think")
-    return said
+    return reply
 
 
 async def _load(state: ServerState, body: OllamaRequest, empty: dict[str, Any]) -> Response:

@@ -84,17 +84,17 @@ class OllamaRequest(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _options_from_beside(cls, value: Any) -> Any:
+    def _merge_top_level_options(cls, value: Any) -> Any:
         """Take sampling fields that stand beside `options`, where AI SDK's provider writes them."""
         options = value.get("options") if isinstance(value, dict) else value
         if not isinstance(value, dict) or not (options is None or isinstance(options, dict)):
             return value
-        beside = {name: value[name] for name in OllamaOptions.model_fields if name in value}
+        top_level = {name: value[name] for name in OllamaOptions.model_fields if name in value}
         limits = (value.get(name) for name in ("max_output_tokens", "max_tokens"))
         limit = next((given for given in limits if given is not None), None)
         if limit is not None:
-            beside.setdefault("num_predict", limit)
-        return value | {"options": beside | (options or {})} if beside else value
+            top_level.setdefault("num_predict", limit)
+        return value | {"options": top_level | (options or {})} if top_level else value
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -120,7 +120,7 @@ class OllamaGenerateRequest(OllamaRequest):
     """Tokens of an earlier prompt and its answer, placed before the prompt."""
 
     @model_validator(mode="after")
-    def _raw_prompts_stand_alone(self) -> Self:
+    def _check_raw_prompt(self) -> Self:
         for name in ("raw", "suffix"):
             if getattr(self, name) and self.context:
                 raise ValueError(f"{name}: not supported beside context; leave one of them out")

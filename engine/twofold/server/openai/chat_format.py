@@ -8,7 +8,7 @@ from typing import Any, Final
 from twofold.api.types import Chunk, FinishReason, Usage
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.custom_tools import custom_input
-from twofold.server.openai.formats import AnswerFormat, Asked, TextKind
+from twofold.server.openai.formats import AnswerContext, AnswerFormat, TextKind
 from twofold.server.openai.logprobs import chat_logprobs
 from twofold.server.openai.thought_count import ThoughtCount
 from twofold.text.chat.answer_parser import AnswerParser
@@ -30,10 +30,10 @@ class ChatFormat(AnswerFormat):
     """Whether the server's setting names the field of the thinking; otherwise it is `reasoning`, for formats that are
     built from these."""
 
-    def __init__(self, asked: Asked, reading: ChatReading) -> None:
-        super().__init__(asked)
+    def __init__(self, requested: AnswerContext, reading: ChatReading) -> None:
+        super().__init__(requested)
         self._reading = reading
-        field = asked.reasoning_field if self.names_reasoning else "reasoning"
+        field = requested.reasoning_field if self.names_reasoning else "reasoning"
         self._whole_fields = REASONING_FIELDS if field in ("auto", "both") else (field,)
         self._stream_fields = self._whole_fields if field != "auto" else ("reasoning",)
         self._thoughts = [ThoughtCount() for _ in range(self.num_choices)]
@@ -78,7 +78,7 @@ class ChatFormat(AnswerFormat):
         if parser is None:
             return super().events(index, chunk)
         read = self._read(index, parser, chunk)
-        if len(read) == 1 and read[0].kind in _TEXTS and self._says_text_only and chunk.finish_reason is None:
+        if len(read) == 1 and read[0].kind in _TEXTS and self._is_text_only and chunk.finish_reason is None:
             if read[0].kind == "reasoning" and self._reading.hides_reasoning:
                 return b""
             return self._text_event(index, read[0].kind, read[0].text)
@@ -111,9 +111,9 @@ class ChatFormat(AnswerFormat):
         return _choice(index, {"content": chunk.text}, logprobs, **ids)
 
     def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]:
-        said = "tool_calls" if reason == "stop" and self._num_made[index] else reason
-        ids: dict[str, Any] = {"token_ids": []} if self._asked.return_token_ids else {}
-        return _choice(index, {}, **ids) | {"finish_reason": said}
+        reply = "tool_calls" if reason == "stop" and self._num_made[index] else reason
+        ids: dict[str, Any] = {"token_ids": []} if self._context.return_token_ids else {}
+        return _choice(index, {}, **ids) | {"finish_reason": reply}
 
     def _message(self, index: int, answer: Chunk) -> tuple[dict[str, Any], str | None]:
         """A whole answer's message and finish reason."""
@@ -223,8 +223,8 @@ class ChatFormat(AnswerFormat):
             elif event.kind == "call_end":
                 self._num_made[index] += 1
                 if index in self._custom_arguments:
-                    said = custom_input("".join(self._custom_arguments.pop(index)))
-                    yield self._in_call(index, {"custom": {"input": said}})
+                    reply = custom_input("".join(self._custom_arguments.pop(index)))
+                    yield self._in_call(index, {"custom": {"input": reply}})
 
     def _begun_call(self, index: int, event: Event) -> dict[str, Any]:
         self._num_begun[index] += 1
@@ -234,19 +234,19 @@ class ChatFormat(AnswerFormat):
             return self._in_call(index, {"id": event.call_id, "type": "custom", "custom": custom})
         return self._in_call(index, _call(event) | {"function": {"name": event.text, "arguments": ""}})
 
-    def _in_call(self, index: int, said: dict[str, Any]) -> dict[str, Any]:
+    def _in_call(self, index: int, reply: dict[str, Any]) -> dict[str, Any]:
         """A delta of the open call of choice `index`."""
-        return {"tool_calls": [{"index": self._num_begun[index] - 1, **said}]}
+        return {"tool_calls": [{"index": self._num_begun[index] - 1, **reply}]}
 
     def _logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
-        return chat_logprobs(self._names, chunk.logprobs) if self._logprobs_asked() else None
+        return chat_logprobs(self._names, chunk.logprobs) if self._logprobs_requested() else None
 
     def _ids(self, chunk: Chunk) -> dict[str, Any]:
-        return {"token_ids": list(chunk.token_ids)} if self._asked.return_token_ids else {}
+        return {"token_ids": list(chunk.token_ids)} if self._context.return_token_ids else {}
 
     def _prompt_ids(self) -> dict[str, Any]:
         ids = self._prompts[0].token_ids
-        return {"prompt_token_ids": list(ids)} if self._asked.return_token_ids else {}
+        return {"prompt_token_ids": list(ids)} if self._context.return_token_ids else {}
 
 
 def _call(event: Event) -> dict[str, Any]:

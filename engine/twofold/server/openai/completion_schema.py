@@ -28,9 +28,9 @@ def fits_the_context(ids: list[int], info: ValidationInfo) -> list[int]:
     """Refuse more tokens than the context of the request's model holds with an answer, unless the request truncates
     them."""
     context = info.context or {}
-    limits, asked = context.get("limits", {}), info.data.get("model") or ""
+    limits, requested = context.get("limits", {}), info.data.get("model") or ""
     # A server of one model takes any name that it accepts as that model.
-    own = limits.get(asked) or (limits.get("") if len(limits) == 1 else None)
+    own = limits.get(requested) or (limits.get("") if len(limits) == 1 else None)
     max_context, reason = own or (context.get("max_context"), "")
     is_cut = info.data.get("truncate_prompt_tokens") is not None
     if max_context is not None and len(ids) >= max_context and not is_cut:

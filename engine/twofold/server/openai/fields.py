@@ -37,7 +37,7 @@ class RequestField:
     example: Any = None
     """A value of a refused field that would change the answer."""
 
-    def asks_for_something(self, value: Any) -> bool:
+    def has_effect(self, value: Any) -> bool:
         return value is not None and value not in ("", [], {}) and value not in self.harmless
 
 
@@ -348,7 +348,7 @@ def refusing(endpoint: Endpoint) -> Callable[[type[M]], type[M]]:
 
     def add(schema: type[M]) -> type[M]:
         refused: Any = {
-            field.name: (Annotated[Unlisted, AfterValidator(_refuse_if_asked(field))], None)
+            field.name: (Annotated[Unlisted, AfterValidator(_refuse_if_set(field))], None)
             for field in table_of(endpoint).values()
             if field.state == "refused"
         }
@@ -359,9 +359,9 @@ def refusing(endpoint: Endpoint) -> Callable[[type[M]], type[M]]:
     return add
 
 
-def _refuse_if_asked(field: RequestField) -> Callable[[Any], None]:
+def _refuse_if_set(field: RequestField) -> Callable[[Any], None]:
     def check(value: Any) -> None:
-        if field.asks_for_something(value):
+        if field.has_effect(value):
             raise ValueError(f"not supported: {field.note}")
 
     return check

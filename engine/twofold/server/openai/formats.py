@@ -33,7 +33,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerContext:
     """The request that an answer belongs to, for its format."""
 
     request_id: str
@@ -55,11 +55,11 @@ class AnswerFormat(ABC):
     stream_ping = b": ping\n\n"
     """Keep-alive bytes that clients ignore: a comment or an equivalent."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._head = {"id": asked.request_id, "created": int(time.time()), "model": asked.model}
-        self._asked = asked.body
-        self._prompts = asked.prompts
-        self._names = TokenNames(asked.tokenizer, as_ids=bool(asked.body.return_tokens_as_token_ids))
+    def __init__(self, context: AnswerContext) -> None:
+        self._head = {"id": context.request_id, "created": int(time.time()), "model": context.model}
+        self._context = context.body
+        self._prompts = context.prompts
+        self._names = TokenNames(context.tokenizer, as_ids=bool(context.body.return_tokens_as_token_ids))
         self._num_sent = [0] * self.num_choices
         """Tokens sent so far per choice of a stream."""
         self._begun = [False] * self.num_choices
@@ -67,11 +67,11 @@ class AnswerFormat(ABC):
 
     @property
     def num_choices(self) -> int:
-        return len(self._prompts) * self._asked.num_choices
+        return len(self._prompts) * self._context.num_choices
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of choice `index`."""
-        return self._prompts[index // self._asked.num_choices]
+        return self._prompts[index // self._context.num_choices]
 
     @abstractmethod
     def whole_choice(self, index: int, answer: Chunk) -> dict[str, Any]:
@@ -113,14 +113,14 @@ class AnswerFormat(ABC):
             cached_tokens=sum(
                 usage.cached_tokens
                 for index, usage in usages.items()
-                if index % self._asked.num_candidates == 0
+                if index % self._context.num_candidates == 0
             ),
             accepted_prediction_tokens=sum(usage.accepted_prediction_tokens for usage in of_all),
             rejected_prediction_tokens=sum(usage.rejected_prediction_tokens for usage in of_all),
         )
 
     def _best(self, answers: Sequence[Chunk]) -> list[Chunk]:
-        given, made = self._asked.num_choices, self._asked.num_candidates
+        given, made = self._context.num_choices, self._context.num_candidates
         if given == made:
             return list(answers)
         best: list[Chunk] = []
@@ -138,7 +138,7 @@ class AnswerFormat(ABC):
 
     def events(self, index: int, chunk: Chunk) -> bytes:
         """Stream events of the next chunk of choice `index`."""
-        if self._says_text_only and chunk.text and chunk.finish_reason is None:
+        if self._is_text_only and chunk.text and chunk.finish_reason is None:
             return self._text_event(index, "content", chunk.text)
         is_first, self._begun[index] = not self._begun[index], True
         self._num_sent[index] += len(chunk.token_ids)
@@ -151,15 +151,15 @@ class AnswerFormat(ABC):
     def _last_event(self, index: int, chunk: Chunk, reason: FinishReason) -> bytes:
         last = self.last_choice(index, reason) | _routing_body(chunk.routed_experts)
         # Readers of the speed stop at the finish reason.
-        with_usage = self._asked.return_speed and chunk.usage is not None
+        with_usage = self._context.return_speed and chunk.usage is not None
         usage = self._usage_body(chunk.usage) if with_usage and chunk.usage else self._usage_so_far(index)
         return self._event([last], usage)
 
     @cached_property
-    def _says_text_only(self) -> bool:
+    def _is_text_only(self) -> bool:
         """Whether the middle chunks of a stream differ only in their text."""
-        asked = self._asked
-        return not (self._logprobs_asked() or asked.return_token_ids or asked.wants_continuous_usage)
+        context = self._context
+        return not (self._logprobs_requested() or context.return_token_ids or context.wants_continuous_usage)
 
     def _text_choice(self, index: int, kind: TextKind, text: str) -> dict[str, Any] | None:
         """The choice of a text event; only chats have reasoning."""
@@ -194,18 +194,18 @@ class AnswerFormat(ABC):
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk for stream_options.include_usage; empty if not requested."""
-        return self._event([], self._usage_body(usage)) if self._asked.wants_usage else b""
+        return self._event([], self._usage_body(usage)) if self._context.wants_usage else b""
 
-    def _logprobs_asked(self) -> bool:
-        return self._asked.num_logprobs is not None
+    def _logprobs_requested(self) -> bool:
+        return self._context.num_logprobs is not None
 
     def _prompt_logprobs(self, index: int, answer: Chunk) -> dict[str, Any]:
         """vLLM's `prompt_logprobs` of a whole answer, if requested."""
-        asked = self._asked.prompt_logprobs
-        if asked is None:
+        context = self._context.prompt_logprobs
+        if context is None:
             return {}
         token_ids = self.prompt_of(index).token_ids
-        entries = _at_most(answer.prompt_logprobs or (), asked)
+        entries = _at_most(answer.prompt_logprobs or (), context)
         return {"prompt_logprobs": prompt_logprobs(self._names, token_ids, entries)}
 
     def _usage_body(self, usage: Usage) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class AnswerFormat(ABC):
         }
         if details := self._completion_details(usage):
             body["completion_tokens_details"] = details
-        if self._asked.return_speed:
+        if self._context.return_speed:
             computed = usage.prompt_tokens - usage.cached_tokens
             body |= {
                 "prompt_tokens": computed,
@@ -236,14 +236,14 @@ class AnswerFormat(ABC):
 
     def _usage_so_far(self, index: int) -> dict[str, float] | None:
         """Usage of one choice of a stream so far, for vLLM's continuous_usage_stats."""
-        if not self._asked.wants_continuous_usage:
+        if not self._context.wants_continuous_usage:
             return None
         prompt, sent = len(self.prompt_of(index).token_ids), self._num_sent[index]
         return {"prompt_tokens": prompt, "completion_tokens": sent, "total_tokens": prompt + sent}
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         body = self._body(self.chunk_object, choices)
-        if usage is not None or self._asked.wants_usage:
+        if usage is not None or self._context.wants_usage:
             body["usage"] = usage
         return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
@@ -279,15 +279,15 @@ class CompletionFormat(AnswerFormat):
 
     def first_choice(self, index: int) -> dict[str, Any] | None:
         text = self.prompt_of(index).text
-        if text is None or self._logprobs_asked():
+        if text is None or self._logprobs_requested():
             # The prompt's log probabilities come with the first chunk, so its text does too.
             return None
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
     def delta_choice(self, index: int, chunk: Chunk, *, is_first: bool) -> dict[str, Any] | None:
         text = chunk.text
-        logprobs_asked = self._logprobs_asked()
-        if is_first and logprobs_asked:
+        logprobs_requested = self._logprobs_requested()
+        if is_first and logprobs_requested:
             text = (self.prompt_of(index).text or "") + text
         logprobs = self._logprobs_body(index, chunk, with_prompt=is_first)
         ids = self._ids(index, chunk, with_prompt=is_first)
@@ -297,24 +297,24 @@ class CompletionFormat(AnswerFormat):
 
     def last_choice(self, index: int, reason: FinishReason) -> dict[str, Any]:
         # The ids were sent by `delta_choice`: the list is empty.
-        ids: dict[str, Any] = {"token_ids": []} if self._asked.return_token_ids else {}
+        ids: dict[str, Any] = {"token_ids": []} if self._context.return_token_ids else {}
         return {"index": index, "text": "", "logprobs": None, "finish_reason": reason, **ids}
 
     def _logprobs_body(self, index: int, chunk: Chunk, *, with_prompt: bool) -> dict[str, Any] | None:
-        asked = self._asked.num_logprobs
-        if asked is None:
+        context = self._context.num_logprobs
+        if context is None:
             return None
         writer = self._logprobs[index]
         prompt = self.prompt_of(index)
         bodies = []
         if with_prompt and prompt.text is not None:
-            entries = _at_most(chunk.prompt_logprobs or (), asked)
+            entries = _at_most(chunk.prompt_logprobs or (), context)
             bodies.append(writer.of_prompt(prompt.token_ids, entries, prompt.text))
         bodies.append(writer.of_answer(chunk.logprobs))
         return joined(bodies)
 
     def _ids(self, index: int, chunk: Chunk, *, with_prompt: bool) -> dict[str, Any]:
-        if not self._asked.return_token_ids:
+        if not self._context.return_token_ids:
             return {}
         ids: dict[str, Any] = {"token_ids": list(chunk.token_ids)}
         if with_prompt:

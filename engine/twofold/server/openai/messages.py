@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from twofold.api.errors import RequestError
 from twofold.server.openai.custom_tools import custom_arguments
-from twofold.text.conversation.content import THINKING, apart, is_unreadable, readable
+from twofold.text.conversation.content import THINKING, is_unreadable, readable, separate
 
 if TYPE_CHECKING:
     # The process that parses large bodies imports this file and needs no tokenizer.
@@ -134,19 +134,21 @@ def turns_of(messages: Sequence[Message], tokenizer: ServingTokenizer) -> list[d
                 f"{param}: only an assistant's message may have tool calls; move them there", param=param
             )
     answered = ("assistant", "system", "developer")
-    asked = list(itertools.takewhile(lambda message: message.role not in answered, reversed(messages)))
-    if asked and all(message.role == "user" and is_unreadable(message.content or "") for message in asked):
+    requested = list(itertools.takewhile(lambda message: message.role not in answered, reversed(messages)))
+    if requested and all(
+        message.role == "user" and is_unreadable(message.content or "") for message in requested
+    ):
         param = f"messages[{len(messages) - 1}].content"
         raise RequestError(
-            f"{param}: {asked[0].content}; send text, or ask a model that reads it", param=param
+            f"{param}: {requested[0].content}; send text, or ask a model that reads it", param=param
         )
     return [message.for_template(reads_thinking=reads_thinking) for message in messages]
 
 
 def _answer(message: Mapping[str, Any]) -> dict[str, Any]:
     """Content without parts of thinking and calls, and these in their fields."""
-    content, thinking = apart(message.get("content"), THINKING)
-    content, uses = apart(content, ("tool_use",))
+    content, thinking = separate(message.get("content"), THINKING)
+    content, uses = separate(content, ("tool_use",))
     # An answer that OpenAI's models refused or spoke.
     read = {"content": content or message.get("refusal") or _audio(message.get("audio"))}
     if thinking and not (message.get("reasoning_content") or message.get("reasoning")):

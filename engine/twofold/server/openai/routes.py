@@ -28,7 +28,7 @@ from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.fill_in import fill_end_tokens
-from twofold.server.openai.formats import AnswerFormat, Asked, CompletionFormat
+from twofold.server.openai.formats import AnswerContext, AnswerFormat, CompletionFormat
 from twofold.server.openai.prompts import (
     bad_word_sequences,
     chat_prompts,
@@ -194,7 +194,7 @@ async def _answer(
                 request_id,
                 plan.template.endpoint,
                 model=model.name,
-                asked_model=body.model,
+                requested_model=body.model,
                 settings=settings,
                 timers=timers,
                 answers_per_prompt=body.num_candidates,
@@ -211,7 +211,7 @@ async def _answer(
     except BaseException:
         model.answer_closed(answer)
         raise
-    asked = Asked(
+    requested = AnswerContext(
         request_id,
         model.name,
         body,
@@ -220,4 +220,4 @@ async def _answer(
         reasoning_field=model.server.config.reasoning_field,
     )
     respond = StreamedAnswer if body.stream else WholeAnswer
-    return respond(answer, make_format(asked), timers)
+    return respond(answer, make_format(requested), timers)

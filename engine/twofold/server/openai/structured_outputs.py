@@ -80,10 +80,10 @@ class StructuredOutputs(_Strict):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
-        asked = [kind for kind, _ in self.constraints()]
-        if len(asked) != 1:
+        requested = [kind for kind, _ in self.constraints()]
+        if len(requested) != 1:
             raise ValueError(
-                f"asks for {len(asked)} forms; send one of json, regex, choice, grammar, json_object"
+                f"asks for {len(requested)} forms; send one of json, regex, choice, grammar, json_object"
             )
         return self
 

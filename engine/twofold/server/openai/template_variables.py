@@ -56,8 +56,8 @@ def reads_effort(tokenizer: ServingTokenizer) -> bool:
 def _unread(body: TemplateFields, made: dict[str, Any]) -> Iterator[str]:
     thinking = made.keys() - {"verbosity"}
     for name in ("reasoning_effort", "reasoning", "thinking", "think", "enable_thinking"):
-        asked = body.thinks is not None or body.effort is not None if name == "reasoning" else True
-        if getattr(body, name) is not None and asked and not thinking:
+        requested = body.thinks is not None or body.effort is not None if name == "reasoning" else True
+        if getattr(body, name) is not None and requested and not thinking:
             yield name
     if body.verbosity is not None and "verbosity" not in made:
         yield "verbosity"

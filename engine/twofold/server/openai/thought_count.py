@@ -15,11 +15,11 @@ class ThoughtCount:
         self._thinks, self._num_unsure = False, 0
         """Whether the last text was thinking, and the tokens since then, whose text the parser still holds."""
 
-    def add(self, said: Sequence[Event], num_tokens: int) -> None:
+    def add(self, reply: Sequence[Event], num_tokens: int) -> None:
         """Count a chunk. Held-back tokens belong to the text that follows them; marks belong to neither."""
-        if any(event.kind == "reasoning" for event in said):
+        if any(event.kind == "reasoning" for event in reply):
             self.num_tokens += self._num_unsure + num_tokens
-        if said:
-            self._thinks, self._num_unsure = said[-1].kind == "reasoning", 0
+        if reply:
+            self._thinks, self._num_unsure = reply[-1].kind == "reasoning", 0
         elif self._thinks:
             self._num_unsure += num_tokens

@@ -15,7 +15,7 @@ from twofold.api.types import Chunk, FinishReason, SamplingParams, TokenLogprob,
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError
 from twofold.server.openai.chat_format import ChatFormat
 from twofold.server.openai.chat_reading import ChatReading
-from twofold.server.openai.formats import Asked
+from twofold.server.openai.formats import AnswerContext
 from twofold.server.openai.logprobs import chat_logprobs
 from twofold.server.responses.input import Offer
 from twofold.server.responses.items import OutputItems, StreamEvent
@@ -24,7 +24,7 @@ from twofold.text.chat.events import Event
 
 
 @dataclass(frozen=True)
-class AskedResponse:
+class ResponseContext:
     """Request fields that a response repeats."""
 
     request: ResponsesRequest
@@ -38,7 +38,7 @@ class AskedResponse:
 
     def body(self, response_id: str, created_at: int, status: str, **more: Any) -> dict[str, Any]:
         """The response object; `more` overrides its fields."""
-        asked, text = self.request, self.request.text
+        requested, text = self.request, self.request.text
         form = text.format if text is not None else None
         return {
             "id": response_id,
@@ -49,30 +49,32 @@ class AskedResponse:
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None,
             "incomplete_details": None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
+            "instructions": requested.instructions,
+            "max_output_tokens": requested.max_output_tokens,
             "max_tool_calls": None,
-            "metadata": asked.metadata or {},
+            "metadata": requested.metadata or {},
             "model": self.model,
             "output": [],
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "previous_response_id": asked.previous_response_id,
-            "prompt_cache_key": asked.prompt_cache_key,
+            "parallel_tool_calls": requested.parallel_tool_calls is not False,
+            "previous_response_id": requested.previous_response_id,
+            "prompt_cache_key": requested.prompt_cache_key,
             "reasoning": {
                 "effort": self.effort,
-                "summary": asked.reasoning.summary if asked.reasoning is not None else None,
+                "summary": requested.reasoning.summary if requested.reasoning is not None else None,
             },
             "service_tier": "default",
             "store": self.keep is not None,
-            "temperature": self.defaults.temperature if asked.temperature is None else asked.temperature,
+            "temperature": self.defaults.temperature
+            if requested.temperature is None
+            else requested.temperature,
             "text": {
                 "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"},
                 "verbosity": "medium",
             },
-            "tool_choice": asked.tool_choice or "auto",
+            "tool_choice": requested.tool_choice or "auto",
             "tools": self.offer.given,
-            "top_logprobs": asked.top_logprobs or 0,
-            "top_p": self.defaults.top_p if asked.top_p is None else asked.top_p,
+            "top_logprobs": requested.top_logprobs or 0,
+            "top_p": self.defaults.top_p if requested.top_p is None else requested.top_p,
             "truncation": "disabled",
             "usage": None,
             "user": None,
@@ -85,8 +87,8 @@ class EventNumbers:
     def __init__(self) -> None:
         self._next = 0
 
-    def written(self, said: Iterable[StreamEvent]) -> bytes:
-        return b"".join(self._event(kind, fields) for kind, fields in said)
+    def written(self, reply: Iterable[StreamEvent]) -> bytes:
+        return b"".join(self._event(kind, fields) for kind, fields in reply)
 
     def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         body = {"type": kind, "sequence_number": self._next, **fields}
@@ -102,11 +104,11 @@ _MESSAGE: Final = ("content", "call_damaged")
 class ResponsesFormat(ChatFormat):
     """Answers of /v1/responses."""
 
-    def __init__(self, asked: Asked, reading: ChatReading, response: AskedResponse) -> None:
-        super().__init__(asked, reading)
+    def __init__(self, requested: AnswerContext, reading: ChatReading, response: ResponseContext) -> None:
+        super().__init__(requested, reading)
         request = response.request
         self._response = response
-        self._id = response_id(asked.request_id)
+        self._id = response_id(requested.request_id)
         self._created_at = int(time.time())
         self._items = OutputItems(
             response.offer,
@@ -139,19 +141,19 @@ class ResponsesFormat(ChatFormat):
         return self._numbers.written(self._take(chunk))
 
     def _take(self, chunk: Chunk) -> Iterator[StreamEvent]:
-        said = self._parsed_events(0, chunk)
-        yield from self._items.take(said, self._text_logprobs(said, chunk.logprobs))
+        reply = self._parsed_events(0, chunk)
+        yield from self._items.take(reply, self._text_logprobs(reply, chunk.logprobs))
         if chunk.finish_reason is not None:
             self._reason = chunk.finish_reason
             yield from self._items.end(self._status)
 
-    def _text_logprobs(self, said: Sequence[Event], entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    def _text_logprobs(self, reply: Sequence[Event], entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         """Log probabilities of the tokens whose text is part of a message, without thinking, calls and end token."""
         self._kept_logprobs += entries
-        if not said:
+        if not reply:
             return []
         entries, self._kept_logprobs = self._kept_logprobs, []
-        if not self._logprobs_asked() or all(event.kind not in _MESSAGE for event in said):
+        if not self._logprobs_requested() or all(event.kind not in _MESSAGE for event in reply):
             return []
         logprobs: list[dict[str, Any]] = chat_logprobs(self._names, entries)["content"]
         return logprobs
@@ -163,8 +165,8 @@ class ResponsesFormat(ChatFormat):
 
     def stream_error(self, error: ApiError) -> bytes:
         """The events of a failed response."""
-        said = self._numbers.written(self._items.end("incomplete"))
-        return said + failed(self._numbers, error, self._body_now("failed"))
+        reply = self._numbers.written(self._items.end("incomplete"))
+        return reply + failed(self._numbers, error, self._body_now("failed"))
 
     def held_back(self) -> bytes:
         """Text that the parser held back as a possible mark."""

@@ -74,10 +74,10 @@ def model_name(name: str, namespace: str | None) -> str:
 
 def _function(tool: dict[str, Any], name: str) -> dict[str, Any]:
     if tool["type"] == "function":
-        told = {
+        described = {
             key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None
         }
-        return {"name": name} | told
+        return {"name": name} | described
     return custom_function(tool, name)
 
 

@@ -70,7 +70,7 @@ class OutputItems:
             elif event.kind == "arguments" and not self._skips:
                 self._pieces.append(event.text)
                 if self._type == "function_call":
-                    yield self._said("function_call_arguments.delta", delta=event.text)
+                    yield self._event("function_call_arguments.delta", delta=event.text)
             elif event.kind == "call_end" and not self._skips:
                 self._num_made += 1
                 yield from self.end()
@@ -94,21 +94,21 @@ class OutputItems:
         if kind == "function_call":
             item["arguments"] = text
             if status == "completed":
-                yield self._said("function_call_arguments.done", name=item["name"], arguments=text)
+                yield self._event("function_call_arguments.done", name=item["name"], arguments=text)
         elif kind == "custom_tool_call":
             item["input"] = custom_input(text)
             if status == "completed":
-                yield self._said("custom_tool_call_input.delta", delta=item["input"])
-                yield self._said("custom_tool_call_input.done", input=item["input"])
+                yield self._event("custom_tool_call_input.delta", delta=item["input"])
+                yield self._event("custom_tool_call_input.done", input=item["input"])
         else:
             event, place, part = self._part(text)
             more: dict[str, Any] = {"logprobs": self._logprobs} if kind == "message" else {}
-            yield self._said(f"{event}.done", **place, text=text, **more)
-            yield self._said(f"{_part_event(place)}.done", **place, part=part)
+            yield self._event(f"{event}.done", **place, text=text, **more)
+            yield self._event(f"{_part_event(place)}.done", **place, part=part)
             item["summary" if "summary_index" in place else "content"] = [part]
             if kind == "reasoning" and self._with_sealed:
                 item["encrypted_content"] = sealed(text)
-        yield self._said("output_item.done", item=dict(item))
+        yield self._event("output_item.done", item=dict(item))
         self._open = False
 
     @property
@@ -128,7 +128,7 @@ class OutputItems:
                 item = {"id": _id("rs"), "summary": [], "content": [], "encrypted_content": None}
             yield from self._begin({"type": kind, "status": "in_progress"} | item)
             _, place, part = self._part("")
-            yield self._said(f"{_part_event(place)}.added", **place, part=part)
+            yield self._event(f"{_part_event(place)}.added", **place, part=part)
         self._pieces.append(text)
         event, place, _ = self._part("")
         more: dict[str, Any] = {}
@@ -136,7 +136,7 @@ class OutputItems:
             more["logprobs"] = waiting.copy()
             self._logprobs += waiting
             waiting.clear()
-        yield self._said(f"{event}.delta", **place, delta=text, **more)
+        yield self._event(f"{event}.delta", **place, delta=text, **more)
 
     def _part(self, text: str) -> tuple[str, dict[str, int], dict[str, Any]]:
         """The name of the part's events, its position, and the part itself with `text`."""
@@ -169,7 +169,7 @@ class OutputItems:
         self._pieces, self._logprobs = [], []
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)}
 
-    def _said(self, event: str, **fields: Any) -> StreamEvent:
+    def _event(self, event: str, **fields: Any) -> StreamEvent:
         place: dict[str, Any] = {"output_index": len(self.items) - 1}
         if event != "output_item.done":
             place = {"item_id": self.items[-1]["id"]} | place

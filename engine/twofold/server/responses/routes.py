@@ -28,8 +28,8 @@ from twofold.server.openai.template_variables import reads_effort
 from twofold.server.openai.tokenization import num_prompt_tokens
 from twofold.server.responses.answer_schemas import InputTokens, ResponseAnswer, ResponseEvent
 from twofold.server.responses.format import (
-    AskedResponse,
     EventNumbers,
+    ResponseContext,
     ResponsesFormat,
     begin_events,
     failed,
@@ -112,20 +112,20 @@ async def _answer(
 ) -> Response:
     offer = offer_of(body.all_tools)
     effort = _effort(model, body)
-    asked = AskedResponse(
+    requested = ResponseContext(
         body, offer, model=model.name, defaults=model.sampling_defaults, effort=effort, keep=keep
     )
     if not _has_input(body):
-        return _empty(asked)
+        return _empty(requested)
     chat = _chat(model, body, offer, effort)
     try:
-        make_format = functools.partial(ResponsesFormat, response=asked)
+        make_format = functools.partial(ResponsesFormat, response=requested)
         return await answer_chat(request, model, chat, make_format)
     except RequestError as error:
         raise _renamed(api_errors.from_twofold(error)) from None
     except ApiError as error:
         if body.stream and error.code == CONTEXT_LENGTH:
-            return _failed_stream(asked, _renamed(error))
+            return _failed_stream(requested, _renamed(error))
         raise _renamed(error) from None
 
 
@@ -168,8 +168,8 @@ def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
         return None
     if form.type == "json_object":
         return {"type": form.type}
-    told = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
-    return {"type": form.type, "json_schema": told}
+    described = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+    return {"type": form.type, "json_schema": described}
 
 
 def _renamed(error: ApiError) -> ApiError:
@@ -179,23 +179,23 @@ def _renamed(error: ApiError) -> ApiError:
         return error
     # Message numbers differ from item numbers.
     param = _NAMES[name] + (error.param.removeprefix(name) if name != "messages" else "")
-    told = error.arguments() | {"param": param, "message": error.message.replace(error.param, param, 1)}
-    return ApiError(**told)
+    described = error.arguments() | {"param": param, "message": error.message.replace(error.param, param, 1)}
+    return ApiError(**described)
 
 
-def _empty(asked: AskedResponse) -> Response:
+def _empty(requested: ResponseContext) -> Response:
     """The empty answer to a probe; nothing is computed."""
     new, created_at = response_id(uuid.uuid4().hex), int(time.time())
-    body = asked.body(new, created_at, "completed", usage=usage_body(_NOTHING, 0))
-    if not asked.request.stream:
+    body = requested.body(new, created_at, "completed", usage=usage_body(_NOTHING, 0))
+    if not requested.request.stream:
         return JSONResponse(body)
-    begun = begin_events(asked.body(new, created_at, "in_progress"))
+    begun = begin_events(requested.body(new, created_at, "in_progress"))
     return _stream(EventNumbers().written([*begun, ("response.completed", {"response": body})]))
 
 
-def _failed_stream(asked: AskedResponse, error: ApiError) -> Response:
+def _failed_stream(requested: ResponseContext, error: ApiError) -> Response:
     """Failed stream for a prompt that is too long. Streaming agents shorten it on an error event, but fail on a 400."""
-    body = asked.body(response_id(uuid.uuid4().hex), int(time.time()), "in_progress")
+    body = requested.body(response_id(uuid.uuid4().hex), int(time.time()), "in_progress")
     numbers = EventNumbers()
     return _stream(numbers.written(begin_events(body)) + failed(numbers, error, body))
 

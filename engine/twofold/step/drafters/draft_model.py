@@ -170,7 +170,7 @@ class DraftModelDrafter(ModelDrafter):
             if not rows:
                 return
             tokens, chances = likeliest(logits[rows])
-            going = []
+            active = []
             for row, token, chance in zip(rows, tokens, chances, strict=True):
                 each = drafting[row]
                 assert each is not None
@@ -178,9 +178,9 @@ class DraftModelDrafter(ModelDrafter):
                 if len(each.tokens) < each.depth and not (
                     self._stops_early and each.together < _LEAST_CHANCE
                 ):
-                    going.append(each)
-            drafting = going
-            logits = self._timed([each.next_chunk() for each in going]) if going else None
+                    active.append(each)
+            drafting = active
+            logits = self._timed([each.next_chunk() for each in active]) if active else None
 
     def _timed(self, chunks: Seq[Chunk]) -> F32:
         """A pass. Learns its time."""

@@ -30,7 +30,7 @@ from twofold.step.sequences import ScheduledSequence, Sequence
 
 F32 = npt.NDArray[np.float32]
 
-MOST_KEPT: Final = 64
+MAX_PENDING_STATES: Final = 64
 """Decoded tokens of a sequence whose states are kept before they are computed without a draft."""
 _LEAST_CHANCE: Final = 0.1
 """A draft ends where its tokens are right together with less than this chance."""
@@ -112,7 +112,7 @@ class Eagle3Drafter(ModelDrafter):
                 followed = self._followed[sequence.number] = _Followed(held, begin, begin, rows.copy())
             # Rows before `begin` are verified; those of a prompt are known.
             end = begin if sequence.is_decoding else min(begin + item.num_tokens, len(sequence.token_ids) - 1)
-            if not sequence.is_decoding or end - followed.kept_at >= MOST_KEPT:
+            if not sequence.is_decoding or end - followed.kept_at >= MAX_PENDING_STATES:
                 due.append((followed, end - followed.kept_at, sequence))
         self._catch_up([each for each in due if each[1] > 0])
 
@@ -178,14 +178,14 @@ class Eagle3Drafter(ModelDrafter):
         tokens = [list[int]() for _ in parts]
         chances = [list[float]() for _ in parts]
         together = np.ones(len(parts))
-        going = list(range(len(parts)))
-        while going:
+        active = list(range(len(parts)))
+        while active:
             out = self._timed(parts, states)
             ends = np.cumsum([len(part.tokens) for part in parts]) - 1
             picked, probable = likeliest(self._head.logits(out[ends]))
-            parts_before, going_before = parts, going
-            parts, going, rows = [], [], []
-            for row, number in enumerate(going_before):
+            parts_before, active_before = parts, active
+            parts, active, rows = [], [], []
+            for row, number in enumerate(active_before):
                 token = int(self._head.target_tokens[picked[row]])
                 tokens[number].append(token)
                 chances[number].append(probable[row])
@@ -194,7 +194,7 @@ class Eagle3Drafter(ModelDrafter):
                 if len(tokens[number]) < depths[number] and is_likely:
                     before = parts_before[row]
                     parts.append(_Part(before.held, before.begin + len(before.tokens), [token]))
-                    going.append(number)
+                    active.append(number)
                     rows.append(ends[row])
             states = out[rows]
         return [Draft(tuple(own), tuple(theirs)) for own, theirs in zip(tokens, chances, strict=True)]

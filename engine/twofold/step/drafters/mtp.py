@@ -10,7 +10,7 @@ from typing import Protocol
 from twofold.step.draft_price import typical
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafts import NOTHING, Draft
-from twofold.step.predictions import Predictions
+from twofold.step.mtp_runner import MtpRunner
 from twofold.step.sequences import Sequence
 
 
@@ -24,8 +24,8 @@ class Pages(Protocol):
 class MtpDrafter(ModelDrafter):
     """See `ModelDrafter`."""
 
-    def __init__(self, predictions: Predictions, pages: Pages) -> None:
-        self._predictions, self._pages = predictions, pages
+    def __init__(self, mtp_runner: MtpRunner, pages: Pages) -> None:
+        self._mtp_runner, self._pages = mtp_runner, pages
         self._passes_s: dict[int, deque[float]] = {}
         """Newest times per pass, by number of sequences."""
 
@@ -48,13 +48,13 @@ class MtpDrafter(ModelDrafter):
         drafted = [number for number, depth in enumerate(granted) if depth > 0]
         if not drafted:
             return [NOTHING] * len(sequences)
-        before, began = self._predictions.num_rows, self._clock_s()
-        drafts = self._predictions.draft([sequences[at] for at in drafted], [granted[at] for at in drafted])
+        before, began = self._mtp_runner.num_rows, self._clock_s()
+        drafts = self._mtp_runner.draft([sequences[at] for at in drafted], [granted[at] for at in drafted])
         took_s = self._clock_s() - began
         self.spent_s += took_s
         num_passes = max(granted)
         # A long text that was not drafted is computed in the first pass.
-        if self._predictions.num_rows - before <= (2 * num_passes + 1) * len(drafted):
+        if self._mtp_runner.num_rows - before <= (2 * num_passes + 1) * len(drafted):
             self._passes_s.setdefault(len(drafted), deque(maxlen=9)).append(took_s / num_passes)
         found = dict(zip(drafted, drafts, strict=True))
         return [found.get(number, NOTHING) for number in range(len(sequences))]
@@ -63,7 +63,7 @@ class MtpDrafter(ModelDrafter):
         """Nothing: its pages are the target's."""
 
     def ending(self, sequence: Sequence) -> None:
-        self._predictions.settle(sequence)
+        self._mtp_runner.settle(sequence)
 
     def _has_pages(self, sequence: Sequence, num_more: int) -> bool:
         if num_more <= 0:
@@ -74,5 +74,5 @@ class MtpDrafter(ModelDrafter):
         return True
 
     def _clock_s(self) -> float:
-        virtual_us = self._predictions.virtual_now_us
+        virtual_us = self._mtp_runner.virtual_now_us
         return time.perf_counter() if virtual_us is None else 1e-6 * virtual_us

@@ -12,7 +12,7 @@ from twofold.step.sequences import Sequence
 
 _TOKENS_AT_ONCE: Final = 4096
 """Tokens of a prompt indexed in one step, in about 2 ms. Nothing is proposed until all are."""
-_TOKENS_BEHIND: Final = 16
+_MAX_UNINDEXED_TOKENS: Final = 16
 """Tokens after which the index is extended even if the newest ones are new to it."""
 
 
@@ -68,9 +68,9 @@ class NgramDrafter(Drafter):
         index, follows = lookup.index, lookup.follows(len(tokens))
         if (
             not follows
-            and not index.knows_end_of(tokens)
+            and not index.contains_end_of(tokens)
             and 0 < index.num_indexed >= sequence.num_prompt_tokens - 1
-            and len(tokens) - index.num_indexed < _TOKENS_BEHIND
+            and len(tokens) - index.num_indexed < _MAX_UNINDEXED_TOKENS
         ):
             return NOTHING
         # Up to the token before the newest, so that each occurrence has a token after it.

@@ -49,7 +49,7 @@ class TokenIndex:
             earlier.append(newest.get(gram, 0))
             newest[gram] = last
 
-    def knows_end_of(self, text: Sequence[int]) -> bool:
+    def contains_end_of(self, text: Sequence[int]) -> bool:
         """Whether the shortest match with the end of `text` exists; takes a microsecond."""
         return tuple(text[-self._n :]) in self._newest
 

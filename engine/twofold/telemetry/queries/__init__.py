@@ -8,8 +8,8 @@ from twofold.api.types import ControlRecord as ControlRecord
 from twofold.telemetry.queries.client_times import ClientTimes as ClientTimes
 from twofold.telemetry.queries.client_times import Part as Part
 from twofold.telemetry.queries.client_times import client_times as client_times
-from twofold.telemetry.queries.client_times import felt_times as felt_times
 from twofold.telemetry.queries.client_times import sorted_requests as sorted_requests
+from twofold.telemetry.queries.client_times import times_at_client as times_at_client
 from twofold.telemetry.queries.client_times import waterfall as waterfall
 from twofold.telemetry.queries.comparisons import Difference as Difference
 from twofold.telemetry.queries.comparisons import difference as difference
@@ -28,6 +28,8 @@ from twofold.telemetry.queries.devices import device_uses as device_uses
 from twofold.telemetry.queries.drafts import DraftSteps as DraftSteps
 from twofold.telemetry.queries.drafts import draft_acceptance as draft_acceptance
 from twofold.telemetry.queries.drafts import draft_steps as draft_steps
+from twofold.telemetry.queries.estimates import EstimateError as EstimateError
+from twofold.telemetry.queries.estimates import estimate_error as estimate_error
 from twofold.telemetry.queries.fleet import Decided as Decided
 from twofold.telemetry.queries.fleet import FleetReplica as FleetReplica
 from twofold.telemetry.queries.fleet import StepCosts as StepCosts
@@ -73,8 +75,6 @@ from twofold.telemetry.queries.plans import layer_residuals as layer_residuals
 from twofold.telemetry.queries.plans import plan_mix as plan_mix
 from twofold.telemetry.queries.plans import slow_layers as slow_layers
 from twofold.telemetry.queries.plans import usual_plans as usual_plans
-from twofold.telemetry.queries.predictions import PredictionError as PredictionError
-from twofold.telemetry.queries.predictions import prediction_error as prediction_error
 from twofold.telemetry.queries.requests import RUNNING as RUNNING
 from twofold.telemetry.queries.requests import Request as Request
 from twofold.telemetry.queries.requests import RequestCounts as RequestCounts
@@ -86,7 +86,7 @@ from twofold.telemetry.queries.requests import request_counts as request_counts
 from twofold.telemetry.queries.requests import request_tokens as request_tokens
 from twofold.telemetry.queries.requests import requests as requests
 from twofold.telemetry.queries.residency import Paybacks as Paybacks
-from twofold.telemetry.queries.residency import UploadFate as UploadFate
+from twofold.telemetry.queries.residency import UploadOutcome as UploadOutcome
 from twofold.telemetry.queries.residency import paybacks as paybacks
 from twofold.telemetry.queries.residency import residency as residency
 from twofold.telemetry.queries.residents import Residents as Residents

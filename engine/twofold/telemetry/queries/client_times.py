@@ -138,7 +138,7 @@ def sorted_requests(
     return requests(db, run, search=search, ended_by=ended_by, limit=limit, offset=offset, order_by=column)
 
 
-def felt_times(request: Request) -> tuple[float | None, float | None, float | None]:
+def times_at_client(request: Request) -> tuple[float | None, float | None, float | None]:
     """TTFT, mean ITL and end-to-end seconds of one request by the wall clock; None where not yet known."""
     first = request.first_token_s if request.first_sent_s is None else request.first_sent_s
     ttft = None if first is None else first - request.received_s

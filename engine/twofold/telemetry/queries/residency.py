@@ -124,7 +124,7 @@ class _Nearest:
         self._step.flat[cells], self._at_us.flat[cells] = steps[chosen], times[chosen]
 
 
-class UploadFate(IntEnum):
+class UploadOutcome(IntEnum):
     """What became of an uploaded expert."""
 
     USED = 0
@@ -142,11 +142,11 @@ class Paybacks:
     copies: CopyRows
     num_uses: I64
     """Steps in which the expert ran on the GPU because of this upload; for demand uploads its own step counts."""
-    fate: I64
-    """By `UploadFate`."""
+    outcome: I64
+    """By `UploadOutcome`."""
 
-    def count(self, reason: UploadReason, fate: UploadFate) -> int:
-        return int(((self.copies.reason == reason) & (self.fate == fate)).sum())
+    def count(self, reason: UploadReason, outcome: UploadOutcome) -> int:
+        return int(((self.copies.reason == reason) & (self.outcome == outcome)).sum())
 
 
 def paybacks(copies: CopyRows, rows: LayerRows) -> Paybacks:
@@ -167,8 +167,10 @@ def paybacks(copies: CopyRows, rows: LayerRows) -> Paybacks:
         hits, cell * base + copies.step, "right"
     )
     uses = later + (copies.reason == UploadReason.DEMAND)
-    fate = np.where(uses > 0, UploadFate.USED, np.where(end < base, UploadFate.WASTED, UploadFate.WAITING))
-    return Paybacks(copies, uses.astype(np.int64), fate.astype(np.int64))
+    outcome = np.where(
+        uses > 0, UploadOutcome.USED, np.where(end < base, UploadOutcome.WASTED, UploadOutcome.WAITING)
+    )
+    return Paybacks(copies, uses.astype(np.int64), outcome.astype(np.int64))
 
 
 def _ends(copies: CopyRows) -> I64:

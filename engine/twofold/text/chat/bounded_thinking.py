@@ -52,7 +52,7 @@ class _Matcher:
         self._inner = inner
         self._marks = bound.marks
         self._bytes_of = bound.token_bytes
-        self._left = bound.budget
+        self._remaining = bound.budget
         self._inside = bound.marks.opened
         self._over = False
         """No further reasoning is possible."""
@@ -73,7 +73,7 @@ class _Matcher:
     @property
     def forced(self) -> int | None:
         """See `TokenMatcher.forced`."""
-        if not self._inside or self._left > 0 or self.error is not None:
+        if not self._inside or self._remaining > 0 or self.error is not None:
             return None
         token = self._marks.end_tokens[self._num_forced]
         # An unfinished character must be completed first.
@@ -109,8 +109,8 @@ class _Matcher:
         """Count `token`, the next one, before it is read."""
         if not self._inside:
             return
-        if self._left > 0:
-            self._left -= 1
+        if self._remaining > 0:
+            self._remaining -= 1
         elif token == self._marks.end_tokens[self._num_forced]:
             self._num_forced = (self._num_forced + 1) % len(self._marks.end_tokens)
         else:

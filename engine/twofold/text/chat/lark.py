@@ -96,9 +96,9 @@ class Lark:
         return name
 
 
-def without(begin_or_hold: Iterable[str]) -> str:
+def without(excluded: Iterable[str]) -> str:
     """A free-text expression that excludes full matches of these regular expressions."""
-    return " & ".join([ANY_TEXT, *(f"~/{each}/" for each in begin_or_hold)])
+    return " & ".join([ANY_TEXT, *(f"~/{each}/" for each in excluded)])
 
 
 def escaped(text: str) -> str:

@@ -147,7 +147,7 @@ class _WithoutOuterLineBreaks:
     """Passes text on, except one line break at its start and one at its end."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        self._give = write
+        self._write = write
         self._held = ""
         self._begun = False
 
@@ -157,7 +157,7 @@ class _WithoutOuterLineBreaks:
             text = text.removeprefix("\n")
         text = self._held + text
         self._held = "\n" if text.endswith("\n") else ""
-        self._give(text.removesuffix("\n"))
+        self._write(text.removesuffix("\n"))
 
 
 def inside_string(text: str) -> str:

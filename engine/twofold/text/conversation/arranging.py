@@ -22,7 +22,7 @@ from twofold.text.conversation.calls import (
 from twofold.text.conversation.content import has_placeholder
 from twofold.text.conversation.repairs import report
 from twofold.text.tokenizer import ToolForm
-from twofold.text.tokenizer.shapes import Kind, Shown
+from twofold.text.tokenizer.shapes import Kind, RenderOutcome
 
 
 class Template(Protocol):
@@ -31,10 +31,10 @@ class Template(Protocol):
     @property
     def tool_form(self) -> ToolForm | None: ...
 
-    def shows(self, *shape: Kind) -> Shown: ...
+    def shows(self, *shape: Kind) -> RenderOutcome: ...
 
 
-Shows = Callable[..., Shown]
+Shows = Callable[..., RenderOutcome]
 
 _USUAL: Final = frozenset(
     (
@@ -118,7 +118,7 @@ def _in_order(turns: Sequence[Turn], shows: Shows) -> list[Turn]:
 
 def _append(made: list[Turn], turn: Turn, shows: Shows) -> None:
     """Append a turn, repaired as far as its place in front of it demands."""
-    while not _takes(last := _kind(made[-1]) if made else "", kind := _kind(turn), shows):
+    while not _can_follow(last := _kind(made[-1]) if made else "", kind := _kind(turn), shows):
         if kind == "system" and last != "system":
             report("system as user")
             turn = turn | {"role": "user"}
@@ -138,7 +138,7 @@ def _append(made: list[Turn], turn: Turn, shows: Shows) -> None:
 def _end(made: list[Turn], shows: Shows) -> None:
     """Repair the end of a conversation that has no question, or a call without a result."""
     last = _kind(made[-1])
-    if _takes(last, "", shows):
+    if _can_follow(last, "", shows):
         return
     if last == "system":
         report("system as user")
@@ -148,7 +148,7 @@ def _end(made: list[Turn], shows: Shows) -> None:
         made.extend(_missing(made[-1]))
 
 
-def _takes(last: str, kind: str, shows: Shows) -> bool:
+def _can_follow(last: str, kind: str, shows: Shows) -> bool:
     """Whether the template renders a message of this kind after the last one."""
     if (last, kind) in _USUAL or not {last, kind} <= _BEFORE.keys():
         return True

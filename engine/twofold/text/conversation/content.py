@@ -46,7 +46,7 @@ def readable(content: Any, between: str = "") -> Any:
     return content
 
 
-def apart(content: Any, kinds: Collection[str]) -> tuple[Any, list[Mapping[str, Any]]]:
+def separate(content: Any, kinds: Collection[str]) -> tuple[Any, list[Mapping[str, Any]]]:
     """Content without its parts of these types, and these parts."""
     if not isinstance(content, list):
         return content, []

@@ -37,7 +37,7 @@ _UNENFORCED: Final = frozenset(
     "$recursiveRef",
 }
 _LEFT_OUT: Final = ANNOTATIONS | {"$dynamicAnchor", "$recursiveAnchor"}
-_LOOKS_AROUND: Final = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB1-9])")
+_LOOKAROUND: Final = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB1-9])")
 _MAX_BOUND: Final = 9 * 10**18
 
 Relaxed = Callable[[SchemaError], None]
@@ -176,7 +176,7 @@ class _Rewriting:
         kept["patternProperties"] = patterns
         if properties:
             kept["properties"] = properties
-        if any(_LOOKS_AROUND.search(pattern) for pattern in patterns):
+        if any(_LOOKAROUND.search(pattern) for pattern in patterns):
             self._refuse((*place, "patternProperties"), _UNREAD_PATTERN)
             kept.pop("additionalProperties", None)  # without the patterns it would exclude their names
             patterns.clear()
@@ -216,7 +216,7 @@ _UNREAD_PATTERN: Final = "look-around, \\b and references to groups cannot be en
 
 
 def _pattern_problem(value: str) -> str | None:
-    if _LOOKS_AROUND.search(value):
+    if _LOOKAROUND.search(value):
         return _UNREAD_PATTERN
     try:
         re.compile(value)

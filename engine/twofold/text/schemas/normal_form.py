@@ -84,7 +84,7 @@ def _member(value: Any, place: tuple[str, ...]) -> Schema:
 
 def _schemas(value: Any, place: tuple[str, ...]) -> Any:
     if not isinstance(value, list):
-        raise _wrong(place, "a list of schemas", value)
+        raise _schema_error(place, "a list of schemas", value)
     return [_member(each, (*place, str(number))) for number, each in enumerate(value)] or _MISSING
 
 
@@ -94,13 +94,13 @@ def _schema_or_schemas(value: Any, place: tuple[str, ...]) -> Any:
 
 def _named_schemas(value: Any, place: tuple[str, ...]) -> Schema:
     if not isinstance(value, Mapping):
-        raise _wrong(place, "an object of schemas by name", value)
+        raise _schema_error(place, "an object of schemas by name", value)
     return {name: _member(each, (*place, name)) for name, each in value.items()}
 
 
 def _named_dependencies(value: Any, place: tuple[str, ...]) -> Schema:
     if not isinstance(value, Mapping):
-        raise _wrong(place, "an object of schemas or lists of names", value)
+        raise _schema_error(place, "an object of schemas or lists of names", value)
     return {
         name: _names(each, (*place, name)) if isinstance(each, list) else _member(each, (*place, name))
         for name, each in value.items()
@@ -111,33 +111,33 @@ def _types(value: Any, place: tuple[str, ...]) -> Any:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise _wrong(place, "a type's name, or a list of them", value)
+        raise _schema_error(place, "a type's name, or a list of them", value)
     # A null among the names means the type null to those who write it.
     kinds = ["null" if each is None else each for each in value]
     for each in kinds:
         if not isinstance(each, str):
-            raise _wrong(place, "a type's name, or a list of them", each)
+            raise _schema_error(place, "a type's name, or a list of them", each)
     return list(dict.fromkeys(kinds)) or _MISSING
 
 
 def _values(value: Any, place: tuple[str, ...]) -> Any:
     if not isinstance(value, list):
-        raise _wrong(place, "a list of values", value)
+        raise _schema_error(place, "a list of values", value)
     return value or _MISSING
 
 
 def _names(value: Any, place: tuple[str, ...]) -> list[str]:
     if not isinstance(value, list):
-        raise _wrong(place, "a list of names", value)
+        raise _schema_error(place, "a list of names", value)
     for each in value:
         if not isinstance(each, str):
-            raise _wrong(place, "a list of names", each)
+            raise _schema_error(place, "a list of names", each)
     return list(dict.fromkeys(value))
 
 
 def _named_names(value: Any, place: tuple[str, ...]) -> dict[str, list[str]]:
     if not isinstance(value, Mapping):
-        raise _wrong(place, "an object of lists of names", value)
+        raise _schema_error(place, "an object of lists of names", value)
     return {name: _names(each, (*place, name)) for name, each in value.items() if each is not None}
 
 
@@ -146,13 +146,13 @@ def _count(value: Any, place: tuple[str, ...]) -> Any:
     if number is _MISSING:
         return _MISSING
     if number != int(number) or number < 0:
-        raise _wrong(place, "a whole number, 0 or more", value)
+        raise _schema_error(place, "a whole number, 0 or more", value)
     return int(number)
 
 
 def _number(value: Any, place: tuple[str, ...]) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(place, "a number", value)
+        raise _schema_error(place, "a number", value)
     return value if math.isfinite(value) else _MISSING  # a bound beyond the numbers excludes none
 
 
@@ -162,13 +162,13 @@ def _number_or_flag(value: Any, place: tuple[str, ...]) -> Any:
 
 def _flag(value: Any, place: tuple[str, ...]) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(place, "true or false", value)
+        raise _schema_error(place, "true or false", value)
     return value
 
 
 def _text(value: Any, place: tuple[str, ...]) -> str:
     if not isinstance(value, str):
-        raise _wrong(place, "a text", value)
+        raise _schema_error(place, "a text", value)
     return value
 
 
@@ -200,7 +200,7 @@ _READERS: Final[Mapping[ValueKind, Callable[[Any, tuple[str, ...]], Any]]] = {
 }
 
 
-def _wrong(place: tuple[str, ...], expected: str, value: Any) -> SchemaError:
+def _schema_error(place: tuple[str, ...], expected: str, value: Any) -> SchemaError:
     return SchemaError(place, f"must be {expected} (given: {_shown(value)})")
 
 

@@ -58,7 +58,7 @@ def text_patterns(schema: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 def whole_pattern(pattern: str) -> str | None:
     """The pattern of all texts that contain a match; None: it has an anchor in its middle."""
-    wholes = []
+    full_patterns = []
     for branch in _branches(pattern):
         inner = branch.removeprefix("^")
         begin = "" if inner != branch else "(?s:.*)"
@@ -67,8 +67,8 @@ def whole_pattern(pattern: str) -> str | None:
             inner, end = inner[:-1], ""
         if any(char in "^$" for char in _outside_classes(inner)):
             return None
-        wholes.append(f"{begin}(?:{inner}){end}")
-    whole = "|".join(wholes)
+        full_patterns.append(f"{begin}(?:{inner}){end}")
+    whole = "|".join(full_patterns)
     return whole.replace("\n", r"\n").replace("\r", r"\r")
 
 

@@ -28,7 +28,7 @@ from twofold.text.tokenizer.chat_template import ChatTemplate
 from twofold.text.tokenizer.detokenizer import IncrementalDetokenizer, MarkedDetokenizer
 from twofold.text.tokenizer.literal_text import ControlTokens, PromptText
 from twofold.text.tokenizer.pieces import TokenPieces
-from twofold.text.tokenizer.shapes import Kind, Shown
+from twofold.text.tokenizer.shapes import Kind, RenderOutcome
 from twofold.text.tokenizer.tokenizer_json import read_tokenizer_json
 from twofold.text.tokenizer.tool_form import ToolForm
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -176,7 +176,7 @@ class Tokenizer:
         """The form of tool calls that the chat template expects in a conversation; None: it shows no calls."""
         return None if self._chat_template is None else self._chat_template.tool_form
 
-    def shows(self, *shape: Kind) -> Shown:
+    def shows(self, *shape: Kind) -> RenderOutcome:
         """What the chat template does with a conversation of messages of these kinds."""
         return "refused" if self._chat_template is None else self._chat_template.shows(shape)
 

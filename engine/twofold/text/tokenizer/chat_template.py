@@ -22,7 +22,7 @@ import jinja2.parser
 
 from twofold.api.errors import ModelLoadError, RequestError, TemplateLimitExceededError
 from twofold.text.tokenizer.bounded_file import read_bounded_text
-from twofold.text.tokenizer.shapes import Kind, Shown, shown
+from twofold.text.tokenizer.shapes import Kind, RenderOutcome, shown
 from twofold.text.tokenizer.template_budget import Budget, TemplateLimitError, steps_of
 from twofold.text.tokenizer.template_sandbox import BUDGET, BoundedEnvironment
 from twofold.text.tokenizer.tool_form import ToolForm, find_tool_form
@@ -69,7 +69,7 @@ class ChatTemplate:
         """The source, including the one for tools."""
         self._special_tokens = dict(special_tokens)
         self._max_rendered_chars = max_rendered_chars
-        self._shown: dict[tuple[Kind, ...], Shown] = {}
+        self._shown: dict[tuple[Kind, ...], RenderOutcome] = {}
         environment = _environment()
         self._template = _compile(environment, source, where)
         self._tool_template = (
@@ -158,7 +158,7 @@ class ChatTemplate:
                 return after
         return ""
 
-    def shows(self, shape: tuple[Kind, ...]) -> Shown:
+    def shows(self, shape: tuple[Kind, ...]) -> RenderOutcome:
         """What it does with a conversation of messages of these kinds. Rendered once for each shape."""
         if shape not in self._shown:
             self._shown[shape] = shown(self._probe, shape, self.tool_form)

@@ -84,7 +84,7 @@ class _Reader:
         self._where = where
         self._tokens: list[str] = []
         self._types: list[int] = []
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def read(self) -> GgufVocabulary:
         kind = self._text("tokenizer.ggml.model", "")
@@ -106,7 +106,7 @@ class _Reader:
         }
         if repeated:
             index, first = next(iter(repeated.items()))
-            self._tell(f"{len(repeated)} tokens repeat another's text, such as {index} that of {first}")
+            self._warn_once(f"{len(repeated)} tokens repeat another's text, such as {index} that of {first}")
         special_tokens = self._special_tokens()
         self._types = self._read_types(kind, frozenset(special_tokens.values()))
         try:
@@ -126,7 +126,9 @@ class _Reader:
         """Types of all tokens; without such a list, those that the tokens' texts and roles imply."""
         listed = self._numbers("tokenizer.ggml.token_type", len(self._tokens))
         if listed is None:
-            self._tell("tokenizer.ggml.token_type is missing: types follow from the tokens' texts and roles")
+            self._warn_once(
+                "tokenizer.ggml.token_type is missing: types follow from the tokens' texts and roles"
+            )
             of_bytes = _BYTE_TOKEN.fullmatch if kind != "gpt2" else lambda token: None
             return [
                 _CONTROL
@@ -143,7 +145,7 @@ class _Reader:
             if token in _ALWAYS_CONTROL and types[index] not in (_CONTROL, _UNKNOWN)
         ]
         if others:
-            self._tell(f"token {self._tokens[others[0]]!r} is not of type control: taken as such")
+            self._warn_once(f"token {self._tokens[others[0]]!r} is not of type control: taken as such")
         for index in others:
             types[index] = _CONTROL
         return types
@@ -153,7 +155,7 @@ class _Reader:
     ) -> tokenizers.Tokenizer:
         name = self._text("tokenizer.ggml.pre", "")
         if not name:
-            self._tell(
+            self._warn_once(
                 "tokenizer.ggml.pre is missing: words are cut by the oldest files' rule, prompts may differ"
             )
             name = "default"
@@ -195,7 +197,9 @@ class _Reader:
                 "space between that make a third; convert it again"
             )
         if left_out:
-            self._tell(f"{len(left_out)} merges are left out, whose tokens it lacks, such as {left_out[0]!r}")
+            self._warn_once(
+                f"{len(left_out)} merges are left out, whose tokens it lacks, such as {left_out[0]!r}"
+            )
         return list(dict.fromkeys(merges))  # the first of equal ones counts
 
     def _sentencepiece(
@@ -204,7 +208,7 @@ class _Reader:
         scores = None if gemma else self._numbers("tokenizer.ggml.scores", len(self._tokens))
         if scores is None and not gemma and not self._strings("tokenizer.ggml.merges"):
             # Trained vocabularies list tokens from the best on.
-            self._tell("tokenizer.ggml.scores is missing: the order of the tokens is taken for them")
+            self._warn_once("tokenizer.ggml.scores is missing: the order of the tokens is taken for them")
             scores = range(0, -len(self._tokens), -1)
         merges = self._merges(vocabulary) if scores is None else self._merges_of_scores(vocabulary, scores)
         unknown = special_tokens.get("unk_token")
@@ -302,14 +306,14 @@ class _Reader:
         if value == 2**32 - 1:  # -1, written unsigned: no such token
             return None
         if not 0 <= value < len(self._tokens):
-            self._tell(f"{key} is {value}, expected an id below {len(self._tokens)}: left out")
+            self._warn_once(f"{key} is {value}, expected an id below {len(self._tokens)}: left out")
             return None
         return value
 
-    def _tell(self, what: str) -> None:
+    def _warn_once(self, what: str) -> None:
         """Log a fault that does not keep the vocabulary from being read."""
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._warned:
+            self._warned.add(what)
             _log.warning("%s: %s", self._where, what)
 
     def _text(self, key: str, default: str) -> str:

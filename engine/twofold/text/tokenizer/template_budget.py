@@ -47,14 +47,14 @@ class ValueSize(NamedTuple):
 class Budget:
     """Steps left to one rendering. Every method raises TemplateLimitError once they are spent."""
 
-    __slots__ = ("_left", "_limit")
+    __slots__ = ("_limit", "_remaining")
 
     def __init__(self, max_steps: int = MAX_STEPS) -> None:
-        self._left = self._limit = max_steps
+        self._remaining = self._limit = max_steps
 
     def spend(self, steps: int) -> None:
-        self._left -= steps
-        if self._left < 0:
+        self._remaining -= steps
+        if self._remaining < 0:
             raise TemplateLimitError(f"it takes more than {self._limit} steps")
 
     def made(self, value: Any) -> Any:

@@ -239,8 +239,8 @@ def _num_steps(tree: Sequence[nodes.Node]) -> int:
     while level:
         node = level.pop()
         steps += 1 + (len(node.data) >> 5 if isinstance(node, nodes.TemplateData) else 0)
-        apart = next((parts for kind, parts in _BODIES if isinstance(node, kind)), ())
-        level += node.iter_child_nodes(exclude=apart)
+        separate = next((parts for kind, parts in _BODIES if isinstance(node, kind)), ())
+        level += node.iter_child_nodes(exclude=separate)
     return steps
 
 

@@ -83,7 +83,7 @@ def _shown(render: Render, num_calls: int, form: ToolForm, id_prefix: str = _ID)
     tools = [{"type": "function", "function": {"name": name, **_TOOL}} for name in _NAMES]
     try:
         # Occurrences in the tools' descriptions do not count.
-        prompt = render(messages, tools).removeprefix(_common_begin(render, messages, tools))
+        prompt = render(messages, tools).removeprefix(_common_prefix(render, messages, tools))
     except RequestError:
         return None
     names = _NAMES[:num_calls]
@@ -95,7 +95,7 @@ def _shown(render: Render, num_calls: int, form: ToolForm, id_prefix: str = _ID)
     return prompt if written >= num_calls and not wrong else None
 
 
-def _common_begin(
+def _common_prefix(
     render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> str:
     """Common prefix of the prompt and the prompt with only the question."""

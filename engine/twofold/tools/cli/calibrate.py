@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from twofold.step.expert_loading import moe_shape
 
     base = load_profile(args.base)
-    asked = _asked_device(args.accelerator, args.devices)
-    measured_device, why_none = _measured_device(args.accelerator, asked)
+    requested = _requested_devices(args.accelerator, args.devices)
+    measured_device, why_none = _measured_device(args.accelerator, requested)
     files = open_model_files(model_path(args.model) if args.model else bundled_model_path())
     shape = moe_shape(files)
     output = Path(args.output) if args.output else local_profile_path()
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
                 device = calibrate_device(probe, shape, timer, repeats=args.repeats, progress=show)
     measured = device.figures(calibration.curve.layer_us) if device else None
     profile = to_profile(
-        calibration, base, measured, _stored(output), device=f"cuda{asked[0]}" if asked else ""
+        calibration, base, measured, _stored(output), device=f"cuda{requested[0]}" if requested else ""
     )
     _write(output, profile.to_json())
     if args.json:
@@ -157,7 +157,7 @@ def format_device(device: DeviceCalibration) -> str:
     return "\n".join(lines)
 
 
-def _asked_device(accelerator: str, devices: str | None) -> tuple[int, ...]:
+def _requested_devices(accelerator: str, devices: str | None) -> tuple[int, ...]:
     """Index of the requested GPU; empty: the first one. ConfigError for several, or none with --accelerator none."""
     from twofold.api.config import EngineConfig
     from twofold.device.finding import cuda_indices

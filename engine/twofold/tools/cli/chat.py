@@ -105,11 +105,11 @@ class Conversation:
     def _answer(self, line: str) -> None:
         """Print the answer as it streams; keep the turn in the history, even if the answer was stopped."""
         self._turns.append({"role": "user", "content": line})
-        said = ""
+        reply = ""
         try:
             for chunk in read_answer(self._engine, self._prompt(), self._sampling, endpoint="chat"):
                 print_piece(chunk.text)
-                said += chunk.text
+                reply += chunk.text
             print()
         except KeyboardInterrupt:
             print(" … (stopped)")
@@ -117,7 +117,7 @@ class Conversation:
             self._turns.pop()
             print(f"({error})")
             return
-        self._turns.append({"role": "assistant", "content": said})
+        self._turns.append({"role": "assistant", "content": reply})
 
     def _prompt(self) -> list[int]:
         """The conversation as tokens, without its oldest turns if the context is too small for all."""

@@ -395,8 +395,8 @@ class _AliasAction(argparse.Action):
             for name, value in alias.values(given).items():
                 self._set(parser, namespace, name, value)
         except (ValueError, argparse.ArgumentTypeError) as error:
-            told = "" if given in (None, []) else f" was given {_told(given)}"
-            parser.error(f"{option}{told}: {error}")
+            given_text = "" if given in (None, []) else f" was given {_given_text(given)}"
+            parser.error(f"{option}{given_text}: {error}")
         notes = getattr(namespace, "alias_notes", None) or []
         namespace.alias_notes = notes if alias.is_short else [*notes, f"{option} {alias.note}"]
 
@@ -417,7 +417,7 @@ class _AliasAction(argparse.Action):
         setattr(namespace, name, value)
 
 
-def _told(given: Any) -> str:
+def _given_text(given: Any) -> str:
     return repr(" ".join(given) if isinstance(given, list) else given)[:200]
 
 

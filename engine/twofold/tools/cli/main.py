@@ -85,7 +85,7 @@ GROUPS: Final[dict[str, str]] = {
 }
 """First words of two-word commands; alone they show help. `telemetry` and `lab` declare their actions themselves."""
 
-_TAKES_REST: Final = frozenset(("launch",))
+_PASSES_ARGUMENTS: Final = frozenset(("launch",))
 """Commands that pass the arguments after -- to another program, as `args.rest`."""
 
 _DEBUG_HELP: Final = "show tracebacks and debug messages"
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rest: list[str] = []
     if arguments == [command] and command in GROUPS:
         arguments.append("--help")
-    if command in _TAKES_REST and "--" in arguments:
+    if command in _PASSES_ARGUMENTS and "--" in arguments:
         place = arguments.index("--")
         arguments, rest = arguments[:place], arguments[place + 1 :]
     debug = "--debug" in arguments

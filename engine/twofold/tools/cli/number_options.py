@@ -46,8 +46,8 @@ def add_options(group: Any, options: Sequence[Option]) -> None:
     """Add options to a parser or an argument group."""
     for flag, metavar, parse, default, help_text in options:
         shown = ",".join(map(str, default)) if isinstance(default, list) else f"{default}"
-        told = help_text if default is None else f"{help_text} (default: {shown})"
-        group.add_argument(flag, type=parse, default=default, metavar=metavar, help=told)
+        full_help = help_text if default is None else f"{help_text} (default: {shown})"
+        group.add_argument(flag, type=parse, default=default, metavar=metavar, help=full_help)
 
 
 def cpu_threads_option() -> Option:

@@ -101,7 +101,7 @@ class _Guesses(ModelDrafter):
     def release(self, sequence: DecodedSequence) -> None: ...
 
 
-class _PlayedExperts:
+class _SimulatedExperts:
     """What `MoeTimes` asks of a runtime, told by the simulation's sums."""
 
     def __init__(self, trace: Trace, cost: _core.CostModel) -> None:
@@ -127,15 +127,15 @@ class _RoutedSizes:
     top_k: int
 
 
-class _Play:
+class _Simulation:
     """Composes the steps of all sequences of a trace, one after the other."""
 
     def __init__(self, trace: Trace, cost: _core.CostModel, drafting: Drafting) -> None:
         self.run = DraftedRun()
         self._drafting, self._offsets = drafting, trace.offsets
-        self._experts = _PlayedExperts(trace, cost)
+        self._experts = _SimulatedExperts(trace, cost)
         draw = random.Random(1)  # noqa: S311
-        self._luck = [draw.random() for _ in range(int(trace.offsets[-1]))]
+        self._acceptance_draws = [draw.random() for _ in range(int(trace.offsets[-1]))]
         """One number per token, below which an acceptance makes its draft right: runs of all depths meet the same."""
         self._drafter = _Guesses(drafting.draft_us, drafting.acceptance)
         self._speculator = None if drafting.depth == 0 else self._opened()
@@ -174,7 +174,10 @@ class _Play:
         chances = self._drafting.acceptance
         self._accepted = 0
         while self._accepted < depth:
-            if self._luck[self._row + self._accepted] >= chances[min(self._accepted, len(chances) - 1)]:
+            if (
+                self._acceptance_draws[self._row + self._accepted]
+                >= chances[min(self._accepted, len(chances) - 1)]
+            ):
                 break
             self._accepted += 1
         right = range(self._row, self._row + 1 + self._accepted)
@@ -216,7 +219,7 @@ def simulate_drafting(
     """Decode the sequences one after the other, as `simulate_system` does, with drafts."""
     num_experts = trace.num_layers * trace.num_experts
     cost = shape.cost_model(profile)
-    play = _Play(trace, cost, drafting)
+    play = _Simulation(trace, cost, drafting)
     config = _core.SchedulerConfig(
         trace.num_layers,
         trace.num_experts,

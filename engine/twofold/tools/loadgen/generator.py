@@ -63,7 +63,7 @@ class Load:
     stage: str = ""
     """Name of the load in its samples."""
     _samples: list[Sample] = field(default_factory=list)
-    _under_way: int = 0
+    _in_flight: int = 0
     _last_begin_s: float = float("inf")
     _counts: bool = False
     """True after the warm-up."""
@@ -141,7 +141,7 @@ class Load:
         body = json.dumps(conversation.body(turn, last_answer)).encode()
         answer = AnswerStream(self._loop.time())
         failure: Failure = (None, None)
-        self._under_way += 1
+        self._in_flight += 1
         try:
             async with asyncio.timeout(self.plan.timeout_s):
                 await self.client.lines(
@@ -161,9 +161,9 @@ class Load:
             turn=turn,
             waited_s=waited_s,
             stage=self.stage,
-            num_users=self._under_way,
+            num_users=self._in_flight,
         )
-        self._under_way -= 1
+        self._in_flight -= 1
         return sample
 
 

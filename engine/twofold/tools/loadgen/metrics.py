@@ -130,12 +130,12 @@ class Run:
 
     def _turn(self, turn: int) -> dict[str, Any]:
         good = [sample for sample in self.samples if sample.ok and sample.turn == turn]
-        told = [sample.answer.cached_tokens for sample in good if sample.answer.cached_tokens is not None]
+        cached = [sample.answer.cached_tokens for sample in good if sample.answer.cached_tokens is not None]
         return {
             "turn": turn,
             "completed": len(good),
             "mean_input_tokens": _mean([sample.answer.prompt_tokens or 0 for sample in good]),
-            "mean_cached_tokens": _mean(told),
+            "mean_cached_tokens": _mean(cached),
             "median_ttft_ms": _median([value for sample in good for value in sample.values("ttft")]),
         }
 

@@ -26,12 +26,12 @@ class _Inbox(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._pieces: deque[tuple[bytes, float]] = deque()
-        self._came = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._error: Exception | None = None
 
     def data_received(self, data: bytes) -> None:
         self._pieces.append((data, self._loop.time()))
-        self._came.set()
+        self._arrived.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._error = exc
@@ -40,8 +40,8 @@ class _Inbox(asyncio.Protocol):
     async def next(self) -> tuple[bytes, float]:
         """The next piece, b"" at the end of the connection. OSError if it broke."""
         while not self._pieces:
-            self._came.clear()
-            await self._came.wait()
+            self._arrived.clear()
+            await self._arrived.wait()
         data, at_s = self._pieces.popleft()
         if not data and self._error is not None:
             raise self._error

@@ -169,8 +169,8 @@ def _counter(client: HttpClient, plain: Workload, *, has_tokenize: bool) -> Call
         body = plain.conversation(-1, PromptShape(num_words, 1)).body(1)
         body = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
         if has_tokenize:
-            asked = {name: body[name] for name in ("model", "messages") if name in body}
-            return _count_in(await client.json("POST", "/tokenize", asked), "count")
+            requested = {name: body[name] for name in ("model", "messages") if name in body}
+            return _count_in(await client.json("POST", "/tokenize", requested), "count")
         answer = await client.json("POST", plain.path, body)
         return _count_in(answer.get("usage") if isinstance(answer, dict) else None, "prompt_tokens")
 

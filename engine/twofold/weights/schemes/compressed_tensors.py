@@ -23,7 +23,7 @@ from twofold.weights.schemes.floats import float8_matrix, mx_matrix, nvfp4_matri
 from twofold.weights.schemes.granularity import ROW, TENSOR, Grid, grid_of
 from twofold.weights.schemes.integers import Integers, made_entry
 from twofold.weights.schemes.scheme import (
-    LEFT_OUT,
+    IGNORED_TENSORS,
     SchemeMatrix,
     Stored,
     expect,
@@ -64,7 +64,7 @@ class CompressedTensors:
     where: str
     groups: tuple[tuple[tuple[str, ...], _Weights], ...]
     ignored: tuple[str, ...]
-    left_out: tuple[tuple[str, str], ...] = LEFT_OUT
+    left_out: tuple[tuple[str, str], ...] = IGNORED_TENSORS
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
         others = (*_PARTS, *_OF_ACTIVATIONS)

@@ -16,7 +16,7 @@ from typing import Final
 
 from twofold.weights.json_file import Fields, read_json_object
 from twofold.weights.schemes.floats import float8_matrix, nvfp4_matrix
-from twofold.weights.schemes.scheme import LEFT_OUT, SchemeMatrix, no_group, of_modules
+from twofold.weights.schemes.scheme import IGNORED_TENSORS, SchemeMatrix, no_group, of_modules
 from twofold.weights.tensor_source import TensorEntry
 
 SEPARATE_FILE: Final = "hf_quant_config.json"
@@ -35,7 +35,7 @@ class ModelOpt:
     """Patterns of unquantised modules."""
     layers: Mapping[str, str]
     """Algorithm by module, if each has its own."""
-    left_out: tuple[tuple[str, str], ...] = LEFT_OUT
+    left_out: tuple[tuple[str, str], ...] = IGNORED_TENSORS
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:
         found = []

@@ -39,7 +39,7 @@ class SchemeMatrix:
     """What differs from the checkpoint's values or size, for the log; "": nothing."""
 
 
-LEFT_OUT: Final = tuple(
+IGNORED_TENSORS: Final = tuple(
     ("the checkpoint's scales of a quantised KV cache", pattern) for pattern in ("*.k_scale", "*.v_scale")
 )
 """Ignored parts and their tensor patterns (`ModelConfig.left_out`): our KV cache has its own scales."""
@@ -50,7 +50,7 @@ class Scheme(Protocol):
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """Ignored parts, see `LEFT_OUT`."""
+        """Ignored parts, see `IGNORED_TENSORS`."""
         ...
 
     def matrices(self, entries: Mapping[str, TensorEntry]) -> list[SchemeMatrix]:

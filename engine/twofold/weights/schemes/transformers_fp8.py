@@ -16,7 +16,7 @@ from typing import Final
 from twofold.weights.json_file import Fields
 from twofold.weights.schemes.floats import float8_matrix
 from twofold.weights.schemes.granularity import Grid
-from twofold.weights.schemes.scheme import LEFT_OUT, SchemeMatrix, missing
+from twofold.weights.schemes.scheme import IGNORED_TENSORS, SchemeMatrix, missing
 from twofold.weights.tensor_source import TensorEntry, scales_name
 from twofold.weights.weight_format import SCALE_GRID
 
@@ -24,7 +24,7 @@ METHODS: Final = ("fp8", "fbgemm_fp8")
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
 _OF_ACTIVATIONS: Final = ("activation_scale", "input_scale", "qscale_act", "input_scale_ub")
 _LEFT_OUT: Final = (
-    *LEFT_OUT,
+    *IGNORED_TENSORS,
     *(
         ("the checkpoint's fixed scale of activations", f"*{of}{part}")
         for of in "._"

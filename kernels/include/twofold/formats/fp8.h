@@ -2,7 +2,7 @@
 // only.
 //
 //   source  plain e4m3 bytes
-//   panel   128 columns: f32 scale[32]; 32 steps of e4m3 bytes
+//   panel   128 columns: f32 scale[32]; 32 slices of e4m3 bytes
 //   weight = scale * value
 #pragma once
 #include "panel.h"
@@ -16,7 +16,7 @@ struct GridScale {
 struct FP8 : Panel<128, GridScale, 8> {
   static constexpr const char *kName = "fp8", *kGguf = "";
   static constexpr int kBlockColumns = 1, kBlockBytes = 1, kScaleGrid = 128;
-  static constexpr int kStepColumns = 4;
+  static constexpr int kSliceColumns = 4;
   static constexpr uint8_t kExponent = 0x7f;  // as in plain.h; e4m3 has a NaN and no infinities
   static constexpr float kFactor =
       256.0f;  // vectors widen the bits in the place of an f16: 2^-8 of the value
@@ -28,12 +28,12 @@ struct FP8 : Panel<128, GridScale, 8> {
   }
   template <class V>
   static void widen(const uint8_t* p, typename V::F* w) {
-    V::load_fp8_step(p, w);
+    V::load_fp8_slice(p, w);
   }
   // For whole columns in a buffer.
   template <class V>
   static void widen_many(const uint8_t* p, typename V::F* w) {
-    V::widen_fp8_step(p, w);
+    V::widen_fp8_slice(p, w);
   }
 };
 

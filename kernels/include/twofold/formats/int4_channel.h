@@ -13,7 +13,7 @@ struct Int4_Channel : Q4_0 {
   static constexpr int kRowHeadBytes = 2, kBlockBytes = 16;
 
   static void values(const uint8_t* block, int, uint8_t* u) { read_halves(block, 16, u); }
-  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block; }
+  static const uint8_t* slices(const uint8_t* block, int, uint8_t*) { return block; }
   static bool put_scales(const SourceBlock& source, uint8_t* panel, int, int row) {
     return put_f16(source.row, panel, row);
   }

@@ -12,7 +12,7 @@ struct Int8_Channel : Int8 {
   static constexpr const char* kName = "int8_channel";
   static constexpr int kRowHeadBytes = 2, kBlockColumns = 32, kBlockBytes = 32;
 
-  static const uint8_t* steps(const SourceBlock& source, int count, uint8_t* scratch) {
+  static const uint8_t* slices(const SourceBlock& source, int count, uint8_t* scratch) {
     if (count == 4) return source;
     std::memset(scratch, 0, kPanelColumns);
     std::memcpy(scratch, source, static_cast<size_t>(kBlockBytes * count));

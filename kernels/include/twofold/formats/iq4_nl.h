@@ -13,12 +13,12 @@ struct Curve {
   static constexpr int kDotBits = 8;
 };
 
-struct IQ4_NL : Panel<32, OneScale<PerRun>, 4, Curve> {
+struct IQ4_NL : Panel<32, OneScale<PerSubblock>, 4, Curve> {
   static constexpr const char *kName = "iq4_nl", *kGguf = "IQ4_NL";
   static constexpr int kBlockBytes = 18, kZero = 128;
 
   static void values(const uint8_t* block, int, uint8_t* u) { Q4_0::values(block, 0, u); }
-  static const uint8_t* steps(const uint8_t* block, int, uint8_t*) { return block + 2; }
+  static const uint8_t* slices(const uint8_t* block, int, uint8_t*) { return block + 2; }
 };
 
 }  // namespace twofold::kernels::formats

@@ -3,8 +3,8 @@
 //
 //   source  f32 of_row; then for 64 columns u8 e4m3[4]; u8 q[32] (GGUF): of each 16 columns 8 bytes, whose low nibbles are
 //           columns 0-7, high ones 8-15
-//   panel   256 columns: f32 of_row[32], scaled by 2^103 as multiplier, 2^-103 as divisor; u8 scale[16][32] (of runs of
-//           16, as float_of_8 reads them); for each pair p of runs of 32: 8 steps of nibbles (run 2p | run 2p + 1)
+//   panel   256 columns: f32 of_row[32], scaled by 2^103 as multiplier, 2^-103 as divisor; u8 scale[16][32] (of subblocks of
+//           16, as float_of_8 reads them); for each pair p of subblocks of 32: 8 slices of nibbles (subblock 2p | subblock 2p + 1)
 //   weight = (of_row * e4m3) * e2m1[q], each product rounded; (e4m3 / -of_row) * e2m1[q]
 #pragma once
 #include "mxfp4.h"
@@ -29,30 +29,30 @@ struct FloatScales : NoMinima {
   static float exact_scale(float of_row, float e4m3) {
     return 0.5f * (of_row < 0 ? e4m3 / -of_row : of_row * e4m3);
   }
-  static float source_scale(const SourceBlock& source, int run, int half) {
-    const uint8_t byte = source.block[2 * run + half];
+  static float source_scale(const SourceBlock& source, int subblock, int half) {
+    const uint8_t byte = source.block[2 * subblock + half];
     return exact_scale(load_as<float>(source.row), byte == 0x7f ? 0.0f : float_of_e4m3(byte & 0x7fu));
   }
-  static bool put_scales(const SourceBlock& source, uint8_t* panel, int run, int row) {
-    for (int i = 0; i < 4; ++i) panel[sub_at(run + i / 2, i % 2) + row] = code_of_e4m3(source.block[i]);
+  static bool put_scales(const SourceBlock& source, uint8_t* panel, int subblock, int row) {
+    for (int i = 0; i < 4; ++i) panel[sub_at(subblock + i / 2, i % 2) + row] = code_of_e4m3(source.block[i]);
     const float of_row = load_as<float>(source.row);
     store_as(panel + 4 * row, of_row * (of_row < 0 ? 0x1p-103f : 0x1p103f));
     return (bits_of_float(of_row) & 0x7f800000u) != 0x7f800000u;
   }
-  static float exact_half_scale(const uint8_t* panel, int run, int half, int row) {
+  static float exact_half_scale(const uint8_t* panel, int subblock, int half, int row) {
     const float of_row = load_as<float>(panel + 4 * row);
     return exact_scale(of_row * (of_row < 0 ? 0x1p103f : 0x1p-103f),
-                       float_of_8(panel[sub_at(run, half) + row]) * 0x1p104f);
+                       float_of_8(panel[sub_at(subblock, half) + row]) * 0x1p104f);
   }
 
-  TWOFOLD_HD static constexpr int sub_at(int run, int half) { return 128 + 32 * (2 * run + half); }
+  TWOFOLD_HD static constexpr int sub_at(int subblock, int half) { return 128 + 32 * (2 * subblock + half); }
   template <class V>
   TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
     return V::multipliers(panel + 4 * V::kLanes * g);
   }
   template <class V>
-  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int half, int g) {
-    return V::mul(block_scale<V>(panel, g), numbers_of<V, FloatScales>(panel, run, half, g));
+  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int subblock, int half, int g) {
+    return V::mul(block_scale<V>(panel, g), numbers_of<V, FloatScales>(panel, subblock, half, g));
   }
 
  private:
@@ -63,7 +63,7 @@ struct NVFP4 : Panel<256, FloatScales, 4, E2M1> {
   static constexpr const char *kName = "nvfp4", *kGguf = "";
   static constexpr int kBlockColumns = 64, kBlockBytes = 36, kRowHeadBytes = 4, kZero = 16;
 
-  static const uint8_t* steps(const uint8_t* block, int count, uint8_t* scratch) {
+  static const uint8_t* slices(const uint8_t* block, int count, uint8_t* scratch) {
     if (count < 4) std::memset(scratch, 0, kPanelColumns / 2);
     for (int i = 0; i < 2 * count; ++i) {
       const uint8_t* q = block + i / 2 * kBlockBytes + 4 + i % 2 * 8;
@@ -74,9 +74,9 @@ struct NVFP4 : Panel<256, FloatScales, 4, E2M1> {
     }
     return scratch;
   }
-  // Unpacks one of the two runs of a source block.
-  static void values(const uint8_t* block, int run, uint8_t* u) {
-    for (int half = 0; half < 2; ++half) read_halves(block + 4 + 16 * run + 8 * half, 8, u + 16 * half);
+  // Unpacks one of the two subblocks of a source block.
+  static void values(const uint8_t* block, int subblock, uint8_t* u) {
+    for (int half = 0; half < 2; ++half) read_halves(block + 4 + 16 * subblock + 8 * half, 8, u + 16 * half);
   }
 };
 

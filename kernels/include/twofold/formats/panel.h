@@ -5,29 +5,29 @@
 //   kName, kGguf     name in files, flags and messages; name of its GGUF type, "" without one
 //   kBlockBytes      bytes of a source row's block; kBlockColumns if it has fewer columns than a panel block
 //   kZero            what was added to make the weights unsigned
-//   values(source, run, u)      the 32 codes of a run of a source block: unsigned weights, or places in the codes' table
+//   values(source, subblock, u)      the 32 codes of a subblock of a source block: unsigned weights, or places in the codes' table
 //   quantise(x, w, block)       optional: a source block from float32, w weighing the errors; without it never written
-//   steps(source, count, scratch), kFlip, upper(source, run, u)     optional, for fast packing; the same as values()
-//   kRowHeadBytes, kApartBytes  optional: bytes of a source row before its blocks; of a block whose scale lies apart
+//   slices(source, count, scratch), kFlip, upper(source, subblock, u)     optional, for fast packing; the same as values()
+//   kRowHeadBytes, kSeparateBytes  optional: bytes of a source row before its blocks; of a block whose scale lies apart
 //   InBlocks, quantise_row()    of formats with one scale for a row, its head: the format with the same panels that takes
 //                               q8; and the whole row instead of quantise(), w may be null
 //
 // Scales (scales.h, or the format's own):
-//   Kind             PerRun, PerBlock or PerHalf: where scales belong in the sum, and how a sum of integers joins a total
+//   Kind             PerSubblock, PerBlock or PerHalf: where scales belong in the sum, and how a sum of integers joins a total
 //   kHeaderBytes, kMin          beginning of a panel block; whether weights have minima
-//   put_scales(source, panel, run, row)      copies a source block's into a panel block, whose runs from `run` on are
+//   put_scales(source, panel, subblock, row)      copies a source block's into a panel block, whose subblocks from `subblock` on are
 //                                            the source's; false: a scale is an infinity or a NaN
 //   kHalves          vectors of 32 f16 that a panel block begins with; the packer checks that these are finite
-//   scale<V>(panel, run, half, g), min<V>(panel, run, half, g)      of a vector of rows
-//   source_scale(source, run, half), source_min(source, run, half)
-//   Sub, sub_at(run, half), block_scale<V>(panel, g)      optional: scales that are numbers of a few bits times their
+//   scale<V>(panel, subblock, half, g), min<V>(panel, subblock, half, g)      of a vector of rows
+//   source_scale(source, subblock, half), source_min(source, subblock, half)
+//   Sub, sub_at(subblock, half), block_scale<V>(panel, g)      optional: scales that are numbers of a few bits times their
 //                    block's. How the numbers are read, where in a panel block they lie, and what multiplies them
 //   block_min<V>(panel, g)      what multiplies the minima's integers, of Sub == NibblePairs with minima
 //
 // Codes: Themselves, or a table of 16 unsigned weights: kTable, and kDotBits, the bits that products need.
 //
 // V is a vector of rows: g counts vectors from a panel's first row. kLanes rows, kBytes = 4 * kLanes bytes of
-// a step; I are those bytes, F a float for each row.
+// a slice; I are those bytes, F a float for each row.
 //   load(p), low_nibbles(v), high_nibbles(v), two_bits(v, shift): of each byte
 //   with_upper<kBits, kAt>(v, plane, shift): bits shift ... shift + kBits - 1 of each byte of the plane become bits kAt ...
 //   in the weight
@@ -46,9 +46,9 @@
 namespace twofold::kernels {
 
 inline constexpr int kPanelRows = 32;
-inline constexpr int kStepBytes = 4 * kPanelRows;
-inline constexpr int kRunColumns = 32;
-inline constexpr int kPlaneBytes = kStepBytes;  // bits above the fourth, for 8 bits' worth of steps
+inline constexpr int kSliceBytes = 4 * kPanelRows;
+inline constexpr int kSubblockColumns = 32;
+inline constexpr int kPlaneBytes = kSliceBytes;  // bits above the fourth, for 8 bits' worth of slices
 
 enum class ActivationKind : uint8_t { kF32, kBF16, kQ8, kQ8Token };
 inline constexpr int kNumActivationKinds = 4;
@@ -71,29 +71,29 @@ inline constexpr bool has_table = requires { Format::kTable; };
 // A block of a source row.
 struct SourceBlock {
   const uint8_t* block;
-  const uint8_t* row;    // the row's beginning, where a scale may be
-  const uint8_t* apart;  // the block's scale, where scales lie apart from the rows; else null
-  int count = 1;         // source blocks from this one on that belong to a panel block
+  const uint8_t* row;       // the row's beginning, where a scale may be
+  const uint8_t* separate;  // the block's scale, where scales lie apart from the rows; else null
+  int count = 1;            // source blocks from this one on that belong to a panel block
 
   operator const uint8_t*() const { return block; }
 };
 
 template <class Format>
-SourceBlock source_block(const uint8_t* row, const void* apart, int64_t index) {
-  if (Format::kApartBytes > 0 && apart != nullptr)
-    return {row + index * Format::kApartBytes, row, static_cast<const uint8_t*>(apart) + index};
+SourceBlock source_block(const uint8_t* row, const void* separate, int64_t index) {
+  if (Format::kSeparateBytes > 0 && separate != nullptr)
+    return {row + index * Format::kSeparateBytes, row, static_cast<const uint8_t*>(separate) + index};
   return {row + Format::kRowHeadBytes + index * Format::kBlockBytes, row, nullptr};
 }
 
 namespace formats {
 
-// A panel block: the header of its scales, then its units. A unit is the runs that share steps: of 8 bits a run (8
-// steps); of 4 to 6 bits a pair of runs (8 steps of nibbles, low ones the first run, high ones the second) or,
-// in a block of one run, its two halves (4 steps); of 2 and 3 bits four runs (8 steps of four codes, the lowest bits
-// the first run's). Before them lie planes: steps of bytes again, of what the weights have above those bits. A byte
-// holds the bits of several of the row's steps, lowest first: of a pair of runs those of the first run's step s, of
-// the second's, of the first's step s + 1 ...
-struct Themselves {};
+// A panel block: the header of its scales, then its units. A unit is the subblocks that share slices: of 8 bits a subblock (8
+// slices); of 4 to 6 bits a pair of subblocks (8 slices of nibbles, low ones the first subblock, high ones the second) or,
+// in a block of one subblock, its two halves (4 slices); of 2 and 3 bits four subblocks (8 slices of four codes, the lowest bits
+// the first subblock's). Before them lie planes: slices of bytes again, of what the weights have above those bits. A byte
+// holds the bits of several of the row's slices, lowest first: of a pair of subblocks those of the first subblock's slice s, of
+// the second's, of the first's slice s + 1 ...
+struct IdentityCodes {};
 template <class Codes>
 constexpr int dot_bits(int weight_bits) {
   if constexpr (has_table<Codes>) {
@@ -102,72 +102,77 @@ constexpr int dot_bits(int weight_bits) {
     return weight_bits;
   }
 }
-template <int kColumns, class Scales, int kWeightBits, class Codes = Themselves>
+template <int kColumns, class Scales, int kWeightBits, class Codes = IdentityCodes>
 struct Panel : Scales, Codes {
   static constexpr int kBlockColumns = kColumns, kPanelColumns = kColumns, kBits = kWeightBits;
-  static constexpr int kRuns = kColumns / kRunColumns;
+  static constexpr int kSubblocks = kColumns / kSubblockColumns;
   static constexpr int kDotBits = dot_bits<Codes>(kWeightBits);
   static constexpr int kCodeBits = kBits == 8 ? 8 : kBits >= 4 ? 4 : 2;
-  static constexpr int kCodes = 8 / kCodeBits;  // in a byte of a step
+  static constexpr int kCodes = 8 / kCodeBits;  // in a byte of a slice
   static constexpr bool kNibbles = kCodes == 2;
-  static constexpr int kPlanes = kBits - kCodeBits;  // for each run
-  static constexpr int kUnitRuns = kRuns > 1 ? kCodes : 1;
-  static constexpr int kUnits = kRuns / kUnitRuns;
-  static constexpr int kGroupRuns = kRuns == 1 ? 1 : kCodes == 4 ? 4 : 2;  // that loops take together
-  static constexpr int kUnitColumns = kUnitRuns * kRunColumns;
-  static constexpr int kUnitSteps = kUnitRuns * 8 / kCodes;
-  static constexpr int kUnitPlaneBytes = kUnitRuns * kPlanes * kPlaneBytes;
-  static constexpr int kUnitBytes = kUnitPlaneBytes + kUnitSteps * kStepBytes;
+  static constexpr int kPlanes = kBits - kCodeBits;  // for each subblock
+  static constexpr int kUnitSubblocks = kSubblocks > 1 ? kCodes : 1;
+  static constexpr int kUnits = kSubblocks / kUnitSubblocks;
+  static constexpr int kGroupSubblocks = kSubblocks == 1 ? 1
+                                         : kCodes == 4   ? 4
+                                                         : 2;  // that loops take together
+  static constexpr int kUnitColumns = kUnitSubblocks * kSubblockColumns;
+  static constexpr int kUnitSlices = kUnitSubblocks * 8 / kCodes;
+  static constexpr int kUnitPlaneBytes = kUnitSubblocks * kPlanes * kPlaneBytes;
+  static constexpr int kUnitBytes = kUnitPlaneBytes + kUnitSlices * kSliceBytes;
   static constexpr int kPanelBytes = Scales::kHeaderBytes + kUnits * kUnitBytes;
   static constexpr uint8_t kFlip = 0;
-  static constexpr int kScaleGrid = 0, kRowHeadBytes = 0, kApartBytes = 0;
+  static constexpr int kScaleGrid = 0, kRowHeadBytes = 0, kSeparateBytes = 0;
 
-  // Offsets in a panel block of a unit's planes and of its steps.
+  // Offsets in a panel block of a unit's planes and of its slices.
   TWOFOLD_HD static constexpr int planes_at(int unit) { return Scales::kHeaderBytes + unit * kUnitBytes; }
-  TWOFOLD_HD static constexpr int steps_at(int unit) { return planes_at(unit) + kUnitPlaneBytes; }
-  // The first of the upper bits of a run's step within a unit's planes: its byte for row 0, and its bit.
-  TWOFOLD_HD static constexpr int upper_at(int run, int step) { return (kUnitRuns * step + run) * kPlanes; }
-  TWOFOLD_HD static constexpr int plane_at(int run, int step) {
-    return upper_at(run, step) / 8 * kPlaneBytes;
+  TWOFOLD_HD static constexpr int slices_at(int unit) { return planes_at(unit) + kUnitPlaneBytes; }
+  // The first of the upper bits of a subblock's slice within a unit's planes: its byte for row 0, and its bit.
+  TWOFOLD_HD static constexpr int upper_at(int subblock, int slice) {
+    return (kUnitSubblocks * slice + subblock) * kPlanes;
   }
-  TWOFOLD_HD static constexpr int shift_at(int run, int step) { return upper_at(run, step) % 8; }
+  TWOFOLD_HD static constexpr int plane_at(int subblock, int slice) {
+    return upper_at(subblock, slice) / 8 * kPlaneBytes;
+  }
+  TWOFOLD_HD static constexpr int shift_at(int subblock, int slice) { return upper_at(subblock, slice) % 8; }
 
-  // Columns 4 step ... 4 step + 3 of run kGroupRuns * group + run, unsigned.
+  // Columns 4 slice ... 4 slice + 3 of subblock kGroupSubblocks * group + subblock, unsigned.
   template <class V>
-  TWOFOLD_ALWAYS static typename V::I bytes(const uint8_t* panel, int group, int run, int step, int g) {
+  TWOFOLD_ALWAYS static typename V::I bytes(const uint8_t* panel, int group, int subblock, int slice, int g) {
     if constexpr (has_table<Codes>) {
-      return V::template look_up<Codes>(codes<V>(panel, group, run, step, g));
+      return V::template look_up<Codes>(codes<V>(panel, group, subblock, slice, g));
     } else {
-      return codes<V>(panel, group, run, step, g);
+      return codes<V>(panel, group, subblock, slice, g);
     }
   }
 
   // The same as the panel has them.
   template <class V>
-  TWOFOLD_ALWAYS static typename V::I codes(const uint8_t* panel, int group, int run, int step, int g) {
+  TWOFOLD_ALWAYS static typename V::I codes(const uint8_t* panel, int group, int subblock, int slice, int g) {
     if constexpr (kCodes == 1) {
-      return V::load(panel + steps_at(kGroupRuns * group + run) + kStepBytes * step + V::kBytes * g);
+      return V::load(panel + slices_at(kGroupSubblocks * group + subblock) + kSliceBytes * slice +
+                     V::kBytes * g);
     } else if constexpr (kCodes == 4) {
-      const typename V::I four = V::load(panel + steps_at(group) + kStepBytes * step + V::kBytes * g);
-      return with_planes<V>(V::two_bits(four, 2 * run), panel + planes_at(group), run, step, g);
-    } else if constexpr (kUnitRuns == 1) {
-      const typename V::I both = V::load(panel + steps_at(0) + kStepBytes * (step % 4) + V::kBytes * g);
-      return with_planes<V>(step < 4 ? V::low_nibbles(both) : V::high_nibbles(both), panel + planes_at(0), 0,
-                            step, g);
+      const typename V::I four = V::load(panel + slices_at(group) + kSliceBytes * slice + V::kBytes * g);
+      return with_planes<V>(V::two_bits(four, 2 * subblock), panel + planes_at(group), subblock, slice, g);
+    } else if constexpr (kUnitSubblocks == 1) {
+      const typename V::I both = V::load(panel + slices_at(0) + kSliceBytes * (slice % 4) + V::kBytes * g);
+      return with_planes<V>(slice < 4 ? V::low_nibbles(both) : V::high_nibbles(both), panel + planes_at(0), 0,
+                            slice, g);
     } else {
-      const typename V::I both = V::load(panel + steps_at(group) + kStepBytes * step + V::kBytes * g);
-      return with_planes<V>(run == 0 ? V::low_nibbles(both) : V::high_nibbles(both), panel + planes_at(group),
-                            run, step, g);
+      const typename V::I both = V::load(panel + slices_at(group) + kSliceBytes * slice + V::kBytes * g);
+      return with_planes<V>(subblock == 0 ? V::low_nibbles(both) : V::high_nibbles(both),
+                            panel + planes_at(group), subblock, slice, g);
     }
   }
 
   // With the bits above a code's, of the unit's planes.
   template <class V>
-  TWOFOLD_ALWAYS static typename V::I with_planes(typename V::I v, const uint8_t* planes, int run, int step,
-                                                  int g) {
+  TWOFOLD_ALWAYS static typename V::I with_planes(typename V::I v, const uint8_t* planes, int subblock,
+                                                  int slice, int g) {
     if constexpr (kPlanes == 0) return v;
     return V::template with_upper<kPlanes, kCodeBits>(
-        v, V::load(planes + plane_at(run, step) + V::kBytes * g), shift_at(run, step));
+        v, V::load(planes + plane_at(subblock, slice) + V::kBytes * g), shift_at(subblock, slice));
   }
 };
 
@@ -175,12 +180,12 @@ struct Panel : Scales, Codes {
 
 // 32 signed bytes as the panel's.
 inline void read_signed(const uint8_t* from, uint8_t* u) {
-  for (int i = 0; i < kRunColumns; ++i) u[i] = from[i] ^ 0x80u;
+  for (int i = 0; i < kSubblockColumns; ++i) u[i] = from[i] ^ 0x80u;
 }
 
 // Two bits of each of 32 bytes.
 inline void read_two_bits(const uint8_t* from, int shift, uint8_t* u) {
-  for (int i = 0; i < kRunColumns; ++i) u[i] = from[i] >> shift & 3u;
+  for (int i = 0; i < kSubblockColumns; ++i) u[i] = from[i] >> shift & 3u;
 }
 
 // The low (shift 0) or high (4) nibbles of `count` bytes.
@@ -214,7 +219,7 @@ inline uint32_t even_signs(uint32_t seven) {
   return seven | static_cast<uint32_t>(__builtin_parity(seven)) << 7;
 }
 
-// Nibbles of two runs as steps: the first's low and high ones become low nibbles, the second's high ones.
+// Nibbles of two subblocks as slices: the first's low and high ones become low nibbles, the second's high ones.
 inline void pair_nibbles(const uint8_t* __restrict first, const uint8_t* __restrict second, int count,
                          uint8_t* __restrict to) {
   for (int i = 0; i < count; ++i) {

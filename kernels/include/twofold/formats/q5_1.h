@@ -8,7 +8,7 @@
 
 namespace twofold::kernels::formats {
 
-struct Q5_1 : FiveBits<ScaleAndMin<PerRun>, 4> {
+struct Q5_1 : FiveBits<ScaleAndMin<PerSubblock>, 4> {
   static constexpr const char *kName = "q5_1", *kGguf = "Q5_1";
   static constexpr int kZero = 0;
 };

@@ -1,7 +1,7 @@
 // GGUF's Q5_K: 256 columns, 5.5 bits a weight.
 //
 //   source  f16 d; f16 dmin; u8 scales[12]; u8 high[32]; u8 q[128]
-//   panel   as q4_k's, but before the nibbles of pair p two planes with bit 4 (four steps of both runs each)
+//   panel   as q4_k's, but before the nibbles of pair p two planes with bit 4 (four slices of both subblocks each)
 //   weight = d * scale * q - dmin * min
 #pragma once
 #include "k_block.h"

@@ -5,33 +5,34 @@
 
 namespace twofold::kernels {
 
-// What a kernel knows of a token's run besides its integers, one after the other: the scale, the scale times the sum of the
+// What a kernel knows of a token's subblock besides its integers, one after the other: the scale, the scale times the sum of the
 // integers, and the sums of both halves' integers in 16 bits each.
-struct TokenRun {
+struct TokenSubblock {
   const float* scale;
   const float* sum;
   const int32_t* halves;
 
-  TWOFOLD_ALWAYS TokenRun at(int i) const { return {scale + i, sum + i, halves + i}; }
+  TWOFOLD_ALWAYS TokenSubblock at(int i) const { return {scale + i, sum + i, halves + i}; }
 };
 
 // ---- Kinds: the arithmetic that all levels of the CPU share, so that all have the same bits ----
-// kSums: sums of integers in a run, each with a number of its own. kOfBlock: a panel block's runs are added up before its
-// scale multiplies them. Least<V, Format>: the minima of a vector of rows, and how a run's scaled sum joins the total.
+// kSums: sums of integers in a subblock, each with a number of its own. kSumsOfBlock: a panel block's subblocks are added up before its
+// scale multiplies them. Least<V, Format>: the minima of a vector of rows, and how a subblock's scaled sum joins the total.
 
-// Every run has its own scale: total += (sum * scale) * x_scale, and with minima += x_sum * min.
-struct PerRun {
+// Every subblock has its own scale: total += (sum * scale) * x_scale, and with minima += x_sum * min.
+struct PerSubblock {
   static constexpr int kSums = 1;
-  static constexpr bool kOfBlock = false;
-  static constexpr int place(int run, int /*half*/) { return run; }
+  static constexpr bool kSumsOfBlock = false;
+  static constexpr int place(int subblock, int /*half*/) { return subblock; }
 
   template <class V, class Format>
   struct Least {
     typename V::F min;
-    TWOFOLD_ALWAYS static Least of(const uint8_t* block, int run, int g) {
-      return {Format::template min<V>(block, run, 0, g)};
+    TWOFOLD_ALWAYS static Least of(const uint8_t* block, int subblock, int g) {
+      return {Format::template min<V>(block, subblock, 0, g)};
     }
-    TWOFOLD_ALWAYS typename V::F join(typename V::F of_run, const TokenRun& x, typename V::F total) const {
+    TWOFOLD_ALWAYS typename V::F join(typename V::F of_run, const TokenSubblock& x,
+                                      typename V::F total) const {
       total = V::fma(of_run, V::set1(*x.scale), total);
       if constexpr (Format::kMin) total = V::fma(V::set1(*x.sum), min, total);
       return total;
@@ -42,22 +43,23 @@ struct PerRun {
 // Every 16 columns have their own: total += ((sum_0 * scale_0 + sum_1 * scale_1) [+ minima]) * x_scale.
 struct PerHalf {
   static constexpr int kSums = 2;
-  static constexpr bool kOfBlock = false;
-  static constexpr int place(int run, int half) { return 2 * run + half; }
+  static constexpr bool kSumsOfBlock = false;
+  static constexpr int place(int subblock, int half) { return 2 * subblock + half; }
 
   template <class V, class Format>
   struct Least {
     typename V::F min;
     typename V::I halves;
-    TWOFOLD_ALWAYS static Least of(const uint8_t* block, int run, int g) {
+    TWOFOLD_ALWAYS static Least of(const uint8_t* block, int subblock, int g) {
       Least least{};
       if constexpr (Format::kMin) {
         least.min = Format::template block_min<V>(block, g);
-        least.halves = V::high_pairs(block + Format::sub_at(run, 0) + 2 * V::kLanes * g);
+        least.halves = V::high_pairs(block + Format::sub_at(subblock, 0) + 2 * V::kLanes * g);
       }
       return least;
     }
-    TWOFOLD_ALWAYS typename V::F join(typename V::F of_run, const TokenRun& x, typename V::F total) const {
+    TWOFOLD_ALWAYS typename V::F join(typename V::F of_run, const TokenSubblock& x,
+                                      typename V::F total) const {
       if constexpr (Format::kMin) {
         const typename V::I sums = V::pair_products(halves, V::same(*x.halves));
         of_run = V::fma(V::to_float(sums), min, of_run);
@@ -67,28 +69,28 @@ struct PerHalf {
   };
 };
 
-// A panel block shares one: block += sum * x_scale, then total += block * scale; with minima, of two runs, += x_sums * min.
-struct PerBlock : PerRun {
-  static constexpr bool kOfBlock = true;
+// A panel block shares one: block += sum * x_scale, then total += block * scale; with minima, of two subblocks, += x_sums * min.
+struct PerBlock : PerSubblock {
+  static constexpr bool kSumsOfBlock = true;
 
   template <class V>
-  TWOFOLD_ALWAYS static typename V::F add(int run, typename V::F sum, const TokenRun& x,
+  TWOFOLD_ALWAYS static typename V::F add(int subblock, typename V::F sum, const TokenSubblock& x,
                                           typename V::F of_block) {
     const typename V::F scale = V::set1(*x.scale);
-    return run == 0 ? V::mul(sum, scale) : V::fma(sum, scale, of_block);
+    return subblock == 0 ? V::mul(sum, scale) : V::fma(sum, scale, of_block);
   }
-  // x: the block's first run.
+  // x: the block's first subblock.
   template <class V, class Format>
   TWOFOLD_ALWAYS static typename V::F join(typename V::F of_block, typename V::F scale, typename V::F min,
-                                           const TokenRun& x, typename V::F total) {
+                                           const TokenSubblock& x, typename V::F total) {
     total = V::fma(of_block, scale, total);
-    static_assert(!Format::kMin || Format::kRuns == 2);
+    static_assert(!Format::kMin || Format::kSubblocks == 2);
     if constexpr (Format::kMin) total = V::fma(V::set1(x.sum[0] + x.sum[1]), min, total);
     return total;
   }
 };
 
-// ---- Numbers that a block's scale multiplies, for each row of a run or of its halves ----
+// ---- Numbers that a block's scale multiplies, for each row of a subblock or of its halves ----
 // R: a vector of rows, or whatever else reads numbers in the form in which sums are multiplied by them.
 
 struct UnsignedBytes {
@@ -116,7 +118,7 @@ struct FloatBytes {
     return R::floats_of_8(p);
   }
 };
-// Two bytes of a row for its run, one for each half: low nibbles are the numbers, high ones those of minima.
+// Two bytes of a row for its subblock, one for each half: low nibbles are the numbers, high ones those of minima.
 struct NibblePairs {
   static constexpr bool kIntegers = true;
   static constexpr int kRowBytes = 2;
@@ -128,9 +130,9 @@ struct NibblePairs {
 
 // Those of R::kLanes rows, from vector g on.
 template <class R, class Format>
-TWOFOLD_ALWAYS auto numbers_of(const uint8_t* panel, int run, int half, int g) {
+TWOFOLD_ALWAYS auto numbers_of(const uint8_t* panel, int subblock, int half, int g) {
   using Sub = typename Format::Sub;
-  return Sub::template read<R>(panel + Format::sub_at(run, half) + Sub::kRowBytes * R::kLanes * g, half);
+  return Sub::template read<R>(panel + Format::sub_at(subblock, half) + Sub::kRowBytes * R::kLanes * g, half);
 }
 
 template <class Format>
@@ -138,23 +140,24 @@ inline constexpr bool has_numbers = requires { typename Format::Sub; };
 template <class Format>
 inline constexpr bool has_float_numbers = requires { requires !Format::Sub::kIntegers; };
 
-// What minima multiply: the scaled sum of a token's run, or the sums of its halves.
+// What minima multiply: the scaled sum of a token's subblock, or the sums of its halves.
 template <class Format>
-inline constexpr bool takes_run_sums = Format::kMin && Format::Kind::kSums == 1;
+inline constexpr bool takes_subblock_sums = Format::kMin && Format::Kind::kSums == 1;
 template <class Format>
 inline constexpr bool takes_half_sums = Format::kMin && Format::Kind::kSums == 2;
 
 // Weights of 2 or 3 bits whose products with the numbers of their halves fit a byte (3 * 15, 4 * 32).
 template <class Format>
-inline constexpr bool fits_byte = Format::kUnitRuns == 4 && Format::Kind::kSums == 2 && !has_table<Format>;
+inline constexpr bool fits_byte =
+    Format::kUnitSubblocks == 4 && Format::Kind::kSums == 2 && !has_table<Format>;
 
-// What a sum of a run is multiplied by; where numbers have multiplied it already, only their block's scale.
+// What a sum of a subblock is multiplied by; where numbers have multiplied it already, only their block's scale.
 template <class V, class Format>
-TWOFOLD_ALWAYS typename V::F run_scale(const uint8_t* block, int run, int g) {
+TWOFOLD_ALWAYS typename V::F subblock_scale(const uint8_t* block, int subblock, int g) {
   if constexpr (Format::Kind::kSums > 1) {
     return Format::template block_scale<V>(block, g);
   } else {
-    return Format::template scale<V>(block, run, 0, g);
+    return Format::template scale<V>(block, subblock, 0, g);
   }
 }
 
@@ -205,10 +208,10 @@ struct ScaleAndMin : OneScale<KindOfScale> {
   }
 };
 
-// An f16 for each row's block of 256 columns, which multiplies a number of each run or half.
-//   panel   f16 d[32]; up to kFirst other things; one byte of each row for each run or half
+// An f16 for each row's block of 256 columns, which multiplies a number of each subblock or half.
+//   panel   f16 d[32]; up to kFirst other things; one byte of each row for each subblock or half
 // Numbers: kScaleAt, where a source block has the f16, or get_scale(block, f16), which puts it together; kFactor, optional: a
-// power of two that multiplies it; source_number(block, i) of run or half i.
+// power of two that multiplies it; source_number(block, i) of subblock or half i.
 template <class Numbers, class SubOfScale, class KindOfScale, int kFirst = 64>
 struct ScaledNumbers : Numbers, NoMinima {
   using Kind = KindOfScale;
@@ -223,20 +226,20 @@ struct ScaledNumbers : Numbers, NoMinima {
     }
     return true;
   }
-  static float source_scale(const uint8_t* block, int run, int half) {
+  static float source_scale(const uint8_t* block, int subblock, int half) {
     uint8_t f16[2];
     get_f16(block, f16);
     float d = f16_at(f16);
     if constexpr (requires { Numbers::kFactor; }) d *= Numbers::kFactor;
-    return d * static_cast<float>(Numbers::source_number(block, Kind::place(run, half)));
+    return d * static_cast<float>(Numbers::source_number(block, Kind::place(subblock, half)));
   }
   static bool put_scales(const uint8_t* block, uint8_t* panel, int, int row) {
     for (int i = 0; i < kNumbers; ++i)
       panel[kFirst + kPanelRows * i + row] = static_cast<uint8_t>(Numbers::source_number(block, i));
     return get_f16(block, panel + 2 * row);
   }
-  TWOFOLD_HD static constexpr int sub_at(int run, int half) {
-    return kFirst + kPanelRows * Kind::place(run, half);
+  TWOFOLD_HD static constexpr int sub_at(int subblock, int half) {
+    return kFirst + kPanelRows * Kind::place(subblock, half);
   }
   template <class V>
   TWOFOLD_HD static typename V::F block_scale(const uint8_t* panel, int g) {
@@ -245,8 +248,8 @@ struct ScaledNumbers : Numbers, NoMinima {
     return d;
   }
   template <class V>
-  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int run, int half, int g) {
-    return V::mul(block_scale<V>(panel, g), numbers_of<V, ScaledNumbers>(panel, run, half, g));
+  TWOFOLD_HD static typename V::F scale(const uint8_t* panel, int subblock, int half, int g) {
+    return V::mul(block_scale<V>(panel, g), numbers_of<V, ScaledNumbers>(panel, subblock, half, g));
   }
 };
 

@@ -133,7 +133,7 @@ class ModelManager:
     def begin_drain(self) -> None:
         """Refuse the requests that wait for a model."""
         for place in self._places.values():
-            self._tell(place, unavailable("the server is shutting down", "server_draining", _RETRY_AFTER_S))
+            self._notify(place, unavailable("the server is shutting down", "server_draining", _RETRY_AFTER_S))
             if place.timer is not None:
                 place.timer.cancel()
         self._jobs.clear()
@@ -168,7 +168,7 @@ class ModelManager:
         self._released.set()
         self._set_timer(model, place)
 
-    def _tell(self, place: _Place, error: Exception | None) -> None:
+    def _notify(self, place: _Place, error: Exception | None) -> None:
         waiters, place.waiters = place.waiters, []
         for waiter in waiters:
             if waiter.done():
@@ -229,11 +229,11 @@ class ModelManager:
                 _log.exception("loading %s failed", model.name)
             model.state, model.problem = "failed", " ".join(why.split())
             message = f"the model {model.name!r} cannot be loaded: {model.problem}"
-            self._tell(place, unavailable(message, "model_load_failed", _RETRY_AFTER_S))
+            self._notify(place, unavailable(message, "model_load_failed", _RETRY_AFTER_S))
             return
         place.loaded = loaded
         model.loaded(loaded.engine, loaded.sampling_defaults, loaded.sink)
-        self._tell(place, None)
+        self._notify(place, None)
         if not place.holds:
             self._set_timer(model, place)
 

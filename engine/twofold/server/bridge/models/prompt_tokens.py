@@ -14,7 +14,7 @@ from twofold.text.tokenizer.literal_text import PromptText
 
 _CHARS_PER_TOKEN: Final = 8
 """Characters per token assumed for the first piece. Text has about 4, so most texts that fit are tokenised once."""
-_SURELY: Final = 2
+_SAFETY_FACTOR: Final = 2
 _COUNTED_CHARS: Final = 512 * 1024
 """Longest text counted in one piece: a token takes 130 bytes while it is made, so 8 MB of one letter would take 1
 GB."""
@@ -52,7 +52,7 @@ class BoundedTokenizer:
         """The token ids of `text`. TooManyTokensError when there are certainly more than the context holds."""
         size = _CHARS_PER_TOKEN * self._max_context
         while size < len(text):
-            if len(self._tokenizer.encode(text[:size])) > _SURELY * self._max_context:
+            if len(self._tokenizer.encode(text[:size])) > _SAFETY_FACTOR * self._max_context:
                 raise TooManyTokensError(
                     self._max_context, self._limit_reason, lambda: self._count(text, add_special_tokens)
                 )

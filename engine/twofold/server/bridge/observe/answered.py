@@ -23,7 +23,7 @@ class AnsweredRequest:
     request_id: str
     endpoint: str
     model: str
-    asked_model: str | None
+    requested_model: str | None
     settings: Mapping[str, Any]
     timers: Sequence[RequestTimer]
     """One per answer."""

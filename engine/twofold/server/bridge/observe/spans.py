@@ -179,7 +179,7 @@ def _attributes(request: AnsweredRequest | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat" if is_chat else "text_completion",
         "gen_ai.provider.name": "twofold",
-        "gen_ai.request.model": request.asked_model or request.model,
+        "gen_ai.request.model": request.requested_model or request.model,
         "gen_ai.response.model": request.model,
         "gen_ai.response.id": request.request_id,
         "gen_ai.request.choice.count": len(request.timers),

@@ -21,7 +21,7 @@ from twofold.server.bridge.models.state import ServerState
 from twofold.server.http import errors as api_errors
 from twofold.server.http.arrival import origin_of, set_origin, trace_id
 from twofold.server.http.errors import ApiError
-from twofold.server.http.web_pages import foreign_caller
+from twofold.server.http.web_pages import cross_origin_error
 
 _logger = logging.getLogger("twofold.server")
 _OPEN: Final = frozenset(
@@ -110,7 +110,7 @@ class RequestFrame:
             # The admin key opens only these routes, and only it opens them.
             return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin")
         if not config.api_key or path.startswith("/internal"):
-            refusal = foreign_caller(headers, config)
+            refusal = cross_origin_error(headers, config)
         elif path in _OPEN:
             return None
         else:

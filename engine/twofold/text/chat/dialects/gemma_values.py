@@ -69,7 +69,7 @@ class GemmaValues:
     def value(self, schema: Any) -> str:
         """Expression of the values that the schema allows."""
         if schema is True or (isinstance(schema, Mapping) and not schema.keys() - _NOTES - _ELSEWHERE):
-            return self._anything()
+            return self._any_value()
         if not isinstance(schema, Mapping):
             self._refuse("a schema that nothing matches")
         keywords = schema.keys() - _NOTES - _ELSEWHERE
@@ -100,7 +100,7 @@ class GemmaValues:
         self._check(keywords - _ALL_KEYWORDS)
         return [kind for kind, words in _KEYWORDS.items() if keywords & set(words)][:1]
 
-    def _anything(self) -> str:
+    def _any_value(self) -> str:
         if "" not in self._rules:
             self._rules[""] = "gemma_any"
             kinds = ("string", "number", "boolean", "null", "object", "array")

@@ -164,11 +164,11 @@ def measure_prompt(
             if turn == 1:
                 drafted.begin()
         mine = answer_once(engine, prompt, args.new_tokens)
-        yours = other.answer_once(prompt, args.new_tokens) if other is not None else None
+        reference_tokens = other.answer_once(prompt, args.new_tokens) if other is not None else None
         # The first round warms up caches and thread pools of both programs.
         if turn > 0:
             ours.append(mine)
-            theirs += [yours] if yours is not None else []
+            theirs += [reference_tokens] if reference_tokens is not None else []
     result: dict[str, Any] = {
         "model": engine.info.model,
         "accelerator": engine.info.accelerator,
@@ -307,15 +307,15 @@ def _weights_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
-def _whether_to_compare(asked: bool | None, directory: Path) -> tuple[bool, str]:
+def _whether_to_compare(requested: bool | None, directory: Path) -> tuple[bool, str]:
     """The decision and, if it is no, its reason. ConfigError if a comparison was requested and is impossible."""
     installed = importlib.util.find_spec("transformers") is not None
-    if asked and not installed:
+    if requested and not installed:
         raise ConfigError(
             "--compare-transformers needs transformers; install it with: pip install 'twofold[dev]'"
         )
-    if asked is not None:
-        return asked, "--no-compare-transformers"
+    if requested is not None:
+        return requested, "--no-compare-transformers"
     size = _weights_bytes(directory)
     if not installed:
         return False, "it is not installed"

@@ -29,6 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     names = ("gpu_experts_ratio", "num_gpu_experts", "max_total_tokens")
-    asked = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    found = AdminClient(args).ask("POST", "/resize", asked)
+    requested = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    found = AdminClient(args).ask("POST", "/resize", requested)
     return show(args, found, memory_lines(found["memory"]))

@@ -60,9 +60,7 @@ def _memory_table(args: argparse.Namespace) -> list[memory_table.ContextNeeds]:
     """The memory table; empty if the model cannot be opened, which a check has reported."""
     try:
         engine = engine_config(args)
-        return memory_table.memory_table(
-            open_model_files(engine.model, engine.speculation.predictions), engine
-        )
+        return memory_table.memory_table(open_model_files(engine.model, engine.speculation.mtp_use), engine)
     except ModelLoadError:
         return []
 

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def _show_ranks(config: EngineConfig, parallel: ParallelConfig, *, is_json: bool) -> int:
     from twofold.parallel.session import check_rank_files, rank_config
 
-    config, files = rank_config(config), open_model_files(config.model, config.speculation.predictions)
+    config, files = rank_config(config), open_model_files(config.model, config.speculation.mtp_use)
     check_rank_files(files)
     fit = fit_ranks(config, parallel, files, available_memory_bytes())
     print(json.dumps(ranks_as_json(fit)) if is_json else "\n".join(fit.lines()))

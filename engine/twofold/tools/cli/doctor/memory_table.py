@@ -65,9 +65,9 @@ def _share(size: ModelSize, tokens: int, card_bytes: int, config: EngineConfig) 
 
     # Room for whole pages; no sizes are requested, so that the plan fills the card.
     open_slots: dict[str, Any] = dict.fromkeys(SLOT_FIELDS)
-    asked = replace(config, max_total_tokens=max(tokens, config.page_size), **open_slots)
+    requested = replace(config, max_total_tokens=max(tokens, config.page_size), **open_slots)
     try:
-        budget = plan_device(asked, needs_of(size), card_bytes, card_bytes)
+        budget = plan_device(requested, needs_of(size), card_bytes, card_bytes)
     except ConfigError:
         return None
     return budget.num_slots / budget.num_experts if budget.num_experts else 1.0

@@ -23,7 +23,7 @@ from twofold.weights import gguf_nvfp4
 from twofold.weights.gguf_file import is_gguf
 from twofold.weights.weight_format import FORMATS, distinct_formats
 
-_MOST_FOUND: Final = 200
+_MAX_RESULTS: Final = 200
 _GIB: Final = 2**30
 
 
@@ -88,8 +88,8 @@ def find_models(path: Path) -> Iterator[Path]:
     found = [file.parent if file.name == "config.json" else file for file in firsts]
     if not found:
         raise ConfigError(f"{path}: holds no model; expected directories with a config.json, or GGUF files")
-    if len(found) > _MOST_FOUND:
-        raise ConfigError(f"{path}: holds {len(found)} models, expected at most {_MOST_FOUND}; name fewer")
+    if len(found) > _MAX_RESULTS:
+        raise ConfigError(f"{path}: holds {len(found)} models, expected at most {_MAX_RESULTS}; name fewer")
     yield from found
 
 
@@ -116,12 +116,12 @@ def _examine(path: Path) -> dict[str, Any]:
 
 
 def _known_lines() -> Iterator[str]:
-    said = known()
+    known_models = known()
     yield "Families (Hugging Face class; GGUF architecture):"
-    for family in said["families"]:
+    for family in known_models["families"]:
         yield f"  {family['models']}"
         yield f"      {', '.join(family['classes'])}; {family['gguf']}"
-    formats = said["formats"]
+    formats = known_models["formats"]
     yield f"Weight formats computed without conversion: {', '.join(formats['computed'])}"
     yield f"Tensor types of GGUF: {', '.join(formats['gguf'])}"
     yield "Layers of a family, part by part: twofold models FAMILY, e.g. twofold models qwen3_moe"

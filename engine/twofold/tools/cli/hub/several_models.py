@@ -135,7 +135,7 @@ class OnDemandModel:
         return self._weight_bytes
 
     def _files(self) -> ModelFiles:
-        return open_model_files(Path(self.path), self._config.speculation.predictions)
+        return open_model_files(Path(self.path), self._config.speculation.mtp_use)
 
     def _fit(self) -> tuple[EngineConfig, int]:
         from twofold.fit.several import fit_among_several, weight_bytes

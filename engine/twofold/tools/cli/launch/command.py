@@ -139,9 +139,9 @@ class _Server:
             return None
         except httpx.HTTPError as error:
             raise CapacityError(f"what answers at {self.url} is no model server: {error}") from None
-        told = body.get("status") if isinstance(body, dict) else None
+        reported_phase = body.get("status") if isinstance(body, dict) else None
         # Other servers have no /ready.
-        return str(told) if status == 503 and told else "ready"
+        return str(reported_phase) if status == 503 and reported_phase else "ready"
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it is ready. CapacityError when that takes longer, or the server exits."""
@@ -154,7 +154,7 @@ class _Server:
                 progress.show(phase)
                 time.sleep(0.5)
 
-    def provider(self, asked_model: str | None) -> Provider:
+    def provider(self, requested_model: str | None) -> Provider:
         """The served model. ConfigError if it is not the requested one, cannot call tools, or the key is wrong."""
         try:
             status, body = self._get("/v1/models")
@@ -165,9 +165,9 @@ class _Server:
             name, length = str(card["id"]), card.get("max_model_len")
         except (httpx.HTTPError, LookupError, TypeError, AttributeError) as error:
             raise CapacityError(f"{self.url}/v1/models does not list the served model: {error}") from None
-        if asked_model is not None and _name_of(asked_model) != name:
+        if requested_model is not None and _name_of(requested_model) != name:
             raise ConfigError(
-                f"the server at {self.url} serves {name!r}, not {asked_model!r}; stop it, leave MODEL out, or give "
+                f"the server at {self.url} serves {name!r}, not {requested_model!r}; stop it, leave MODEL out, or give "
                 "another --base-url"
             )
         return Provider(self.url, self.key or NO_KEY, name, length if isinstance(length, int) else None)
@@ -328,7 +328,7 @@ class _Progress:
         self._what = what
         self._begun_s = time.monotonic()
         self._shows = sys.stderr.isatty()
-        self._said = False
+        self._has_printed = False
 
     def __enter__(self) -> _Progress:
         return self
@@ -340,10 +340,10 @@ class _Progress:
         if self._shows:
             passed = time.monotonic() - self._begun_s
             print(f"\r{self._what}: {phase}, {passed:.0f} s\x1b[K", end="", file=sys.stderr, flush=True)
-        elif not self._said:
+        elif not self._has_printed:
             print(f"{self._what} …", file=sys.stderr, flush=True)
-        self._said = True
+        self._has_printed = True
 
     def clear(self) -> None:
-        if self._shows and self._said:
+        if self._shows and self._has_printed:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -80,8 +80,8 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
 
     config = engine_config(args)
     if not server_config.served_model_name:
-        asked = from_namespace(EngineConfig, args).model
-        server_config = dataclasses.replace(server_config, served_model_name=served_names(asked))
+        requested = from_namespace(EngineConfig, args).model
+        server_config = dataclasses.replace(server_config, served_model_name=served_names(requested))
     telemetry_url = from_namespace(TelemetryConfig, args).telemetry_url
     # The seed is logged here too: the choices of one request draw with consecutive seeds.
     defaults = dataclasses.replace(sampling_defaults(Path(config.model)), seed=config.seed)
@@ -140,7 +140,7 @@ def _run_several(args: argparse.Namespace, server_config: ServerConfig) -> int:
         state = several.state(server_config)
 
         def announce() -> None:
-            lines = _several_greeting(
+            lines = _models_greeting(
                 list(several.sources), several.limits, url, config, telemetry.telemetry_url
             )
             _write_line("\n".join(lines))
@@ -159,7 +159,7 @@ def _end(process: ServerProcess) -> int:
     return 0
 
 
-def _several_greeting(
+def _models_greeting(
     names: list[str], limits: ModelsConfig, url: str, config: EngineConfig, telemetry_url: str | None
 ) -> Iterator[str]:
     """What is served, and within which limits."""

@@ -219,9 +219,9 @@ def run_application(app: Application) -> None:
         found = serve.status().applications.get(APPLICATION)
         deployments = [] if found is None else list(found.deployments.values())
         end_application(APPLICATION)
-        told = "\n".join([*(each.message for each in deployments), str(error)])
-        reasons = re.findall(r"^\S*Error: (.+)$", told, re.MULTILINE)
-        reason = reasons[-1] if reasons else told.strip().splitlines()[-1]
+        messages = "\n".join([*(each.message for each in deployments), str(error)])
+        reasons = re.findall(r"^\S*Error: (.+)$", messages, re.MULTILINE)
+        reason = reasons[-1] if reasons else messages.strip().splitlines()[-1]
         raise ConfigError(f"no replica could start: {reason}") from None
 
 

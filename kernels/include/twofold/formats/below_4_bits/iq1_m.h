@@ -4,7 +4,7 @@
 //   source  u8 low[32]; u8 high[16]; u16 scales[4]. Nibble j % 2 of high[j / 2] has 3 more bits of the place of the grid of
 //           weights 8j ... 8j + 7, then whether their shift is negative. Bits 3i ... 3i + 2 of scales[k] are the scale of the
 //           16 columns 4k + i; the four upper nibbles are d's bits, lowest first
-//   panel   f16 d[32]; u8 (2 * scale + 1)[16][32]; for each four runs: four planes with bit 2, then 8 steps of four codes
+//   panel   f16 d[32]; u8 (2 * scale + 1)[16][32]; for each four subblocks: four planes with bit 2, then 8 slices of four codes
 //   weight = d / 8 * (2 * scale + 1) * (8 * q + 1 or 8 * q - 1); a code is q + 1 and, as bit 2, that the shift is negative
 #pragma once
 #include "iq1_s.h"
@@ -25,8 +25,8 @@ struct IQ1_MNumbers {
     for (int i = 0; i < 4; ++i) bits |= static_cast<uint32_t>(block[kScaleNibblesAt + 2 * i] >> 4) << 4 * i;
     store_as(f16, static_cast<uint16_t>(bits));
   }
-  static int source_number(const uint8_t* block, int half_run) {
-    return 2 * (load_as<uint16_t>(block + 48 + half_run / 4 * 2) >> half_run % 4 * 3 & 7) + 1;
+  static int source_number(const uint8_t* block, int half_subblock) {
+    return 2 * (load_as<uint16_t>(block + 48 + half_subblock / 4 * 2) >> half_subblock % 4 * 3 & 7) + 1;
   }
 };
 
@@ -34,20 +34,20 @@ struct IQ1_M : Panel<256, ScaledNumbers<IQ1_MNumbers, UnsignedBytes, PerHalf>, 3
   static constexpr const char *kName = "iq1_m", *kGguf = "IQ1_M";
   static constexpr int kBlockBytes = 56, kZero = 16;
 
-  static uint32_t high(const uint8_t* block, int run, int i) {
-    return static_cast<uint32_t>(block[32 + 2 * run + i / 2] >> i % 2 * 4 & 0xf);
+  static uint32_t high(const uint8_t* block, int subblock, int i) {
+    return static_cast<uint32_t>(block[32 + 2 * subblock + i / 2] >> i % 2 * 4 & 0xf);
   }
-  static uint64_t negative(const uint8_t* block, int run, int i) {
-    return (high(block, run, i) >> 3) * 0x0101010101010101u;
+  static uint64_t negative(const uint8_t* block, int subblock, int i) {
+    return (high(block, subblock, i) >> 3) * 0x0101010101010101u;
   }
-  static void values(const uint8_t* block, int run, uint8_t* u) {
+  static void values(const uint8_t* block, int subblock, uint8_t* u) {
     for (int i = 0; i < 4; ++i) {
-      const uint32_t place = block[4 * run + i] | (high(block, run, i) & 7u) << 8;
-      store_as(u + 8 * i, spread_pairs(IQ1Grid::kGrid[place]) | negative(block, run, i) << 2);
+      const uint32_t place = block[4 * subblock + i] | (high(block, subblock, i) & 7u) << 8;
+      store_as(u + 8 * i, spread_pairs(IQ1Grid::kGrid[place]) | negative(block, subblock, i) << 2);
     }
   }
-  static void upper(const uint8_t* block, int run, uint8_t* u) {
-    for (int i = 0; i < 4; ++i) store_as(u + 8 * i, negative(block, run, i));
+  static void upper(const uint8_t* block, int subblock, uint8_t* u) {
+    for (int i = 0; i < 4; ++i) store_as(u + 8 * i, negative(block, subblock, i));
   }
 };
 

@@ -1,8 +1,8 @@
 // GGUF's IQ1_S: 256 columns, 1.5625 bits a weight; in a panel 2.3125, because the panel holds codes and no places of the grid.
 //
-//   source  f16 d; u8 low[32]; u16 rest[8]. low[4r + i] and bits 3i ... 3i + 2 of rest[r] are the place of the grid of run r's
-//           weights 8i ... 8i + 7; then rest has the 3 bits of the run's scale and whether its shift is negative
-//   panel   f16 d[32]; i8 number[8][32]; for each four runs of 32 columns: 8 steps of four codes
+//   source  f16 d; u8 low[32]; u16 rest[8]. low[4r + i] and bits 3i ... 3i + 2 of rest[r] are the place of the grid of subblock r's
+//           weights 8i ... 8i + 7; then rest has the 3 bits of the subblock's scale and whether its shift is negative
+//   panel   f16 d[32]; i8 number[8][32]; for each four subblocks of 32 columns: 8 slices of four codes
 //   weight = d * (2 * scale + 1) * (q + shift), q being -1, 0 or 1 and shift 1/8 or -1/8. Where the shift is negative the panel
 //            has the number -(2 * scale + 1) and codes of -q: weight = d / 8 * number * (8 * q + 1)
 #pragma once
@@ -176,11 +176,13 @@ struct IQ1Grid {
 struct IQ1_SNumbers {
   static constexpr int kScaleAt = 0;
   static constexpr float kFactor = 0.125f;
-  static uint32_t rest(const uint8_t* block, int run) { return load_as<uint16_t>(block + 34 + 2 * run); }
-  static bool negative(const uint8_t* block, int run) { return rest(block, run) >> 15 != 0; }
-  static int source_number(const uint8_t* block, int run) {
-    const int number = static_cast<int>(2 * (rest(block, run) >> 12 & 7u) + 1);
-    return negative(block, run) ? -number : number;
+  static uint32_t rest(const uint8_t* block, int subblock) {
+    return load_as<uint16_t>(block + 34 + 2 * subblock);
+  }
+  static bool negative(const uint8_t* block, int subblock) { return rest(block, subblock) >> 15 != 0; }
+  static int source_number(const uint8_t* block, int subblock) {
+    const int number = static_cast<int>(2 * (rest(block, subblock) >> 12 & 7u) + 1);
+    return negative(block, subblock) ? -number : number;
   }
 };
 
@@ -190,15 +192,16 @@ struct IQ1_SShifted {
   static constexpr int kDotBits = 4;
 };
 
-struct IQ1_S : Panel<256, ScaledNumbers<IQ1_SNumbers, SignedBytes, PerRun>, 2, IQ1_SShifted> {
+struct IQ1_S : Panel<256, ScaledNumbers<IQ1_SNumbers, SignedBytes, PerSubblock>, 2, IQ1_SShifted> {
   static constexpr const char *kName = "iq1_s", *kGguf = "IQ1_S";
   static constexpr int kBlockBytes = 50, kZero = 8;
 
-  static void values(const uint8_t* block, int run, uint8_t* u) {
-    const uint32_t high = rest(block, run);
+  static void values(const uint8_t* block, int subblock, uint8_t* u) {
+    const uint32_t high = rest(block, subblock);
     for (int i = 0; i < 4; ++i) {
-      const uint64_t index = spread_pairs(IQ1Grid::kGrid[block[2 + 4 * run + i] | (high >> 3 * i & 7u) << 8]);
-      store_as(u + 8 * i, negative(block, run) ? 0x0202020202020202u - index : index);
+      const uint64_t index =
+          spread_pairs(IQ1Grid::kGrid[block[2 + 4 * subblock + i] | (high >> 3 * i & 7u) << 8]);
+      store_as(u + 8 * i, negative(block, subblock) ? 0x0202020202020202u - index : index);
     }
   }
 };

@@ -14,18 +14,18 @@ struct IQ2Magnitudes {
   static constexpr int kDotBits = 8;
 };
 
-// values() and upper() of a format that has, of a run's weights 8i ... 8i + 7, grid(block, run, i), an index of a magnitude in
-// every 2 bits, and signs(block, run, i).
+// values() and upper() of a format that has, of a subblock's weights 8i ... 8i + 7, grid(block, subblock, i), an index of a magnitude in
+// every 2 bits, and signs(block, subblock, i).
 template <class Format>
 struct IQ2Codes {
-  static void values(const uint8_t* block, int run, uint8_t* u) {
+  static void values(const uint8_t* block, int subblock, uint8_t* u) {
     for (int i = 0; i < 4; ++i) {
-      const uint64_t signs = spread_bits(Format::signs(block, run, i));
-      store_as(u + 8 * i, spread_pairs(Format::grid(block, run, i)) | signs << 2);
+      const uint64_t signs = spread_bits(Format::signs(block, subblock, i));
+      store_as(u + 8 * i, spread_pairs(Format::grid(block, subblock, i)) | signs << 2);
     }
   }
-  static void upper(const uint8_t* block, int run, uint8_t* u) {
-    for (int i = 0; i < 4; ++i) store_as(u + 8 * i, spread_bits(Format::signs(block, run, i)));
+  static void upper(const uint8_t* block, int subblock, uint8_t* u) {
+    for (int i = 0; i < 4; ++i) store_as(u + 8 * i, spread_bits(Format::signs(block, subblock, i)));
   }
 };
 
@@ -34,8 +34,8 @@ template <int kAt>
 struct IQ2Numbers {
   static constexpr int kScaleAt = 0;
   static constexpr float kFactor = 0.125f;
-  static int source_number(const uint8_t* block, int half_run) {
-    return 2 * (block[kAt + half_run / 2] >> half_run % 2 * 4 & 0xf) + 1;
+  static int source_number(const uint8_t* block, int half_subblock) {
+    return 2 * (block[kAt + half_subblock / 2] >> half_subblock % 2 * 4 & 0xf) + 1;
   }
 };
 

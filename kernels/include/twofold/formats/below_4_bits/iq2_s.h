@@ -1,8 +1,8 @@
 // GGUF's IQ2_S: 256 columns, 2.5625 bits a weight; in a panel 3.5625 (iq2_grid.h).
 //
 //   source  f16 d; u8 low[32]; u8 signs[32]; u8 high[8]; u8 scales[8], nibbles of 16 columns each. low[4r + i] and bits 2i,
-//           2i + 1 of high[r] are the place of the grid of run r's weights 8i ... 8i + 7, signs[4r + i] has their signs
-//   panel   f16 d[32]; u8 (2 * scale + 1)[16][32]; for each four runs: four planes with bit 2, then 8 steps of four codes
+//           2i + 1 of high[r] are the place of the grid of subblock r's weights 8i ... 8i + 7, signs[4r + i] has their signs
+//   panel   f16 d[32]; u8 (2 * scale + 1)[16][32]; for each four subblocks: four planes with bit 2, then 8 slices of four codes
 #pragma once
 #include "iq2_grid.h"
 
@@ -13,10 +13,10 @@ struct IQ2_S : Panel<256, ScaledNumbers<IQ2Numbers<74>, UnsignedBytes, PerHalf>,
   static constexpr const char *kName = "iq2_s", *kGguf = "IQ2_S";
   static constexpr int kBlockBytes = 82, kZero = 128;
 
-  static uint32_t grid(const uint8_t* block, int run, int i) {
-    return kGrid[block[2 + 4 * run + i] | (block[66 + run] >> 2 * i & 3) << 8];
+  static uint32_t grid(const uint8_t* block, int subblock, int i) {
+    return kGrid[block[2 + 4 * subblock + i] | (block[66 + subblock] >> 2 * i & 3) << 8];
   }
-  static uint32_t signs(const uint8_t* block, int run, int i) { return block[34 + 4 * run + i]; }
+  static uint32_t signs(const uint8_t* block, int subblock, int i) { return block[34 + 4 * subblock + i]; }
 
   // Indices of magnitudes, the first in the lowest bits.
   static constexpr uint16_t kGrid[1024] = {

@@ -2,7 +2,7 @@
 //
 //   source  f16 d; u16 q[32]; u8 scales[8], nibbles of 16 columns each. q has 9 bits of a place of the grid and 7 of the 8
 //           weights' signs, whose number is even
-//   panel   f16 d[32]; u8 (2 * scale + 1)[16][32]; for each four runs: four planes with bit 2, then 8 steps of four codes
+//   panel   f16 d[32]; u8 (2 * scale + 1)[16][32]; for each four subblocks: four planes with bit 2, then 8 slices of four codes
 #pragma once
 #include "iq2_grid.h"
 
@@ -13,11 +13,15 @@ struct IQ2_XS : Panel<256, ScaledNumbers<IQ2Numbers<66>, UnsignedBytes, PerHalf>
   static constexpr const char *kName = "iq2_xs", *kGguf = "IQ2_XS";
   static constexpr int kBlockBytes = 74, kZero = 128;
 
-  static uint32_t q(const uint8_t* block, int run, int i) {
-    return load_as<uint16_t>(block + 2 + 8 * run + 2 * i);
+  static uint32_t q(const uint8_t* block, int subblock, int i) {
+    return load_as<uint16_t>(block + 2 + 8 * subblock + 2 * i);
   }
-  static uint32_t grid(const uint8_t* block, int run, int i) { return kGrid[q(block, run, i) & 0x1ffu]; }
-  static uint32_t signs(const uint8_t* block, int run, int i) { return even_signs(q(block, run, i) >> 9); }
+  static uint32_t grid(const uint8_t* block, int subblock, int i) {
+    return kGrid[q(block, subblock, i) & 0x1ffu];
+  }
+  static uint32_t signs(const uint8_t* block, int subblock, int i) {
+    return even_signs(q(block, subblock, i) >> 9);
+  }
 
   // Indices of magnitudes, the first in the lowest bits.
   static constexpr uint16_t kGrid[512] = {

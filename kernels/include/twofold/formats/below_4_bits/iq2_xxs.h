@@ -1,8 +1,8 @@
 // GGUF's IQ2_XXS: 256 columns, 2.0625 bits a weight; in a panel 3.3125 (iq2_grid.h).
 //
-//   source  f16 d; {u8 grid[4]; u32 rest}[8]. A run has a place of the grid for each 8 weights; rest has four times 7 of their
-//           signs, whose number is even, and then the 4 bits of the run's scale
-//   panel   f16 d[32]; u8 (2 * scale + 1)[8][32]; for each four runs: four planes with bit 2, then 8 steps of four codes
+//   source  f16 d; {u8 grid[4]; u32 rest}[8]. A subblock has a place of the grid for each 8 weights; rest has four times 7 of their
+//           signs, whose number is even, and then the 4 bits of the subblock's scale
+//   panel   f16 d[32]; u8 (2 * scale + 1)[8][32]; for each four subblocks: four planes with bit 2, then 8 slices of four codes
 #pragma once
 #include "iq2_grid.h"
 
@@ -11,20 +11,24 @@ namespace twofold::kernels::formats {
 struct IQ2_XXSNumbers {
   static constexpr int kScaleAt = 0;
   static constexpr float kFactor = 0.125f;
-  static uint32_t rest(const uint8_t* block, int run) { return load_as<uint32_t>(block + 6 + 8 * run); }
-  static int source_number(const uint8_t* block, int run) {
-    return static_cast<int>(2 * (rest(block, run) >> 28) + 1);
+  static uint32_t rest(const uint8_t* block, int subblock) {
+    return load_as<uint32_t>(block + 6 + 8 * subblock);
+  }
+  static int source_number(const uint8_t* block, int subblock) {
+    return static_cast<int>(2 * (rest(block, subblock) >> 28) + 1);
   }
 };
 
-struct IQ2_XXS : Panel<256, ScaledNumbers<IQ2_XXSNumbers, UnsignedBytes, PerRun>, 3, IQ2Magnitudes>,
+struct IQ2_XXS : Panel<256, ScaledNumbers<IQ2_XXSNumbers, UnsignedBytes, PerSubblock>, 3, IQ2Magnitudes>,
                  IQ2Codes<IQ2_XXS> {
   static constexpr const char *kName = "iq2_xxs", *kGguf = "IQ2_XXS";
   static constexpr int kBlockBytes = 66, kZero = 128;
 
-  static uint32_t grid(const uint8_t* block, int run, int i) { return kGrid[block[2 + 8 * run + i]]; }
-  static uint32_t signs(const uint8_t* block, int run, int i) {
-    return even_signs(rest(block, run) >> 7 * i & 0x7fu);
+  static uint32_t grid(const uint8_t* block, int subblock, int i) {
+    return kGrid[block[2 + 8 * subblock + i]];
+  }
+  static uint32_t signs(const uint8_t* block, int subblock, int i) {
+    return even_signs(rest(block, subblock) >> 7 * i & 0x7fu);
   }
 
   // Indices of magnitudes, the first in the lowest bits.

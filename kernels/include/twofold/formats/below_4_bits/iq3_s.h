@@ -1,9 +1,9 @@
 // GGUF's IQ3_S: 256 columns, 3.4375 bits a weight; in a panel 4.3125, because the panel holds codes and no places of the
 // grid: the products are those of a table of 16, as IQ3_XXS's.
 //
-//   source  f16 d; u8 low[64]; u8 high[8]; u8 signs[32]; u8 scales[4], nibbles of a run each. low[8r + i] and bit i of high[r]
-//           are the place of the grid of run r's weights 4i ... 4i + 3; bit j of signs[k] is the sign of weight 8k + j
-//   panel   f16 d[32]; u8 (2 * scale + 1)[8][32]; for each pair p of runs: 8 steps of nibbles (run 2p | run 2p + 1)
+//   source  f16 d; u8 low[64]; u8 high[8]; u8 signs[32]; u8 scales[4], nibbles of a subblock each. low[8r + i] and bit i of high[r]
+//           are the place of the grid of subblock r's weights 4i ... 4i + 3; bit j of signs[k] is the sign of weight 8k + j
+//   panel   f16 d[32]; u8 (2 * scale + 1)[8][32]; for each pair p of subblocks: 8 slices of nibbles (subblock 2p | subblock 2p + 1)
 //   weight = d * (2 * scale + 1) * magnitude; a code is a magnitude's index and, as bit 3, the sign
 #pragma once
 #include "../scales.h"
@@ -12,8 +12,8 @@ namespace twofold::kernels::formats {
 
 struct IQ3_SNumbers {
   static constexpr int kScaleAt = 0;
-  static int source_number(const uint8_t* block, int run) {
-    return 2 * (block[106 + run / 2] >> run % 2 * 4 & 0xf) + 1;
+  static int source_number(const uint8_t* block, int subblock) {
+    return 2 * (block[106 + subblock / 2] >> subblock % 2 * 4 & 0xf) + 1;
   }
 };
 
@@ -24,14 +24,14 @@ struct IQ3_SMagnitudes {
   static constexpr int kDotBits = 4;
 };
 
-struct IQ3_S : Panel<256, ScaledNumbers<IQ3_SNumbers, UnsignedBytes, PerRun>, 4, IQ3_SMagnitudes> {
+struct IQ3_S : Panel<256, ScaledNumbers<IQ3_SNumbers, UnsignedBytes, PerSubblock>, 4, IQ3_SMagnitudes> {
   static constexpr const char *kName = "iq3_s", *kGguf = "IQ3_S";
   static constexpr int kBlockBytes = 110, kZero = 16;
 
-  static void values(const uint8_t* block, int run, uint8_t* u) {
-    const uint8_t *low = block + 2 + 8 * run, *signs = block + 74 + 4 * run;
+  static void values(const uint8_t* block, int subblock, uint8_t* u) {
+    const uint8_t *low = block + 2 + 8 * subblock, *signs = block + 74 + 4 * subblock;
     for (int i = 0; i < 8; ++i) {
-      const int place = low[i] | (block[66 + run] >> i & 1) << 8;
+      const int place = low[i] | (block[66 + subblock] >> i & 1) << 8;
       const uint64_t sign = spread_bits(signs[i / 2] >> i % 2 * 4 & 15u);
       store_as(u + 4 * i, spread_nibbles(kGrid[place]) | static_cast<uint32_t>(sign) << 3);
     }

@@ -2,8 +2,8 @@
 // grid: the products are those of a table of 16, as IQ4_NL's.
 //
 //   source  f16 d; u8 grid[64]; u32 rest[8]. Run r: four weights' magnitudes for each byte of grid[8 r ...]; rest[r] has four
-//           times 7 signs of 8 weights, whose number is even, and then the 4 bits of the run's scale
-//   panel   f16 d[32]; u8 (2 * scale + 1)[8][32]; for each pair p of runs: 8 steps of nibbles (run 2p | run 2p + 1)
+//           times 7 signs of 8 weights, whose number is even, and then the 4 bits of the subblock's scale
+//   panel   f16 d[32]; u8 (2 * scale + 1)[8][32]; for each pair p of subblocks: 8 slices of nibbles (subblock 2p | subblock 2p + 1)
 //   weight = d / 2 * (2 * scale + 1) * (magnitude / 2); a code is a magnitude's index and, as bit 3, the sign
 #pragma once
 #include "../scales.h"
@@ -13,9 +13,11 @@ namespace twofold::kernels::formats {
 struct IQ3_XXSNumbers {
   static constexpr int kScaleAt = 0;
   static constexpr float kFactor = 0.5f;
-  static uint32_t rest(const uint8_t* block, int run) { return load_as<uint32_t>(block + 66 + 4 * run); }
-  static int source_number(const uint8_t* block, int run) {
-    return static_cast<int>(2 * (rest(block, run) >> 28) + 1);
+  static uint32_t rest(const uint8_t* block, int subblock) {
+    return load_as<uint32_t>(block + 66 + 4 * subblock);
+  }
+  static int source_number(const uint8_t* block, int subblock) {
+    return static_cast<int>(2 * (rest(block, subblock) >> 28) + 1);
   }
 };
 
@@ -48,15 +50,16 @@ struct IQ3_XXSMagnitudes {
       0x7315, 0x7333, 0x7360, 0x7421, 0x7441, 0x7500, 0x7502, 0x7524, 0x7630};
 };
 
-struct IQ3_XXS : Panel<256, ScaledNumbers<IQ3_XXSNumbers, UnsignedBytes, PerRun>, 4, IQ3_XXSMagnitudes> {
+struct IQ3_XXS : Panel<256, ScaledNumbers<IQ3_XXSNumbers, UnsignedBytes, PerSubblock>, 4, IQ3_XXSMagnitudes> {
   static constexpr const char *kName = "iq3_xxs", *kGguf = "IQ3_XXS";
   static constexpr int kBlockBytes = 98, kZero = 32;
 
-  static void values(const uint8_t* block, int run, uint8_t* u) {
+  static void values(const uint8_t* block, int subblock, uint8_t* u) {
     for (int i = 0; i < 8; ++i) {
-      const uint32_t signs = even_signs(rest(block, run) >> i / 2 * 7 & 0x7fu);
+      const uint32_t signs = even_signs(rest(block, subblock) >> i / 2 * 7 & 0x7fu);
       const uint64_t sign = spread_bits(signs >> i % 2 * 4 & 15u);
-      store_as(u + 4 * i, spread_nibbles(kGrid[block[2 + 8 * run + i]]) | static_cast<uint32_t>(sign) << 3);
+      store_as(u + 4 * i, spread_nibbles(kGrid[block[2 + 8 * subblock + i]]) | static_cast<uint32_t>(sign)
+                                                                                   << 3);
     }
   }
 };

@@ -38,7 +38,7 @@ def test_each_layer_counts_once_however_many_tokens_it_had(tmp_path):
     # Errors: 0.1, 0.2 with one token each; 0.5 once with fifty tokens.
     url = record(tmp_path, RUN, [rows(0, [90, 120], [100, 100]), rows(1, [50], [100], tokens=50)])
     db = queries.open_database(url)
-    error = queries.prediction_error(db, queries.runs(db)[0])
+    error = queries.estimate_error(db, queries.runs(db)[0])
     assert error.num_layers == 3
     assert error.median == pytest.approx(0.2)
     assert summarise(url)["prediction_error_median"] == pytest.approx(0.2)
@@ -48,7 +48,7 @@ def test_each_layer_counts_once_however_many_tokens_it_had(tmp_path):
 @pytest.mark.parametrize(
     "run", [RUN, dataclasses.replace(RUN, accelerator="emulated:rtx4090-pcie4", clock="virtual")]
 )
-def test_nothing_predicted_or_a_virtual_clock_give_no_figure(tmp_path, run):
+def test_no_estimates_or_a_virtual_clock_give_no_figure(tmp_path, run):
     predicted = 0 if run is RUN else 90
     url = record(tmp_path, run, [rows(0, [predicted], [100])])
     assert summarise(url)["prediction_error_median"] is None

@@ -4,7 +4,7 @@ The model stays as it is. The layer learns the model's own probabilities of each
 is accepted where the model would have said the same. Its data are the tales and brief conversations of the model's
 last training; the model's hidden states are computed once and kept in --work.
 
-    python models/training/train_prediction_layer.py --corpus BOOKS --model models/twofold-tales --work CHECKPOINTS \\
+    python models/training/train_mtp_layer.py --corpus BOOKS --model models/twofold-tales --work CHECKPOINTS \\
         --valid unseen-book.txt --rows 3000 --passes 2
 
 Training goes on from the last checkpoint in --work when there is one. At the end the layer is added to --model.
@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from prediction_files import add_layer, read_trunk
 from tales_data import END_OF_TEXT, TokenStream, read_tales
 from tales_model import Model, Muon, Shape
-from tales_prediction import PredictionLayer
+from tales_prediction import MtpLayer
 from tales_short import ShortChatWriter
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class TrunkStates:
 
 
 def losses(
-    layer: PredictionLayer, trunk: Model, states: Tensor, tokens: Tensor, scored: Tensor
+    layer: MtpLayer, trunk: Model, states: Tensor, tokens: Tensor, scored: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss at the positions `scored`, and each depth's share of first choices that are the model's own."""
     found, balance = layer(trunk, states[:, :-1], tokens[:, 1:-1], len(DEPTH_WEIGHTS))
@@ -85,7 +85,7 @@ def losses(
     return total, agreed
 
 
-def optimizers_of(layer: PredictionLayer) -> list[torch.optim.Optimizer]:
+def optimizers_of(layer: MtpLayer) -> list[torch.optim.Optimizer]:
     inner = layer.layer
     matrices = [layer.projection, inner.q, inner.k, inner.v, inner.o, inner.gate, inner.up, inner.down]
     known = {id(parameter) for parameter in matrices}
@@ -107,8 +107,8 @@ class Training:
         tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
         self.states = TrunkStates(self.trunk, self.training_rows(tokenizer), arguments.work, "training")
         self.valid = TrunkStates(self.trunk, self.valid_rows(tokenizer), arguments.work, "valid")
-        self.layer = PredictionLayer(Shape()).eval()
-        self.layer.begin_as(self.trunk, *self.states.rows(np.arange(24)))
+        self.layer = MtpLayer(Shape()).eval()
+        self.layer.start_from(self.trunk, *self.states.rows(np.arange(24)))
         self.optimizers = optimizers_of(self.layer)
         self.num_steps = arguments.rows // ROWS_PER_STEP * arguments.passes
         self.progress: dict[str, Any] = {"step": 0, "seconds": 0.0}

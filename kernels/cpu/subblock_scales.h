@@ -1,4 +1,4 @@
-// What multiplies the integer sums of a run of a panel block, for integer_products.h. Anonymous namespace: each file that
+// What multiplies the integer sums of a subblock of a panel block, for integer_products.h. Anonymous namespace: each file that
 // includes this is compiled with flags of its own and must not share code with another.
 #pragma once
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr int32_t kReadable = 0x4b400000;
 inline constexpr float kReadableFloat = 12582912.0F;
 
 template <class V, class Dot, class Format>
-struct RunScales {
+struct SubblockScales {
   using F = typename V::F;
   using Kind = typename Format::Kind;
   using Least = typename Kind::template Least<V, Format>;
@@ -26,11 +26,11 @@ struct RunScales {
   // Whether sums are read so; of two halves' the first. A block's scale multiplies no sum of integers, sums of four_codes.h
   // begin without, and in 16 registers one more vector pushes sums out (five tokens of Q4_0: 0.78).
   static constexpr bool kReads =
-      requires { Dot::readable(); } && V::kLanes == 16 && !Kind::kOfBlock && Format::kUnitRuns != 4;
+      requires { Dot::readable(); } && V::kLanes == 16 && !Kind::kSumsOfBlock && Format::kUnitSubblocks != 4;
 
   const uint8_t* block;
 
-  // Start value of a run's integer sum.
+  // Start value of a subblock's integer sum.
   static typename Dot::Sum begin(const int32_t* zero, int piece) {
     if constexpr (Format::kZero != 0) return Dot::begin(zero);
     if constexpr (kReads) {
@@ -42,43 +42,43 @@ struct RunScales {
   struct OfHalf {
     F scale, less;
   };
-  // What joins a run's sum to the totals of a vector of rows.
-  struct OfRun {
+  // What joins a subblock's sum to the totals of a vector of rows.
+  struct OfSubblock {
     F scale, less;
     Least least;
-    [[gnu::always_inline]] F add(F sum, const TokenRun& x, F total) const {
+    [[gnu::always_inline]] F add(F sum, const TokenSubblock& x, F total) const {
       return least.join(kReads && !kHalves ? V::fma(sum, scale, less) : V::mul(sum, scale), x, total);
     }
   };
   static F less_of(F scale) { return V::mul(scale, V::set1(-kReadableFloat)); }
 
-  [[gnu::always_inline]] auto number(int run, int piece, int g) const {
+  [[gnu::always_inline]] auto number(int subblock, int piece, int g) const {
     if constexpr (kNumbers) {
-      return numbers_of<typename Dot::Numbers, Format>(block, run, piece, g);
+      return numbers_of<typename Dot::Numbers, Format>(block, subblock, piece, g);
     } else {
       return Dot::one();
     }
   }
-  [[gnu::always_inline]] OfHalf half(int run, int piece, int g) const {
-    const F scale = number(run, piece, g);
+  [[gnu::always_inline]] OfHalf half(int subblock, int piece, int g) const {
+    const F scale = number(subblock, piece, g);
     return {scale, less_of(scale)};
   }
-  [[gnu::always_inline]] OfRun of_run(int run, int g) const {
-    OfRun by{scale(run, g), F(), Least::of(block, run, g)};
+  [[gnu::always_inline]] OfSubblock of_run(int subblock, int g) const {
+    OfSubblock by{scale(subblock, g), F(), Least::of(block, subblock, g)};
     if constexpr (kReads && !kHalves) by.less = less_of(by.scale);
     return by;
   }
 
-  // What multiplies a run's piece-th sum of integers; `scales` are these or an unpacked part's.
+  // What multiplies a subblock's piece-th sum of integers; `scales` are these or an unpacked part's.
   template <class ScalesOf>
-  [[gnu::always_inline]] static auto factor(const ScalesOf& scales, int run, int piece, int g) {
+  [[gnu::always_inline]] static auto factor(const ScalesOf& scales, int subblock, int piece, int g) {
     if constexpr (kReads && kHalves) {
-      return scales.half(run, piece, g);
+      return scales.half(subblock, piece, g);
     } else {
-      return scales.number(run, piece, g);
+      return scales.number(subblock, piece, g);
     }
   }
-  // Adds it to the run's total.
+  // Adds it to the subblock's total.
   template <class Factor>
   [[gnu::always_inline]] static void add(int piece, typename Dot::Sum sum, const Factor& by,
                                          typename Dot::Total& total) {
@@ -92,11 +92,11 @@ struct RunScales {
   }
 
  private:
-  [[gnu::always_inline]] F scale(int run, int g) const {
+  [[gnu::always_inline]] F scale(int subblock, int g) const {
     if constexpr (kNumbers) {
       return Format::template block_scale<V>(block, g);
     } else {
-      return Format::template scale<V>(block, run, 0, g);
+      return Format::template scale<V>(block, subblock, 0, g);
     }
   }
 };

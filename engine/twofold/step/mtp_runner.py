@@ -3,7 +3,7 @@
 The layer computes position p from the model's hidden state there and the token at p + 1. So after each step it lags
 behind by the tokens whose next one was not known. Positions of prompts are computed in the step that computes the
 prompt. Hidden states of decoded tokens are kept with the sequence until a draft is wanted, or until there are many: a
-sequence that is not drafted costs one pass per `MOST_KEPT` tokens.
+sequence that is not drafted costs one pass per `MAX_PENDING_STATES` tokens.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from twofold.experts.moe import MoeRuntime
 from twofold.step.batch import page_tables
 from twofold.step.drafts import NOTHING, Draft
 from twofold.step.model import BatchMeta, LoadedModel
-from twofold.step.prediction_layer import PredictionLayer
-from twofold.step.sequences import KeptStates, ScheduledSequence, Sequence
+from twofold.step.mtp_layer import MtpLayer
+from twofold.step.sequences import PendingStates, ScheduledSequence, Sequence
 
 F32 = npt.NDArray[np.float32]
 
-MOST_KEPT: Final = 64
+MAX_PENDING_STATES: Final = 64
 """Positions of a sequence whose hidden states are kept at most, before those of the newest step."""
 _GREEDY: Final = (0.0, 0, 1.0, 0.0, 0.0)
 
@@ -57,11 +57,11 @@ def _is_drafted(sequence: Sequence) -> bool:
     return not (sequence.request.prediction or sequence.request.return_routed_experts)
 
 
-class Predictions:
+class MtpRunner:
     """The prediction layer of one runner's model. Owned by the engine's thread."""
 
     def __init__(
-        self, model: LoadedModel, layer: PredictionLayer, moe: MoeRuntime, kv_cache: ops.StateCache
+        self, model: LoadedModel, layer: MtpLayer, moe: MoeRuntime, kv_cache: ops.StateCache
     ) -> None:
         self._model, self._layer = model, layer
         self._moe, self._kv_cache = moe, kv_cache
@@ -90,7 +90,7 @@ class Predictions:
                 if known > 0:
                     parts.append(_Part(sequence, begin, rows[:known]))
                 rows, begin = rows[known:], begin + known
-                sequence.kept_states = KeptStates(begin)
+                sequence.pending_states = PendingStates(begin)
             if len(rows) and _is_drafted(sequence):
                 self._keep(sequence, begin, rows, parts)
         if parts:
@@ -99,11 +99,11 @@ class Predictions:
 
     def _keep(self, sequence: Sequence, begin: int, rows: F32, parts: list[_Part]) -> None:
         """Keep hidden states from position `begin` on; if there are many before it, those become a part."""
-        kept = sequence.kept_states
+        kept = sequence.pending_states
         if kept is None or not kept.is_before(begin):
-            kept = sequence.kept_states = KeptStates(begin)
+            kept = sequence.pending_states = PendingStates(begin)
         kept.cut(begin)
-        if len(kept) >= MOST_KEPT:
+        if len(kept) >= MAX_PENDING_STATES:
             parts.append(_Part(sequence, kept.begin, kept.take()))
         kept.add(rows.copy())
 
@@ -122,33 +122,33 @@ class Predictions:
     def draft(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Draft]:
         """The likeliest tokens after each sequence's newest one, one pass per token. All their positions but the last
         have pages."""
-        going = [
+        active = [
             _Drafting(part, depth)
             for sequence, depth in zip(sequences, depths, strict=True)
             if (part := self._kept(sequence)) is not None
         ]
-        found = {each.part.sequence.number: each for each in going}
-        if going:
-            hidden = self._forward([each.part for each in going])
-            hidden = hidden[np.cumsum([len(each.part.previous) for each in going]) - 1]
-        while going:
-            for each, token, chance in zip(going, *self._pick(hidden), strict=True):
+        found = {each.part.sequence.number: each for each in active}
+        if active:
+            hidden = self._forward([each.part for each in active])
+            hidden = hidden[np.cumsum([len(each.part.previous) for each in active]) - 1]
+        while active:
+            for each, token, chance in zip(active, *self._pick(hidden), strict=True):
                 each.tokens.append(token)
                 each.chances.append(chance)
             self._moe.executor.end_step()
-            rows = [row for row, each in enumerate(going) if len(each.tokens) < each.depth]
-            going = [going[row] for row in rows]
-            if going:
+            rows = [row for row, each in enumerate(active) if len(each.tokens) < each.depth]
+            active = [active[row] for row in rows]
+            if active:
                 hidden = hidden[rows]
                 self._layer.head.norm(hidden, hidden)
-                parts = [each.next_part(hidden[row : row + 1]) for row, each in enumerate(going)]
-                hidden = self._forward(parts, [each.tokens[-1] for each in going])
+                parts = [each.next_part(hidden[row : row + 1]) for row, each in enumerate(active)]
+                hidden = self._forward(parts, [each.tokens[-1] for each in active])
         made = (found.get(sequence.number) for sequence in sequences)
         return [NOTHING if each is None else Draft(tuple(each.tokens), tuple(each.chances)) for each in made]
 
     def _kept(self, sequence: Sequence) -> _Part | None:
         """All kept positions of the sequence, which are no longer kept; None if there are none."""
-        kept = sequence.kept_states
+        kept = sequence.pending_states
         if kept is None or not kept.is_before(sequence.num_computed):
             return None
         kept.cut(sequence.num_computed)

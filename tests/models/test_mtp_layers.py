@@ -16,7 +16,7 @@ from twofold.step.model import BatchMeta, LoadedModel
 from twofold.tools.cli.main import main
 
 from tests.engine.model_runs import Runner, random_prompt
-from tests.models.prediction_reference import MODELS, PredictionReference
+from tests.models.mtp_reference import MODELS, MtpReference
 from tests.models.transformers_runs import one_torch_thread
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import F32, write_tiny_model
@@ -32,7 +32,7 @@ def load(path: Path) -> Runner:
 
 def predicted(ours: Runner, ids: list[int]) -> F32:
     """Logits of the prediction layer at every position of `ids` but the last."""
-    layer = ours.model.prediction
+    layer = ours.model.mtp
     assert layer is not None
     sequence, hidden = ours.prefill(ids[:-1])
     previous = np.empty_like(hidden)
@@ -62,7 +62,7 @@ def predicted(ours: Runner, ids: list[int]) -> F32:
 def test_logits_equal_those_of_transformers_layers(tmp_path: Path, family: str) -> None:
     model = MODELS[family]
     ours = load(write_tiny_model(tmp_path / "hf", model))
-    expected = PredictionReference.of(model, tmp_path).logits(PROMPT, 1)[0]
+    expected = MtpReference.of(model, tmp_path).logits(PROMPT, 1)[0]
     assert np.abs(expected).max() > 1.0
     assert np.abs(predicted(ours, PROMPT) - expected).max() < 1e-4 * max(
         1.0, float(np.abs(expected).max()) / 16
@@ -114,13 +114,13 @@ def test_quantised_and_packed_models_keep_the_layer(tmp_path: Path, family: str)
 
 def test_doctor_counts_the_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_tiny_model(tmp_path, MODELS["glm4_moe"])
-    told = []
+    reported = []
     for more in ([], ["--speculative-config", '{"method": "mtp"}']):
         main(["doctor", str(path), "--accelerator", "none", *more])
-        told.append(next(line for line in capsys.readouterr().out.splitlines() if " experts of " in line))
+        reported.append(next(line for line in capsys.readouterr().out.splitlines() if " experts of " in line))
     model = MODELS["glm4_moe"]
     assert [
-        f"{count * model.num_experts} experts" in line for count, line in zip((2, 3), told, strict=True)
+        f"{count * model.num_experts} experts" in line for count, line in zip((2, 3), reported, strict=True)
     ] == [
         True,
         True,

@@ -21,10 +21,10 @@ F32 = npt.NDArray[np.float32]
 PREDICTING = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "qwen3_next", "qwen3_5_moe")
 MODELS: dict[str, TinyFamily] = {
     "qwen3_moe": TinyFamily(
-        row=Row("qwen3_moe", gguf="qwen3moe"), tie_word_embeddings=True, predicts=True,
+        row=Row("qwen3_moe", gguf="qwen3moe"), tie_word_embeddings=True, has_mtp=True,
         settings={"norm_topk_prob": True, "num_nextn_predict_layers": 1},
     ),
-    **{name: tiny(name, predicts=True, num_nextn_predict_layers=1, rope_scaling=None) for name in PREDICTING},
+    **{name: tiny(name, has_mtp=True, num_nextn_predict_layers=1, rope_scaling=None) for name in PREDICTING},
 }  # fmt: skip
 MODELS["qwen3_next"] = MODELS["qwen3_next"].changed(mlp_only_layers=[])
 
@@ -35,11 +35,11 @@ def _as_ordinary(model: TinyFamily) -> TinyFamily:
     more = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
     lists = {key: [*settings[key], kind] for key, kind in more.items() if key in settings}
     end = {"moe_layer_end_index": last - 1} if "moe_layer_end_index" in settings else {}
-    return model.changed(num_layers=last + 1, predicts=False, num_nextn_predict_layers=0, **lists, **end)
+    return model.changed(num_layers=last + 1, has_mtp=False, num_nextn_predict_layers=0, **lists, **end)
 
 
 @dataclass
-class PredictionReference:
+class MtpReference:
     """One model's target and prediction layer in torch."""
 
     target: Any
@@ -50,16 +50,16 @@ class PredictionReference:
     eps: float
 
     @classmethod
-    def of(cls, model: TinyFamily, root: Path) -> PredictionReference:
+    def of(cls, model: TinyFamily, root: Path) -> MtpReference:
         """model: written to `root`/hf. Its further files are made in `root`."""
         known = model.twin
         plain = root / "ordinary"
         plain.mkdir()
         config = read_config(root / "hf")
-        assert config.prediction is not None
+        assert config.mtp is not None
         weights = {}
         for name, values in tiny_weights(known).items():
-            old, new = next((p for p in config.prediction.renamed if name.startswith(p[0])), ("", ""))
+            old, new = next((p for p in config.mtp.renamed if name.startswith(p[0])), ("", ""))
             weights[new + name.removeprefix(old)] = values
         ordinary = _as_ordinary(known)
         _write_json(plain / "config.json", tiny_config(ordinary))

@@ -10,7 +10,7 @@ from twofold.api.types import Draw, SamplingParams
 from twofold.step.sampler import Sampler
 
 
-class ToldSampler(Sampler):
+class ScriptedSampler(Sampler):
     """Picks what it was told to, and keeps the logits it was shown."""
 
     def __init__(self, tokens: Sequence[int]) -> None:

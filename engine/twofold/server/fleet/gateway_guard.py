@@ -10,11 +10,11 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.api.request_origin import RequestOrigin
-from twofold.server.fleet.forwarding import ROUTING_HEADER, TOKENS_BEGIN, ToldRouting, is_stream
+from twofold.server.fleet.forwarding import ROUTING_HEADER, TOKENS_BEGIN, GatewayRouting, is_stream
 from twofold.server.http.arrival import set_answer_hook, set_origin, set_prefix_labels
 
 
-class Door:
+class GatewayGuard:
     """ASGI application around a replica's. `secret` must come with every request."""
 
     def __init__(self, app: ASGIApp, replica: str) -> None:
@@ -30,16 +30,16 @@ class Door:
             refusal = PlainTextResponse("this port serves the gateways of a fleet; call a gateway", 403)
             await refusal(scope, receive, send)
             return
-        told, answer = ToldRouting.read(routing), _Answer(send, self._replica)
-        scope["client"] = told.client
-        set_prefix_labels(scope, told.labels)
-        set_origin(scope, RequestOrigin(routed_by=told.routed_by))
+        routing, answer = GatewayRouting.read(routing), _Answer(send, self._replica)
+        scope["client"] = routing.client
+        set_prefix_labels(scope, routing.labels)
+        set_origin(scope, RequestOrigin(routed_by=routing.routed_by))
         set_answer_hook(scope, answer.begin)
-        self.ongoing[told.gateway] += 1
+        self.ongoing[routing.gateway] += 1
         try:
             await self._app(scope, receive, answer.send)
         finally:
-            self.ongoing[told.gateway] -= 1
+            self.ongoing[routing.gateway] -= 1
             self.ongoing += Counter()  # keeps the gateways above 0
 
 

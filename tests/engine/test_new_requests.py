@@ -39,13 +39,13 @@ class Asked:
 
 
 def ask(engine: Engine, name: str, prompt_tokens: int, answer_tokens: int) -> Asked:
-    asked = Asked(engine, time.perf_counter(), engine.stats().num_steps)
+    requested = Asked(engine, time.perf_counter(), engine.stats().num_steps)
     # No two names share a prefix: no prefix-cache hits.
     prompt = tuple(100 + (7 * i + sum(name.encode())) % 3000 for i in range(prompt_tokens))
     engine.submit(
-        GenerationRequest(prompt, SamplingParams(max_tokens=answer_tokens, ignore_eos=True), asked, name)
+        GenerationRequest(prompt, SamplingParams(max_tokens=answer_tokens, ignore_eos=True), requested, name)
     )
-    return asked
+    return requested
 
 
 @pytest.mark.parametrize("num_long", [1, 8])

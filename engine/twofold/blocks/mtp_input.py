@@ -13,14 +13,14 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, normed
-from twofold.weights.tensor_spec import Found, TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class PredictionInput(Block):
+class MtpInput(Block):
     """First block of a prediction layer. Names are those of DeepSeek-V3's checkpoints."""
 
     kind: ClassVar[str] = "dense"
@@ -32,7 +32,7 @@ class PredictionInput(Block):
     zero_centred: bool = False
     """Whether checkpoints store norms minus 1."""
 
-    def tensors(self, found: Found) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}.nextn"
         norms = {"embedding_norm": ("enorm", "enorm"), "hidden_norm": ("hnorm", "hnorm")}
         if self.own_norm:
@@ -57,7 +57,7 @@ class PredictionInput(Block):
         return weights.optional_vector("norm")
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        return ops.PredictionInput(
+        return ops.MtpInput(
             pool,
             embedding_norm=weights.vector("embedding_norm"),
             hidden_norm=weights.vector("hidden_norm"),
@@ -67,11 +67,11 @@ class PredictionInput(Block):
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         norms = weights.norm("embedding_norm"), weights.norm("hidden_norm")
-        return PredictionInputOnDevice(*norms, weights.matrix("projection"), self.eps)
+        return MtpInputOnDevice(*norms, weights.matrix("projection"), self.eps)
 
 
 @dataclass(frozen=True)
-class PredictionInputOnDevice:
+class MtpInputOnDevice:
     embedding_norm: Tensor
     hidden_norm: Tensor
     projection: Tensor

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tales_model import Layer, Model, Shape
-from tales_prediction import PredictionLayer
+from tales_prediction import MtpLayer
 from torch import Tensor
 
 # Names of a layer's tensors in checkpoints and in `Layer`, which stacks the experts.
@@ -46,7 +46,7 @@ def _read_layer(layer: Layer, stored: dict[str, Tensor], prefix: str) -> None:
         getattr(layer, own).copy_(torch.stack(experts))
 
 
-def add_layer(layer: PredictionLayer, directory: Path) -> None:
+def add_layer(layer: MtpLayer, directory: Path) -> None:
     """Add the layer to the model's files, in the layout of DeepSeek-V3's checkpoints: BF16, numbered after the last.
 
     The model's other tensors keep their bytes.

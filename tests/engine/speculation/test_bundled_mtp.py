@@ -37,13 +37,13 @@ class Pair:
 
     def ask(self, samplings: list[SamplingParams], constraints: Seq[Constraint | None] = (None,)) -> None:
         """Ask both for all beginnings at once; expect the same answers."""
-        asked = [
+        requested = [
             Asked(tuple(self.off.tokenizer.encode(text)), sampling, constraint=constraint)
             for text in BEGINNINGS
             for sampling in samplings
             for constraint in constraints
         ]
-        assert answers(self.on, asked) == answers(self.off, asked)
+        assert answers(self.on, requested) == answers(self.off, requested)
 
 
 def pair(speculative_config: str, accelerator: str = "none") -> Pair:

@@ -14,7 +14,7 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 
-class PredictionLayer:
+class MtpLayer:
     """One layer after a model's last. It shares the model's embedding, the matrix of its head, and its cache."""
 
     def __init__(self, decoder: ops.Decoder, head: ops.LmHead, embed: Callable[[I32], F32]) -> None:

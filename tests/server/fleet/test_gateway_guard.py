@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from twofold.server.fleet.door import Door
 from twofold.server.fleet.forwarding import ROUTING_HEADER, TOKENS_BEGIN, RoutedRequest
+from twofold.server.fleet.gateway_guard import GatewayGuard
 from twofold.server.http.arrival import call_answer_hook, origin_of, prefix_labels_of
 
 ROUTED = RoutedRequest(labels=(b"l",), gateway="g", routed_by="prefix")
@@ -22,16 +22,16 @@ async def no_message() -> Any:
     raise AssertionError("nothing is received")
 
 
-def ask(door: Door, secret: str | None = None) -> list[Any]:
+def ask(guard: GatewayGuard, secret: str | None = None) -> list[Any]:
     """The response's messages."""
-    told = ROUTED.header(("10.0.0.1", 7), door.secret if secret is None else secret)
-    scope = {"type": "http", "client": None, "headers": [(ROUTING_HEADER, told.encode())]}
+    reported = ROUTED.header(("10.0.0.1", 7), guard.secret if secret is None else secret)
+    scope = {"type": "http", "client": None, "headers": [(ROUTING_HEADER, reported.encode())]}
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(door(scope, no_message, send))
+    asyncio.run(guard(scope, no_message, send))
     return sent
 
 
@@ -39,7 +39,7 @@ def test_a_streams_preface_waits_for_its_first_token() -> None:
     seen: dict[str, Any] = {}
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.update(scope, ongoing=dict(door.ongoing))
+        seen.update(scope, ongoing=dict(guard.ongoing))
         await send(start(b"text/event-stream; charset=utf-8"))
         await send(body(b"begin"))
         await send(body(b"ping"))
@@ -48,15 +48,15 @@ def test_a_streams_preface_waits_for_its_first_token() -> None:
         await send(body(b"two"))
         await send(body(b"", more=False))
 
-    door = Door(app, "me")
-    begin, *rest = ask(door)
+    guard = GatewayGuard(app, "me")
+    begin, *rest = ask(guard)
     assert (b"x-twofold-replica", b"me") in begin["headers"]
     assert [message["body"] for message in rest] == [b"ping", TOKENS_BEGIN + b"beginone", b"two", b""]
     assert origin_of(seen).routed_by == "prefix"
     assert prefix_labels_of(seen) == (b"l",)
     assert seen["client"] == ("10.0.0.1", 7)
     assert seen["ongoing"] == {"g": 1}
-    assert door.ongoing == {}
+    assert guard.ongoing == {}
 
 
 def test_a_stream_without_a_token_ends_with_its_preface() -> None:
@@ -65,7 +65,7 @@ def test_a_stream_without_a_token_ends_with_its_preface() -> None:
         await send(body(b"begin"))
         await send(body(b"end", more=False))
 
-    assert [message["body"] for message in ask(Door(app, "me"))[1:]] == [TOKENS_BEGIN + b"beginend"]
+    assert [message["body"] for message in ask(GatewayGuard(app, "me"))[1:]] == [TOKENS_BEGIN + b"beginend"]
 
 
 def test_a_whole_body_passes_unchanged() -> None:
@@ -73,11 +73,11 @@ def test_a_whole_body_passes_unchanged() -> None:
         await send(start(b"application/json"))
         await send(body(b"{}", more=False))
 
-    assert ask(Door(app, "me"))[1]["body"] == b"{}"
+    assert ask(GatewayGuard(app, "me"))[1]["body"] == b"{}"
 
 
 def test_a_client_without_the_secret_reaches_nothing() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError("the application was reached")
 
-    assert ask(Door(app, "me"), "guessed")[0]["status"] == 403
+    assert ask(GatewayGuard(app, "me"), "guessed")[0]["status"] == 403

@@ -16,7 +16,7 @@ from tales_model import WORKING_TYPE, Layer, Model, Shape, rms_norm
 from torch import Tensor, nn
 
 
-class PredictionLayer(nn.Module):
+class MtpLayer(nn.Module):
     """One layer that guesses the token after the next; weights are kept as in `Layer`."""
 
     def __init__(self, s: Shape) -> None:
@@ -32,7 +32,7 @@ class PredictionLayer(nn.Module):
         self.final_norm = nn.Parameter(torch.ones(hidden))
 
     @torch.no_grad()
-    def begin_as(self, trunk: Model, states: Tensor, tokens: Tensor) -> None:
+    def start_from(self, trunk: Model, states: Tensor, tokens: Tensor) -> None:
         """Begin as the trunk's last layer. The projection begins as the least-squares guess of what that layer reads.
 
         Args:

@@ -19,7 +19,7 @@ _MOST_BLOCKS: Final = 20_000
 
 
 @dataclass(frozen=True)
-class PredictionError:
+class EstimateError:
     """|predicted / measured - 1| over layers of steps, each counted once whatever its number of tokens."""
 
     num_layers: int
@@ -27,7 +27,7 @@ class PredictionError:
     p90: float
 
 
-def prediction_error(db: Database, run: Run) -> PredictionError | None:
+def estimate_error(db: Database, run: Run) -> EstimateError | None:
     """Prediction error of the layers in the run's latest MAX_ROWS rows. None where time is virtual (equal by
     construction) or nothing was predicted (`twofold calibrate` never ran here)."""
     if run.emulated:
@@ -44,4 +44,4 @@ def prediction_error(db: Database, run: Run) -> PredictionError | None:
         return None
     _, index = np.unique(rows["step"] * (1 + int(rows["layer"].max())) + rows["layer"], return_index=True)
     errors = np.abs(rows["predicted_us"][index].astype(float) / rows["layer_us"][index] - 1)
-    return PredictionError(len(errors), float(np.median(errors)), float(np.percentile(errors, 90)))
+    return EstimateError(len(errors), float(np.median(errors)), float(np.percentile(errors, 90)))
