@@ -29,7 +29,7 @@ from twofold.tools.lab.trace import Trace, load_trace, make_trace
 from benchmarks.scenario import Report, Scenario, markdown_table, positive
 
 STRATEGIES: Final = ("uniform", "frequency", "front-loading", "random", "dynamic", "payback", "lru")
-"""dynamic: uniform, placed anew by each prompt. lru: no strategy, the least recently used expert leaves."""
+"""dynamic: uniform, placed again by each prompt. lru: no strategy, the least recently used expert leaves."""
 
 PROMPT_TOKENS: Final = 64
 RATIOS: Final = tuple(step / 10 for step in range(11))

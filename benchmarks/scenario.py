@@ -1,4 +1,4 @@
-"""What the runner needs of a scenario, and what scenarios share: flags, the machine's description, medians, tables."""
+"""Scenarios: their interface to the runner, and shared parts: flags, the machine's description, medians, tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PERFORMANCE: Final = ROOT / "docs" / "explanation" / "performance.md"
 BEGIN: Final = "<!-- {name}: made by {maker} -->"
 END: Final = "<!-- end of {name} -->"
 Report = dict[str, Any]
-"""What a scenario measured, as JSON has it. The runner adds date, command and machine."""
+"""Results of a scenario, as in JSON. The runner adds date, command and machine."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ _Value = TypeVar("_Value")
 
 
 def requested(name: str) -> str | None:
-    """What the address names; None if it names nothing."""
+    """The address's value of this name; None without one."""
     return st.query_params.get(name)
 
 

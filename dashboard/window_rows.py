@@ -106,7 +106,7 @@ class WindowRows:
 
     @property
     def extent(self) -> str:
-        """What the rows cover, for a caption."""
+        """Time range of the rows, for a caption."""
         steps = self.rows.steps
         if not len(steps):
             return "no steps"

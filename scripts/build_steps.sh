@@ -223,7 +223,7 @@ install_package() {
     installation_fingerprint >"$VENV_DIR/.installed-$1"
 }
 
-# Inputs of a build directory: with another checkout, interpreter, compiler or C library it is built afresh.
+# Inputs of a build directory: with another checkout, interpreter, compiler or C library it is rebuilt from scratch.
 toolchain() {
   printf '%s | %s | %s | %s%s\n' "$REPOSITORY_ROOT" "$("$VENV_DIR/bin/python" -VV)" \
     "$("${CXX:-g++}" --version | head -n 1)" "$(getconf GNU_LIBC_VERSION 2>/dev/null || echo 'another C library')" \
@@ -244,7 +244,7 @@ build_native() {
       echo "$NATIVE_BUILD_DIR holds the build of something else; set TWOFOLD_BUILD_DIR to a directory of Twofold's own"
       return 1
     fi
-    echo "$NATIVE_BUILD_DIR was made by another compiler, Python or system; starting it afresh (TWOFOLD_BUILD_DIR keeps two apart)"
+    echo "$NATIVE_BUILD_DIR was made by another compiler, Python or system; rebuilding it from scratch (TWOFOLD_BUILD_DIR keeps two apart)"
     rm -rf "$NATIVE_BUILD_DIR"
   fi
   # Options are always passed explicitly, never taken from the cache of an earlier call.

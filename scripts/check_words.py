@@ -1,6 +1,8 @@
-"""Count private idiom in comments, docstrings and documents, and long sentences in guides and explanations.
+"""Count private idiom in comments, docstrings, documents and names, and long sentences in guides and explanations.
 
-No idiom where users read, no more than LIMITS elsewhere; no sentence above MAX_WORDS words in SHORT.
+No idiom where users read, no more than LIMITS elsewhere; no sentence above MAX_WORDS words in SHORT. Names of
+functions, variables, files and tests follow the same rules (PRIVATE_PARTS). docs/contributing/glossary.md gives each
+overloaded word one meaning.
 An engineer from the field must understand every sentence at first reading: subject first, things are things, "after"
 instead of "behind". `make lint` runs this; a lower count lowers its limit.
 """
@@ -16,13 +18,31 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+_BEGIN: Final = r"(?://|(?<!#)#|\"\"\"|/\*)\s*"
 IDIOM: Final = re.compile(
-    r"(?://|#|\"\"\"|/\*)\s*Of (?:a|an|the|each|what|all|their|its|this|these|those|which|both|one)\b"
-    r"|\b(?:nobody|somebody|whoever|everybody|anybody)\b"
-    r"|\breads? over\b|\bwhat sees\b|\bbroke off\b|\b(?:is|are) told\b"
+    rf"{_BEGIN}(?:(?-i:Of) (?!course\b)\w|Of (?:a|an|the|each|what|all|their|its|this|these|those|which|both|one)\b)"
+    rf"|{_BEGIN}(?-i:Those|Who|Whose|Whom|Whoever)\b"
+    rf"|{_BEGIN}What (?:becomes|became|ends|makes|distinguishes) "
+    r"|\b(?:nobody|somebody|whoever|everybody|anybody|newcomers?|anew|afresh)\b"
+    r"|\b(?:is|are|was|were|been|being) told\b(?! apart)"
+    r"|'s (?:own )?affair\b|\bis let go\b|\bcomes? to an end\b|\bdown at once, up\b"
+    r"|\breads? over\b|\bwhat sees\b|\bbroke off\b"
     r"|\bbehind (?:a|the|its) (?:prompt|context|last|first|step|token|begin)",
     re.IGNORECASE,
 )
+PRIVATE_PARTS: Final = frozenset(
+    (
+        *("nobody", "somebody", "whoever", "everybody", "anybody", "everyone", "who", "whom", "oneself"),
+        *("told", "said", "newcomer", "newcomers", "anew", "afresh", "behind", "fate", "fates", "felt"),
+        *("lend", "lent", "bring", "brings", "doubt", "doubts", "luck", "guilty", "hated"),
+    )
+)
+"""Words that no identifier, file or test is made of."""
+PRIVATE_RUNS: Final = re.compile(
+    r"(?:^|_)(?:let_go|keep_books|goe?s?_on|gives?_way|say_so|says_so|begins?_alike)(?:_|$)"
+)
+TEST_PARTS: Final = frozenset(["say", "says", "tell", "tells"])
+"""Further words that no test's name is made of: it names what the program does."""
 MAX_WORDS: Final = 30
 SHORT: Final = (
     "docs/guides/",
@@ -45,6 +65,32 @@ GENERATED: Final = "docs/reference/"
 SUFFIXES: Final = {".py", ".pyi", ".md", ".cpp", ".h", ".cu", ".cuh", ".sh", ".txt", ".toml"}
 LIMITS: Final[dict[str, int]] = {}
 """Most hits of a top folder (of `engine`, the next two levels); what is not here has none."""
+
+
+_CPP: Final = frozenset({".cpp", ".h", ".cu", ".cuh"})
+_CPP_TEXT: Final = re.compile(
+    r'R"\((?:.|\n)*?\)"|"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*(?:.|\n)*?\*/|#include[^\n]*'
+)
+_PYTHON_TEXT: Final = re.compile(
+    r'"""(?:\\[\s\S]|[^\\])*?"""|"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*'|#[^\n]*"
+)
+_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+_PART: Final = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
+
+
+def private_names(path: str, text: str) -> set[str]:
+    """Identifiers of a Python or C++ file, and its own name, that are private idiom."""
+    suffix = Path(path).suffix
+    if suffix not in _CPP | {".py", ".pyi"}:
+        return set()
+    code = (_CPP_TEXT if suffix in _CPP else _PYTHON_TEXT).sub(" ", text)
+    return {name for name in {Path(path).stem, *_NAME.findall(code)} if _is_private(name)}
+
+
+def _is_private(name: str) -> bool:
+    parts = {part.lower() for part in _PART.findall(name)}
+    forbidden = PRIVATE_PARTS | TEST_PARTS if name.startswith("test_") else PRIVATE_PARTS
+    return bool(parts & forbidden) or PRIVATE_RUNS.search(name) is not None
 
 
 def room_of(path: str) -> str:
@@ -83,6 +129,9 @@ def main() -> int:
                 for sentence in long_sentences(text):
                     failed = 1
                     print(f"{name}: more than {MAX_WORDS} words: {sentence[:100]}…")
+            for private in sorted(private_names(name, text)):
+                failed = 1
+                print(f"{name}: the name {private} is private idiom; use the field's words")
             for number, line in hits(text.splitlines()):
                 found[room_of(name)] += 1
                 places.append((room_of(name), f"{name}:{number}: {line[:120]}"))

@@ -69,7 +69,7 @@ class FetchError(Exception):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a compiler is asked for."""
+    """Requirements on a compiler."""
 
     host_compiler: str = "g++"
     cuda: str = ""

@@ -31,7 +31,7 @@ mount --bind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 # shellcheck disable=SC2016,SC2086 # the shell inside expands; one word per package
 chroot "$root" env DEBIAN_FRONTEND=noninteractive bash -c 'apt-get update -qq && apt-get install -y -qq "$@" >/dev/null' - $packages
-# After the packages: one of them writes this file afresh.
+# After the packages: one of them rewrites this file.
 install -D -m 644 /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 chroot "$root" bash -c 'id reader >/dev/null 2>&1 || useradd --create-home reader; rm -rf /home/reader/twofold'
 if [ -n "$pip_configuration" ]; then install -D -m 644 "$pip_configuration" "$root/home/reader/.config/pip/pip.conf"; fi

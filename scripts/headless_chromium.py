@@ -85,7 +85,7 @@ class Frame:
 
 @dataclass
 class Seen:
-    """What the browser reported of a page."""
+    """The browser's report on a page."""
 
     requested: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)

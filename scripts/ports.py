@@ -16,7 +16,7 @@ MAX_PORT = 65535
 
 
 def port_problem(given: Mapping[str, str]) -> str:
-    """What is wrong with the ports, by the names of their variables; "" if all can be used."""
+    """Error of the ports, by the names of their variables; "" if all can be used."""
     for name, text in given.items():
         if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_PORT:
             return f"{name} was given {text!r}; expected a port from 1 to {MAX_PORT}"

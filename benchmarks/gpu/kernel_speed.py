@@ -61,7 +61,7 @@ def handshake(machine: Machine) -> dict[str, Any]:
 
 
 def probe_of(machine: Machine, name: str, format: str) -> KernelProbe:
-    """A layer of random experts in slots; the one before is let go."""
+    """A layer of random experts in slots; the previous one is freed."""
     others = [key for key in machine.kept if isinstance(key, tuple) and key[0] == "probe"]
     machine.forget(*(key for key in others if key[1:] != (name, format)))
     shape = shrunk(SHAPES[name], machine.sizes.shrink)

@@ -175,7 +175,7 @@ def _write(machine: Machine, shape: Shape, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class ForcedTrace:
-    """Routing of decode tokens, as long as it is asked for: it begins anew at its end."""
+    """Routing of decode tokens, as long as it is asked for: it restarts at its end."""
 
     ids: I32
     """[tokens][layers][top_k]."""

@@ -96,7 +96,7 @@ class LoadedModel:
 
 
 def loaded(machine: Machine, shape: Shape) -> LoadedModel:
-    """The model of a shape; loaded once. The one before is let go: two do not fit into every machine's memory."""
+    """The model of a shape; loaded once. The previous one is freed: two do not fit into every machine's memory."""
     shape = shrunk(shape, machine.sizes.shrink)
     for key in [
         key for key in machine.kept if isinstance(key, tuple) and key[0] == "loaded" and key[1] != shape

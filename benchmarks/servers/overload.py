@@ -65,7 +65,7 @@ class RefusalClient(HttpClient):
 
 @dataclass
 class Seen:
-    """What became of the requests of some loads."""
+    """Outcomes of the requests of some loads."""
 
     answers: list[Sample] = field(default_factory=list)
     refusals_ms: list[float] = field(default_factory=list)

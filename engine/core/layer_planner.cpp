@@ -146,7 +146,7 @@ LanePlan LayerPlanner::with_ahead(int layer, const Devices& devices, StreamAhead
   return without;
 }
 
-// Those engines keep a layer on one device: its home here.
+// Such engines keep a layer on one device: its home here.
 LanePlan LayerPlanner::as_peer(int layer) const {
   const size_t home = size_t(config_.home(layer));
   LanePlan plan;

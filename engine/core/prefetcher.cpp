@@ -17,7 +17,7 @@ constexpr double kMaxTries = 2048;   // beyond it older tries fade
 constexpr double kSlackUs = 1e-3;    // rounding makes nothing late
 constexpr double kRelax = 1.0 / 64;  // relaxation rate of a shortest time
 
-// Down at once, up slowly: a wrong deadline should be too early.
+// The deadline falls at once and rises slowly, so that an error makes it early, not late.
 void shorten(double& shortest_us, double us) {
   shortest_us = shortest_us < 0 || us < shortest_us ? us : shortest_us + kRelax * (us - shortest_us);
 }

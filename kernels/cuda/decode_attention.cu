@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kLanesOfToken = 8;
 
-// Of split s of (sequence, head): largest score, sum of weights, then kHeadDim weighted values.
+// Results of split s of (sequence, head): largest score, sum of weights, then kHeadDim weighted values.
 __device__ inline float* partial(float* workspace, int64_t row, int split, int splits, int head_dim) {
   return workspace + (row * splits + split) * (head_dim + 2);
 }

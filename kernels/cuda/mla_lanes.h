@@ -132,7 +132,7 @@ TWOFOLD_HD void mla_sum(const MlaTile& tile, int thread, int count, float (&sums
   }
 }
 
-// Of split s of (sequence, head): largest score, sum of weights, then `latent` weighted sums.
+// Results of split s of (sequence, head): largest score, sum of weights, then `latent` weighted sums.
 TWOFOLD_HD float* mla_partial(float* workspace, int64_t row, int split, int splits, int latent) {
   return workspace + (row * splits + split) * (latent + 2);
 }

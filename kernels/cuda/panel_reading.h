@@ -20,7 +20,7 @@ using kernels::load_as;
 template <WeightFormat F>
 using FormatOf = typename kernels::FormatOf<F>::type;
 
-// Of elements without scales: a unit is some slices instead of a part of a panel block.
+// Elements without scales: a unit is some slices instead of a part of a panel block.
 template <class Format>
 inline constexpr bool kIsPlain = Format::kPanelBytes == kSliceBytes;
 

@@ -50,7 +50,7 @@ SMALL_WORDS = frozenset(
     re.findall(r"\w+", "a an and at by for from how in is of on or that the to was what who with would")
 )
 
-# Who a request for a tale may name, as in "the story of the fox and the crow".
+# Characters that a request for a tale may name, as in "the story of the fox and the crow".
 CHARACTERS = re.findall(
     r"\w+",
     """

@@ -115,7 +115,7 @@ class Layer(nn.Module):
         self.q_norm, self.k_norm = nn.Parameter(torch.ones(s.head_dim)), nn.Parameter(torch.ones(s.head_dim))
 
     def queries_keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of normalised x, each [rows, heads, length, head size], keys and values repeated for their queries."""
+        """Projections of normalised x, each [rows, heads, length, head size], keys and values repeated for their queries."""
         s, (rows, length, _) = self.shape, x.shape
         h = rms_norm(x, self.input_norm, s.rms_norm_eps)
         weight = torch.cat((self.q, self.k, self.v)).to(WORKING_TYPE)
@@ -197,7 +197,7 @@ class Model(nn.Module):
         return losses.view(targets.shape), balance, shares
 
     def hidden(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the head reads for every token, the summed balance loss, and the experts' shares per layer."""
+        """Input rows of the head for every token, the summed balance loss, and the experts' shares per layer."""
         length = inputs.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         x = F.dropout(F.embedding(inputs, self.embedding), DROPOUT, self.training)

@@ -207,7 +207,9 @@ class Training:
         if self.checkpoint.exists():
             self.progress = self.restore(self.checkpoint)
         elif arguments.resume_from:
-            self.restore(arguments.resume_from)  # the weights and the optimisers' state; progress starts anew
+            self.restore(
+                arguments.resume_from
+            )  # the weights and the optimisers' state; progress starts from zero
         torch.manual_seed(arguments.seed + self.progress["step"])
 
     def restore(self, checkpoint: Path) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What the compiler made of each CUDA kernel: `make check-cuda` compares it with the kept table."""
+"""Resources of each compiled CUDA kernel: `make check-cuda` compares it with the kept table."""

@@ -13,7 +13,7 @@ from scripts.cuda_table.sass import ACCESSES, Compiled, Instance, Widths, readab
 
 _LISTED: Final = Path(__file__).resolve().parents[2] / "kernels/cuda/architectures.txt"
 ARCHITECTURES: Final = tuple(int(arch) for arch in re.findall(r"\d+", _LISTED.read_text(encoding="utf-8")))
-"""What a wheel holds machine code for; cmake/Cuda.cmake reads the same file."""
+"""Architectures with machine code in a wheel; cmake/Cuda.cmake reads the same file."""
 TRAFFIC: Final = ("shared wavefronts", "sectors read", "sectors written")
 _NARROWER: Final = 0.9  # ratio of mean widths; above it the difference is a few scalars
 _BUSIER: Final = 1.02
@@ -74,7 +74,7 @@ def parse_launches(text: str) -> dict[Instance, Launch]:
         kernel, format, tile, threads, shared, *figures = line.split("\t")
         if len(figures) != 2 * len(TRAFFIC):
             raise ValueError(
-                f"a line of simt_traffic has {len(figures)} figures, expected 6: {line!r}; build it anew"
+                f"a line of simt_traffic has {len(figures)} figures, expected 6: {line!r}; build it again"
             )
         pairs = tuple((float(a), float(b)) for a, b in zip(figures[::2], figures[1::2], strict=True))
         found[Instance(kernel, format, tile)] = Launch(int(threads), int(shared), pairs)
@@ -123,7 +123,7 @@ def from_markdown(text: str) -> tuple[Table, str]:
     version = re.search(r"^Compiled by nvcc (\S+)\.$", text, re.MULTILINE)
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     if version is None or not rows or tuple(rows[0].strip("| ").split(" | ")) != _COLUMNS:
-        raise ValueError("the table of kernels is broken; write it anew with `make check-cuda WRITE=1`")
+        raise ValueError("the table of kernels is broken; rewrite it with `make check-cuda WRITE=1`")
     return dict(_parse_row(line) for line in rows[1:]), version[1]
 
 

@@ -55,7 +55,7 @@ def test_twofold_is_run_on_the_file_with_the_same_prompt(fake_python, calls_of) 
     (call,) = calls_of(python)
     assert call[:4] == ["-m", "twofold.tools.cli", "bench", str(MODEL)]
     reported = dict(itertools.pairwise(call))
-    # Of N + 1 new tokens the first comes out of the prompt's step, so N steps are timed.
+    # The first of N + 1 new tokens comes out of the prompt's step, so N steps are timed.
     assert (reported["--new-tokens"], reported["--random-prompt"], reported["--cpu-threads"]) == (
         "11",
         "7",

@@ -20,7 +20,7 @@ def test_an_interval_is_the_one_that_all_resamples_give() -> None:
     assert (found.first, found.second, found.low, found.high) == (3.0, 10.0, 6.0, 8.0)
     assert found.is_clear
     assert found.change == pytest.approx(7 / 3)
-    # Of five values every resample is enumerated: 5**5 means.
+    # Every resample of five values is enumerated: 5**5 means.
     first, second = np.array([1.0, 2.0, 4.0, 8.0, 9.0]), np.array([3.0, 3.0, 3.0])
     means = np.array([np.mean(drawn) for drawn in itertools.product(first, repeat=5)])
     low, high = np.quantile(3.0 - means, (0.025, 0.975))

@@ -204,7 +204,7 @@ def test_names_from_outside_are_shown_not_run(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.fixture
 def intervals(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """Every how many seconds the page's fragments ask to be drawn anew."""
+    """Every how many seconds the page's fragments ask to be redrawn."""
     requested: list[float | None] = []
     fragment = streamlit.fragment
 

@@ -43,7 +43,7 @@ def finish(engine: Engine) -> None:
         pass
 
 
-@pytest.mark.slow  # graphs are captured anew at every step of it
+@pytest.mark.slow  # graphs are captured again at every step of it
 @pytest.mark.parametrize("family", [TINY, tiny("qwen3_next", dtype="bfloat16")], ids=["pages", "records"])
 def test_pages_and_slots_move_and_tokens_stay(
     fake: ModuleType, tmp_path: Path, family: TinyModel, monkeypatch: pytest.MonkeyPatch

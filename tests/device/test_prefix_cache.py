@@ -85,7 +85,7 @@ def test_a_shared_begin_changes_no_bit_of_an_answer(
     whole = answers(engine, turn)[0]
     assert cached(whole) == len(turn) - 2
     assert engine.stats().num_free_pages == engine.stats().num_pages
-    # Everything anew, in pages and records of another order.
+    # The same again, in pages and records of another order.
     memory = engine.runner.memory
     assert memory.read_page(0) != memory.read_page(1)
     for page in range(3):

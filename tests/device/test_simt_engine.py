@@ -122,7 +122,7 @@ def test_the_bundled_model_answers_token_by_token_as_on_the_cpu(
 
 def test_a_dense_model_answers_token_by_token_as_on_the_cpu(simt: ModuleType, tmp_path: Path) -> None:
     """A mixture of no experts: captured steps, chunks of prompts, several requests, and no slots."""
-    # Of 24 seeds the one whose tokens lead by most, 0.2: rounding to bf16 changes none.
+    # The one of 24 seeds whose tokens lead by most, 0.2: rounding to bf16 changes none.
     model = replace(EXAMPLES["qwen3"], dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64, seed=19)
     path = str(write_tiny_model(tmp_path, model))
     answers = []

@@ -202,7 +202,7 @@ def test_the_dashboard_and_locusts_page_run_from_the_wheel(
         page = get(port, "/")
         assert page is not None
         assert "<title>" in page
-        # Nothing but this process answers, and it was told not to ask others.
+        # Nothing but this process answers, and it was configured to contact no other.
         assert "gatherUsageStats" not in (tmp_path / "log").read_text()
     port = free_port()
     with running([*twofold, "loadtest", "--ui", "--ui-port", str(port)], tmp_path, environment) as process:

@@ -11,7 +11,7 @@ from twofold.step.sampler import Sampler
 
 
 class ScriptedSampler(Sampler):
-    """Picks what it was told to, and keeps the logits it was shown."""
+    """Picks the scripted tokens, and keeps the logits."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         super().__init__(SamplingParams(), ())
@@ -23,6 +23,6 @@ class ScriptedSampler(Sampler):
         return None
 
     def take_from(self, token: int, logits: npt.NDArray[np.float32], row: int) -> int:
-        """The next of what it was told."""
+        """The next scripted token."""
         self.seen.append(np.array(logits[row]))
         return self._tokens[len(self.seen) - 1]

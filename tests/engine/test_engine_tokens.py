@@ -134,7 +134,7 @@ def test_asking_changes_no_token_and_eight_at_once_get_what_each_gets_alone(
         together = [Answer(params) for _, params in cases]
         for number, (prompt, params) in enumerate(cases):
             request = GenerationRequest(prompt, params, together[number], f"r{number}")
-            # Who came last is the first, but for one.
+            # The newest request is the first, but for one.
             crowded.submit(replace(request, priority=-(number % 7) if policy == "priority" else 0))
         preempted = set()
         while crowded.step():

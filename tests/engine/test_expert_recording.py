@@ -1,4 +1,4 @@
-"""Recordings of routed experts against the routing that requests themselves were told; and what a dump can meet."""
+"""Recordings of routed experts against the routing returned to requests, and failures of a dump."""
 
 from __future__ import annotations
 

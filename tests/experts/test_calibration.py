@@ -112,7 +112,7 @@ def test_curves_of_other_experts_and_threads_are_kept():
     assert [curve.threads for curve in both.cpu_curves] == [2, 1]
     again = to_profile(example(threads=1), base, stored=both)
     assert [curve.threads for curve in again.cpu_curves] == [1, 2], (
-        "the same experts: measured anew, not twice"
+        "the same experts: measured again, not twice"
     )
 
 

@@ -3,7 +3,7 @@
     python -m tests.gpu.day [--minutes 9] [--folder build/gpu-day] [--only 'NAME; PART'] [--wheels FOLDER]
 
 Builds for the card at hand, then runs the checks of `checks` in the order in which they decide. One process runs them,
-and is replaced when a check hangs, crashes or leaves CUDA in an error. FOLDER/gpu-day.md and .json are written anew
+and is replaced when a check hangs, crashes or leaves CUDA in an error. FOLDER/gpu-day.md and .json are rewritten
 after every check. A second call reuses the build and the models of random weights. Exit status: 0 nothing to look at, 1
 something, 3 no device.
 """

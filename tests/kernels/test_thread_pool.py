@@ -49,7 +49,7 @@ def test_loops_from_several_threads_take_turns() -> None:
 def test_an_exception_reaches_the_caller_and_the_pool_lives_on(threads: int) -> None:
     pool = ops.ThreadPool(threads)
     for fail_at in (0, 1, 63):
-        with pytest.raises(KernelError, match=f"chunk {fail_at} was told to fail"):
+        with pytest.raises(KernelError, match=f"chunk {fail_at} must fail"):
             kernels.count_chunks(pool, 64, fail_at=fail_at)
         assert np.array_equal(kernels.count_chunks(pool, 64), np.ones(64))
 

@@ -57,7 +57,7 @@ def test_an_objective_is_checked_over_all_answers_and_goodput_answer_by_answer()
 
 
 def test_inter_token_times_of_one_answer_meet_a_limit_by_the_same_percentile() -> None:
-    # Of gaps 10, 20, 30, 40, 50 the median is 30.
+    # The median of gaps 10, 20, 30, 40, 50 is 30.
     answer = sample(5.0, 10, 20, 30, 40, 50)
     assert answer.meets(parse_slos("itl_p50_ms=30.1"))
     assert not answer.meets(parse_slos("itl_p50_ms=29.9"))

@@ -68,7 +68,7 @@ def drawn(name: str, r: random.Random) -> TinyModel:
     if has_vision:
         sizes["head_dim"] = base.head_dim  # mrope_section fits this one
         if sizes["moe_intermediate_size"] * 2 == sizes["hidden_size"]:
-            sizes["hidden_size"] += 1  # the orientation of fused experts could not be told
+            sizes["hidden_size"] += 1  # the orientation of fused experts could not be determined
     elif base.row.outer:
         sizes["nested"] = r.random() < 0.5
     if "kv_lora_rank" in settings:

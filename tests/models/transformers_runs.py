@@ -94,7 +94,7 @@ def equals_transformers_and_itself(model: TinyModel, root: Path) -> str:
     _, hidden = ours.prefill(PROMPT)
     logits = ours.logits(hidden)
     difference = float(np.abs(logits - expected).max())
-    # Of logits beyond 16 a share: one of 30 has been seen 1.3e-4 away on one CPU and 1.0e-4 on another.
+    # Relative to logits beyond 16: one of 30 has been seen 1.3e-4 away on one CPU and 1.0e-4 on another.
     bound = 1e-4 * max(1.0, float(np.abs(expected).max()) / 16)
     decided = ""
     if difference >= bound:  # norms may magnify what transformers rounds in float32: float64 decides

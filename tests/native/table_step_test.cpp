@@ -1,5 +1,5 @@
 // Table steps with a device that is a thread: it places and posts as the kernels do, waits for the CPU's
-// experts and looks at every byte of the slots it was told, while the host serves, decides and uploads. Built
+// experts and looks at every byte of the given slots, while the host serves, decides and uploads. Built
 // with the thread sanitizer, which sees a copy into a slot that is being read even when the bytes happen to
 // be right.
 #include "device/table_step.h"

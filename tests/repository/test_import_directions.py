@@ -274,7 +274,7 @@ def test_the_engine_imports_without_any_extra() -> None:
             "from twofold.server.openai import schemas",
             "may not import server.openai",
         ),
-        ("newcomer.py", "", "newcomer has no entry"),
+        ("unlisted.py", "", "unlisted has no entry"),
     ],
 )
 def test_a_wrong_package_import_is_found(tmp_path: Path, path: str, source: str, complaint: str) -> None:

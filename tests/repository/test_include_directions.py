@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Of C++ in <folder>, what may it include? Quoted names are resolved to the folder that holds the header.
+# Folders that C++ in <folder> may include. Quoted names are resolved to the folder that holds the header.
 ROOM_ORDER = [f"engine/runtime/{name}" for name in ("host", "ops", "moe", "device", "cuda")]
 
 ROOMS = set(ROOM_ORDER)

@@ -152,7 +152,7 @@ def test_the_file_gives_the_table_back_and_a_broken_one_is_refused() -> None:
     assert version == "13.0.88"
     assert compare(read, table(registers=65)).worse == compare(table(registers=65), read).worse == []
     assert kernel_table.to_markdown(read, version) == text
-    with pytest.raises(ValueError, match="write it anew"):
+    with pytest.raises(ValueError, match="rewrite it"):
         kernel_table.from_markdown(text.replace("| kernel ", "| name "))
     with pytest.raises(ValueError, match="cells, expected"):
         kernel_table.from_markdown(text.replace("gate_up | q4_0", "gate_up"))

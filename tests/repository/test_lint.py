@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.check_words import hits, long_sentences
+from scripts.check_words import hits, long_sentences, private_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,3 +81,15 @@ def test_long_sentences_and_private_idiom_are_found() -> None:
     assert list(long_sentences(page)) == []
     assert list(long_sentences(f"{page}\nSo {words}end. Next one.")) == [f"So {words}end."]
     assert [number for number, _ in hits(["a step", "before " + "who" + "ever asks"])] == [2]
+    assert [number for number, _ in hits(["# O" + "f two, one", "# Of course", "x  # of tokens"])] == [1]
+
+
+def test_private_names_are_found_in_code_alone() -> None:
+    private = "to" + "ld"
+    assert private_names("a.py", f'x = "{private}"  # {private}\ndef _{private}(): ...\n') == {f"_{private}"}
+    assert private_names("a.cpp", f"int k{private.title()} = 1;  // {private}\n") == {f"k{private.title()}"}
+    assert private_names(f"test_{private}.py", "def test_what_it_says(): ...") == {
+        f"test_{private}",
+        "test_what_it_says",
+    }
+    assert private_names("a.md", private) == set()

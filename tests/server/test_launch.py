@@ -1,4 +1,4 @@
-"""`twofold launch` with agents that are scripts: each asks the server in its agent's protocol by what it was told, and
+"""`twofold launch` with agents that are scripts: each asks the server in its agent's protocol with its configuration, and
 says what that was."""
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def test_its_own_server_lives_as_long_as_the_agent(agents, home, model):
     assert HTTP.get(f"{url}/ready").status_code == 200
     # The server has its own random key.
     assert HTTP.get(f"{url}/v1/models").status_code == 401
-    process.send_signal(signal.SIGINT)  # the agent's affair
+    process.send_signal(signal.SIGINT)  # the agent handles it
     time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)

@@ -193,7 +193,7 @@ void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes, con
             both, std::abs(gate.value) * up.magnitude + 1.8 * gate.magnitude * (1 + std::abs(up.value))};
         if (i % 32 == 0) peak = 0;
         peak = std::max(peak, std::abs(both));
-        // Of q8 half a step of its run of 32, whose peak is known at its end.
+        // q8: half a step of its subblock of 32, whose peak is known at its end.
         if (i % 32 != 31 && i != I - 1) continue;
         for (int j = i / 32 * 32; j <= i; ++j) {
           const Sum& sum = wanted[size_t(j)];

@@ -74,7 +74,7 @@ class WatchedRun {
   simt::Watched watched_;
 };
 
-// Of every body one schedule alone: for a case that asks which kernels run, not what they compute.
+// One schedule of every body: for a case that asks which kernels run, not what they compute.
 inline bool& one_schedule() {
   static bool one = false;
   return one;

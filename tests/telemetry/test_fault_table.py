@@ -1,4 +1,4 @@
-"""What is lost under each fault, as a table: pytest -m slow tests/telemetry/test_fault_table.py -s"""
+"""Rows lost under each fault, as a table: pytest -m slow tests/telemetry/test_fault_table.py -s"""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ void bind_attention(py::module_& m) {
   }
   {
     using Struct = kernels::ScoreRule;
-    def_fields(py::class_<Struct>(m, "ScoreRule", "What becomes of the product of a query and a key.")
+    def_fields(py::class_<Struct>(m, "ScoreRule", "Scaling and capping of the product of a query and a key.")
                    TWOFOLD_SCORE_RULE(TWOFOLD_BIND_FIELD));
   }
   py::class_<Chooser, std::shared_ptr<Chooser>>(m, "Chooser",

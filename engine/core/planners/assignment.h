@@ -106,7 +106,7 @@ class Assignment {
   // Far cheaper than a score: sums alone, without the order of fetched experts.
   double bound_us(size_t i, size_t to);
   double bound_us_of_swap(size_t i, size_t j);
-  // Of interchangeable experts the first ones get the first lanes.
+  // Among interchangeable experts the first ones get the first lanes.
   void sort_interchangeable();
 
  private:

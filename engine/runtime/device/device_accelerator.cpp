@@ -113,7 +113,7 @@ void DeviceAccelerator::decided(const LayerDecision& decision, std::span<GroupPl
 
 void DeviceAccelerator::host_computes() {
   for (const auto& device : devices_) {
-    require(device->api->share_with_host(), "lend its memory to the host");
+    require(device->api->share_with_host(), "share its memory with the host");
     device->uploads.host_waits();
   }
 }

@@ -443,7 +443,7 @@ class Stretch:
     def __init__(self, *, window: int = 0, chunk: int = 0) -> None: ...
 
 class ScoreRule:
-    """What becomes of the product of a query and a key (kernels/include/twofold/attention_parts.h)."""
+    """Scaling and capping of the product of a query and a key (kernels/include/twofold/attention_parts.h)."""
 
     def __init__(self, *, scale: float = 1.0, softcap: float = 0.0) -> None: ...
 

@@ -26,7 +26,7 @@ _EXAMPLE: Final = '{"pooling_type": "MEAN", "normalize": true}'
 
 @dataclass(frozen=True)
 class Pooling:
-    """What a request gets of its prompt: hidden states after the last norm, pooled, f32 [hidden]."""
+    """Output per prompt: hidden states after the last norm, pooled, f32 [hidden]."""
 
     kind: PoolingKind = "last"
     """last: the last token's. mean: the mean over all tokens. cls: the first token's."""

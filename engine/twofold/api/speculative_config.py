@@ -12,7 +12,7 @@ from twofold.api.errors import ConfigError
 METHODS: Final = ("ngram", "suffix", "mtp", "draft_model", "eagle3", "prediction")
 """Drafters that `method` takes."""
 MODEL_METHODS: Final = ("draft_model", "eagle3")
-"""Those with a model of their own, which `model` names."""
+"""Methods that need a draft model, which `model` names."""
 MTP_NAMES: Final = (
     "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "ernie_mtp", "nextn", "NEXTN",
     "draft-mtp",

@@ -145,7 +145,7 @@ class GenerationRequest:
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens to keep in the text, for parsers of tool calls and reasoning content."""
     constraint: CompiledConstraint | None = None
-    """What the answer must match; compiled by the engine that serves the request."""
+    """Constraint of the answer; compiled by the engine that serves the request."""
     return_routed_experts: bool = False
     """Return the routed experts of every token on the last chunk (prompt and answer without its last token)."""
     cache_salt: str = ""
@@ -354,7 +354,7 @@ class TraceSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineFailure:
-    """What became of an engine whose device failed, or whose files of weights were changed, while it served."""
+    """State of an engine whose device failed, or whose files of weights were changed, while it served."""
 
     state: Literal["reloading", "replaced", "failed"]
     """reloading: the model is being loaded on the CPU; replaced: the CPU serves; failed: nothing can be computed."""
@@ -390,4 +390,4 @@ class RunInfo:
     trace_sizes: TraceSizes | None = None
     """The model's sizes, stored in a recorded trace."""
     context_limit_reason: str = ""
-    """What ends the context before the model's own does; empty: nothing."""
+    """The limit that ends the context before the model's own does; empty: none."""

@@ -1,1 +1,1 @@
-"""What a decoder layer is made of, one file per block; `ops` are the native operations they run on."""
+"""Blocks of a decoder layer, one file each; `ops` are the native operations they run on."""

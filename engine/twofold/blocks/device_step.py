@@ -167,7 +167,7 @@ class BlockLaunches(Protocol):
 
 
 class NativeKernels(Protocol):
-    """What a block needs to call its own native kernels."""
+    """Arguments of a block's own native kernels."""
 
     max_length: int
     """Length of the longest sequence, which bounds launches."""

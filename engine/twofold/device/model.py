@@ -209,7 +209,7 @@ class DeviceModel:
         return self._moved(totals[0], 0)
 
     def _step_at(self, home: int, batch: DeviceBatch, moe: DeviceMoe) -> DeviceStep:
-        """What the blocks on one device share. batch: on the first device."""
+        """Memory shared by the blocks on one device. batch: on the first device."""
         if home > 0:
             moved: dict[str, Any] = {
                 name: self._moved(value, home)

@@ -16,7 +16,7 @@ _REMEDY: Final = "restart the process; --accelerator auto goes on with the CPU b
 
 
 def device_failure(parts: EngineParts, error: DeviceLostError) -> EngineFailure:
-    """What the loss of its device means for an engine: its model is loaded again, or nothing can be computed."""
+    """Consequence of a lost device for an engine: its model is loaded again, or nothing can be computed."""
     if parts.reload_on_cpu is None:
         return EngineFailure("failed", f"{error}; {_REMEDY}")
     return EngineFailure("reloading", str(error))

@@ -57,7 +57,7 @@ _SHORT_STEPS: Final = 16
 
 
 class ProcessUsage(NamedTuple):
-    """What the kernel counted for the process since the last reading."""
+    """The kernel's counts for the process since the last reading."""
 
     involuntary_switches: int
     major_faults: int

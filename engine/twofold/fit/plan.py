@@ -218,7 +218,7 @@ class _Draft:
             self.why["tensor_split"] = "; ".join(self._device_shares(budget))
 
     def _device_shares(self, budget: DeviceBudget) -> Iterator[str]:
-        """What each of several devices holds."""
+        """Contents of each of several devices."""
         homes = budget.homes or (0,) * len(self.files.config.layers)
         for number, (name, count) in enumerate(zip(self.machine.devices, self.device_slots, strict=True)):
             layers = f"dense weights of {homes.count(number)} layers, " if number in homes else ""

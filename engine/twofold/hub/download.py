@@ -73,7 +73,7 @@ class Download:
                 part.truncate(0)
                 raise ModelLoadError(
                     f"{self.model.repo}: {self.name} arrived damaged: its hash is not the one the hub states; run the "
-                    "command again to fetch this file anew"
+                    "command again to fetch this file again"
                 )
             os.fsync(part.fileno())
             self.part.rename(self.blob)

@@ -92,7 +92,7 @@ class ModelConfig:
     context_limit: int | None = None
     """Positions up to which the model is computed exactly, if fewer than it was made for."""
     context_limit_reason: str = ""
-    """What ends the context there, for messages."""
+    """The limit of the context, for messages."""
 
     @property
     def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:

@@ -74,7 +74,7 @@ class Decoder:
     """One family. Fields of blocks may be `FromConfig`."""
 
     summary: str
-    """What the family is, for `twofold models`."""
+    """Summary of the family, for `twofold models`."""
     model_type: str
     """transformers' name; `defaults.DEFAULTS` has the family's keys by it."""
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Builds the flattened batch of a step from the schedule.
 
 While the same sequences decode, one token each, only the changed values are written into the previous step's arrays. A
-step of a small model takes a millisecond, and building the arrays anew costs it a tenth.
+step of a small model takes a millisecond, and rebuilding the arrays costs it a tenth.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _STATED_WEIGHT: Final = 2.0
 _ALL_WEIGHT: Final = 4.0
 """Trials that the acceptance of all requests counts for in one request's."""
 _KEPT: Final = 0.998
-"""What a trial keeps of its weight when the next one is counted."""
+"""Factor on a trial's weight when the next one is counted."""
 LEAST_GAIN: Final = 1.02
 """How much better than no draft a draft must be, because times and chances are estimates."""
 _REFRESH_AFTER: Final = 64
@@ -41,9 +41,9 @@ _SHARE_SPREAD: Final = 0.5
 _ADDED_SPREAD: Final = 0.1
 """How far a drafted token's added time may be from `_LEAST_ADDED`."""
 _KEPT_STEP: Final = 0.995
-"""What a measured step keeps of its weight when the next one is measured."""
+"""Factor on a measured step's weight when the next one is measured."""
 _SETTLED: Final = 32
-"""Measured steps after which times are not fitted anew after each step, but after `_TABLE_AFTER`."""
+"""Measured steps after which times are not refitted after each step, but after `_TABLE_AFTER`."""
 _TABLE_AFTER: Final = 8
 _OUTLIER: Final = 2.0
 """A step counts at most as this multiple of its expected time."""

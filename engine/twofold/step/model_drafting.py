@@ -21,7 +21,7 @@ _UNTRIED_WEIGHT: Final = 2.0
 _DEEPER_AFTER: Final = 32
 """Drafted steps of which one is a token deeper than seems best, because a token that is never tried teaches nothing."""
 _KEPT: Final = 0.97
-"""What a draft keeps of its weight when the next one is counted."""
+"""Factor on a draft's weight when the next one is counted."""
 
 
 class ModelDrafting:

@@ -86,7 +86,7 @@ class Runner(Protocol):
 
 
 class Verifier(Protocol):
-    """What a runner can do besides `Runner` if it computes steps with drafts."""
+    """Methods of a runner that computes steps with drafts, besides `Runner`'s."""
 
     def pick_verified(self, rows: Seq[int], samplers: Seq[Sampler]) -> list[int]:
         """Pick the tokens after accepted drafts of the last `forward`.

@@ -91,7 +91,7 @@ class Sequence:
     drafting: DraftState | None = None
     """State of its drafter, once it has one."""
     pending_states: PendingStates | None = None
-    """What the model's prediction layer has to compute before the next draft; None: there is no such layer."""
+    """Positions that the MTP layer has to compute before the next draft; None: no such layer."""
     num_accepted: int = 0
     """Drafted tokens that became part of the answer."""
     num_rejected: int = 0

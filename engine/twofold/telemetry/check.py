@@ -17,7 +17,7 @@ _MOST_FAULTS: Final = 5
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found."""
+    """Results of a check."""
 
     path: str
     schema_version: int

@@ -63,7 +63,7 @@ def label_of(url: URL) -> str:
 
 
 def cause_of(error: Exception) -> str:
-    """What the server or the driver said, in one line."""
+    """The error of the server or the driver, in one line."""
     return " ".join(str(getattr(error, "orig", None) or error).split())
 
 

@@ -50,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Written:
-    """What a transaction wrote; passed to `RunWriter.committed` after the commit."""
+    """Rows written by a transaction; passed to `RunWriter.committed` after the commit."""
 
     run_id: int | None
     rows: Counter[str] = field(default_factory=Counter)

@@ -27,7 +27,7 @@ LOSS_PLACES: Final[tuple[LossPlace, ...]] = ("ring", "queue", "database")
 """Where events are lost: a full native ring, a full queue before the database, the database itself."""
 
 TelemetryLevel = Literal["step", "layer", "expert"]
-"""What is recorded: requests and steps; also sums by second and layer; also every token's experts, every upload and
+"""Levels of recording: requests and steps; also sums by second and layer; also every token's experts, every upload and
 every decision of the expert cache."""
 LEVELS: Final[tuple[TelemetryLevel, ...]] = ("step", "layer", "expert")
 

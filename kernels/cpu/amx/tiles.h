@@ -25,7 +25,7 @@ struct alignas(64) TileConfig {  // as ldtilecfg reads it
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// How M tokens are cut into groups of one size, because configuring tiles anew costs as much as a group of
+// How M tokens are cut into groups of one size, because reconfiguring tiles costs as much as a group of
 // products (180 ns measured). The last groups may overlap; an overlap is computed twice, to the same bits.
 struct TokenGroups {
   int M, count, size;

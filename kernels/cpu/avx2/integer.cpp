@@ -88,7 +88,7 @@ struct Avx2 : Avx2Integer {
           static_cast<int64_t>(0x8005800580048004u), static_cast<int64_t>(0x8007800780068006u));
       return _mm256_shuffle_epi8(_mm256_set1_epi64x(load_as<int64_t>(p)), low);
     }
-    // Those of byte `half` of each row's two: low nibbles.
+    // Scales of byte `half` of each row's two: low nibbles.
     static I pair_low(const uint8_t* p, int half) {
       const I rows = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
       const I at = _mm256_setr_epi64x(
@@ -105,7 +105,7 @@ struct Avx2 : Avx2Integer {
   };
 };
 
-// Of 4 bits: each half's sum widened by itself.
+// 4 bits: each half's sum is widened by itself.
 struct Avx2::FloatScaled : Avx2::Dot<4> {
   using Total = F;
   using Numbers = Avx2;

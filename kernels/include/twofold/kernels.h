@@ -26,7 +26,7 @@ namespace twofold::kernels {
 
 // Elements of plain matrices and of the KV cache: float32; bfloat16 (the upper half of a float32, in a
 // uint16_t); whole numbers of 8 bits; FP8 (E4M3: 4 bits of exponent, 3 of mantissa, no infinity). The last two stand
-// for themselves times a scale that is the caller's affair; an FP8 is read as 2^-8 of its value, so that its bits
+// for themselves times a scale that the caller applies; an FP8 is read as 2^-8 of its value, so that its bits
 // are those of a half float.
 enum class DType : uint8_t { kF32, kBF16, kI8, kFP8 };
 inline constexpr int kNumDTypes = 4;
@@ -90,7 +90,7 @@ struct KernelTable {
   // Rotates the pairs (i, i + half) of v by the given cosines and sines, in place ("rotate half" convention).
   void (*rope)(float* v, const float* cosine, const float* sine, int half) = nullptr;
 
-  // s = exp(s * scale - peak) in place, peak = max(s * scale). n >= 1. Dividing by the sum is the caller's affair.
+  // s = exp(s * scale - peak) in place, peak = max(s * scale). n >= 1. The caller divides by the sum.
   SoftmaxSum (*softmax_exp)(float* s, int n, float scale) = nullptr;
 
   // y = y + alpha * x.

@@ -35,7 +35,7 @@ TWOFOLD_HD constexpr ActivationKind device_activation(WeightFormat format) {
   });
 }
 
-// Whose kernels the CPU multiplies panels of a format with.
+// The level whose kernels multiply a format's panels on the CPU.
 constexpr WeightFormat multiplied_as(WeightFormat format, Rounding rounding) {
   return with_format(format, [=]<class Format>(Format) {
     if constexpr (is_per_channel<Format>) {

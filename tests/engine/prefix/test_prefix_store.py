@@ -73,7 +73,7 @@ def test_a_damaged_file_and_all_after_it_are_dropped_with_a_line(
         assert found_after_a_restart(tmp_path) == 16
         assert (tmp_path / "notes.page").exists()
     assert path.name in caplog.text
-    assert found_after_a_restart(tmp_path) == 32, "it was written anew, and the one behind"
+    assert found_after_a_restart(tmp_path) == 32, "it was rewritten, and the one after it"
 
 
 def test_prefixes_evicted_from_memory_are_read_from_disk(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_steps_and_requests_count_their_drafts(tmp_path: Path) -> None:
     engine = Engine.load(
         EngineConfig(model=model, accelerator="none", cpu_threads=1, speculative_config=NGRAM), telemetry=sink
     )
-    # Of 13 tokens after the prompt's: 4 + 4, then one wrong draft, 1, then 4, of which the last is not drafted.
+    # 13 tokens after the prompt's: 4 + 4, then one wrong draft, 1, then 4, of which the last is not drafted.
     known = {requested[:2]: (*answer[:9], 7, *answer[10:])}
     use_drafter(engine, ScriptedDrafter(known, 0.0, depth=3))
     assert answers(engine, [requested])[0].tokens == answer

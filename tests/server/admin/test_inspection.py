@@ -124,7 +124,7 @@ def test_readiness_and_version_through_the_phases(engine):
         assert seen() == (200, "ready")
         state.phase = "draining"
         assert seen() == (503, "draining")
-        # Who watches a drain may still look.
+        # Monitors of a drain may still read.
         assert HTTP.get(f"{url}/slots", headers={"authorization": "Bearer sesame"}).status_code == 200
 
 

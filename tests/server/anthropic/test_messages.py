@@ -71,7 +71,7 @@ def streamed(client: Any, **more: Any) -> tuple[Any, list[Any]]:
 
 
 def blocks(message: Any) -> list[dict[str, Any]]:
-    """Content without what is drawn anew for each answer."""
+    """Content without random ids."""
     reply = [block.to_dict() for block in message.content]
     return [
         {name: held for name, held in block.items() if name not in ("id", "signature")} for block in reply

@@ -54,7 +54,7 @@ class Replicas:
         """(method, URL, body, headers)"""
         self.attempts: list[int] = []
         self.ends: list[bool] = []
-        """What was told of each request's end: whether its replica was lost."""
+        """Reported ends of requests: whether the replica was lost."""
         self.ids = ["only"]
 
     @asynccontextmanager

@@ -15,7 +15,7 @@ TEXT = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def bases():
-    """Servers by what they were told: on loopback, on every address, with a further name, with a key."""
+    """Servers by their configuration: on loopback, on every address, with a further name, with a key."""
     engine = FakeEngine()
     configs = {
         "loopback": ServerConfig(),

@@ -53,7 +53,7 @@ class Source:
     closed: list[str] = field(default_factory=list)
     hold: bool = False
     limit_reason: str = ""
-    """What ends its context before the model's own does."""
+    """The limit that ends its context before the model's own does."""
 
     def __post_init__(self) -> None:
         self.gate.set()

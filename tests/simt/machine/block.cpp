@@ -64,7 +64,7 @@ void Machine::note(const std::string& what, int error) {
 void Machine::fail(const std::string& what, int error) {
   note(what, error);
   leave();
-  __builtin_unreachable();  // the fibre begins anew
+  __builtin_unreachable();  // the fibre restarts
 }
 
 void Machine::prepare(int num_threads) {
@@ -178,7 +178,7 @@ bool Machine::run_block() {
     report_deadlock();
   }
   if (error_ != 0) {
-    // What was left in the middle never returns; its stack begins anew.
+    // An interrupted fibre never returns; its stack is reused from the start.
     for (int t = 0; t < num_threads_; ++t) {
       if (fibres_[size_t(t)]->state != Fibre::State::kDone) fibres_[size_t(t)]->begun = false;
     }

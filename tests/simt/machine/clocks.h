@@ -1,4 +1,4 @@
-// Who has seen what of whom: vector clocks of a block's threads.
+// Vector clocks of a block's threads: which writes each thread has seen.
 #pragma once
 #include <cstdint>
 #include <memory>

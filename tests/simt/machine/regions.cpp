@@ -1,4 +1,4 @@
-// The memory that there is, and what is begun anew with a launch and a block.
+// Memory regions, and what a launch and a block reset.
 #include <algorithm>
 
 #include "machine/machine.h"

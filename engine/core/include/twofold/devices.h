@@ -32,7 +32,7 @@ class Devices {
 
   // Whether a device other than the given one (-1: any) has it in a slot, or on its way there.
   bool holds(int layer, int expert, int except = -1) const;
-  // What becomes of an absent expert that a device fetches anyway: it only passes through, it takes the slot of a
+  // Outcome for an absent expert that a device fetches: it only passes through, it takes the slot of a
   // victim of lower value, or a free one.
   enum class SlotOutcome : uint8_t { kPasses, kReplaces, kFree };
   SlotOutcome slot_outcome_of(int layer, int expert, int device) const;

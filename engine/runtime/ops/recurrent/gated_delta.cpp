@@ -191,7 +191,7 @@ void GatedDeltaNet::convolve(const Buffers& at, const AttentionTile& run, const 
   std::vector<const float*> rows(static_cast<size_t>(taps));
   for (int t = run.first_token + first; t < run.first_token + first + count; ++t) {
     const int position = at.batch.position(t), begin = at.batch.position(run.first_token);
-    // Of n channels, which begin at `from` in a row of projections and at `channel` among the convolution's.
+    // Convolution of n channels, which begin at `from` in a row of projections and at `channel` among the convolution's.
     const auto convolved = [&](int from, int channel, int n, float* y) {
       for (int j = 0; j < taps; ++j) {
         const int back = taps - 1 - j;

@@ -20,7 +20,7 @@ class Gate:
     module: str = ""
     """Module of the gate's projection; empty: q_proj has the gate of a head after its query (Qwen3-Next)."""
     of: Literal["head", "element"] = "element"
-    """What a row of the gate multiplies: the whole output of a head, or one element of it."""
+    """Operand of a row of the gate: the whole output of a head, or one element of it."""
     activation: Literal["sigmoid", "softplus", "silu"] = "sigmoid"
 
     def rows(self, value_dim: int) -> int:

@@ -27,7 +27,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Projections:
-    """What the projections of a grouped-query attention are."""
+    """Kinds of projections of a grouped-query attention."""
 
     normed: bool = True
     """Whether the input is normed."""

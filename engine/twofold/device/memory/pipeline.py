@@ -26,7 +26,7 @@ _LEAST_GAIN = 0.002
 def plan_machine(
     config: EngineConfig, size: ModelSize, names: Sequence[str], memories: Sequence[DeviceMemory]
 ) -> tuple[DeviceNeeds, DeviceBudget]:
-    """What a model of this size needs, and the budget of the devices of these names.
+    """Needs of a model of this size, and the budget of the devices of these names.
 
     Raises:
         ConfigError: it does not fit, or --tensor-split is not for these devices.

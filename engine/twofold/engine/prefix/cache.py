@@ -197,7 +197,7 @@ class CachingPool(PagePool):
     # ---- lookup -----------------------------------------------------------------------------------------------------
 
     def _plan(self, sequence: Sequence) -> Match | None:
-        """What the sequence could reuse from the cache, if there is room for it then."""
+        """The prefix that the sequence could reuse from the cache, if there is room for it then."""
         if not self.has_record:
             return None
         num_pages = self.pages_for(len(sequence.token_ids))

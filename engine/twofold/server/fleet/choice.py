@@ -80,7 +80,7 @@ def ranked(labels: Sequence[bytes], replicas: Mapping[Key, ReplicaLoad], random:
 
 
 def _waits(replicas: Mapping[Key, ReplicaLoad]) -> dict[Key, float]:
-    """What a new request waits for at each replica: its requests, more of them where tokens take longer."""
+    """Queue of each replica: its requests, more of them where tokens take longer."""
     fastest = min((load.tpot_ms for load in replicas.values() if load.tpot_ms), default=0.0)
     waits: dict[Key, float] = {}
     for key, load in replicas.items():

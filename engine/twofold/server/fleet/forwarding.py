@@ -49,7 +49,7 @@ class RoutedRequest:
 
 
 class GatewayRouting(NamedTuple):
-    """What a gateway tells a replica."""
+    """Routing information that a gateway sends to a replica."""
 
     gateway: str
     routed_by: RoutedBy

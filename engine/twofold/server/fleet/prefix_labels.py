@@ -25,7 +25,7 @@ _MAX_LAST: Final = 56
 
 
 class PromptIdentity(NamedTuple):
-    """What a router compares of a request."""
+    """The parts of a request that a router compares."""
 
     labels: tuple[bytes, ...] = ()
     """Labels of the prompt's prefixes, shortest first; at most 64 of 8 bytes. Empty if the body holds no prompt."""

@@ -25,7 +25,7 @@ seconds."""
 
 @dataclass
 class _Known:
-    """What is known of one replica."""
+    """State of one replica."""
 
     stats: Mapping[str, Any] = field(default_factory=dict)
     """The published statistics that `published` was made from."""

@@ -1,4 +1,4 @@
-"""What is attached to a request's ASGI scope: stopwatch, origin, a router's prefix labels, a hook at the first token.
+"""Values in a request's ASGI scope: stopwatch, origin, a router's prefix labels, a hook at the first token.
 
 Also tells how long a request's first bytes waited in the kernel.
 """

@@ -74,7 +74,7 @@ def model_info(model: ServedModel) -> dict[str, Any]:
 
 
 def _abilities(model: ServedModel) -> Iterator[str]:
-    """What the model gives, as far as is known before it is loaded, and what its chat template offers."""
+    """Outputs of the model, as known before it is loaded, and features of its chat template."""
     pooling = None if model.loaded_engine is None else model.loaded_engine.pooling
     if pooling is None or pooling.generates:
         yield "completion"

@@ -93,7 +93,7 @@ class RerankRequest(PooledFields):
     return_documents: bool | None = None
     """Repeat each document's text in its result, which is the default."""
     instruction: Annotated[str, Field(max_length=16_384)] | None = None
-    """What makes a document relevant, for models that read it."""
+    """Instruction that defines relevance, for models that read it."""
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
     """Cohere's: longer documents are cut."""
 

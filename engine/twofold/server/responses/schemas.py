@@ -94,7 +94,7 @@ class InputItem(BaseModel):
     """JSON text of an object."""
     input: Text | None = None
     action: Any = None
-    """What a call of OpenAI's own tools does, instead of arguments."""
+    """Action of a call of OpenAI's own tools, instead of arguments."""
     output: Any = None
     summary: Any = None
     encrypted_content: Text | None = None

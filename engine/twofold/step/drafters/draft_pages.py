@@ -10,7 +10,7 @@ from twofold.step.sequences import Sequence
 
 @dataclass(slots=True, eq=False)
 class DraftPages:
-    """What a drafter's cache holds of one sequence."""
+    """A drafter's cache of one sequence."""
 
     pages: list[int] = field(default_factory=list)
     num_known: int = 0

@@ -139,7 +139,7 @@ class Eagle3Drafter(ModelDrafter):
         """Compute kept positions of which the next token is known: so many of each."""
         ready = self._with_pages([(followed, count, 0, sequence) for followed, count, sequence in due])
         for (followed, count, _), is_ready in zip(due, ready, strict=True):
-            if not is_ready:  # it begins anew after them
+            if not is_ready:  # it restarts after them
                 followed.kept_at, followed.kept = followed.kept_at + count, followed.kept[count:]
         due = [each for each, is_ready in zip(due, ready, strict=True) if is_ready]
         if due:

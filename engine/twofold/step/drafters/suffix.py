@@ -24,7 +24,7 @@ _MOST_TOKENS: Final = 100_000
 
 @dataclass(slots=True)
 class _Place:
-    """What the drafter keeps of a sequence."""
+    """State of a sequence in the drafter."""
 
     own: SuffixAutomaton
     num_added: int = 0

@@ -38,7 +38,7 @@ class SuffixAutomaton:
         self.num_tokens = 0
 
     def begin_text(self) -> None:
-        """What is added next does not follow what was added before."""
+        """Start a new text: the next tokens do not follow the previous ones."""
         self._last, self._newest = ROOT, (ROOT, 0)
 
     def add(self, token: int) -> None:

@@ -94,7 +94,7 @@ def _lane(device: int, lane: int) -> int:
 
 
 def _of_devices(names: tuple[str, ...]) -> list[str]:
-    """What distinguishes the devices' tracks; one device needs nothing."""
+    """Suffixes of the devices' tracks; empty for one device."""
     return [f" of {name}" for name in names] if len(names) > 1 else [""]
 
 

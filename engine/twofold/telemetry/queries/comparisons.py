@@ -43,7 +43,7 @@ class Difference:
 def difference(first: F64, second: F64) -> Difference | None:
     """Compare the means of two series; NaN is ignored. None if one has fewer than two samples.
 
-    The interval is the percentile bootstrap (Efron 1979): both series are drawn anew with replacement RESAMPLES times,
+    The interval is the percentile bootstrap (Efron 1979): both series are resampled with replacement RESAMPLES times,
     from a fixed seed, and the interval holds the middle CONFIDENCE of the differences of their means.
     """
     sides = [values[~np.isnan(values)] for values in (first, second)]

@@ -37,7 +37,7 @@ class MachineFacts:
 
 
 def machine_facts(run: Run) -> MachineFacts:
-    """What the engine recorded about its machine."""
+    """The machine that the engine recorded."""
     stored = json.loads(run.machine_json)
     return MachineFacts(**{each.name: stored.get(each.name, {}) for each in fields(MachineFacts)})
 

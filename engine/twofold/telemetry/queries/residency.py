@@ -125,7 +125,7 @@ class _Nearest:
 
 
 class UploadOutcome(IntEnum):
-    """What became of an uploaded expert."""
+    """Outcome of an uploaded expert."""
 
     USED = 0
     """Used at least once: hit later, or awaited by the layer that demanded it."""

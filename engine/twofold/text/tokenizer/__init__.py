@@ -177,7 +177,7 @@ class Tokenizer:
         return None if self._chat_template is None else self._chat_template.tool_form
 
     def shows(self, *shape: Kind) -> RenderOutcome:
-        """What the chat template does with a conversation of messages of these kinds."""
+        """How the chat template renders a conversation of messages of these kinds."""
         return "refused" if self._chat_template is None else self._chat_template.shows(shape)
 
     @property

@@ -159,7 +159,7 @@ class ChatTemplate:
         return ""
 
     def shows(self, shape: tuple[Kind, ...]) -> RenderOutcome:
-        """What it does with a conversation of messages of these kinds. Rendered once for each shape."""
+        """How it renders a conversation of messages of these kinds. Rendered once for each shape."""
         if shape not in self._shown:
             self._shown[shape] = shown(self._probe, shape, self.tool_form)
         return self._shown[shape]

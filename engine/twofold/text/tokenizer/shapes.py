@@ -12,7 +12,7 @@ from twofold.text.tokenizer.tool_form import ToolForm
 Kind = Literal["system", "user", "assistant", "call", "result"]
 """A message's kind; a call is an assistant's message with one tool call, a result the tool's message for it."""
 RenderOutcome = Literal["shown", "left out", "refused"]
-"""What a template does with a conversation: renders all of it, leaves out a part, or raises an error."""
+"""Result of rendering a conversation: the template renders all of it, leaves out a part, or raises an error."""
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
 _TOOL: Final = "look_up"
@@ -22,7 +22,7 @@ _TOOLS: Final = (
 
 
 def shown(render: Render, shape: Sequence[Kind], form: ToolForm | None) -> RenderOutcome:
-    """What the template does with messages of these kinds; `form`: its form of tool calls."""
+    """How the template renders messages of these kinds; `form`: its form of tool calls."""
     has_calls = "call" in shape or "result" in shape
     if has_calls and form is None:
         return "refused"

@@ -35,7 +35,7 @@ def where_peers_win(rows: Sequence[Row]) -> list[str]:
 
 
 def _differences(ours: Row, theirs: Row) -> list[str]:
-    """What the faster rule does differently, the largest effect on misses first."""
+    """Differences of the faster rule, the largest effect on misses first."""
     reasons = []
     more_hits = theirs["hit_rate"] - ours["hit_rate"]
     uploads = theirs["uploads_per_token"] - ours["uploads_per_token"]

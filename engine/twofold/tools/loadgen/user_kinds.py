@@ -41,7 +41,7 @@ Conversation = Generator[Turn, AnswerStream | None, None]
 
 @dataclass
 class Asker:
-    """What the conversations of one user draw from."""
+    """Source of one user's conversations."""
 
     random_source: random.Random
     model: str

@@ -128,7 +128,7 @@ struct NibblePairs {
   }
 };
 
-// Those of R::kLanes rows, from vector g on.
+// Scales of R::kLanes rows, from vector g on.
 template <class R, class Format>
 TWOFOLD_ALWAYS auto numbers_of(const uint8_t* panel, int subblock, int half, int g) {
   using Sub = typename Format::Sub;

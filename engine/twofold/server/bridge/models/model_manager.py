@@ -36,7 +36,7 @@ _RETRY_AFTER_S: Final = 5
 
 @dataclass
 class _Place:
-    """What the manager knows of one model."""
+    """State of one model in the manager."""
 
     source: ModelSource
     keep_alive_s: float

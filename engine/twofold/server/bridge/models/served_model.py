@@ -25,12 +25,12 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What a model's files tell without loading it."""
+    """Properties of a model's files, read without loading it."""
 
     architecture: str
     max_context: int
     limit_reason: str = ""
-    """What ends the context before the model's own does."""
+    """The limit that ends the context before the model's own does."""
 
 
 class LoadedModel(Protocol):

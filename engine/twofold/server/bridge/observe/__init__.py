@@ -1,1 +1,1 @@
-"""What is seen of requests: counters and histograms, and spans of traces."""
+"""Observability of requests: counters and histograms, and spans of traces."""

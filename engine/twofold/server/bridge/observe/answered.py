@@ -1,4 +1,4 @@
-"""What a request asked for and how its answers ended, kept in its ASGI scope for spans."""
+"""Settings of a request and the ends of its answers, kept in its ASGI scope for spans."""
 
 from __future__ import annotations
 

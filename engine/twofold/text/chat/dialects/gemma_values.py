@@ -130,7 +130,7 @@ class GemmaValues:
         return self.value(schemas[0])
 
     def _values(self, values: Any, kinds: Any) -> str:
-        """Those of the values that have these types; types may be unspecified."""
+        """Values that have these types; types may be unspecified."""
         values = values if isinstance(values, list) else []
         if isinstance(kinds, list):
             kinds = [*kinds, "integer"] if "number" in kinds else kinds

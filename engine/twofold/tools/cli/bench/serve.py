@@ -34,7 +34,7 @@ from twofold.tools.loadgen.slo import limits, parse_slos
 from twofold.tools.loadgen.workload import CHAT, COMPLETIONS, Dataset, PromptShape, prepare
 
 _GOODPUT_METRICS: Final = ("ttft", "tpot", "e2el")
-"""Those of vLLM's flag; --slo has ITL too."""
+"""Metrics of vLLM's flag; --slo has ITL too."""
 _MAX_TOKENS: Final = 100_000_000
 """Limit for all answers of one load, because each token's arrival time is kept."""
 

@@ -52,7 +52,7 @@ class LoadedOnDemand:
 
 
 class SharedByModels:
-    """What the models of one server have in common: memory, the prefix store, telemetry."""
+    """Resources shared by the models of one server: memory, the prefix store, telemetry."""
 
     def __init__(
         self,

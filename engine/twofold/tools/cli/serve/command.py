@@ -162,7 +162,7 @@ def _end(process: ServerProcess) -> int:
 def _models_greeting(
     names: list[str], limits: ModelsConfig, url: str, config: EngineConfig, telemetry_url: str | None
 ) -> Iterator[str]:
-    """What is served, and within which limits."""
+    """The served model and its limits."""
     memory = (limits.models_memory_bytes or 0) / 2**30
     most = f"{limits.models_max} at a time" if limits.models_max else "as many as fit"
     kept = config.prefix_cache_dir or "lost when a model is unloaded (--prefix-cache-dir keeps them)"

@@ -1,4 +1,4 @@
-"""What the models of one server have in common, opened from the command line."""
+"""Resources shared by the models of one server, opened from the command line."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 
 namespace twofold::kernels::formats {
 
-// Of IQ1_S and IQ1_M: the first index of 8 weights in the lowest 2 bits; index q + 1.
+// IQ1_S and IQ1_M: the first index of 8 weights in the lowest 2 bits; index q + 1.
 struct IQ1Grid {
   static constexpr uint16_t kGrid[2048] = {
       0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0015, 0x0020, 0x0022, 0x0028, 0x002a, 0x0045, 0x0051,
