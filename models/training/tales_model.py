@@ -115,7 +115,7 @@ class Layer(nn.Module):
         self.q_norm, self.k_norm = nn.Parameter(torch.ones(s.head_dim)), nn.Parameter(torch.ones(s.head_dim))
 
     def queries_keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projections of normalised x, each [rows, heads, length, head size], keys and values repeated for their queries."""
+        """Projections of normalised x, each [rows, heads, length, head size]; keys and values are repeated."""
         s, (rows, length, _) = self.shape, x.shape
         h = rms_norm(x, self.input_norm, s.rms_norm_eps)
         weight = torch.cat((self.q, self.k, self.v)).to(WORKING_TYPE)

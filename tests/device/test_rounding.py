@@ -83,7 +83,7 @@ def limit(layer: Any, kinds: tuple[str, ...], inputs: str) -> F64:
     return limits
 
 
-# With many tokens, other formats' weights are rounded to bf16 on their way to tensor cores; tests/simt holds that to its
+# With many tokens, other formats' weights are rounded to bf16 on their way to tensor cores; tests/simt has that
 # bound.
 @pytest.mark.parametrize(
     ("layer", "many"),

@@ -1,5 +1,5 @@
-"""`twofold launch` with agents that are scripts: each asks the server in its agent's protocol with its configuration, and
-says what that was."""
+"""`twofold launch` with agents that are scripts: each calls the server in its agent's protocol, as configured, and
+prints the configuration."""
 
 from __future__ import annotations
 
