@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class View:
-    """One run at one moment."""
+    """State of a run at one moment."""
 
     db: queries.Database
     run: queries.Run

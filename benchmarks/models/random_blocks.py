@@ -110,7 +110,7 @@ def random_rows(rng: np.random.Generator, block_format: BlockFormat, rows: int, 
     if block_format.exponent:
         wanted = 127 - round(np.log2(block_format.unit_std * columns**0.5))
         exponents = data.reshape(-1, block_format.bytes)[:, 0]
-        exponents[:] = wanted - (exponents & 1) * (exponents >> 7)  # a quarter of them half as large
+        exponents[:] = wanted - (exponents & 1) * (exponents >> 7)  # a quarter of the values is half as large
         return data.reshape(rows, width)
     if block_format.scale_at < 0:
         return _plain_floats(data, block_format.name, columns).reshape(rows, width)

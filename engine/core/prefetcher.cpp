@@ -234,7 +234,7 @@ double Prefetcher::gain_us(const Proposal& proposal, const Admission& admission,
     const double victim = admission.evicted < 0 ? 0 : static_cast<double>(top_k_) / num_experts_;
     return p * saved_us - victim * miss_us;
   }
-  // Used now, it is worth at most the price of buying it later; not used, its usual value.
+  // An expert used now is worth at most the price of a later upload; an unused one has its usual value.
   const double later = std::max(admission.value, 0.0);
   const double used_later = std::min(later, cache.config().upload_price);
   const double victim = admission.evicted < 0 ? 0 : std::max(admission.victim_value, 0.0);

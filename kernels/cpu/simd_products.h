@@ -17,7 +17,7 @@ struct Products {
   static constexpr int kLanes = V::kLanes;
   static constexpr int kRows = 4;                      // weight rows per tile
   static constexpr int kTokens = V::kTokens;           // activation rows per tile, at most
-  static constexpr int kPrefetchBytes = 4096;          // ahead of the weights of a single activation row
+  static constexpr int kPrefetchBytes = 4096;          // bytes prefetched ahead for a single activation row
   static constexpr int64_t kPackedBytes = 64 * 1024;   // a tile's activations, on the stack
   static constexpr int64_t kWeightBytes = 256 * 1024;  // passed by all tokens before the next
 

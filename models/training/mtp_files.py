@@ -1,4 +1,4 @@
-"""Reads the bundled model's weights for training, and adds the prediction layer to its files."""
+"""Reads the bundled model's weights for training, and adds the MTP layer to its files."""
 
 from __future__ import annotations
 

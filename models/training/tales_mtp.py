@@ -1,4 +1,4 @@
-"""The bundled model's prediction layer at training time, in plain torch.
+"""The bundled model's MTP layer at training time, in plain torch.
 
 The layer is as DeepSeek-V3's report describes multi-token prediction (arXiv 2412.19437, section 2.2): the trunk's
 hidden state at a position and the embedding of the next token are normalised, joined and projected to one hidden

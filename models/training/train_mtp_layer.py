@@ -1,4 +1,4 @@
-"""Train the bundled model's prediction layer, with which it drafts for itself (`--speculative-config`, method mtp).
+"""Train the bundled model's MTP layer, with which it drafts for itself (`--speculative-config`, method mtp).
 
 The model stays as it is. The layer learns the model's own probabilities of each token, not the text's, because a draft
 is accepted where the model would have said the same. Its data are the tales and brief conversations of the model's

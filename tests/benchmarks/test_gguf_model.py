@@ -38,7 +38,7 @@ def test_random_rows_are_blocks_of_the_size_and_spread_that_are_promised(name: s
     found = values(name, rows)
     assert np.isfinite(found).all()
     spread = found.std() * columns**0.5
-    # Plain floats go by powers of two.
+    # Sizes of plain float formats are powers of two.
     low, high = (0.6, 1.5) if block_format.scale_at < 0 else (0.9, 1.1)
     assert low < spread < high
     # Biased weights make all activations similar, and every token is routed to the same experts.

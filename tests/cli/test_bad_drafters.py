@@ -69,7 +69,7 @@ def test_a_model_without_the_layer_or_a_head_for_another(
 ) -> None:
     target = write_tiny_model(tmp_path / "model", TinyModel(num_layers=4))
     head = TinyEagle3(target_hidden_size=64, target_layers=(0, 1, 2)).write(tmp_path / "head")
-    assert "has no prediction layer" in run(capsys, target, {"method": "mtp"})
+    assert "has no MTP layer" in run(capsys, target, {"method": "mtp"})
     assert "target_hidden_size is 64" in run(capsys, target, {"method": "eagle3", "model": str(head)})
 
 

@@ -37,7 +37,7 @@ def test_it_uses_residents_only_and_never_beyond_its_bound(text: DecodedText) ->
     assert plain.events is not None
     assert favoured.events is not None
     changed = 0
-    # What the first router reads is the same in both.
+    # The first router's input is the same in both.
     for before, after in zip(plain.events[:, 0], favoured.events[:, 0], strict=True):
         own, taken = ({e: k for k, e in enumerate(row["experts"][:TOP_K])} for row in (before, after))
         new, lost = taken.keys() - own.keys(), own.keys() - taken.keys()

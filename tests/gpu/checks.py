@@ -228,7 +228,7 @@ def _other_figures() -> Iterable[Check]:
 
 
 def checks() -> list[Check]:
-    """All of them, in order. Those of the sanitizer are others' once more."""
+    """All of them, in order. The sanitizer's results count for both again."""
     plain = [
         *_end_to_end(), *_basics(), *_whole_model(),
         Check("serve, stream and SIGTERM", "server", _commands("serve_and_stream"), "engine/twofold/server/process.py"),

@@ -77,7 +77,7 @@ class Exchange:
 
 
 class ScriptedServer:
-    """Answers every request by `script`, and remembers them."""
+    """Answers every request by `script`, and keeps the requests."""
 
     def __init__(self, script: Script) -> None:
         self._script = script

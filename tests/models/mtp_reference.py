@@ -1,4 +1,4 @@
-"""A prediction layer's logits from transformers' own layers, wired as DeepSeek-V3's report describes."""
+"""An MTP layer's logits from transformers' own layers, wired as DeepSeek-V3's report describes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODELS["qwen3_next"] = MODELS["qwen3_next"].changed(mlp_only_layers=[])
 
 
 def _as_ordinary(model: TinyFamily) -> TinyFamily:
-    """The model with its prediction layer as one more ordinary layer: transformers has no prediction layers."""
+    """The model with its MTP layer as one more ordinary layer: transformers has no MTP layers."""
     last, settings = model.num_layers, model.settings
     more = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
     lists = {key: [*settings[key], kind] for key, kind in more.items() if key in settings}
@@ -40,11 +40,11 @@ def _as_ordinary(model: TinyFamily) -> TinyFamily:
 
 @dataclass
 class MtpReference:
-    """One model's target and prediction layer in torch."""
+    """One model's target and MTP layer in torch."""
 
     target: Any
     layer: Any
-    """transformers' model of the prediction layer alone."""
+    """transformers' model of the MTP layer alone."""
     tensors: Mapping[str, torch.Tensor]
     """What the layer has besides an ordinary one: enorm, hnorm, eh_proj."""
     eps: float

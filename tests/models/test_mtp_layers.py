@@ -31,7 +31,7 @@ def load(path: Path) -> Runner:
 
 
 def predicted(ours: Runner, ids: list[int]) -> F32:
-    """Logits of the prediction layer at every position of `ids` but the last."""
+    """Logits of the MTP layer at every position of `ids` but the last."""
     layer = ours.model.mtp
     assert layer is not None
     sequence, hidden = ours.prefill(ids[:-1])

@@ -97,7 +97,7 @@ def test_a_compiler_that_cannot_build_is_named_with_its_message(
     says = found("--without-gpu", "--host-compiler=g++-99", CUDA_HOME=str(tmp_path))
     assert says["problem"] == f"{compiler} (CUDA 13.0) cannot build with g++-99: {fault}"
     assert remedy in str(says["remedy"])
-    # One that built before is trusted: its trial takes seconds, and every build asks.
+    # A compiler that built before is trusted: its trial takes seconds and would run in every build.
     assert not found("--without-gpu", f"--trusted={compiler}", CUDA_HOME=str(tmp_path))["problem"]
 
 

@@ -40,7 +40,7 @@ def test_every_answer_is_counted_with_its_tokens_and_times(url, engine, tmp_path
         assert 0 < sample["ttft_ms"] <= sample["e2el_ms"] < 60_000
         assert len(sample["itls_ms"]) == 4
         assert sample["e2el_ms"] >= sample["ttft_ms"] + sum(sample["itls_ms"]) - 0.01
-    # One was the warm-up.
+    # The first run was the warm-up.
     assert len(engine.requests) == 7
     assert all(len(request.prompt_token_ids) == 16 for request in engine.requests)
     assert "16 + 5 tokens, 3 at once: 6 of 6 completed" in capsys.readouterr().out

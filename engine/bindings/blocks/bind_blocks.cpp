@@ -176,7 +176,7 @@ void bind_blocks(py::module_& m) {
   bind_block<SharedExperts>(m, "SharedExperts", "A feed-forward of the router's normed rows.",
                             &make_shared_experts);
   bind_block<DenseFfn>(m, "DenseFfn", "A gated feed-forward with a norm of its own.", &make_dense);
-  bind_block<MtpInput>(m, "MtpInput", "Joins embeddings and hidden states for a prediction layer.",
+  bind_block<MtpInput>(m, "MtpInput", "Joins embeddings and hidden states for an MTP layer.",
                        &make_mtp_input);
   bind_block<LayerInput>(m, "LayerInput", "Adds the layer's own input, gated by the hidden state.",
                          &make_layer_input);

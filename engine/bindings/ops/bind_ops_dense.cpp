@@ -92,7 +92,7 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
   }
 
  private:
-  // What the head reads.
+  // Input rows of the head.
   PoolView pool_;
   py::array norm_;
   Packed weight_;

@@ -43,7 +43,7 @@ class SpeculativeConfig:
 
     method: str = "prediction"
     """ngram: text that follows earlier occurrences of a request's newest tokens. suffix: the same with a suffix
-    automaton, by frequency. mtp: the model's own prediction layer. draft_model, eagle3: a model of their own.
+    automaton, by frequency. mtp: the model's own MTP layer. draft_model, eagle3: a model of their own.
     prediction: only what a request's own `prediction` foretells; the default without the flag."""
     model: str | None = None
     """Directory or GGUF file of the draft model, or directory of the EAGLE-3 head."""
@@ -67,7 +67,7 @@ class SpeculativeConfig:
 
     @property
     def mtp_use(self) -> Literal["skip", "need"]:
-        """Whether the model's prediction layer is opened (`models.open_model_files`)."""
+        """Whether the model's MTP layer is opened (`models.open_model_files`)."""
         return "need" if self.method == "mtp" else "skip"
 
     def __post_init__(self) -> None:

@@ -315,7 +315,7 @@ class DeviceStep:
     """Routers of all layers with routed experts, in order."""
     routed: Routed | None = None
     previous: Tensor | None = None
-    """f32 [T, hidden], normed hidden states that a prediction layer reads."""
+    """f32 [T, hidden], normed hidden states that an MTP layer reads."""
     layer_inputs: Tensor | None = None
     """f32 [T, layers, size], see `blocks.layer_input`."""
     chosen_positions: ChosenPositions | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MtpInput(Block):
-    """First block of a prediction layer. Names are those of DeepSeek-V3's checkpoints."""
+    """First block of an MTP layer. Names are those of DeepSeek-V3's checkpoints."""
 
     kind: ClassVar[str] = "dense"
 
@@ -82,7 +82,7 @@ class MtpInputOnDevice:
         import torch
         from torch.nn.functional import linear
 
-        assert step.previous is not None, "a prediction layer without hidden states"
+        assert step.previous is not None, "an MTP layer without hidden states"
         embedded = normed(hidden, self.embedding_norm, self.eps)
         before = normed(step.previous, self.hidden_norm, self.eps)
         total.copy_(linear(torch.cat([embedded, before], -1), self.projection))

@@ -41,7 +41,7 @@ def read_statistics(
     Args:
         layers: MoE layers of the model.
         moe_layers: their indices among the model's layers: a file that counts every layer is accepted too.
-        num_mtp_layers: how many of the last are prediction layers. A file recorded without them is accepted;
+        num_mtp_layers: how many of the last are MTP layers. A file recorded without them is accepted;
             each of their experts then counts as often as the mean expert of the other layers.
 
     Raises:

@@ -60,7 +60,7 @@ class ModelConfig:
     """The class name in config.json, e.g. "Qwen3MoeForCausalLM"."""
     embedding: Embedding
     layers: tuple[tuple[Block, ...], ...]
-    """The blocks of each layer, in execution order; prediction layers, if they are run, come last."""
+    """The blocks of each layer, in execution order; MTP layers, if they are run, come last."""
     head: Head
     max_position_embeddings: int
     rope: RopeConfig
@@ -113,12 +113,12 @@ class ModelConfig:
 
     @property
     def num_target_layers(self) -> int:
-        """Layers that compute the next token, without prediction layers."""
+        """Layers that compute the next token, without MTP layers."""
         return len(self.layers) - self.num_mtp_layers
 
     @property
     def num_target_moe_layers(self) -> int:
-        """How many of `moe_layers` are not prediction layers."""
+        """How many of `moe_layers` are not MTP layers."""
         return sum(layer < self.num_target_layers for layer in self.moe_layers)
 
     @property
@@ -182,7 +182,7 @@ class ModelConfig:
         renamed: Mapping[str, str] = MappingProxyType({}),
         pattern: str = "",
     ) -> ModelConfig:
-        """The configuration of a model with `count` prediction layers after the last; the first one can be run.
+        """The configuration of a model with `count` MTP layers after the last; the first one can be run.
 
         Args:
             where: the file that says so, for messages.
@@ -215,9 +215,9 @@ class ModelConfig:
         return replace(self, mtp=found)
 
     def with_mtp(self) -> ModelConfig:
-        """The configuration with its prediction layer as the last of `layers`."""
+        """The configuration with its MTP layer as the last of `layers`."""
         mtp = self.mtp
-        assert mtp is not None, "a model without a prediction layer"
+        assert mtp is not None, "a model without an MTP layer"
         return replace(
             self,
             layers=(*self.layers, mtp.layer),

@@ -180,7 +180,7 @@ def cpu_stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> tuple[list[float
 def _stretches(files: ModelFiles, on_cpu: Sequence[bool]) -> list[list[tuple[OpenPart, bool]]]:
     """Parts without experts, split at the layers with experts, each with its value of `on_cpu` (empty: False)."""
     config, found = files.config, list[list[tuple[OpenPart, bool]]]([[]])
-    # A prediction layer without experts would count as part of every step's head.
+    # An MTP layer without experts would count as part of every step's head.
     uncounted = set(range(config.num_target_layers, config.num_layers)) - set(config.moe_layers)
     for opened, here in zip(files.parts(), on_cpu or repeat(False), strict=False):
         if isinstance(opened[0], Block) and opened[0].layer in uncounted:

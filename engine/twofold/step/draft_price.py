@@ -204,7 +204,7 @@ class StepTimes:
         self._fits: dict[int, _Fit] = {}
         """By number of sequences."""
         self._plain_at: dict[int, int] = {}
-        """Step of the newest one without drafts."""
+        """Newest step without drafts."""
         self._tables: dict[int, list[float]] = {}
         self._num_observed = 0
         self._refresh_at = 1

@@ -101,7 +101,7 @@ def open_mapped_experts(panels: MappedPanels, shape: MoeShape) -> _core.ExpertSt
     """The experts of a panel file. Raises ModelLoadError if their shape differs from the model's."""
     stored = panels.contents.experts
     sizes = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate)
-    # A file may have a prediction layer that is not run.
+    # A file may have an MTP layer that is not run.
     num_layers = shape.num_layers if len(stored.formats) == shape.num_layers + 1 else len(stored.formats)
     found = (num_layers, *sizes[1:], stored.formats[:num_layers], stored.biases)
     expected_sizes = (shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate)

@@ -144,7 +144,7 @@ class LoadedModel:
         if begin == len(blocks):
             return None
         block, weights = self.files.layers[-1][0]
-        assert isinstance(block, MtpInput), "a prediction layer without its input"
+        assert isinstance(block, MtpInput), "an MTP layer without its input"
         norm = block.head_norm(weights)
         return MtpLayer(
             self._decoder_of(blocks, begin, len(blocks)),

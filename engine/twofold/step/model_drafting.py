@@ -40,7 +40,8 @@ class ModelDrafting:
         self._expected = [[0.0, 0.0] for _ in range(config.num_speculative_tokens)]
 
     def expect(self, chances: Seq[float]) -> None:
-        """Learn what drafts promise from a new one, verified or not. chances: as measured acceptance corrects them."""
+        """Update the acceptance estimate from a new draft, verified or not. chances: after
+        correction by measured acceptance."""
         for expected, chance in zip(self._expected, chances, strict=False):
             expected[0] = _KEPT * expected[0] + chance
             expected[1] = _KEPT * expected[1] + 1.0

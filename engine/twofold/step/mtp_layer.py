@@ -1,4 +1,4 @@
-"""A loaded prediction layer: hidden states from which the token after the next one is predicted."""
+"""A loaded MTP layer: hidden states from which the token after the next one is predicted."""
 
 from __future__ import annotations
 

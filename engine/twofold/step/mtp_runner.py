@@ -1,4 +1,4 @@
-"""Keeps a model's prediction layer in step with the model, and drafts tokens with it.
+"""Keeps a model's MTP layer in step with the model, and drafts tokens with it.
 
 The layer computes position p from the model's hidden state there and the token at p + 1. So after each step it lags
 behind by the tokens whose next one was not known. Positions of prompts are computed in the step that computes the
@@ -58,7 +58,7 @@ def _is_drafted(sequence: Sequence) -> bool:
 
 
 class MtpRunner:
-    """The prediction layer of one runner's model. Owned by the engine's thread."""
+    """The MTP layer of one runner's model. Owned by the engine's thread."""
 
     def __init__(
         self, model: LoadedModel, layer: MtpLayer, moe: MoeRuntime, kv_cache: ops.StateCache

@@ -137,9 +137,9 @@ class LoadedRunner:
     verifier: Verifier | None = None
     """None: steps with drafts cannot be computed."""
     mtp_runner: MtpRunner | None = None
-    """Drafts with the model's prediction layer; None: it is not run."""
+    """Drafts with the model's MTP layer; None: it is not run."""
     num_moe_layers: int | None = None
-    """MoE layers of a step, without a prediction layer's; None: all."""
+    """MoE layers of a step, without an MTP layer's; None: all."""
 
 
 class ModelRunner:
@@ -149,7 +149,7 @@ class ModelRunner:
         self.moe = moe
         layer = model.mtp
         self.mtp_runner = None if layer is None else MtpRunner(model, layer, moe, kv_cache)
-        """Drafts with the model's prediction layer; None: it has none."""
+        """Drafts with the model's MTP layer; None: it has none."""
         self.pool = model.pool
         self.vocab_size = model.config.vocab_size
         self.sampling_s = 0.0

@@ -18,7 +18,7 @@ from twofold.step.pooling import Pooler
 
 
 class PendingStates:
-    """Hidden states of consecutive positions that the model's prediction layer has not computed."""
+    """Hidden states of consecutive positions that the model's MTP layer has not computed."""
 
     def __init__(self, begin: int) -> None:
         self.begin = begin

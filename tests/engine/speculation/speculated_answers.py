@@ -132,7 +132,7 @@ def expect_nothing_held(engine: Engine, records: list[int]) -> None:
 
 @dataclass
 class Corrected(ModelDrafter):
-    """Runs the real prediction layer, then replaces its tokens by the answer's with a given probability: tiny random
+    """Runs the real MTP layer, then replaces its tokens by the answer's with a given probability: tiny random
     models predict nothing."""
 
     real: ModelDrafter

@@ -266,7 +266,7 @@ def test_nothing_leaks(engines: Engines, drafter: str, num_steps: int) -> None:
         for number in range(8)
     ]
     expected = [engines.answer("mixture", one) for one in requested]
-    if drafter == "eagle3":  # a head of random weights is never right
+    if drafter == "eagle3":  # drafts of a head with random weights are never accepted
         known = {one[:2]: answer.tokens for one, answer in zip(requested, expected, strict=True)}
         correct(engine, known, 0.6)
     records = all_records(engine)

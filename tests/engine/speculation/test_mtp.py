@@ -1,4 +1,4 @@
-"""The model's own prediction layer as a drafter: its drafts against transformers' layers, and unchanged answers."""
+"""The model's own MTP layer as a drafter: its drafts against transformers' layers, and unchanged answers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_drafts_are_those_of_the_reference(tmp_path: Path, family: str, chunk: i
 
 @dataclass
 class Speculating:
-    """Engines of one model that draft with its prediction layer, and the answers of one that does not."""
+    """Engines of one model that draft with its MTP layer, and the answers of one that does not."""
 
     plain: Engine
     directory: str
@@ -200,7 +200,7 @@ def test_other_engines_names_of_the_method(name: str) -> None:
 
 def test_files_without_an_mtp_layer_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_tiny_model(tmp_path, TinyModel())
-    with pytest.raises(ModelLoadError, match="has no prediction layer"):
+    with pytest.raises(ModelLoadError, match="has no MTP layer"):
         Engine.load(EngineConfig(model=str(directory), accelerator="none", speculative_config=FIXED))
     assert main(["generate", str(directory), "--prompt", "x", "--speculative-config", FIXED]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -213,7 +213,7 @@ def test_a_damaged_layer_is_refused_in_one_line(tmp_path: Path) -> None:
     config = directory / "config.json"
     text = config.read_text().replace('"num_nextn_predict_layers": 1', '"num_nextn_predict_layers": 0')
     config.write_text(text)
-    with pytest.raises(ModelLoadError, match="has no prediction layer"):
+    with pytest.raises(ModelLoadError, match="has no MTP layer"):
         Engine.load(EngineConfig(model=str(directory), accelerator="none", speculative_config=FIXED))
 
 

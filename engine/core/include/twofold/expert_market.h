@@ -35,7 +35,7 @@ class ExpertMarket {
     int dropped = -1;      // cell of a copy that leaves its slot for it; -1: none
   };
   struct Device {
-    double balance_us = 0;           // what one use of an expert here saves that another device has too
+    double balance_us = 0;           // saving per use of an expert that another device has too
     int cheapest_copy = -1;          // cell of such an expert, the least worth its slot here; -1: none
     bool has_cheapest_copy = false;  // cheapest_copy is this step's
   };

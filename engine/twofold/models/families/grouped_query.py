@@ -141,7 +141,7 @@ GROUPED_QUERY: Final = {
         "qwen3_moe",
         attention={"norms": HeadNorms()},
         slides=_switched_on,
-        # Published models have no prediction layer; trained ones are named as DeepSeek-V3's.
+        # Published models have no MTP layer; trained ones are named as DeepSeek-V3's.
         mtp=MtpLayer(),
         gguf=gguf.qwen3,
     ),
@@ -323,7 +323,7 @@ GROUPED_QUERY: Final = {
         router=SIGMOID | {"renormalise": True, "bias_name": "e_score_correction_bias", "modules": _MODULES},
         inner="intermediate_size",
         experts={"modules": _MODULES, "projections": _PROJECTIONS},
-        # No published checkpoint has the weights of its prediction layers, so their layout is not known.
+        # No published checkpoint has the weights of its MTP layers, so their layout is not known.
     ),
     "ernie4_5_moe": Decoder(
         "ERNIE-4.5 with experts: rotation of neighbouring pairs, softmax scores with a bias for "

@@ -44,7 +44,7 @@ def begin_times(scope: MutableMapping[str, Any], times: RequestTimes) -> None:
 
 
 def times_of(scope: MutableMapping[str, Any]) -> RequestTimes:
-    """The request's stopwatch. It starts now where another server than ours received the request."""
+    """The request's stopwatch. The clock starts now if another server than ours received the request."""
     found = scope.setdefault(_SCOPE_KEY, RequestTimes.begin())
     assert isinstance(found, RequestTimes)
     return found

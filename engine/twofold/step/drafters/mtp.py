@@ -1,4 +1,4 @@
-"""The model's own prediction layer (multi-token prediction), chained for more than one token."""
+"""The model's own layer for multi-token prediction (MTP), chained for more than one token."""
 
 from __future__ import annotations
 

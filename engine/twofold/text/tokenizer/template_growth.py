@@ -27,7 +27,7 @@ Estimate = Callable[..., int]
 
 
 def percent_format(size: ValueSize, text: str, given: Any) -> int:
-    """Of `text % given`; `size` is that of `given`."""
+    """Size of `text % given`; `size` is that of `given`."""
     if _NESTED_KEY.search(text):
         widths = [*_DIGITS.findall(text)]
     else:

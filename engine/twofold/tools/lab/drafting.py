@@ -247,7 +247,7 @@ def drafting_rows(
 ) -> Iterator[dict[str, Any]]:
     """One row per size, system and depth: off, the fixed depths, and the engine's choice up to the deepest.
 
-    A drafted token takes the drafter one layer's share of a step without drafts, as a prediction layer does.
+    A drafted token takes the drafter one layer's share of a step without drafts, as an MTP layer does.
     """
     for share in slots:
         for system in systems:

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> NoReturn:
-    """Check the arguments and become the search. ConfigError for arguments that cannot be used."""
+    """Check the arguments and start the search. ConfigError for arguments that cannot be used."""
     if args.low > args.high:
         raise ConfigError(f"--low {args.low:g} was given; it must not exceed --high, {args.high:g}")
     slos = parse_slos(args.slo)
