@@ -91,7 +91,7 @@ def test_one_wakeup_per_step_for_a_client_with_several_requests(model_dir):
         seen.append(len(chunks))
 
     for number in range(16):
-        # Of 16 drawn tokens, some are whole characters, which are given at once.
+        # Some of 16 drawn tokens are whole characters, which are delivered at once.
         sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=number)
         engine.submit(
             GenerationRequest(PROMPTS[number % 5], sampling, chunks.append, f"r{number}", after_step=wake)

@@ -56,10 +56,10 @@ def test_a_schedule_keeps_its_version_only_while_the_same_sequences_decode():
     def step() -> list[int]:
         schedule = scheduler.schedule()
         versions.append(schedule.version)
-        reused, anew = batch.of(schedule), StepBatch().of(schedule)
-        assert reused.token_ids.tolist() == anew.token_ids.tolist()
-        assert reused.positions == anew.positions == reused.meta.positions.tolist()
-        assert reused.meta.page_tables.tolist() == anew.meta.page_tables.tolist()
+        reused, rebuilt = batch.of(schedule), StepBatch().of(schedule)
+        assert reused.token_ids.tolist() == rebuilt.token_ids.tolist()
+        assert reused.positions == rebuilt.positions == reused.meta.positions.tolist()
+        assert reused.meta.page_tables.tolist() == rebuilt.meta.page_tables.tolist()
         for item in schedule.items:
             item.sequence.num_computed += item.num_tokens
             if item.samples:

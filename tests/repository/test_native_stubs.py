@@ -13,7 +13,7 @@ from scripts.stubs.__main__ import PACKAGE, STUBS, StaleError, refined_members, 
 
 
 @pytest.mark.parametrize("name", STUBS)
-def test_a_stub_is_what_its_module_says(name: str) -> None:
+def test_a_stub_equals_the_generated_one(name: str) -> None:
     pytest.importorskip(f"twofold.{name.partition('.')[0]}", reason="this build has no CUDA module")
     assert (PACKAGE / STUBS[name]).read_text(encoding="utf-8") == stub(name), "run python -m scripts.stubs"
 

@@ -1,5 +1,5 @@
 """Schemathesis asks a real server what /openapi.json allows, and what it does not: no 5xx, and no answer of a status, a
-type or a shape that is not documented there. The types of the official clients accept every answer and every event, too.
+type or a shape that is not documented there. The official clients' types accept every answer and event.
 
 /openapi.json has schemas of its own and not those types: it lists what this server sends, with the fields of other
 servers that it adds. Theirs list what their services may send; openai's `Response` needs 231 schemas, ours 11.

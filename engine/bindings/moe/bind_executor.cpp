@@ -103,7 +103,9 @@ void bind_layer_plan(py::module_& m) {
       .def_property_readonly("pairs", [](const PlacedGroups& p) { return array_of<int32_t>(p.groups.pairs); })
       .def_property_readonly("addresses", [](const PlacedGroups& p) { return array_of<int64_t>(p.weights); })
       .def("__len__", [](const PlacedGroups& p) { return p.groups.size(); });
-  py::class_<LayerPlan>(m, "LayerPlan", "Who computes what of one layer, until the next one begins.")
+  py::class_<LayerPlan>(
+      m, "LayerPlan",
+      "Which device, or the CPU, computes each expert of a layer; valid until the next layer.")
       .def(
           "ready",
           [](const LayerPlan& plan, size_t device) -> const PlacedGroups& {

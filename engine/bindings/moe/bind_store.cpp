@@ -180,7 +180,8 @@ void bind_store(py::module_& m) {
           "The CPU computes the layer's experts with the kernels of `pool`.")
       .def("put", &put_experts, py::arg("pool"), py::arg("layer"), py::arg("first"), py::arg("experts"))
       .def("put_biases", &put_biases, py::arg("layer"), py::arg("first"), py::arg("biases").noconvert(),
-           "Of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's.")
+           "Biases of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, "
+           "down's.")
       .def("formats", &layer_formats, py::arg("layer"),
            "(gate, up, down) of a layer's experts, or a list of one for each if they differ.")
       .def("offsets", &layer_offsets, py::arg("layer"),

@@ -443,7 +443,7 @@ class Stretch:
     def __init__(self, *, window: int = 0, chunk: int = 0) -> None: ...
 
 class ScoreRule:
-    """Scaling and capping of the product of a query and a key (kernels/include/twofold/attention_parts.h)."""
+    """The scale and bounds of a score (kernels/include/twofold/attention_parts.h)."""
 
     def __init__(self, *, scale: float = 1.0, softcap: float = 0.0) -> None: ...
 
@@ -797,7 +797,7 @@ class ExpertStore:
         experts: Sequence[tuple[WeightMatrix, WeightMatrix, WeightMatrix]],
     ) -> None: ...
     def put_biases(self, layer: int, first: int, biases: _F32) -> None:
-        """Of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's."""
+        """Biases of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's."""
 
     def formats(self, layer: int) -> tuple[str, str, str] | list[tuple[str, str, str]]:
         """(gate, up, down) of a layer's experts, or a list of one for each if they differ."""
@@ -838,7 +838,7 @@ class PlacedGroups:
     def __len__(self) -> int: ...
 
 class LayerPlan:
-    """Who computes what of one layer, until the next one begins."""
+    """Which device, or the CPU, computes each expert of a layer; valid until the next layer."""
 
     def ready(self, device: int = 0) -> PlacedGroups: ...
     def awaited(self, device: int = 0) -> PlacedGroups: ...

@@ -181,7 +181,7 @@ class Stretch:
     """One stretch of positions that a query attends to: the last ones, those of its chunk, or (0) all."""
 
 class ScoreRule:
-    """What becomes of the product of a query and a key (kernels/include/twofold/attention_parts.h)."""
+    """The scale and bounds of a score (kernels/include/twofold/attention_parts.h)."""
 
 class Chooser:
     """Chooses positions for the queries of a layer (engine/runtime/ops/attention/parts/selection.h)."""
