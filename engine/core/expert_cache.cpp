@@ -100,7 +100,8 @@ void ExpertCache::observe_mixed(int layer, std::span<const int32_t> ids, std::sp
   victims_[static_cast<size_t>(layer)].fresh = false;
 }
 
-const std::vector<double>& ExpertCache::layer_values(int layer) {
+const std::vector<double>& ExpertCache::values(int layer) {
+  config().check(layer, 0, "values");
   auto& values = values_[static_cast<size_t>(layer)];
   if (!values_fresh_[static_cast<size_t>(layer)]) {
     policy_->values(layer, values);
@@ -109,15 +110,10 @@ const std::vector<double>& ExpertCache::layer_values(int layer) {
   return values;
 }
 
-double ExpertCache::value(int layer, int expert) {
-  config().check(layer, expert, "value");
-  return layer_values(layer)[static_cast<size_t>(expert)];
-}
-
 const ExpertCache::Victim& ExpertCache::layer_victim(int layer) {
   Victim& victim = victims_[static_cast<size_t>(layer)];
   if (victim.fresh && victim.num_changes == num_changes(layer)) return victim;
-  const std::vector<double>& values = layer_values(layer);
+  const std::vector<double>& values = this->values(layer);
   victim = {-1, std::numeric_limits<double>::infinity(), true, num_changes(layer)};
   if (config().pin(layer) != LayerPin::kFree) return victim;
   const size_t first = index(layer, 0);
@@ -152,7 +148,7 @@ std::optional<Admission> ExpertCache::can_admit(int layer, int expert, bool forc
   if (slot_of(layer, expert) >= 0) return refuse(AdmitRefusal::kPresent);
   if (config().pin(layer) == LayerPin::kNever) return refuse(AdmitRefusal::kNoVictim);
   Admission admission;
-  admission.value = layer_values(layer)[static_cast<size_t>(expert)];
+  admission.value = values(layer)[static_cast<size_t>(expert)];
   const auto free = free_slots(layer);
   int victim = -1;
   if (!free.empty()) {

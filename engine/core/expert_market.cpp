@@ -91,7 +91,7 @@ ExpertMarket::Offer ExpertMarket::best_offer(int layer, const ExpertDecision& e,
     const ExpertState state = devices.cache(d).state(layer, e.expert);
     if (state == ExpertState::kInFlight) return {};
     if (state == ExpertState::kAbsent) continue;
-    const double worth = worth_us(d, devices.cache(d).value(layer, e.expert));
+    const double worth = worth_us(d, devices.cache(d).values(layer)[size_t(e.expert)]);
     held_us = is_held ? std::max(held_us, worth) : worth;
     is_held = true;
   }
@@ -167,7 +167,7 @@ void ExpertMarket::note_refusal(int layer, int expert, Devices& devices, LayerDe
     if (devices.link(d).num_waiting() >= max_waiting_) continue;
     cache.admit(layer, expert, false);
     if (cache.last_refusal() != AdmitRefusal::kPrice) continue;
-    const double value = cache.value(layer, expert);
+    const double value = cache.values(layer)[size_t(expert)];
     if (!decision.rejection || value > decision.rejection->value) decision.rejection = {expert, value, d};
   }
 }

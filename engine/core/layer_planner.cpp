@@ -58,7 +58,8 @@ void LayerPlanner::collect_loads(const RoutedLayer& routed, const Devices& devic
     // Interchangeable for this layer; for the next tokens the more valuable ones are the better ones to have.
     ExpertCache& cache = devices.cache(config_.home(layer));
     std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
-      return cache.value(layer, active[size_t(a)]) > cache.value(layer, active[size_t(b)]);
+      const std::vector<double>& values = cache.values(layer);
+      return values[size_t(active[size_t(a)])] > values[size_t(active[size_t(b)])];
     });
   }
   loads_.clear();

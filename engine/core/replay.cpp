@@ -133,8 +133,10 @@ ReplayCounts replay(const RoutingTrace& trace, int batch, ExpertCache& cache,
         if (on_decision) on_decision({counts.num_steps, layer, expert, true, false, -1, 0, 0});
       }
       counts.num_misses += static_cast<int64_t>(misses.size());
+      // Also without a miss: later bids of other layers compare with the values of this moment.
+      const std::vector<double>& values = cache.values(layer);
       std::stable_sort(misses.begin(), misses.end(),
-                       [&](int a, int b) { return cache.value(layer, a) > cache.value(layer, b); });
+                       [&](int a, int b) { return values[size_t(a)] > values[size_t(b)]; });
       for (int expert : misses) {
         const auto admission = cache.admit(layer, expert, false);
         if (admission) {

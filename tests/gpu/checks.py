@@ -165,7 +165,7 @@ def _calibration() -> Iterable[Check]:
         "fit's prediction against measured", part, fit, "engine/twofold/fit/speed.py", FIGURES, 180, 5
     )
     cost = "engine/core/cost_model.cpp"
-    run = _speed("predictions", QWEN, 0.25)
+    run = _speed("estimates", QWEN, 0.25)
     yield Check(f"predicted against measured, {QWEN}", part, run, cost, FIGURES)
 
 

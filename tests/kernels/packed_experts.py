@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from twofold import _core
 from twofold.blocks import ops
-from twofold.experts.moe import F32
 from twofold.weights.weight_format import WeightMatrix
+
+F32 = npt.NDArray[np.float32]
 
 
 def pack_expert(

@@ -80,7 +80,7 @@ def drawn(name: str, r: random.Random) -> TinyModel:
     if base.expert_layout == "fused" or name in ONE_LAYOUT:
         sizes["expert_layout"] = base.expert_layout
     if base.has_mtp:
-        sizes["predicts"] = r.random() < 0.3
+        sizes["has_mtp"] = r.random() < 0.3
     if name in _SIZES:
         sizes |= _SIZES[name](r, sizes)
     layers = sizes["num_layers"]
@@ -120,7 +120,7 @@ def _own_head_dim(r: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
 _YARN_OR_NONE: Sizes = lambda r, sizes: {  # noqa: E731
     "q_lora_rank": r.choice((None, r.randint(5, 30))), "kv_lora_rank": r.randint(5, 40),
     "qk_nope_head_dim": r.randint(3, 20), "qk_rope_head_dim": 2 * r.randint(1, 6), "v_head_dim": r.randint(3, 20),
-    "predicts": r.random() < 0.3, "rope_scaling": r.choice((None, YARN | {
+    "has_mtp": r.random() < 0.3, "rope_scaling": r.choice((None, YARN | {
         "mscale": r.choice((0.7, 1.0)), "mscale_all_dim": r.choice((0.4, 1.0)),
     })),
 }  # fmt: skip
@@ -134,8 +134,8 @@ _SIZES: Final[dict[str, Sizes]] = {
     },  # windows have twice as many KV heads
     "hunyuan_v1_moe": lambda r, sizes: {"moe_intermediate_size": sizes["intermediate_size"]},
     "flex_olmo": lambda r, sizes: {"moe_intermediate_size": sizes["intermediate_size"]},
-    "glm4_moe": lambda r, sizes: {"head_dim": 8 * r.randint(1, 4), "predicts": r.random() < 0.3},
-    "ernie4_5_moe": lambda r, sizes: {"predicts": r.random() < 0.3},
+    "glm4_moe": lambda r, sizes: {"head_dim": 8 * r.randint(1, 4), "has_mtp": r.random() < 0.3},
+    "ernie4_5_moe": lambda r, sizes: {"has_mtp": r.random() < 0.3},
     "minimax_m2": lambda r, sizes: {"head_dim": 2 * r.randint(1, 6) + 2 * r.randint(0, 4)},
     "llama4": lambda r, sizes: {"top_k": 1, "rope_scaling": r.choice((None, None, LLAMA3, YARN))},
     # Without any rotation, it is YaRN.

@@ -98,7 +98,7 @@ def test_rows_of_quantised_blocks_stay_whole(format: str, tmp_path: Path) -> Non
 def test_ranks_share_the_weights_out(tmp_path: Path) -> None:
     config = config_of(write_tiny_model(tmp_path, WIDE))
     whole = Engine.load(config)
-    total = whole.expert_bytes
+    total = whole.runner.moe.store.bytes
     whole.close()
     ranks = RanksInProcess(config, every_matrix())
     engine = Engine.load(config, share=ranks.share)

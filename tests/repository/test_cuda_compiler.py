@@ -134,7 +134,7 @@ def test_fetching_leaves_a_root_that_cmake_understands(tmp_path: Path) -> None:
     assert (root / "lib64/libcudart.so").read_text() == "new"
     assert not (root / "old").exists()
     assert not folder.with_name("two words.part").exists()
-    for requested in (tmp_path / "site/asked").read_text().splitlines():
+    for requested in (tmp_path / "site/requested").read_text().splitlines():
         assert requested.endswith("cuda-toolkit[nvcc,crt,nvvm,cccl,cudart]==13.2.*")
 
 
@@ -172,7 +172,7 @@ def test_a_compiler_is_fetched_where_none_fits(
     assert done.returncode == 0, done.stdout + done.stderr
     assert says in done.stdout
     assert (tmp_path / "cuda").exists() == bool(fetched)
-    assert not fetched or f"=={fetched}.*" in (tmp_path / "site/asked").read_text()
+    assert not fetched or f"=={fetched}.*" in (tmp_path / "site/requested").read_text()
 
 
 @pytest.mark.parametrize("wanted", ["AUTO", "ON"])

@@ -95,7 +95,7 @@ _GEMMA4: Final = {
 }  # fmt: skip
 _NEXT: Final = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 10,
-    "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25, "shared_expert_intermediate_size": 40, "predicts": True,
+    "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25, "shared_expert_intermediate_size": 40, "has_mtp": True,
 }  # fmt: skip
 _GRANITE: Final = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 3.0,

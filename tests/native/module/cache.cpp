@@ -149,7 +149,10 @@ void bind_cache(py::module_& m) {
       .def("preload", &ExpertCache::preload, py::arg("layer"), py::arg("expert"))
       .def("preload_by_usage", [](ExpertCache& cache) { return preload_by_usage(cache); })
       .def("boundary", &ExpertCache::boundary, py::arg("num_new") = 1, py::arg("num_running") = 1)
-      .def("value", &ExpertCache::value, py::arg("layer"), py::arg("expert"))
+      .def(
+          "value",
+          [](ExpertCache& cache, int layer, int expert) { return cache.values(layer).at(size_t(expert)); },
+          py::arg("layer"), py::arg("expert"))
       .def("set_future", &ExpertCache::set_future, py::arg("events_per_layer"))
       .def(
           "save", [](const ExpertCache& cache, const std::string& path) { cache.save(path); },

@@ -56,7 +56,8 @@ class ExpertCache : public SlotMap {
 
   // Before a step in which num_new of num_running requests begin.
   void boundary(int num_new = 1, int num_running = 1);
-  double value(int layer, int expert);  // current lambda * V
+  // Current lambda * V of the layer's experts, kept until its next observe.
+  const std::vector<double>& values(int layer);
   // The same for all experts of a layer, read-only: out[num_experts].
   void values(int layer, std::span<double> out) const {
     config().check(layer, 0, "values");
@@ -75,7 +76,6 @@ class ExpertCache : public SlotMap {
  private:
   // Fills active and loads of the layer.
   void collect_active(int layer, std::span<const int32_t> ids);
-  const std::vector<double>& layer_values(int layer);
   // The resident with the lowest value in the layer that is not routed now; cell -1 if there is none.
   struct Victim {
     int cell = -1;
