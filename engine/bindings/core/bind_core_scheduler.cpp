@@ -28,9 +28,8 @@ const Value& crossing(const Value& value) {
   return value;
 }
 const char* crossing(FetchRule rule) { return name_of(rule); }
-std::vector<std::string> crossing(const std::vector<LayerPin>&) {
-  return {};
-}  // only the default, which is empty
+// Pins cross only as the default, which is empty.
+std::vector<std::string> crossing(const std::vector<LayerPin>&) { return {}; }
 
 template <typename Value>
 auto option(const char* name, Value Config::* member, const Value& otherwise) {

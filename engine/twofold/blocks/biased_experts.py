@@ -63,8 +63,8 @@ class BiasedExperts(RoutedExperts):
             return super().experts(weights)
         both, down = weights.stack("gate_up"), weights.stack("down")
         if weights.specs["gate_up"].name.endswith(BLOCKS):
-            return [(*_transposed_specs(one), below) for one, below in zip(both, down, strict=True)]
-        return TransposedExperts(both, down, _transposed_specs)
+            return [(*_gate_and_up(one), below) for one, below in zip(both, down, strict=True)]
+        return TransposedExperts(both, down, _gate_and_up)
 
     def biases(self, weights: BlockWeights) -> F32:
         if "gate" in weights:
@@ -107,5 +107,5 @@ class BiasedExperts(RoutedExperts):
         return f"model.layers.{self.layer}.{module}.experts"
 
 
-def _transposed_specs(both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
+def _gate_and_up(both: WeightMatrix) -> tuple[WeightMatrix, WeightMatrix]:
     return both.every_other(0), both.every_other(1)

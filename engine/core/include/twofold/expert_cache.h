@@ -68,8 +68,8 @@ class ExpertCache : public SlotMap {
 
   // Warm start: learned state, usage and the resident experts. load() checks shape and policy and throws
   // std::runtime_error with the actual and expected values; it returns the experts to upload (cells), best
-  // first, and changes no slot. held: [layers * experts], what the file names as resident where slots are
-  // spread over several caches.
+  // first, and changes no slot. held: [layers * experts], what the file names as resident where several
+  // caches share the slots.
   void save(const std::string& path, std::span<const uint8_t> held = {}) const;
   std::vector<int> load(const std::string& path);
 
