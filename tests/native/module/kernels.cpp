@@ -174,8 +174,7 @@ py::array_t<int64_t> count_chunks(const PoolView& pool, int64_t num_chunks, int 
     pool.threads().parallel_for(num_chunks, [&](int64_t chunk, int thread) {
       if (thread < 0 || thread >= pool.threads().num_threads())
         throw KernelFailure("thread number out of range");
-      if (fail_at && chunk == *fail_at)
-        throw KernelFailure("chunk " + std::to_string(chunk) + " must fail");
+      if (fail_at && chunk == *fail_at) throw KernelFailure("chunk " + std::to_string(chunk) + " must fail");
       ++count[chunk];
     });
   }
