@@ -29,7 +29,10 @@ from benchmarks.scenario import (
 )
 
 SCENARIOS: Final[Mapping[str, Entry]] = {
-    "peers": Entry("peers.compare", "Twofold and llama.cpp on the same random model of a real shape"),
+    "peers": Entry(
+        "peers.compare", "Twofold, llama.cpp and ik_llama.cpp on the same random model of a real shape"
+    ),
+    "layer": Entry("peers.layer", "one MoE layer: Twofold's formats and kt-kernel's methods"),
     "agreement": Entry("peers.agreement", "likeliest next tokens beside llama.cpp's, on the same GGUF files"),
     "targets": Entry("targets.all_checks", "the CPU half's targets and whether they are met"),
     "serving": Entry("servers.serving", "tokens per second and latencies over HTTP at 1 to 64 streams"),

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from twofold.blocks import ops
+
 from benchmarks.models.shapes import FULL_SHAPES
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -71,6 +73,11 @@ def numbers(text: str) -> list[int]:
     return [positive(part) for part in text.split(",")]
 
 
+def _interpreter_with(package: str) -> Mapping[str, Any]:
+    """A flag that names the interpreter of another engine; by default the one of this program."""
+    return {"default": sys.executable, "metavar": "PATH", "help": f"interpreter with {package}"}
+
+
 _COMMON: Final[Mapping[str, Mapping[str, Any]]] = {
     "--shape": {"choices": FULL_SHAPES, "default": "qwen3-30b-a3b"},
     "--layers": {"type": positive, "default": 6, "help": "of the shape's (default: 6)"},
@@ -80,12 +87,10 @@ _COMMON: Final[Mapping[str, Mapping[str, Any]]] = {
     "--prompt-tokens": {"type": positive, "default": 512},
     "--new-tokens": {"type": positive, "default": 32},
     "--seed": {"type": int, "default": 0, "help": "of weights and prompts"},
-    "--twofold-python": {"default": sys.executable, "metavar": "PATH"},
-    "--llama-python": {
-        "default": sys.executable,
-        "metavar": "PATH",
-        "help": "interpreter with llama-cpp-python",
-    },
+    "--twofold-python": _interpreter_with("twofold"),
+    "--llama-python": _interpreter_with("llama-cpp-python"),
+    "--ik-python": _interpreter_with("ik-llama-cpp-python"),
+    "--kt-python": _interpreter_with("kt-kernel and torch"),
     "--accelerator": {"default": "none"},
     "--against": {"type": Path, "metavar": "DIR", "help": "a second checkout, built, measured in turn"},
 }
@@ -139,40 +144,17 @@ def _shortened(word: str) -> str:
     return f"{flag}{equals}…/{Path(value).name}" if value.startswith("/") else word
 
 
-def _fields(path: str) -> dict[str, str]:
-    """Fields of a file of /proc, up to its first empty line; empty where it cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
-    return {name.strip(): value.strip() for name, _, value in lines}
-
-
 def _cpu_name() -> str:
-    fields = _fields("/proc/cpuinfo")
+    """Name, family and model of the first core."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    fields = dict(re.findall(r"^(.+?)\s*: (.+)$", text, re.MULTILINE))
     family = f" family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else ""
     return f"{fields.get('model name', 'unknown CPU')}{family}"
 
 
-def available_memory_bytes() -> int:
-    """Memory available to a new process without swapping; total memory where the kernel does not report it."""
-    available = _fields("/proc/meminfo").get("MemAvailable")
-    if available is not None:
-        return 1024 * int(available.split()[0])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def physical_cores() -> int:
-    """Cores among those that this process may use; threads of one core count once."""
-    seen = set()
-    for cpu in os.sched_getaffinity(0):
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            seen.add(siblings.read_text(encoding="utf-8").strip())
-        except OSError:
-            seen.add(str(cpu))
-    return len(seen)
+    """Cores that this process may use, as the engine counts them: threads of one core count once."""
+    return ops.ThreadPool(0).num_threads
 
 
 # ---- figures and tables ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Names and sizes are llama.cpp's: a file that it loads and we load is read by two
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -36,10 +37,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        size = 1
-        for length in self.byte_shape:
-            size *= length
-        return size
+        return math.prod(self.byte_shape)
 
     @property
     def all_rows(self) -> int:

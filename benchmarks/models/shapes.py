@@ -66,6 +66,11 @@ class FullShape:
         return replace(self, layers=layers)
 
     @property
+    def expert_weights(self) -> int:
+        """Gate, up and down of one expert."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
     def attention_weights(self) -> int:
         """q, k, v and o of one layer."""
         return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)

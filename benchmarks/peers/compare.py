@@ -1,12 +1,12 @@
-"""Twofold and llama.cpp on the same random model of a real shape, in turn.
+"""Twofold, llama.cpp and ik_llama.cpp on the same random model of a real shape, in turn.
 
     python -m benchmarks peers --shape qwen3-30b-a3b --layers 6 --format q8_0 --cache DIR [--llama-python PATH]
 
 The model is written once per format to --cache as a GGUF file and kept there (delete it when you are done, or give
 --delete). Each engine measures in its own process: a prompt of --prompt-tokens random tokens (pp), then --new-tokens
 steps of one token after it (tg). They take turns for --rounds rounds; medians and ratios are shown. llama.cpp first
-tries flash attention, memory mapping and repacking on and off and keeps what is fastest. Stop other work before: an
-engine that spins at a barrier loses more to a busy machine than one that sleeps.
+tries flash attention, memory mapping and repacking on and off and keeps what is fastest; ik_llama.cpp tries -fa, -rtr
+and -fmoe. Stop other work before: an engine that spins at a barrier loses more to a busy machine than one that sleeps.
 """
 
 from __future__ import annotations
@@ -19,16 +19,7 @@ from typing import Any, Final
 from benchmarks.models.gguf_model import cached_model
 from benchmarks.models.random_blocks import GGUF_FORMATS
 from benchmarks.models.shapes import FULL_SHAPES
-from benchmarks.peers.engines import (
-    OURS,
-    TESTS,
-    Engine,
-    LlamaEngine,
-    Outcome,
-    TwofoldEngine,
-    Workload,
-    alternate,
-)
+from benchmarks.peers.engines import ENGINES, OURS, TESTS, Outcome, Workload, alternate
 from benchmarks.scenario import (
     BenchmarkError,
     Report,
@@ -41,10 +32,9 @@ from benchmarks.scenario import (
     without_directories,
 )
 
-ENGINES: Final = (OURS, "llama.cpp")
 FLAGS: Final[dict[str, Mapping[str, Any]]] = {
     **common("--shape", "--layers", "--cache", "--rounds", "--threads", "--prompt-tokens", "--new-tokens", "--seed"),
-    **common("--twofold-python", "--llama-python"),
+    **common("--twofold-python", "--llama-python", "--ik-python"),
     "--format": {"action": "append", "choices": GGUF_FORMATS, "help": "again for more (default: q8_0)"},
     "--engine": {"action": "append", "choices": ENGINES, "help": "again for more (default: all)"},
     "--delete": {"action": "store_true", "help": "delete each model that this run made, after its rounds"},
@@ -62,8 +52,7 @@ def measure(args: argparse.Namespace) -> Report:
     """Measures all formats in turn; BenchmarkError if no engine could be measured."""
     shape = FULL_SHAPES[args.shape].with_layers(args.layers)
     work = Workload(args.prompt_tokens, args.new_tokens, args.repeats, args.threads, args.seed, shape.vocab)
-    made = {OURS: TwofoldEngine(args.twofold_python), "llama.cpp": LlamaEngine(args.llama_python)}
-    engines: list[Engine] = [made[name] for name in args.engine]
+    engines = [ENGINES[name](args) for name in args.engine]
     outcomes: dict[str, Outcome] = {}
     for format_name in args.format:
         with cached_model(args.cache, shape, format_name, args.seed, keep=not args.delete) as model:

@@ -6,15 +6,17 @@ times; the round's figure is the median of these.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from benchmarks.scenario import BenchmarkError, say
 
@@ -22,6 +24,7 @@ OURS: Final = "twofold"
 TESTS: Final = ("pp", "tg")
 WORKERS: Final = Path(__file__).resolve().parent / "workers"
 _TIMEOUT_S: Final = 1800.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class LlamaEngine:
     """llama.cpp by llama-cpp-python, in whichever settings were fastest on this machine for each test."""
 
     name = "llama.cpp"
-    _SWITCHES = ("flash_attention", "mmap", "repack")
+    _SWITCHES: tuple[str, ...] = ("flash_attention", "mmap", "repack")
     _MISSING = (
         "install it: pip install 'twofold[peers]', or name an interpreter that has it: --llama-python PATH"
     )
@@ -179,6 +182,7 @@ class LlamaEngine:
 
     def _run(self, model: Path, work: Workload, settings: dict[str, bool]) -> Round:
         task = {
+            "library": self.name,
             "model": str(model),
             "prompt": work.prompt,
             "new_tokens": work.new_tokens,
@@ -189,6 +193,24 @@ class LlamaEngine:
         command = [self._python, str(WORKERS / "llama_worker.py"), json.dumps(task)]
         what = f"{self.name} on {model.name}"
         return round_of(json_lines(command, what, self._MISSING), work, what)
+
+
+class IkLlamaEngine(LlamaEngine):
+    """ik_llama.cpp by ik-llama-cpp-python, in the same way."""
+
+    name = "ik_llama.cpp"
+    _SWITCHES = ("flash_attention", "repack", "fused_moe")
+    _MISSING = (
+        "install it: pip install ik-llama-cpp-python, or name an interpreter that has it: --ik-python PATH"
+    )
+
+
+ENGINES: Final[Mapping[str, Callable[[argparse.Namespace], Engine]]] = {
+    OURS: lambda args: TwofoldEngine(args.twofold_python),
+    LlamaEngine.name: lambda args: LlamaEngine(args.llama_python),
+    IkLlamaEngine.name: lambda args: IkLlamaEngine(args.ik_python),
+}
+"""Engines by name, each made from the program's arguments."""
 
 
 @dataclass(frozen=True)
@@ -206,23 +228,33 @@ class Outcome:
 def alternate(
     engines: Sequence[Engine], model: Path, work: Workload, format_name: str, num_rounds: int
 ) -> Outcome:
-    """Engines take turns, A B A B …, so that what else the machine does hits all of them. An engine that fails is left
-    out from then on, and named.
+    """Rounds of all engines in turn."""
+
+    def shown(one: Round) -> str:
+        return f"pp{work.prompt_tokens} {one.pp:.1f}, tg{work.new_tokens} {one.tg:.1f} tokens/s"
+
+    ways = {engine.name: partial(engine.measure, model, work) for engine in engines}
+    return Outcome(*take_turns(ways, num_rounds, format_name, shown))
+
+
+def take_turns(
+    ways: Mapping[str, Callable[[], T]], num_rounds: int, what: str, shown: Callable[[T], str]
+) -> tuple[dict[str, list[T]], dict[str, str]]:
+    """Results of each way, and the ways that failed, with reasons. Ways take turns, A B A B …, so that what else the
+    machine does hits all of them. One that fails is left out from then on, and named.
     """
-    outcome = Outcome({}, {})
+    rounds: dict[str, list[T]] = {}
+    left_out: dict[str, str] = {}
     for turn in range(num_rounds):
-        for engine in engines:
-            if engine.name in outcome.left_out:
+        for name, measure in ways.items():
+            if name in left_out:
                 continue
             try:
-                measured = engine.measure(model, work)
+                measured = measure()
             except BenchmarkError as error:
-                outcome.left_out[engine.name] = str(error)
-                say(f"{format_name}: {engine.name} is left out: {error}")
+                left_out[name] = str(error)
+                say(f"{what}: {name} is left out: {error}")
                 continue
-            outcome.rounds.setdefault(engine.name, []).append(measured)
-            say(
-                f"{format_name} round {turn + 1}/{num_rounds} {engine.name}: "
-                f"pp{work.prompt_tokens} {measured.pp:.1f}, tg{work.new_tokens} {measured.tg:.1f} tokens/s"
-            )
-    return outcome
+            rounds.setdefault(name, []).append(measured)
+            say(f"{what} round {turn + 1}/{num_rounds} {name}: {shown(measured)}")
+    return rounds, left_out

@@ -4,8 +4,8 @@
 
 Run it on a machine with nothing else to do. --cache is where random models are written: up to 9 GB at a time, 17 GB for
 the whole model, and all of it with --keep; without, what a check makes is deleted after it. --only and --skip choose
-checks: llama, busy, python, load, packed, big. Exit code 1 if a target is missed.
-Kernels beside the ceilings: `make bench`.
+checks: llama, kernels (shares of the ceilings that one MoE layer reaches; `make bench` shows them kernel by kernel),
+batches (a few tokens through that layer), busy, python, load, packed, big. Exit code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from benchmarks.scenario import (
     say,
     without_directories,
 )
-from benchmarks.targets import engine_checks, file_checks
+from benchmarks.targets import engine_checks, file_checks, layer_checks
 from benchmarks.targets.lines import Line, Settings, markdown, not_measured
 
 CHECKS: Final[dict[str, Callable[[Settings], list[Line]]]] = {
     "llama": engine_checks.beside_llama,
+    "kernels": layer_checks.shares_of_the_ceilings,
+    "batches": layer_checks.small_batches,
     "busy": engine_checks.beside_busy_processes,
     "python": engine_checks.python_share,
     "load": file_checks.load_time,

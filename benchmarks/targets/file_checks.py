@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from twofold.weights.host_memory import available_memory_bytes
+
 from benchmarks.models.gguf_model import model_bytes
 from benchmarks.models.shapes import FULL_SHAPES
 from benchmarks.peers.engines import TwofoldEngine, Workload, json_lines
-from benchmarks.scenario import BenchmarkError, available_memory_bytes, say
+from benchmarks.scenario import BenchmarkError, say
 from benchmarks.targets.engine_checks import WORKER
 from benchmarks.targets.lines import Line, Settings, at_least, at_most, not_measured
 

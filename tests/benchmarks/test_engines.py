@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from benchmarks.peers.engines import (
     alternate,
     round_of,
 )
+from benchmarks.peers.workers.llama_worker import check_settings, settings_in
 from benchmarks.scenario import BenchmarkError
 
 WORK = Workload(prompt_tokens=100, new_tokens=10, repeats=3, threads=2, seed=7, vocab=512)
@@ -104,6 +106,51 @@ def test_a_setting_that_the_library_refuses_falls_out(tmp_path, fake_python) -> 
     answers.write_text(source.replace("task['repack']", "task"), encoding="utf-8")
     with pytest.raises(BenchmarkError, match="no such panels"):
         LlamaEngine(python).measure(MODEL, WORK)
+
+
+def test_settings_that_ik_does_not_log_are_an_error() -> None:
+    log = (
+        "============ Repacked 43 tensors\n"
+        "llama_init_from_model: n_batch       = 64\n"
+        "llama_init_from_model: fused_moe     = 1\n"
+        "llama_init_from_model: ser           = -1, 0\n"
+    )
+    reported = settings_in(log)
+    assert reported == {"n_batch": 64, "fused_moe": 1, "repacked": 1}
+    check_settings({"n_batch": 64, "repacked": 1}, reported)
+    for wanted in ({"fused_moe": 0}, {"flash_attn": 1}):
+        with pytest.raises(RuntimeError, match=f"{next(iter(wanted))} = "):
+            check_settings(wanted, reported)
+    assert settings_in(log.replace("43", "0"))["repacked"] == 0
+
+
+LLAMA_CPP = """
+import ctypes
+from types import SimpleNamespace
+
+__version__, llama_token = "9", ctypes.c_int32
+llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+llama_model_default_params = llama_context_default_params = SimpleNamespace
+llama_model_load_from_file = llama_init_from_model = lambda model, params: vars(params)
+llama_print_system_info = lambda: b"AVX2"
+llama_vocab_n_tokens = lambda vocab: 4
+llama_batch_get_one = lambda tokens, count: list(tokens)
+llama_decode = lambda context, tokens: int(bool(print(context["n_batch"], *tokens)))
+__getattr__ = lambda name: lambda *arguments: None
+"""
+"""A llama-cpp-python that prints the batches to be decoded."""
+
+
+def test_the_worker_of_llama_warms_up_and_decodes_the_prompt_then_single_tokens(tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp.py").write_text(LLAMA_CPP, encoding="utf-8")
+    task = {"library": "llama.cpp", "model": "m.gguf", "prompt": [5, 6, 7], "new_tokens": 2, "repeats": 1}
+    command = [sys.executable, str(WORKERS / "llama_worker.py"), json.dumps(task | {"threads": 1})]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=60)
+    loaded, *rest, measured = done.stdout.splitlines()
+    assert json.loads(loaded)["version"] == "9"
+    assert rest == ["32 1 2 3", "32 1", "32 2"] * 2
+    assert json.loads(measured).keys() == {"prefill_s", "decode_s"}
 
 
 @pytest.mark.parametrize("lines", [[], [{"load_s": 1.0}], [[1]], [{"twofold": None}]])

@@ -18,21 +18,26 @@ TINY = ("--shape", "tiny", "--layers", "2", "--prompt-tokens", "64")
 def test_one_run_with_fake_peers(fake_python, calls_of, tmp_path, capsys) -> None:
     cache = tmp_path / "cache"
     ours = fake_python("ours", [{"twofold": SPEED}])
-    llama = fake_python("llama", [{"prefill_s": 0.2, "decode_s": 0.8}])
+    llama, fork = (fake_python(name, [{"prefill_s": 0.2, "decode_s": 0.8}]) for name in ("llama", "fork"))
     flags = ["peers", *TINY, "--rounds", "2", "--cache", str(cache), "--format", "q4_0", "--format", "q8_0"]
-    flags += ["--twofold-python", ours, "--llama-python", llama, "--report", str(tmp_path / "r.json")]
+    flags += ["--twofold-python", ours, "--llama-python", llama, "--ik-python", fork]
+    flags += ["--report", str(tmp_path / "r.json")]
     assert main([*flags, "--json"]) == 0
     out, err = capsys.readouterr()
     listed = json.loads(out)["rows"]
     assert {row["test"] for row in listed} == {"pp64", "tg32"}
     assert [row["ratio_to_twofold"] for row in listed if row["engine"] == "llama.cpp"] == [0.5, 0.5] * 2
     assert "q8_0 round 2/2 llama.cpp" in err
-    # Both engines were given the very same file, and it stays in the cache.
+    # All engines were given the very same file, and it stays in the cache.
     model = cache / "tiny-2l-q4_0-s0-v2.gguf"
     assert model.is_file()
-    assert calls_of(ours)[0][3] == json.loads(calls_of(llama)[0][1])["model"] == str(model)
+    tasks = {python: json.loads(calls_of(python)[0][1]) for python in (llama, fork)}
+    assert calls_of(ours)[0][3] == tasks[llama]["model"] == tasks[fork]["model"] == str(model)
+    assert (tasks[llama]["library"], "mmap" in tasks[llama]) == ("llama.cpp", True)
+    assert (tasks[fork]["library"], "mmap" in tasks[fork]) == ("ik_llama.cpp", False)
     assert main(["peers", "--from-report", str(tmp_path / "r.json"), "--markdown"]) == 0
-    assert "| q8_0 | tg32 | 80.0 (80.0–80.0) | 40.0 (40.0–40.0) | 2.00× |" in capsys.readouterr().out
+    cells = "80.0 (80.0–80.0) | 40.0 (40.0–40.0) | 40.0 (40.0–40.0) | 2.00× | 2.00×"
+    assert f"| q8_0 | tg32 | {cells} |" in capsys.readouterr().out
 
 
 def test_without_twofold_there_is_no_ratio(fake_python, tmp_path, capsys) -> None:
@@ -48,12 +53,12 @@ def test_without_twofold_there_is_no_ratio(fake_python, tmp_path, capsys) -> Non
         "--twofold-python",
         "no/python",
     ]
-    assert main([*flags, "--llama-python", llama, "--json"]) == 0
+    assert main([*flags, "--llama-python", llama, "--ik-python", "no/python", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["ratio_to_twofold"] for row in report["rows"]] == [None, None]
     assert "no/python is not there" in report["left_out"]["q8_0"]["twofold"]
     assert not list(tmp_path.glob("*.gguf"))
-    assert main([*flags, "--llama-python", "no/python"]) == 2
+    assert main([*flags, "--llama-python", "no/python", "--ik-python", "no/python"]) == 2
     assert "nothing could be measured" in capsys.readouterr().err
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.models.shapes import FULL_SHAPES
-from benchmarks.targets import engine_checks, file_checks
+from benchmarks.peers.layer import Timing
+from benchmarks.targets import engine_checks, file_checks, layer_checks
 from benchmarks.targets.lines import Settings, at_least, at_most
 
 # As `twofold bench --profile --json` prints it, among other things.
@@ -69,6 +70,51 @@ def test_the_share_of_python_is_read_from_the_profile(tmp_path, fake_python) -> 
     ], "16 sequences of a large model, then 1, 16 and 64 of the bundled one: medians of three runs"
     lines = engine_checks.python_share(settings(tmp_path, python=fake_python("old", [{"twofold": {}}])))
     assert [line.verdict for line in lines] == ["not measured"] * 5
+
+
+def test_shares_are_of_the_higher_ceilings_around_a_turn(tmp_path, fake_python, monkeypatch) -> None:
+    # The tiny shape in Q8_0: 8 experts of 3 x 256 x 256 weights in 34 bytes for 32. 128 tokens go to 2 experts each.
+    read_s, products_s = 2 * 208_896 / 20e9, 2 * 128 * 2 * 3 * 256 * 256 / 100e9
+    timed = [
+        {"tokens": 1, "seconds": [2 * read_s] * 3, "touched": [2] * 3},
+        {"tokens": 128, "seconds": [products_s / 0.75], "touched": [8]},
+    ]
+    rates = iter([(10.0, 100.0), (20.0, 50.0)] * 2)
+    monkeypatch.setattr(layer_checks, "ceilings", lambda settings: kinds(*next(rates)))
+    python = fake_python("python", timed)
+    read, products = layer_checks.shares_of_the_ceilings(settings(tmp_path, python=python))
+    assert (read.figure, read.verdict) == (pytest.approx(50), "short")
+    assert read.note == "10 of 20 GB/s, a whole layer, median of 2 turns (50-50 %)"
+    assert (products.figure, products.verdict) == (pytest.approx(75), "pass")
+    assert products.note.startswith("75 of 100 Gop/s")
+    monkeypatch.undo()
+    lines = layer_checks.shares_of_the_ceilings(settings(tmp_path))
+    assert [line.verdict for line in lines] == ["not measured"] * 2
+    assert "kernels/bench/ceilings.py: no/python is not there" in lines[0].note
+
+
+def kinds(read: float, products: float) -> dict[str, float]:
+    names = (f"{kind}{tiles}_gop_per_s" for kind in ("f32", "bf16", "int8") for tiles in ("", "_tiles"))
+    return {"read_gb_per_s": read, **dict.fromkeys(names, products)}
+
+
+def test_small_batches_are_compared_by_the_experts_that_they_touch(tmp_path, fake_python) -> None:
+    def turn(one_s: float, two_s: float) -> list[Timing]:
+        return [Timing(1, [one_s] * 3, [8] * 3), Timing(2, [two_s, two_s, 9.0], [12, 12, 12])]
+
+    # Two tokens touch 1.5 times as many experts. A turn's own time of one token counts.
+    assert layer_checks.amortisation([turn(1.0, 1.8), turn(2.0, 3.3), turn(1.0, 1.5)], 8) == {
+        2: pytest.approx(1.1)
+    }
+    timed = [
+        {"tokens": tokens, "seconds": [0.1 * tokens], "touched": [2 * min(tokens, 3)]}
+        for tokens in (1, 2, 4, 8, 16, 32, 64)
+    ]
+    one, two = layer_checks.small_batches(settings(tmp_path, python=fake_python("python", timed)))
+    assert "1 thread, q8_0" in one.target
+    assert "2 threads, q8_0" in two.target
+    assert (one.figure, one.verdict) == (pytest.approx(64 / 3), "short")
+    assert one.note.startswith("tokens: factor 2: 1.00, 4: 1.33")
 
 
 def test_loading_is_compared_with_reading(tmp_path, fake_python) -> None:

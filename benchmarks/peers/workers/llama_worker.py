@@ -1,100 +1,213 @@
-"""Times llama.cpp's llama_decode through llama-cpp-python's low-level API. Runs alone, by any interpreter that has it.
+"""Times llama_decode of llama.cpp or of its fork. Runs alone, by any interpreter that has the library's Python package.
 
-    python llama_worker.py '{"model": "m.gguf", "prompt": [1, 2], "new_tokens": 32, "repeats": 3, "threads": 2}'
+    python llama_worker.py '{"library": "llama.cpp", "model": "m.gguf", "prompt": [1, 2], "new_tokens": 32,
+                             "repeats": 3, "threads": 2}'
 
-Optional: flash_attention, mmap, repack (all true by default). Prints a line of JSON once loaded
-({"load_s", "version", "system"}), then one per repeat ({"prefill_s", "decode_s"}) after a warm-up. As in llama-bench,
-decoding takes the next token from a list and samples nothing: here the prompt's own tokens once more.
+`library` is llama.cpp (llama-cpp-python) or ik_llama.cpp (ik-llama-cpp-python; IK_LLAMA_CPP_LIB_PATH names another
+libllama.so for it). Optional switches, true by default: flash_attention, repack, llama.cpp's mmap, the fork's
+fused_moe. Prints a line of JSON once loaded ({"load_s", "version", "system"}), then one per repeat ({"prefill_s",
+"decode_s"}) after a warm-up. As in llama-bench, decoding takes the next token from a list and samples nothing: here the
+prompt's own tokens once more.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import re
 import sys
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
+
+_ERROR: Final = 4
+"""ggml's log level."""
+
+
+class LlamaCpp:
+    """llama.cpp by llama-cpp-python."""
+
+    package = "llama-cpp-python"
+
+    def __init__(self) -> None:
+        import llama_cpp
+
+        self.api: Any = llama_cpp
+        """The library's functions and structs by their names in C."""
+        self.version = llama_cpp.__version__
+        self._callback = llama_cpp.llama_log_callback(self._on_log)  # the library keeps only the pointer
+        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def _on_log(self, level: int, text: bytes, user_data: int | None) -> None:
+        if level == _ERROR:
+            sys.stderr.write(text.decode(errors="replace"))
+
+    def load(self, task: dict[str, Any]) -> Any:
+        params = self.api.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self._set_loading(params, task)
+        return self.api.llama_model_load_from_file(task["model"].encode(), params)
+
+    def context(self, model: Any, task: dict[str, Any]) -> Any:
+        params = self.api.llama_context_default_params()
+        params.n_ctx = len(task["prompt"]) + task["new_tokens"] + 64
+        params.n_batch = params.n_ubatch = max(32, len(task["prompt"]))
+        params.n_threads = params.n_threads_batch = task["threads"]
+        self._set_computing(params, task)
+        context = self.api.llama_init_from_model(model, params)
+        if context:
+            self._check(context, params, task)
+        return context
+
+    def clear(self, context: Any) -> None:
+        """Empty the KV cache."""
+        self.api.llama_memory_clear(self.api.llama_get_memory(context), True)
+
+    def batch(self, tokens: Any, position: int) -> Any:
+        """A batch of one sequence's next tokens, which the library counts itself."""
+        return self.api.llama_batch_get_one(tokens, len(tokens))
+
+    def _set_loading(self, params: Any, task: dict[str, Any]) -> None:
+        params.use_extra_bufts = task.get("repack", True)
+        mmap = task.get("mmap", True)
+        if hasattr(params, "load_mode"):
+            params.load_mode = self.api.LLAMA_LOAD_MODE_MMAP if mmap else self.api.LLAMA_LOAD_MODE_NONE
+        else:
+            params.use_mmap = mmap
+
+    def _set_computing(self, params: Any, task: dict[str, Any]) -> None:
+        params.flash_attn_type = 1 if task.get("flash_attention", True) else 0
+        params.no_perf = True
+
+    def _check(self, context: Any, params: Any, task: dict[str, Any]) -> None:
+        """Nothing: the package comes with the library for which it was written."""
+
+
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp by ik-llama-cpp-python, which has the layouts of its structs and not all of its functions."""
+
+    package = "ik-llama-cpp-python"
+
+    def __init__(self) -> None:
+        import ik_llama_cpp
+        from ik_llama_cpp import _ctypes_api as api
+
+        self.api, self.version, self.log = api, ik_llama_cpp.__version__, ""
+        pointer, library = ctypes.c_void_p, api._lib
+        of_batch = [api.llama_token_p, ctypes.c_int32, api.llama_pos, api.llama_seq_id]
+        for name, result, arguments in (
+            ("llama_print_system_info", ctypes.c_char_p, []),
+            ("llama_synchronize", None, [pointer]),
+            ("llama_n_threads", ctypes.c_uint32, [pointer]),
+            ("llama_batch_get_one", api.llama_batch, of_batch),
+        ):
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+            setattr(api, name, function)
+        api.llama_model_free = api.llama_free_model
+        prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, pointer)
+        self._callback = prototype(self._on_log)
+        library.llama_log_set(self._callback, None)
+
+    def _on_log(self, level: int, text: bytes, user_data: int | None) -> None:
+        self.log += text.decode(errors="replace")
+        super()._on_log(level, text, user_data)
+
+    def clear(self, context: Any) -> None:
+        self.api.llama_kv_cache_clear(context)
+
+    def batch(self, tokens: Any, position: int) -> Any:
+        return self.api.llama_batch_get_one(tokens, len(tokens), position, 0)
+
+    def _set_loading(self, params: Any, task: dict[str, Any]) -> None:
+        params.repack_tensors = task.get("repack", True)  # -rtr, which reads the file instead of mapping it
+        params.use_mmap = not params.repack_tensors
+
+    def _set_computing(self, params: Any, task: dict[str, Any]) -> None:
+        params.flash_attn = task.get("flash_attention", True)
+        params.fused_moe_up_gate = task.get("fused_moe", True)
+
+    def _check(self, context: Any, params: Any, task: dict[str, Any]) -> None:
+        """RuntimeError unless the library does as asked. A library of another layout, or a format that it does not
+        repack, would measure something else.
+        """
+        names = ("n_batch", "n_ubatch", "n_threads", "flash_attn")
+        wanted = {name: int(getattr(params, name)) for name in names}
+        wanted |= {"fused_moe": int(params.fused_moe_up_gate), "repacked": int(task.get("repack", True))}
+        check_settings(wanted, settings_in(self.log) | {"n_threads": self.api.llama_n_threads(context)})
+
+
+def settings_in(log: str) -> dict[str, int]:
+    """Whole numbers that ik_llama.cpp logs by name as it makes a context, and whether it repacked tensors."""
+    found = re.findall(r"^llama_init_from_model: (\w+) +=\s*(\d+)$", log, re.MULTILINE)
+    repacked = re.search(r"Repacked [1-9]\d* tensors", log) is not None
+    return {name: int(value) for name, value in found} | {"repacked": int(repacked)}
+
+
+def check_settings(wanted: Mapping[str, int], reported: Mapping[str, int]) -> None:
+    """RuntimeError unless the library reports what it was asked for."""
+    for name, value in wanted.items():
+        if reported.get(name) != value:
+            raise RuntimeError(
+                f"ik_llama.cpp was asked for {name} = {value} and reports {reported.get(name)}: it does not repack "
+                "this format, or its structs differ from this ik-llama-cpp-python's; build both from one source"
+            )
+
+
+LIBRARIES: Final = {"llama.cpp": LlamaCpp, "ik_llama.cpp": IkLlamaCpp}
 
 
 def main() -> int:
     task: dict[str, Any] = json.loads(sys.argv[1])
+    library = LIBRARIES[task["library"]]
     try:
-        import llama_cpp as lib
-    except ImportError as error:
-        print(json.dumps({"error": f"llama-cpp-python cannot be imported: {error}"}))
+        lib = library()
+    except (ImportError, OSError) as error:
+        print(json.dumps({"error": f"{library.package} cannot be imported: {error}"}))
         return 3
-
-    @lib.llama_log_callback
-    def log(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-        if level == 4:  # errors
-            sys.stderr.write(text.decode(errors="replace"))
-
-    lib.llama_log_set(log, ctypes.c_void_p(0))
-    lib.llama_backend_init()
+    lib.api.llama_backend_init()
     begun = time.perf_counter()
-    model = _load(lib, task)
-    context = _context(lib, model, task) if model else None
+    model = lib.load(task)
+    context = lib.context(model, task) if model else None
     if not context:
         what = "no context could be made" if model else f"the model {task['model']} could not be loaded"
         print(json.dumps({"error": what}))
         return 4
     loaded = {
         "load_s": time.perf_counter() - begun,
-        "version": lib.__version__,
-        "system": lib.llama_print_system_info().decode(),
+        "version": lib.version,
+        "system": lib.api.llama_print_system_info().decode(),
     }
     print(json.dumps(loaded), flush=True)
-    vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+    vocab_size = lib.api.llama_vocab_n_tokens(lib.api.llama_model_get_vocab(model))
     prompt = [token % vocab_size for token in task["prompt"]]
     for turn in range(task["repeats"] + 1):
         prefill_s, decode_s = _measure(lib, context, prompt, task["new_tokens"])
         # The first warms the caches and the threads.
         if turn > 0:
             print(json.dumps({"prefill_s": prefill_s, "decode_s": decode_s}), flush=True)
-    lib.llama_free(context)
-    lib.llama_model_free(model)
+    lib.api.llama_free(context)
+    lib.api.llama_model_free(model)
     return 0
 
 
-def _load(lib: Any, task: dict[str, Any]) -> Any:
-    params = lib.llama_model_default_params()
-    params.n_gpu_layers = 0
-    params.use_extra_bufts = task.get("repack", True)
-    mmap = task.get("mmap", True)
-    if hasattr(params, "load_mode"):
-        params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if mmap else lib.LLAMA_LOAD_MODE_NONE
-    else:
-        params.use_mmap = mmap
-    return lib.llama_model_load_from_file(task["model"].encode(), params)
-
-
-def _context(lib: Any, model: Any, task: dict[str, Any]) -> Any:
-    params = lib.llama_context_default_params()
-    params.n_ctx = len(task["prompt"]) + task["new_tokens"] + 64
-    params.n_batch = params.n_ubatch = max(32, len(task["prompt"]))
-    params.n_threads = params.n_threads_batch = task["threads"]
-    params.flash_attn_type = 1 if task.get("flash_attention", True) else 0
-    params.no_perf = True
-    return lib.llama_init_from_model(model, params)
-
-
-def _measure(lib: Any, context: Any, prompt: list[int], new_tokens: int) -> tuple[float, float]:
+def _measure(lib: LlamaCpp, context: Any, prompt: list[int], new_tokens: int) -> tuple[float, float]:
     """Seconds for the prompt in one batch, and for `new_tokens` one-token steps after it."""
-    lib.llama_memory_clear(lib.llama_get_memory(context), True)
+    lib.clear(context)
     begun = time.perf_counter()
-    _decode(lib, context, prompt)
+    _decode(lib, context, prompt, 0)
     prefilled = time.perf_counter()
     for index in range(new_tokens):
-        _decode(lib, context, [prompt[index % len(prompt)]])
+        _decode(lib, context, [prompt[index % len(prompt)]], len(prompt) + index)
     return prefilled - begun, time.perf_counter() - prefilled
 
 
-def _decode(lib: Any, context: Any, tokens: list[int]) -> None:
-    array = (lib.llama_token * len(tokens))(*tokens)
-    code = lib.llama_decode(context, lib.llama_batch_get_one(array, len(tokens)))
+def _decode(lib: LlamaCpp, context: Any, tokens: list[int], position: int) -> None:
+    array = (lib.api.llama_token * len(tokens))(*tokens)
+    code = lib.api.llama_decode(context, lib.batch(array, position))
     if code != 0:
         raise RuntimeError(f"llama_decode returned {code}")
-    lib.llama_synchronize(context)
+    lib.api.llama_synchronize(context)
 
 
 if __name__ == "__main__":
