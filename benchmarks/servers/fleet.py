@@ -56,16 +56,16 @@ def fleet(folder: Path, num_replicas: int, *further: str) -> Iterator[ServerProc
 
 def overhead(folder: Path, num_requests: int) -> Report:
     """Milliseconds to the first token, alone and behind the router."""
-    taken: dict[str, list[float]] = {"alone": [], "behind": []}
+    taken: dict[str, list[float]] = {"alone": [], "through_router": []}
     with serving(ROOT, _FLAGS, folder / "alone.log", [0]) as alone, fleet(folder, 1) as routed:
-        urls = {"alone": alone.url, "behind": routed.url}
+        urls = {"alone": alone.url, "through_router": routed.url}
         for number in range(-10, num_requests):  # the first ten warm up
             for which in sorted(urls, reverse=bool(number % 2)):
                 plan = LoadPlan(num_prompts=1, max_concurrency=1, seed=number)
                 ttft_ms = figures(send(urls[which], plan, PromptShape(_PROMPT, 4)))["median_ttft_ms"]
                 if number >= 0:
                     taken[which].append(ttft_ms)
-    pairs = zip(taken["alone"], taken["behind"], strict=True)
+    pairs = zip(taken["alone"], taken["through_router"], strict=True)
     medians = {name: statistics.median(each) for name, each in taken.items()}
     difference = statistics.median(through_router - without for without, through_router in pairs)
     line = f"alone {medians['alone']:.2f} ms, behind the router {medians['through_router']:.2f} ms"
