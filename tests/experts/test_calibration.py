@@ -13,7 +13,16 @@ from twofold.api.errors import ConfigError
 from twofold.api.types import SamplingParams
 from twofold.blocks import ops
 from twofold.engine import Engine
-from twofold.experts.calibration import Calibration, LayerTimer, Sample, calibrate, fit, predict, to_profile
+from twofold.experts.calibration import (
+    Calibration,
+    LayerTimer,
+    Sample,
+    calibrate,
+    fit,
+    predict,
+    random_matrix,
+    to_profile,
+)
 from twofold.experts.profiles import CpuCurve, load_machine_profile, load_profile
 from twofold.experts.slot_plan import MoeShape
 from twofold.telemetry.sink import TelemetrySink
@@ -92,6 +101,11 @@ def example(threads=1) -> Calibration:
     curve = CpuCurve("f32", 64, 32, threads, 3.0, ((1, 2.0), (8, 10.0)))
     sample = Sample((1, 1), 7.0, 7.0)
     return Calibration(curve, 4096, (sample,), (sample,), {1: 7.0}, 0.1, 5.0)
+
+
+def test_no_product_of_measured_floats_is_subnormal():
+    matrix = random_matrix(np.random.default_rng(0), "bf16", 64, 64)
+    assert np.abs(ops.dequantise(ops.ThreadPool(1), matrix)).min() > 1e-5
 
 
 def test_a_profile_survives_its_file_and_lists_what_was_not_measured(tmp_path):
