@@ -38,6 +38,7 @@ __init__:
 api: _core
 hub: api
 weights: _core api
+adapters: api weights
 blocks: _core api weights
 experts: _core api blocks weights
 text.schemas:

@@ -94,8 +94,8 @@ class Checkpoint(TensorSource):
             first, *others = (part.name for part in matrix.parts.values())
             del entries[first]
             entries[matrix.entry.name] = matrix.entry
-            companions = tuple(_renamed(name, pairs) for name in others)
-            made[_renamed(matrix.entry.name, pairs)] = replace(matrix, companions=companions)
+            companions = tuple(renamed_tensor(name, pairs) for name in others)
+            made[renamed_tensor(matrix.entry.name, pairs)] = replace(matrix, companions=companions)
         entries = _rename(entries, pairs)
         if mxfp4:
             entries = with_mxfp4(entries)
@@ -137,7 +137,8 @@ class Checkpoint(TensorSource):
         return elements.view(_INTEGERS.get(entry.dtype, np.uint8)).reshape(entry.shape)
 
 
-def _renamed(name: str, renamed: tuple[tuple[str, str], ...]) -> str:
+def renamed_tensor(name: str, renamed: tuple[tuple[str, str], ...]) -> str:
+    """Our name of a checkpoint's tensor, by `renamed` of `Checkpoint.open`."""
     for old, new in renamed:
         if old.startswith("*"):
             name = name.replace(old[1:], new[1:])
@@ -150,12 +151,12 @@ def _rename(
 ) -> dict[str, TensorEntry]:
     found: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
-        new_name = _renamed(name, renamed)
+        new_name = renamed_tensor(name, renamed)
         if new_name in found:
             raise ModelLoadError(
                 f"{entry.file}: tensor {name} is also there as {new_name}, expected one of them; download it again"
             )
-        scales = None if entry.scales is None else _renamed(entry.scales, renamed)
+        scales = None if entry.scales is None else renamed_tensor(entry.scales, renamed)
         found[new_name] = replace(entry, name=new_name, scales=scales)
     return found
 

@@ -1,0 +1,1 @@
+"""LoRA adapters: files of every published layout, read into one form."""
