@@ -51,6 +51,27 @@ def factors(module: str, rows: int, columns: int, rank: int = 2) -> Tensors:
     }
 
 
+def flat(
+    *, inner: int = INNER, columns_by_expert: bool = False, swapped: bool = False
+) -> tuple[Tensors, dict[str, npt.NDArray[np.float32]]]:
+    """PEFT's flat pairs of the layer, and the change of each expert's fused gate and up, and of its down."""
+    tensors: Tensors = {}
+    expected: dict[str, npt.NDArray[np.float32]] = {}
+    for place, part, rows, columns in (
+        ("base_layer.", "gate_up", 2 * inner, HIDDEN),
+        ("", "down", HIDDEN, inner),
+    ):
+        out, into = (columns, rows) if swapped else (rows, columns)
+        a, b = numbers(COUNT, 2, into, seed=rows), numbers(COUNT, out, 2, seed=columns)  # by expert
+        order = (1, 0, 2) if columns_by_expert else (1, 2, 0)
+        tensors[f"{PREFIX}{EXPERTS}.{place}lora_A.weight"] = a.reshape(COUNT * 2, into)
+        tensors[f"{PREFIX}{EXPERTS}.{place}lora_B.weight"] = b.transpose(order).reshape(out, COUNT * 2)
+        for number in range(COUNT):
+            change = SCALE * (b[number] @ a[number])
+            expected[f"{EXPERTS}.{number}.{part}"] = change.T if swapped else change
+    return tensors, expected
+
+
 def write(directory: Path, tensors: Mapping[str, npt.NDArray[Any]], **settings: Any) -> Path:
     """Save tensors, and the settings with `settings` in their place; a setting of None is left out."""
     directory.mkdir(parents=True, exist_ok=True)

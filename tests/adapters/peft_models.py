@@ -32,6 +32,7 @@ _EXPERTS: Final = {
     "qwen2_moe": {"num_experts": 5, "shared_expert_intermediate_size": 40},
     "mixtral": {"num_local_experts": 5, "intermediate_size": 24},
     "gpt_oss": {"num_local_experts": 5, "intermediate_size": 24},
+    "llama4_text": {"num_local_experts": 5, "intermediate_size": 24, "intermediate_size_mlp": 40},
     "deepseek_v3": {
         "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 12,
         "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
@@ -61,16 +62,23 @@ class Recipe:
     model: Mapping[str, Any] = field(default_factory=dict)
 
 
-def train(recipe: Recipe, directory: Path) -> Trained:
-    """Save an adapter with random factors to `directory`, and merge it."""
-    import peft
+def model_of(recipe: Recipe) -> Any:
+    """A random model of transformers, always the same for the same recipe."""
     import torch
     import transformers
 
     torch.manual_seed(7)
     settings = {**_SIZES, **_EXPERTS[recipe.model_type], **recipe.model}
     config = transformers.AutoConfig.for_model(recipe.model_type, **settings)
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    return transformers.AutoModelForCausalLM.from_config(config).float()
+
+
+def train(recipe: Recipe, directory: Path) -> Trained:
+    """Save an adapter with random factors to `directory`, and merge it."""
+    import peft
+    import torch
+
+    model = model_of(recipe)
     base = base_shapes(model, recipe.model_type)
     before = _weights(model)
     with warnings.catch_warnings():
@@ -87,6 +95,18 @@ def train(recipe: Recipe, directory: Path) -> Trained:
     return Trained(base, before, _weights(merged), recipe.model_type)
 
 
+def merge(recipe: Recipe, directory: Path) -> Trained:
+    """A base model, and the same after PEFT has loaded and merged the adapter in `directory`."""
+    import peft
+
+    model = model_of(recipe)
+    base, before = base_shapes(model, recipe.model_type), _weights(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        merged = peft.PeftModel.from_pretrained(model, directory).merge_and_unload()
+    return Trained(base, before, _weights(merged), recipe.model_type)
+
+
 def _weights(model: Any) -> dict[str, F32]:
     return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
 
@@ -98,10 +118,10 @@ def base_shapes(model: Any, model_type: str) -> BaseShapes:
     for theirs, value in model.state_dict().items():
         name = published(theirs, model_type)
         if theirs.endswith("experts.gate_up_proj"):
-            transposed = model_type == "gpt_oss"
+            interleaved, transposed = model_type == "gpt_oss", model_type in ("gpt_oss", "llama4_text")
             count, first, second = value.shape
             both, hidden = (second, first) if transposed else (first, second)
-            facts = BaseExperts(count, hidden, both // 2, interleaved=transposed, transposed=transposed)
+            facts = BaseExperts(count, hidden, both // 2, interleaved=interleaved, transposed=transposed)
             experts[name.removesuffix(".gate_up_proj")] = facts
         elif value.ndim == 2 and theirs.endswith(".weight"):
             matrices[name.removesuffix(".weight")] = (value.shape[0], value.shape[1])

@@ -28,6 +28,7 @@ from tests.adapters.adapter_files import (
     base,
     changes,
     factors,
+    flat,
     numbers,
     read,
     write,
@@ -42,27 +43,6 @@ def product(tensors: Tensors, module: str, scale: float = SCALE) -> Array:
     a, b = (tensors[f"{PREFIX}{module}.lora_{side}.weight"] for side in "AB")
     change: Array = np.float32(scale) * (b @ a)
     return change
-
-
-def flat(
-    *, inner: int = INNER, columns_by_expert: bool = False, swapped: bool = False
-) -> tuple[Tensors, dict[str, Array]]:
-    """PEFT's flat pairs of a layer, and the change of each expert's fused gate and up, and of its down."""
-    tensors: Tensors = {}
-    expected: dict[str, Array] = {}
-    for place, part, rows, columns in (
-        ("base_layer.", "gate_up", 2 * inner, HIDDEN),
-        ("", "down", HIDDEN, inner),
-    ):
-        out, into = (columns, rows) if swapped else (rows, columns)
-        a, b = numbers(COUNT, 2, into, seed=rows), numbers(COUNT, out, 2, seed=columns)  # by expert
-        order = (1, 0, 2) if columns_by_expert else (1, 2, 0)
-        tensors[f"{PREFIX}{EXPERTS}.{place}lora_A.weight"] = a.reshape(COUNT * 2, into)
-        tensors[f"{PREFIX}{EXPERTS}.{place}lora_B.weight"] = b.transpose(order).reshape(out, COUNT * 2)
-        for number in range(COUNT):
-            change = SCALE * (b[number] @ a[number])
-            expected[f"{EXPERTS}.{number}.{part}"] = change.T if swapped else change
-    return tensors, expected
 
 
 def fused(adapter: Adapter, *, interleaved: bool = False) -> dict[str, Array]:
@@ -99,6 +79,7 @@ def test_attention(tmp_path: Path) -> None:
         ({"alpha_pattern": {r"layers\.\d+\.self_attn\.[qk]_proj": 6}}, 3.0),
         ({"alpha_pattern": {r"^model\.layers\.0\.self_attn\.q_proj": 6, "q_proj": 1}}, 3.0),
         ({"alpha_pattern": {"attn.q_proj": 6}}, 2.0),
+        ({"alpha_pattern": {r"attn\.[qk]_proj": 6}}, 2.0),
         ({"r": 5, "rank_pattern": {"q_proj": 2}}, 2.0),
         (
             {"r": 5, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 8}, "use_rslora": True},
@@ -201,6 +182,15 @@ def test_flat_experts(tmp_path: Path, interleaved: bool, swapped: bool) -> None:
     adapter = read(tmp_path, tensors, base(interleaved=interleaved))
     assert_same(fused(adapter, interleaved=interleaved), expected)
     assert adapter.num_bytes <= 4 * sum(values.size for values in tensors.values())
+
+
+def test_patterns_name_the_parameter_of_flat_experts(tmp_path: Path) -> None:
+    tensors, expected = flat()
+    alphas = {"experts.gate_up_proj": 2, "down_proj": 8}
+    found = fused(read(tmp_path, tensors, alpha_pattern=alphas))
+    assert_same(
+        found, {name: values / 2 if "gate_up" in name else values * 2 for name, values in expected.items()}
+    )
 
 
 def test_flat_experts_may_be_nested_in_any_order(tmp_path: Path) -> None:

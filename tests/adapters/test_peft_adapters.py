@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from twofold.adapters.reading import read_adapter
 
-from tests.adapters.peft_models import TYPES, Recipe, train, with_adapter
+from tests.adapters.adapter_files import factors, write
+from tests.adapters.peft_models import TYPES, Recipe, Trained, merge, train, with_adapter
 
 peft = pytest.importorskip("peft")
+VERSION = tuple(map(int, peft.__version__.split(".")[:2]))
 
 _ATTENTION = {"deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]}
 _EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -60,16 +62,37 @@ def recipes() -> dict[str, Recipe]:
 RECIPES = recipes()
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_changes_are_those_of_peft(tmp_path: Path, name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trained = train(RECIPES[name], tmp_path)
-    adapter = read_adapter(tmp_path, trained.base)
-    weights = with_adapter(trained, adapter)
+def assert_merged(trained: Trained, directory: Path) -> None:
+    """The adapter in `directory` changes the base's weights as PEFT did."""
+    weights = with_adapter(trained, read_adapter(directory, trained.base))
     changed = [
-        each for each, values in trained.after.items() if not np.array_equal(values, trained.before[each])
+        name for name, values in trained.after.items() if not np.array_equal(values, trained.before[name])
     ]
     assert len(changed) >= 2
-    for each, values in trained.after.items():
-        np.testing.assert_allclose(weights[each], values, rtol=0, atol=1e-5, err_msg=each)
+    for name, values in trained.after.items():
+        np.testing.assert_allclose(weights[name], values, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_changes_are_those_of_peft(tmp_path: Path, name: str) -> None:
+    assert_merged(train(RECIPES[name], tmp_path), tmp_path)
+
+
+@pytest.mark.skipif(VERSION < (0, 20), reason="this PEFT does not load experts one by one into fused ones")
+@pytest.mark.parametrize(
+    ("model_type", "module", "names"),
+    [
+        ("qwen3_moe", "mlp", ("gate_proj", "up_proj", "down_proj")),
+        ("mixtral", "block_sparse_moe", ("w1", "w3", "w2")),
+    ],
+)
+def test_experts_that_older_transformers_kept_one_by_one(
+    tmp_path: Path, model_type: str, module: str, names: tuple[str, str, str]
+) -> None:
+    tensors = {}
+    for layer, number, (name, rows, columns) in itertools.product(
+        range(2), range(5), zip(names, (24, 24, 32), (32, 32, 24), strict=True)
+    ):
+        tensors |= factors(f"model.layers.{layer}.{module}.experts.{number}.{name}", rows, columns)
+    write(tmp_path, tensors, target_modules=list(names), task_type="CAUSAL_LM")
+    assert_merged(merge(Recipe(model_type, {}), tmp_path), tmp_path)

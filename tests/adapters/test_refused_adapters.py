@@ -67,8 +67,8 @@ def pair(module: str, a: tuple[int, ...], b: tuple[int, ...]) -> Tensors:
         ({"alpha_pattern": {"(a+)+b": 1}}, "(a+)+b is 1, expected a pattern of at most"),
         ({"alpha_pattern": {"(q_proj": 1}}, "(q_proj is 1, expected a regular expression"),
         ({"rank_pattern": {"q_proj": 0}}, "q_proj is 0"),
-        ({"rank_pattern": {"q_proj": 3}}, "has rank 2, expected 3 from adapter_config.json"),
-        ({"r": 3}, "has rank 2, expected 3 from adapter_config.json"),
+        ({"rank_pattern": {"q_proj": 3}}, "has rank 2, expected 3 from the adapter"),
+        ({"r": 3}, "has rank 2, expected 3 from the adapter"),
         ({"lora_B_layout": "other"}, "lora_B_layout is 'other'"),
         ({"lora_alpha": 1e38}, "exceeds float32"),
     ],
@@ -87,7 +87,7 @@ def test_settings(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
         (lambda t: t.update(pair(Q, (2, 8), (HIDDEN, 2))), "[6, 8], but the model has [8, 6]; the adapter was trained"),
         (lambda t: t.update(pair(Q, (2, HIDDEN, 1), (8, 2))), "has shape [2, 6, 1], expected two dimensions"),
         (lambda t: t.update(pair(f"{LAYER}.mlp.x_proj", (2, HIDDEN), (8, 2))), "no matrix model.layers.0.mlp.x_proj"),
-        (lambda t: t.update({f"{PREFIX}{Q}.lora_A.other.weight": numbers(2, HIDDEN)}), "expected one adapter"),
+        (lambda t: t.update({f"{PREFIX}{Q}.lora_A.other.weight": numbers(2, HIDDEN)}), "is also there as"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_magnitude_vector": numbers(8)}), "is of DoRA, which is not computed"),
         (lambda t: t.update({f"{PREFIX}{Q}.lora_B.bias": numbers(8)}), "is of a bias"),
         (lambda t: t.update({f"{PREFIX}{Q}.weight": numbers(8, HIDDEN)}), "is unknown; expected factors A and B"),
@@ -193,5 +193,7 @@ def test_missing_settings(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_a_directory(tmp_path: Path) -> None:
     save_file(factors(Q, 8, HIDDEN), tmp_path / "style.safetensors")
-    assert "is no directory" in refusal(tmp_path / "style.safetensors")
-    assert "is no directory" in refusal(tmp_path / "missing")
+    assert "expected a directory with adapter_config.json, or a GGUF file" in refusal(
+        tmp_path / "style.safetensors"
+    )
+    assert "expected a directory with adapter_config.json, or a GGUF file" in refusal(tmp_path / "missing")

@@ -15,6 +15,7 @@ GATE_UP: Final = "gate_up_proj"
 PARTS: Final = ("gate_proj", "up_proj", "down_proj")
 """Names of an expert's matrices in the keys of an adapter."""
 _WEIGHT: Final = ".weight"
+_REORDERED: Final = ".linear_attn."
 _WRAPPERS: Final = (".orig_module", ".original_moe")
 """Parts of names that trainers insert (KTransformers)."""
 _SYNONYMS: Final = (
@@ -87,7 +88,10 @@ class BaseShapes:
         renamed: tuple[tuple[str, str], ...] = (),
         architecture: str = "",
     ) -> BaseShapes:
-        """Facts about a model with these tensors; specs of vectors and of stacks are passed over."""
+        """Facts about a model with these tensors; specs of vectors and of stacks are left out.
+
+        `gguf` lacks linear attention, whose rows and columns GGUF files order by heads of their own.
+        """
         matrices: dict[str, tuple[int, int]] = {}
         gguf: dict[str, tuple[GgufMatrix, ...]] = {}
         routed = tuple(f"{name}." for name in experts)
@@ -96,7 +100,7 @@ class BaseShapes:
                 continue
             name = spec.name.removesuffix(_WEIGHT)
             matrices[name] = spec.shape[0], spec.shape[1]
-            if spec.gguf:
+            if spec.gguf and _REORDERED not in name:
                 gguf[spec.gguf] = (
                     *gguf.get(spec.gguf, ()),
                     GgufMatrix(name, spec.gguf_rows, spec.gguf_heads),
@@ -121,6 +125,11 @@ class BaseShapes:
     def experts_name(self, theirs: str) -> str | None:
         """The base's name of routed experts that an adapter's file calls `theirs`; None: it has none like them."""
         return self._found(theirs, self.experts)
+
+    def experts_of_layer(self, layer: int) -> str | None:
+        """Name of a layer's routed experts; None: it has none, or several."""
+        found = [name for name in self.experts if f".layers.{layer}." in name]
+        return found[0] if len(found) == 1 else None
 
     def _found(self, theirs: str, names: Container[str]) -> str | None:
         return next((name for name in self._candidates(theirs) if name in names), None)

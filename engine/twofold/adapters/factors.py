@@ -54,6 +54,14 @@ class Pair:
     a: str | None = None
     b: str | None = None
 
+    def put(self, tensors: AdapterTensors, side: str, name: str) -> None:
+        """Note tensor `name` as factor `side`, "a" or "b" in any case. Raises ModelLoadError if there is one."""
+        side = side.lower()
+        other = self.a if side == "a" else self.b
+        if other is not None:
+            raise tensors.refused(name, f"is also there as {other}; expected one of them")
+        setattr(self, side, name)
+
     def both(self, tensors: AdapterTensors) -> tuple[str, str]:
         """The two names. Raises ModelLoadError if one is missing."""
         if self.a is None or self.b is None:
@@ -77,8 +85,10 @@ class Products:
     def found(self) -> Mapping[str, LowRank]:
         return self._found
 
-    def check_rank(self, tensors: AdapterTensors, names: tuple[str, str], ranks: tuple[int, int]) -> int:
-        """The rank that both factors have. Raises ModelLoadError unless it is permitted."""
+    def check_rank(
+        self, tensors: AdapterTensors, names: tuple[str, str], ranks: tuple[int, int], expected: int | None
+    ) -> int:
+        """The rank of a pair with `names`. Raises ModelLoadError unless both factors have it, and it is `expected`."""
         of_a, of_b = ranks
         if of_a != of_b:
             raise tensors.refused(
@@ -86,6 +96,12 @@ class Products:
             )
         if not 1 <= of_a <= self._max_rank:
             raise tensors.refused(names[0], f"has rank {of_a}, expected 1 to {self._max_rank}")
+        if expected is not None and of_a != expected:
+            raise tensors.refused(
+                names[0],
+                f"has rank {of_a}, expected {expected} from the adapter's settings; files of different adapters are "
+                "mixed, copy both again",
+            )
         return of_a
 
     def check_shape(self, where: tuple[AdapterTensors, str], key: str, given: tuple[int, int]) -> None:

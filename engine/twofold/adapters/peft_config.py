@@ -6,13 +6,11 @@ References: peft `tuners/lora/config.py`, `tuners/lora/model.py` (rank and alpha
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from twofold.adapters.settings import AdapterSettings, Pattern
 from twofold.weights.json_file import Fields, read_json_object
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -30,81 +28,28 @@ _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that subtract from the base's weights: such an adapter is of another base than the published one."""
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """Values by pattern of module names, as PEFT's rank_pattern and alpha_pattern: the first match counts."""
-
-    plain: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """(place in the file, value) by the ending of a module's name."""
-    expressions: tuple[tuple[int, re.Pattern[str], float], ...] = ()
-
-    def value(self, module: str) -> float | None:
-        """Value of the first pattern that matches `module`; None: no pattern does."""
-        found = [self.plain[ending] for ending in _endings(module) if ending in self.plain]
-        found += [(place, value) for place, expression, value in self.expressions if expression.match(module)]
-        return min(found)[1] if found else None
-
-
-@dataclass(frozen=True)
-class PeftConfig:
-    """What the reader of an adapter's tensors needs to know."""
-
-    file: Path
-    rank: int
-    alpha: float
-    by_root: bool
-    """rsLoRA: the scale is alpha / sqrt(rank)."""
-    ranks: Pattern
-    alphas: Pattern
-    base_name: str
-    version: tuple[int, ...] | None
-    """PEFT's version (major, minor, patch); None: not given, or none that was released."""
-    expert_columns: str | None
-    """Unsloth's lora_B_layout: rank_major or grouped_by_expert; None: not given."""
-    by_unsloth: bool
-
-    @classmethod
-    def read(cls, directory: Path) -> PeftConfig:
-        """Raises ModelLoadError for a damaged file, and for every setting that is not computed."""
-        file = directory / CONFIG_FILE
-        fields = Fields(str(file), read_json_object(file, "settings of a LoRA adapter"))
-        _refuse_variants(fields)
-        found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", fields.text("peft_version", ""), re.ASCII)
-        columns = fields.text("lora_B_layout", "") or None
-        if columns not in (None, "rank_major", "grouped_by_expert"):
-            raise fields.error("lora_B_layout", columns, "rank_major or grouped_by_expert")
-        mapping = fields.section("auto_mapping")
-        return cls(
-            file=file,
-            rank=fields.integer("r"),
-            alpha=fields.number("lora_alpha"),
-            by_root=fields.boolean("use_rslora", False),
-            ranks=_pattern(fields, "rank_pattern", minimum=1),
-            alphas=_pattern(fields, "alpha_pattern", minimum=0),
-            base_name=fields.text("base_model_name_or_path", ""),
-            version=tuple(map(int, found.groups())) if found else None,
-            expert_columns=columns,
-            by_unsloth=bool(mapping and mapping.data.get("unsloth_fixed")),
-        )
-
-    def rank_of(self, module: str) -> int:
-        """Rank of a module's product."""
-        value = self.ranks.value(module)
-        return self.rank if value is None else int(value)
-
-    def scale(self, module: str) -> float:
-        """Factor of a module's product."""
-        alpha, rank = self.alphas.value(module), self.rank_of(module)
-        return (self.alpha if alpha is None else alpha) / (math.sqrt(rank) if self.by_root else rank)
-
-
-def _endings(module: str) -> Iterator[str]:
-    """A module's name, and what follows each of its dots."""
-    while True:
-        yield module
-        _, dot, module = module.partition(".")
-        if not dot:
-            return
+def read_settings(directory: Path) -> AdapterSettings:
+    """Settings of a directory's adapter. Raises ModelLoadError for a damaged file, and for what is not computed."""
+    file = directory / CONFIG_FILE
+    fields = Fields(str(file), read_json_object(file, "settings of a LoRA adapter"))
+    _refuse_variants(fields)
+    found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", fields.text("peft_version", ""), re.ASCII)
+    columns = fields.text("lora_B_layout", "") or None
+    if columns not in (None, "rank_major", "grouped_by_expert"):
+        raise fields.error("lora_B_layout", columns, "rank_major or grouped_by_expert")
+    mapping = fields.section("auto_mapping")
+    return AdapterSettings(
+        file=file,
+        rank=fields.integer("r"),
+        alpha=fields.number("lora_alpha"),
+        by_root=fields.boolean("use_rslora", False),
+        ranks=_pattern(fields, "rank_pattern"),
+        alphas=_pattern(fields, "alpha_pattern"),
+        base_name=fields.text("base_model_name_or_path", ""),
+        version=tuple(map(int, found.groups())) if found else None,
+        expert_columns=columns,
+        by_unsloth=bool(mapping and mapping.data.get("unsloth_fixed")),
+    )
 
 
 def _refuse_variants(fields: Fields) -> None:
@@ -126,15 +71,13 @@ def _refuse_variants(fields: Fields) -> None:
         )
 
 
-def _pattern(fields: Fields, key: str, *, minimum: int) -> Pattern:
+def _pattern(fields: Fields, key: str) -> Pattern:
     section = fields.section(key)
     plain: dict[str, tuple[int, float]] = {}
     expressions: list[tuple[int, re.Pattern[str], float]] = []
     for place, name in enumerate(section.data if section else ()):
         assert section is not None
-        value: float = (
-            section.integer(name) if key == "rank_pattern" else section.number(name, minimum=minimum)
-        )
+        value: float = section.integer(name) if key == "rank_pattern" else section.number(name)
         if _PLAIN.fullmatch(name):
             plain.setdefault(name.removesuffix("$"), (place, value))
         else:

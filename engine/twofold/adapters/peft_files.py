@@ -15,8 +15,8 @@ from typing import Final
 
 from twofold.adapters.adapter import F32
 from twofold.adapters.factors import OTHER_MODEL, AdapterTensors, Pair, Products, read_only, scaled
-from twofold.adapters.peft_config import PeftConfig
-from twofold.adapters.routed_experts import ExpertReader, LayerFactors, check_configured_rank, place_of
+from twofold.adapters.routed_experts import ExpertReader, LayerFactors, place_of
+from twofold.adapters.settings import AdapterSettings
 from twofold.api.errors import ModelLoadError
 from twofold.weights.checkpoint import read_header
 from twofold.weights.tensor_source import TensorSource
@@ -30,17 +30,20 @@ _FACTOR: Final = re.compile(
 _WHOLE: Final = re.compile(r"(?P<module>.+?)(?:\.modules_to_save(?:\.[^.]+)?|\.base_layer)?\.weight")
 _UNCOMPUTED: Final = (
     ("lora_magnitude_vector", "DoRA"), ("lora_ga_", "LoRA-GA"), ("vera_lambda", "VeRA"), ("ia3_", "IA3"),
-    ("hada_", "LoHa"), ("lokr_", "LoKr"), ("lora_E", "AdaLoRA"), ("oft_", "OFT"), ("boft_", "BOFT"),
+    ("hada_", "LoHa"), ("lokr_", "LoKr"), ("lora_E", "AdaLoRA"), ("boft_", "BOFT"), ("oft_", "OFT"),
     ("trainable_tokens", "trainable tokens"), ("lora_diag", "KaSA"), (".bias", "a bias"),
+    ("lora_experts.", "KTransformers' additional experts"),
 )  # fmt: skip
 """Parts of names, and what they belong to."""
+_NOT_READ: Final = ("lora_experts.safetensors", "new_embeddings.safetensors", "new_embeddings.bin")
+"""Further files of adapters: KTransformers' additional experts, embeddings of additional tokens."""
 
 
 class PeftReader:
     """Sorts the tensors of one file by what they change, then reads them."""
 
-    def __init__(self, tensors: AdapterTensors, config: PeftConfig, products: Products) -> None:
-        self._tensors, self._config, self._products = tensors, config, products
+    def __init__(self, tensors: AdapterTensors, settings: AdapterSettings, products: Products) -> None:
+        self._tensors, self._settings, self._products = tensors, settings, products
         self._pairs: dict[tuple[str, bool], Pair] = {}
         self._layers: dict[str, LayerFactors] = {}
         self._whole: dict[str, str] = {}
@@ -51,7 +54,7 @@ class PeftReader:
             self._sort(name)
         for (module, embedding), pair in self._pairs.items():
             self._add(module, pair, embedding=embedding)
-        ExpertReader(self._tensors, self._config, self._products).read(self._layers)
+        ExpertReader(self._tensors, self._settings, self._products).read(self._layers)
         return {key: read_only(self._tensors.read(name)) for key, name in self._whole.items()}
 
     def _sort(self, name: str) -> None:
@@ -70,17 +73,11 @@ class PeftReader:
         if found is None or (found["weight"] is None and not found["embedding"]):
             self._note_whole(inner, name)
             return
-        module, side = found["module"], found["side"]
+        module = found["module"]
         pair = place_of(self._layers, module)
         if pair is None:
             pair = self._pairs.setdefault((module, bool(found["embedding"])), Pair())
-        other = pair.a if side == "A" else pair.b
-        if other is not None:
-            raise self._tensors.refused(name, f"is also there as {other}; expected one adapter in a file")
-        if side == "A":
-            pair.a = name
-        else:
-            pair.b = name
+        pair.put(self._tensors, found["side"], name)
 
     def _note_whole(self, inner: str, name: str) -> None:
         base, found = self._products.base, _WHOLE.fullmatch(inner)
@@ -112,14 +109,14 @@ class PeftReader:
         key = self._products.base.matrix_name(module)
         if key is None:
             raise self._tensors.refused(names[0], f"the model has no matrix {module}; {OTHER_MODEL}")
-        rank = self._products.check_rank(self._tensors, names, (a[0], b[1]))
-        check_configured_rank(self._tensors, self._config, names[0], (module, rank))
+        expected = self._settings.rank_of(module)
+        rank = self._products.check_rank(self._tensors, names, (a[0], b[1]), expected)
         rows, columns = (a[1], b[0]) if embedding else (b[0], a[1])
         self._products.check_shape((self._tensors, names[1]), key, (rows, columns))
         of_a, of_b = (self._tensors.read(name) for name in names)
         if embedding:  # the change of the embedding is the transpose of B A
-            of_a, of_b = of_b.T, of_a.T.copy()
-        of_b = scaled(of_b, self._config.scale(module), (self._tensors, names[1]))
+            of_a, of_b = of_b.T, of_a.T
+        of_b = scaled(of_b, self._settings.scale(module, rank), (self._tensors, names[1]))
         self._products.add(key, read_only(of_a), read_only(of_b), (self._tensors, names[1]))
 
 
@@ -128,21 +125,27 @@ def open_tensors(file: Path) -> AdapterTensors:
     return AdapterTensors(file, TensorSource(file, read_header(file)))
 
 
-def check_directory(directory: Path) -> None:
-    """Raises ModelLoadError for a directory whose weights are in a form that is not read."""
-    others = sorted(
-        path.name for pattern in ("adapter_model*.bin", "*.pt", "*.pth", "adapter_model-*.safetensors")
-        for path in directory.glob(pattern)
-    )  # fmt: skip
+def check_directory(directory: Path, *, required: bool) -> None:
+    """Raises ModelLoadError for files of an adapter that are not read; `required`: also without MODEL_FILE."""
+    for name in _NOT_READ:
+        if (directory / name).exists():
+            raise ModelLoadError(
+                f"{directory}: holds {name}, which is not computed; expected {MODEL_FILE} alone"
+            )
     if (directory / MODEL_FILE).exists():
         return
-    if others and others[0].endswith(".safetensors"):
+    parts = sorted(path.name for path in directory.glob("adapter_model-*.safetensors"))
+    if parts:
         raise ModelLoadError(
-            f"{directory}: holds {others[0]}, a part of an adapter; expected one {MODEL_FILE}"
+            f"{directory}: holds {parts[0]}, a part of an adapter; expected one {MODEL_FILE}"
         )
-    if others:
+    pickles = sorted(path.name for ending in ("bin", "pt", "pth") for path in directory.glob(f"*.{ending}"))
+    if pickles:
         raise ModelLoadError(
-            f"{directory}: holds {others[0]}, a pickle, which can run code; expected {MODEL_FILE}: save the adapter "
+            f"{directory}: holds {pickles[0]}, a pickle, which can run code; expected {MODEL_FILE}: save the adapter "
             "with safe_serialization=True"
         )
-    raise ModelLoadError(f"{directory}: holds no {MODEL_FILE}; expected a directory as PEFT saves adapters")
+    if required:
+        raise ModelLoadError(
+            f"{directory}: holds no {MODEL_FILE}; expected a directory as PEFT saves adapters"
+        )

@@ -32,7 +32,7 @@ import numpy as np
 from twofold.adapters.adapter import F32
 from twofold.adapters.base_shapes import GATE_UP, PARTS, BaseExperts
 from twofold.adapters.factors import OTHER_MODEL, AdapterTensors, Pair, Products, misfit, read_only, scaled
-from twofold.adapters.peft_config import PeftConfig
+from twofold.adapters.settings import AdapterSettings
 
 _ONE: Final = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,6})\.(?P<part>\w+)", re.ASCII)
 _STACK: Final = re.compile(
@@ -55,7 +55,7 @@ class LayerFactors:
     flat: dict[str, Pair] = field(default_factory=dict)
     """By the module's name in the file."""
     modules: dict[tuple[str, int | None], str] = field(default_factory=dict)
-    """Name in the file of (part, expert) or (part, None), for patterns of the configuration."""
+    """Name in the file of (part, expert) or (part, None), for patterns of the settings."""
 
 
 def place_of(layers: dict[str, LayerFactors], module: str) -> Pair | None:
@@ -102,8 +102,8 @@ class _Flat:
 class ExpertReader:
     """Adds the routed experts of one file to `products`."""
 
-    def __init__(self, tensors: AdapterTensors, config: PeftConfig, products: Products) -> None:
-        self._tensors, self._config, self._products = tensors, config, products
+    def __init__(self, tensors: AdapterTensors, settings: AdapterSettings, products: Products) -> None:
+        self._tensors, self._settings, self._products = tensors, settings, products
 
     def read(self, layers: Mapping[str, LayerFactors]) -> None:
         """Raises ModelLoadError for the first pair that does not fit the model, or whose layout is uncertain."""
@@ -142,13 +142,12 @@ class ExpertReader:
                     "does not tell whether rows of gate and up alternate, as the model's; save gate_proj and "
                     "up_proj instead",
                 )
-            rank = self._products.check_rank(self._tensors, names, (a.shape[0], b.shape[1]))
             module = layer.modules.get((part, number)) or layer.modules[part, None]
-            self._check_rank(names, module, rank)
+            rank = self._check_rank(names, (a.shape[0], b.shape[1]), module)
             if (b.shape[0], a.shape[1]) != experts.shape(part):
                 given, expected = (b.shape[0], a.shape[1]), experts.shape(part)
                 raise misfit((self._tensors, names[1]), f"{key}.{number}.{part}", given, expected)
-            for name, scale in ((a.name, None), (b.name, self._config.scale(module))):
+            for name, scale in ((a.name, None), (b.name, self._settings.scale(module, rank))):
                 if name not in read:
                     values = self._tensors.read(name)
                     read[name] = values if scale is None else scaled(values, scale, (self._tensors, name))
@@ -207,7 +206,7 @@ class ExpertReader:
                     name, f"has {size} ranks of experts, expected a multiple of {experts.num_experts} experts"
                 )
         ranks = a[0] // experts.num_experts, b[1] // experts.num_experts
-        rank, given = self._products.check_rank(self._tensors, names, ranks), (b[0], a[1])
+        given = b[0], a[1]
         sizes = {part: experts.shape(part) for part in (GATE_UP, "down_proj")}
         fitting = [
             part for part, (rows, columns) in sizes.items() if given in ((rows, columns), (columns, rows))
@@ -220,7 +219,7 @@ class ExpertReader:
             )
         rows, columns = sizes[fitting[0]]
         parameter = f"{module}.{fitting[0]}"
-        self._check_rank(names, parameter, rank)
+        rank = self._check_rank(names, ranks, parameter)
         swapped = None if rows == columns else given != (rows, columns)
         return _Flat(names, key, experts, fitting[0], rank, parameter, swapped)
 
@@ -235,7 +234,7 @@ class ExpertReader:
                 swapped.names[0],
                 "has `in` and `out` exchanged, other tensors have not; expected one layout in a file",
             )
-        version = self._config.version
+        version = self._settings.version
         if version is not None and not pair.experts.transposed:
             return version < _NORMAL
         if version is not None and version < (0, 19):
@@ -243,8 +242,8 @@ class ExpertReader:
         raise self._tensors.refused(
             pair.names[0],
             f"is square, and peft_version {'is missing' if version is None else '.'.join(map(str, version))} in "
-            f"{self._config.file.name} does not tell whether `in` and `out` are exchanged; save the adapter one by one "
-            "(experts.N.gate_proj.lora_A)",
+            f"{self._settings.file.name} does not tell whether `in` and `out` are exchanged; save the experts one by "
+            "one (experts.N.gate_proj.lora_A)",
         )
 
     def _add_flat(self, pair: _Flat, *, swapped: bool) -> None:
@@ -254,22 +253,22 @@ class ExpertReader:
         of_a = a.reshape(count, rank, -1)
         if grouped:
             of_b = b.reshape(-1, count, rank).transpose(1, 0, 2)
-        else:
-            of_b = b.reshape(-1, rank, count).transpose(2, 0, 1)
+        else:  # as b.reshape(-1, rank, count).transpose(2, 0, 1), in half the time
+            of_b = np.ascontiguousarray(b.reshape(-1, count).T).reshape(count, -1, rank)
         if swapped:
             of_a, of_b = of_b.transpose(0, 2, 1), of_a.transpose(0, 2, 1)
-        of_b = scaled(np.array(of_b, order="C"), self._config.scale(pair.module), (self._tensors, name_b))
-        of_a = np.ascontiguousarray(of_a)
+        of_a, of_b = np.ascontiguousarray(of_a), np.ascontiguousarray(of_b)
+        of_b = scaled(of_b, self._settings.scale(pair.module, rank), (self._tensors, name_b))
         for number in range(count):
             self._add(f"{pair.key}.{number}", pair.part, (of_a[number], of_b[number]), pair.experts, name_b)
 
     def _columns_by_expert(self, pair: _Flat) -> bool:
         """Whether each expert's columns of B are adjacent, Unsloth's older layout. Raises ModelLoadError if unknown."""
-        columns = self._config.expert_columns
-        if columns is None and self._config.by_unsloth and pair.rank > 1 < pair.experts.num_experts:
+        columns = self._settings.expert_columns
+        if columns is None and self._settings.by_unsloth and pair.rank > 1 < pair.experts.num_experts:
             raise self._tensors.refused(
                 pair.names[1],
-                f"was written by Unsloth, whose order of columns changed, and {self._config.file.name} has no "
+                f"was written by Unsloth, whose order of columns changed, and {self._settings.file.name} has no "
                 "lora_B_layout; set it to rank_major, or to grouped_by_expert for one trained before September 2026",
             )
         return columns == "grouped_by_expert"
@@ -288,19 +287,5 @@ class ExpertReader:
         self._products.add(f"{expert}.gate_proj", a, read_only(gate), where)
         self._products.add(f"{expert}.up_proj", a, read_only(up), where)
 
-    def _check_rank(self, names: tuple[str, str], module: str, rank: int) -> None:
-        check_configured_rank(self._tensors, self._config, names[0], (module, rank))
-
-
-def check_configured_rank(
-    tensors: AdapterTensors, config: PeftConfig, name: str, found: tuple[str, int]
-) -> None:
-    """Raises ModelLoadError unless the rank `found` of a module, (its name, rank), is that of the configuration."""
-    module, rank = found
-    expected = config.rank_of(module)
-    if rank != expected:
-        raise tensors.refused(
-            name,
-            f"has rank {rank}, expected {expected} from {config.file.name}; files of different adapters are mixed, "
-            "copy both again",
-        )
+    def _check_rank(self, names: tuple[str, str], ranks: tuple[int, int], module: str) -> int:
+        return self._products.check_rank(self._tensors, names, ranks, self._settings.rank_of(module))
