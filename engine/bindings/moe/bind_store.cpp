@@ -118,6 +118,12 @@ void put_biases(ExpertStore& store, int layer, int first, const FloatRows& biase
   store.put_biases(layer, first, count, biases.data());
 }
 
+void put_adapter(ExpertStore& store, const std::shared_ptr<AdapterRows>& rows, int adapter,
+                 const std::tuple<int, int, int>& place, const std::shared_ptr<LowRank>& part) {
+  const auto [layer, expert, matrix] = place;
+  store.put_adapter(rows, {layer, expert, matrix}, adapter, part);
+}
+
 void check_layer(const ExpertStore& store, int layer) {
   if (layer < 0 || layer >= store.num_layers())
     throw std::invalid_argument("no layer " + std::to_string(layer));
@@ -182,6 +188,10 @@ void bind_store(py::module_& m) {
       .def("put_biases", &put_biases, py::arg("layer"), py::arg("first"), py::arg("biases").noconvert(),
            "Biases of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, "
            "down's.")
+      .def("put_adapter", &put_adapter, py::arg("rows"), py::arg("adapter"), py::arg("place"),
+           py::arg("part"),
+           "As PackedMatrix.put_adapter, for the matrix (layer, expert, 0 gate, 1 up or 2 down).")
+      .def("drop_adapter", &ExpertStore::drop_adapter, py::arg("adapter"))
       .def("formats", &layer_formats, py::arg("layer"),
            "(gate, up, down) of a layer's experts, or a list of one for each if they differ.")
       .def("offsets", &layer_offsets, py::arg("layer"),

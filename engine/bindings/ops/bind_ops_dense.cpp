@@ -58,6 +58,21 @@ std::vector<std::string> formats_of(const PackedMatrix& matrix) {
   return names;
 }
 
+std::shared_ptr<LowRank> low_rank(const py::array& a, const py::array& b, int64_t first_row) {
+  const TensorView down = view_of(a), up = view_of(b);
+  const float* const values = expect_f32(down, "LowRank: a", {kAny, kAny});
+  const int64_t rank = down.shape[0], rows = up.shape[0], columns = down.shape[1];
+  const float* const ups = expect_f32(up, "LowRank: b", {kAny, rank});
+  const py::gil_scoped_release release;
+  return std::make_shared<LowRank>(LowRank::Shape{first_row, rows, columns, static_cast<int>(rank)}, values,
+                                   ups);
+}
+
+void put_adapter(PackedMatrix& matrix, const std::shared_ptr<AdapterRows>& rows, int adapter,
+                 const std::shared_ptr<LowRank>& part) {
+  matrix.put_adapter(rows, adapter, part);
+}
+
 class __attribute__((visibility("hidden"))) BoundLmHead {
  public:
   BoundLmHead(const PoolView& pool, const py::array& norm, const Packed& weight, float eps, float softcap)
@@ -89,6 +104,10 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
 
   std::unique_ptr<BoundLmHead> with_norm(const py::array& norm) const {
     return std::make_unique<BoundLmHead>(pool_, norm, weight_, eps_, softcap_);
+  }
+
+  std::unique_ptr<BoundLmHead> with_weight(const Packed& weight) const {
+    return std::make_unique<BoundLmHead>(pool_, norm_, weight, eps_, softcap_);
   }
 
  private:
@@ -177,6 +196,16 @@ void embed_tokens(const PoolView& pool, const py::object& table, const py::array
 }  // namespace
 
 void bind_dense_ops(py::module_& m) {
+  py::class_<AdapterRows, std::shared_ptr<AdapterRows>>(
+      m, "AdapterRows", "Which adapter each row of the coming products uses: one object per model.")
+      .def(py::init<>())
+      .def("set", &AdapterRows::set, py::arg("adapters"),
+           "One number per row of the step, -1 for none; an empty list: no row uses any.");
+  py::class_<LowRank, std::shared_ptr<LowRank>>(
+      m, "LowRank", "What an adapter adds to a product with some rows of a matrix: B (A x).")
+      .def(py::init(&low_rank), py::arg("a"), py::arg("b"), py::arg("first_row") = 0,
+           "a: float32 [rank, columns]; b: float32 [rows, rank], for the matrix's rows from first_row on.")
+      .def_property_readonly("bytes", &LowRank::bytes);
   py::class_<PackedMatrix, Packed>(m, "PackedMatrix", "Matrices stacked by rows, in the kernels' panels.")
       .def(py::init(&pack), py::arg("pool"), py::arg("parts"), py::arg("ranks") = py::none(),
            py::arg("number") = RankCut::kNotCut)
@@ -193,6 +222,10 @@ void bind_dense_ops(py::module_& m) {
                                  rows.push_back(segment.rows);
                                return rows;
                              })
+      .def_property_readonly("part_rows", &PackedMatrix::part_rows, "Rows of each stacked matrix.")
+      .def("put_adapter", &put_adapter, py::arg("rows"), py::arg("adapter"), py::arg("part"),
+           "Rows of products that use `adapter` get what the part adds to them. Between two steps only.")
+      .def("drop_adapter", &PackedMatrix::drop_adapter, py::arg("adapter"))
       .def_property_readonly("panels", [](const py::object& self) {
         const auto& matrix = self.cast<const PackedMatrix&>();
         return read_only_bytes(matrix.panels(), matrix.bytes(), self);
@@ -212,6 +245,7 @@ void bind_dense_ops(py::module_& m) {
            py::arg("norm_weight"), py::arg("weight"), py::arg("eps"), py::arg("softcap") = 0.0f)
       .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"))
       .def("norm", &BoundLmHead::norm, py::arg("hidden_rows"), py::arg("out"))
+      .def("with_weight", &BoundLmHead::with_weight, py::arg("weight"), "The same with another matrix.")
       .def("with_norm", &BoundLmHead::with_norm, py::arg("norm_weight"),
            "The same matrix after another norm.");
 }

@@ -11,7 +11,7 @@
 namespace twofold {
 
 // The first number of a job: what a rank does with the rows that follow it.
-enum class RankJob : int32_t { kStop, kPing, kLinear, kExperts };
+enum class RankJob : int32_t { kStop, kPing, kLinear, kExperts, kPutAdapter, kDropAdapter };
 
 // A rank was lost, or does not answer; the text names it.
 struct RankFailure : std::runtime_error {

@@ -45,6 +45,11 @@ void ExpertCompute::open_groups(int layer, std::span<const int> experts,
   for (size_t g = 0; g < experts.size(); ++g) {
     const ExpertLayout& layout = store_.layout(layer, experts[g]);
     panels_.push_back(layout.panels(weights.empty() ? store_.expert(layer, experts[g]) : weights[g]));
+    if (const ExpertAdapters* const adapters = store_.adapters(layer, experts[g])) {
+      panels_.back().gate_adapters = &adapters->gate;
+      panels_.back().up_adapters = &adapters->up;
+      panels_.back().down_adapters = &adapters->down;
+    }
     formats_.push_back(layout.formats);
     is_uniform = is_uniform && &layout == &store_.layout(layer, experts[0]);
   }
@@ -62,7 +67,8 @@ void ExpertCompute::run(int layer, const LayerRouting& routing, const ExpertGrou
            .pairs = groups.pairs,
            .num_tokens = routing.num_tokens,
            .top_k = routing.top_k,
-           .weights = routing.weights},
+           .weights = routing.weights,
+           .adapters = store_.adapters_of_rows(routing.num_tokens)},
           {.x = normed, .ld = ffn.hidden()}, hidden);
 }
 
@@ -73,12 +79,13 @@ void ExpertCompute::run_over_ranks(int layer, const LayerRouting& routing, const
   const int H = ffn.hidden();
   of_ranks_.resize(size_t(ranks.size()));
   divide_groups(store_, layer, groups, of_ranks_);
+  const std::span<const int32_t> adapters = store_.adapters_of_rows(routing.num_tokens);
   const auto turn = ranks.lock();
   elsewhere_.clear();
   for (int to = 1; to < ranks.size(); ++to) {
     RankGroups& theirs = of_ranks_[size_t(to)];
     if (theirs.groups.size() == 0) continue;
-    make_job(theirs, layer, routing, {.x = normed, .ld = H});
+    make_job(theirs, layer, routing, {.x = normed, .ld = H}, adapters);
     ranks.send_job(to, theirs.job, theirs.rows);
     elsewhere_.insert(elsewhere_.end(), theirs.groups.pairs.begin(), theirs.groups.pairs.end());
   }
@@ -102,6 +109,7 @@ void ExpertCompute::run_over_ranks(int layer, const LayerRouting& routing, const
            .num_tokens = routing.num_tokens,
            .top_k = routing.top_k,
            .weights = routing.weights,
+           .adapters = adapters,
            .elsewhere = elsewhere_,
            .exchange = &exchange},
           {.x = normed, .ld = H}, hidden);
@@ -125,6 +133,7 @@ std::span<const float> ExpertCompute::run_job(std::span<const int32_t> job, cons
            .num_tokens = read.num_tokens,
            .top_k = read.top_k,
            .weights = nullptr,
+           .adapters = read.adapters,
            .exchange = &exchange},
           {.x = rows, .ld = H}, nullptr);
   return outputs_;

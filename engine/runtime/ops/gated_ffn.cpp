@@ -26,13 +26,21 @@ void GatedFfn::forward(const InputRows& input, const float* weights, float* sum,
     return forward_over_ranks(input, weights, sum, T);
   while (static_cast<int>(rows_.size()) < T) rows_.push_back(static_cast<int>(rows_.size()));
   const int begin[] = {0, T};
+  panels_.gate_adapters = gate_.adapters();
+  panels_.up_adapters = up_.adapters();
+  panels_.down_adapters = down_.adapters();
+  std::span<const int32_t> adapters;
+  for (const MatrixAdapters* of : {gate_.adapters(), up_.adapters(), down_.adapters()}) {
+    if (of != nullptr) adapters = of->rows().of(0, T);
+  }
   ffn_.run({&formats_, 1},
            {.groups = {&panels_, 1},
             .begin = begin,
             .pairs = {rows_.data(), static_cast<size_t>(T)},
             .num_tokens = T,
             .top_k = 1,
-            .weights = weights},
+            .weights = weights,
+            .adapters = adapters},
            input, sum);
 }
 

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/low_rank.h"
+
 namespace twofold {
 namespace {
 
@@ -65,12 +67,8 @@ void EncodedRows::place(std::byte* memory, int64_t rows) {
 }
 
 void EncodedRows::encode(const InputRows& input, int64_t from, int64_t to, float* temporary) const {
-  const float* x = input.x + from * input.ld;
   const int K = static_cast<int>(columns_);
-  if (input.norm != nullptr) {
-    table_.rmsnorm(x, input.norm, input.eps, temporary, K);
-    x = temporary;
-  }
+  const float* const x = input.row(table_, from, columns_, temporary);
   for (int kind = 0; kind < kernels::kNumActivationKinds; ++kind) {
     if (wanted_[kind]) table_.encode[kind](x, K, base_[kind] + to * stride_[kind], stride_[kind], 1, 0, K, K);
   }
@@ -101,6 +99,8 @@ void own_linear(const kernels::KernelTable& table, ThreadPool& pool, const Input
     return reinterpret_cast<float*>(memory + thread * temporary_bytes);
   };
   rows.place(memory + temporary_bytes * pool.num_threads(), M);
+  LowRankProduct low(w.adapters(), input.first, M, K);
+  if (!low.empty()) low.place(pool.scratch_floats(kLowRankScratch, low.num_floats()));
 
   PanelPieces pieces;
   double total_us = 0;
@@ -130,6 +130,7 @@ void own_linear(const kernels::KernelTable& table, ThreadPool& pool, const Input
         float* to = y + first * N + column;
         if (bias == nullptr && !add) {
           kernel.matmul(x, stride, segment.panel(p), to, N, count, n, static_cast<int>(K));
+          for (int m = 0; !low.empty() && m < count; ++m) low.up(table, first + m, column, n, to + m * N);
           continue;
         }
         kernel.matmul(x, stride, segment.panel(p), tile, kernels::kPanelRows, count, n, static_cast<int>(K));
@@ -138,49 +139,62 @@ void own_linear(const kernels::KernelTable& table, ThreadPool& pool, const Input
           if (bias != nullptr) {
             for (int i = 0; i < n; ++i) sum[i] += bias[column + i];
           }
+          low.up(table, first + m, column, n, sum);
           for (int i = 0; i < n; ++i) to[i] = add ? to[i] + sum[i] : sum[i];
         }
       }
     }
   };
 
-  if (M <= 2) {  // not worth a phase of its own
-    for (int m = 0; m < M; ++m) rows.encode(input, m, m, temporary_of(0));
-    const LoopPhase phase = pieces.phase();
-    return for_phases(pool, {&phase, 1}, total_us, [&](int, int64_t chunk, int) { multiply(pieces[chunk]); });
-  }
-  Countdown encoded;
-  const int num_encodes = (M + kEncodeRows - 1) / kEncodeRows;
-  encoded.start(num_encodes);
-  const LoopPhase phases[] = {{num_encodes}, pieces.phase()};
+  const bool encode_first = M <= 2;  // not worth a phase of its own
+  for (int m = 0; encode_first && m < M; ++m) rows.encode(input, m, m, temporary_of(0));
+  const int64_t num_encodes = encode_first ? 0 : (M + kEncodeRows - 1) / kEncodeRows;
+  const int64_t num_inputs = num_encodes + low.num_chunks();
+  Countdown ready;
+  ready.start(static_cast<int>(num_inputs));
+  const LoopPhase phases[] = {{num_inputs}, pieces.phase()};
   for_phases(pool, phases, total_us, [&](int phase, int64_t chunk, int thread) {
     if (phase == 0) {
       const int64_t end = std::min<int64_t>((chunk + 1) * kEncodeRows, M);
-      for (int64_t m = chunk * kEncodeRows; m < end; ++m) rows.encode(input, m, m, temporary_of(thread));
-      encoded.done();
+      if (chunk >= num_encodes) low.down(table, input, chunk - num_encodes, temporary_of(thread));
+      for (int64_t m = chunk * kEncodeRows; chunk < num_encodes && m < end; ++m)
+        rows.encode(input, m, m, temporary_of(thread));
+      ready.done();
       return;
     }
-    encoded.wait(pool);
+    ready.wait(pool);
     multiply(pieces[chunk]);
   });
 }
 
 namespace {
 
-// Adds what another rank computed of a product to its columns of y.
-void add_received(const Product& product, int from, int M, const float*& received) {
+// Adds what another rank computed of a product to its columns of y, and there what `low` has of this rank's adapters.
+void add_received(const kernels::KernelTable& table, const Product& product, const LowRankProduct& low,
+                  int from, int M, float*& received) {
   const int64_t N = product.w.rows();
-  const float* const bias = product.bias;
   const auto ranges = product.w.rows_of(from);
-  for (int64_t m = 0; m < M; ++m) {
+  for (int m = 0; m < M; ++m) {
     for (const PackedMatrix::RowRange& range : ranges) {
       float* const to = product.y + m * N + range.first;
-      for (int64_t i = 0; i < range.count; ++i, ++received) {
-        const float sum = bias == nullptr ? *received : *received + bias[range.first + i];
-        to[i] = product.add ? to[i] + sum : sum;
+      if (product.bias != nullptr) {
+        for (int64_t i = 0; i < range.count; ++i) received[i] += product.bias[range.first + i];
       }
+      low.up(table, m, range.first, range.count, received);
+      for (int64_t i = 0; i < range.count; ++i) to[i] = product.add ? to[i] + received[i] : received[i];
+      received += range.count;
     }
   }
+}
+
+// All of an adapted product's A x, computed on this thread: `memory` keeps the results.
+LowRankProduct all_low_rank(const kernels::KernelTable& table, const PackedMatrix& w, const InputRows& input,
+                            int M, std::vector<float>& memory) {
+  LowRankProduct low(w.adapters(), input.first, M, w.columns());
+  memory.resize(static_cast<size_t>(low.num_floats()));
+  low.place(memory.data());
+  for (int64_t chunk = 0; chunk < low.num_chunks(); ++chunk) low.down(table, input, chunk, nullptr);
+  return low;
 }
 
 }  // namespace
@@ -208,14 +222,19 @@ void linear_over_ranks(const kernels::KernelTable& table, ThreadPool& pool, cons
   const auto turn = ranks.lock();
   for (int to = 1; to < ranks.size(); ++to) ranks.send_job(to, job, {x, static_cast<size_t>(M * K)});
   for (const Product& product : products)
-    own_linear(table, pool, {.x = x, .ld = K}, M, product.w, product.bias, product.y, product.add);
+    own_linear(table, pool, {.x = x, .ld = K, .first = input.first}, M, product.w, product.bias, product.y,
+               product.add);
+  std::vector<std::vector<float>> memory(products.size());
+  std::vector<LowRankProduct> low;
+  for (size_t p = 0; p < products.size(); ++p)
+    low.push_back(all_low_rank(table, products[p].w, {.x = x, .ld = K, .first = input.first}, M, memory[p]));
   for (int from = 1; from < ranks.size(); ++from) {
     int64_t width = 0;
     for (const Product& product : products) width += product.w.width_of(from);
     const auto received = ranks.buffer(M * width);
     ranks.receive(from, received);
-    const float* next = received.data();
-    for (const Product& product : products) add_received(product, from, M, next);
+    float* next = received.data();
+    for (size_t p = 0; p < products.size(); ++p) add_received(table, products[p], low[p], from, M, next);
   }
 }
 

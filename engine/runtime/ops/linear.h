@@ -34,12 +34,21 @@ void for_phases(ThreadPool& pool, std::span<const LoopPhase> phases, double tota
 // Panels that one chunk multiplies with M rows: some microseconds of work, and enough chunks to share out.
 int64_t panels_per_chunk(double us_per_panel, double M, int64_t num_panels, int num_threads);
 
-// Rows [M, K] of float32, `ld` apart; normed first (rmsnorm) where `norm` is not null.
+// Rows [M, K] of float32, `ld` apart; normed first (rmsnorm) where `norm` is not null. The first is row `first` of the
+// step, whose rows may use adapters.
 struct InputRows {
   const float* x;
   int64_t ld;
   const float* norm = nullptr;
   float eps = 0;
+  int64_t first = 0;
+
+  // Row m of K values, normed into `temporary` where there is a norm.
+  const float* row(const kernels::KernelTable& table, int64_t m, int64_t K, float* temporary) const {
+    if (norm == nullptr) return x + m * ld;
+    table.rmsnorm(x + m * ld, norm, eps, temporary, static_cast<int>(K));
+    return temporary;
+  }
 };
 
 // Addresses of encoded activations, for each requested kind.
@@ -72,10 +81,10 @@ class EncodedRows {
   std::byte* base_[kernels::kNumActivationKinds] = {};
 };
 
-// y[m, n] = input_m . w_n + bias[n] (bias may be null); added to y with `add`. y is [M, rows of w]. Takes
-// scratch slot kLinearScratch; the caller holds the lock. Where w is cut over ranks, rank 0 calls this and the other
+// y[m, n] = input_m . w_n + bias[n] (bias may be null), and what the row's adapter adds (low_rank.h); added to y with
+// `add`. y is [M, rows of w]. Takes scratch slots kLinearScratch and kLowRankScratch; the caller holds the lock. Where w is cut over ranks, rank 0 calls this and the other
 // ranks compute their rows.
-inline constexpr int kLinearScratch = 0;
+inline constexpr int kLinearScratch = 0, kLowRankScratch = 5;
 void linear(const kernels::KernelTable& table, ThreadPool& pool, const InputRows& input, int M,
             const PackedMatrix& w, const float* bias, float* y, bool add = false);
 

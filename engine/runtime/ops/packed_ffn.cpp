@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/ffn_adapters.h"
+
 namespace twofold {
 namespace {
 
@@ -49,17 +51,19 @@ struct PackedFfn::Step {
   std::span<const FfnFormats> formats;  // see formats_
   const FfnRows& rows;
   const InputRows& input;
+  const FfnAdapters& adapters;
   float* sum;
   EncodedRows inputs;  // in group order; with one token its one row
   EncodedRows inner;   // results of gate and up, in group order
   float* outputs;      // of down, in group order
   int64_t output_stride;
-  float* gated;  // the same before it is encoded, in group order, where whole rows are; null: nowhere
+  float*
+      gated;  // the same before it is encoded, in group order, of groups that are finished by rows; null: nowhere
   int64_t gated_stride;
   bool one_token;
   Countdown encoded;
-  Countdown* gated_left;  // pieces of gate and up of a group whose rows are encoded as a whole
-  Countdown* group_left;  // chunks that encode them, or pieces of another group: what down waits for
+  Countdown* gated_left;  // pieces of gate and up of a group that is finished by rows
+  Countdown* group_left;  // chunks that finish its rows, or pieces of another group: what down waits for
   Countdown multiplied;
 
   const FfnFormats& of(int group) const { return formats[formats.size() == 1 ? 0 : size_t(group)]; }
@@ -69,12 +73,20 @@ struct PackedFfn::Step {
   int load(int group) const { return rows.begin[size_t(group) + 1] - rows.begin[size_t(group)]; }
 };
 
+// Whether a group's rows get a phase of their own between the two products.
+bool PackedFfn::finishes_rows(const Step& step, int group) const {
+  return encodes_whole_rows(step.of(group)) || step.adapters.any(group);
+}
+
 // Pieces depend only on the step's shape, which decode repeats.
-void PackedFfn::plan(const FfnRows& rows) {
+void PackedFfn::plan(const FfnRows& rows, bool adapted) {
   const int num_groups = static_cast<int>(rows.groups.size());
   const int num_rows = rows.begin.back();
   if (num_groups == 0) return;
-  if (num_groups == planned_groups_ && num_rows == planned_rows_ && formats_ == planned_formats_) return;
+  if (num_groups == planned_groups_ && num_rows == planned_rows_ && adapted == planned_adapted_ &&
+      formats_ == planned_formats_)
+    return;
+  planned_adapted_ = adapted;
   planned_groups_ = num_groups;
   planned_rows_ = num_rows;
   planned_formats_ = formats_;
@@ -104,7 +116,8 @@ void PackedFfn::plan(const FfnRows& rows) {
   // Many small groups: one thread computes all three matrices of a group, which are adjacent in memory (16
   // tokens of 256 x 64: 6 to 8 % less). Few tokens, so that no group can be much heavier than the others.
   const bool by_group = nodes == 1 && rows.num_tokens <= kBlockRows / 2 &&
-                        num_groups >= kGroupsPerThread * threads && total < kMostGroupUs && !whole_rows;
+                        num_groups >= kGroupsPerThread * threads && total < kMostGroupUs && !whole_rows &&
+                        !adapted;
   gate_up_pieces_.clear();
   down_pieces_.clear();
   for (int g = 0; g < num_groups; ++g) {
@@ -132,10 +145,12 @@ void PackedFfn::run(std::span<const FfnFormats> packed, const FfnRows& rows, con
     of_inner_.push_back(each.down);
     whole_rows = whole_rows || encodes_whole_rows(each);
   }
-  plan(rows);
+  const FfnAdapters adapters(pool_, rows);
+  plan(rows, !adapters.empty());
   Step step{.formats = formats_,
             .rows = rows,
             .input = input,
+            .adapters = adapters,
             .sum = sum,
             .inputs = EncodedRows(table_, of_inputs_, hidden_),
             .inner = EncodedRows(table_, of_inner_, intermediate_),
@@ -169,15 +184,16 @@ void PackedFfn::run(std::span<const FfnFormats> packed, const FfnRows& rows, con
   for (int g = 0; g < step.num_groups(); ++g) {
     step.gated_left[g].start(0);
     const int begin = rows.begin[size_t(g)], end = rows.begin[size_t(g) + 1];
-    const bool waits = encodes_whole_rows(step.of(g)) && begin < end;
+    const bool waits = finishes_rows(step, g) && begin < end;
     step.group_left[g].start(waits ? (end - 1) / kEncodeRows - begin / kEncodeRows + 1 : 0);
   }
   for (int64_t c = 0; c < gate_up_pieces_.size(); ++c) {
     const int g = gate_up_pieces_[c].item;
-    (encodes_whole_rows(step.of(g)) ? step.gated_left : step.group_left)[g].add(1);
+    (finishes_rows(step, g) ? step.gated_left : step.group_left)[g].add(1);
   }
-  const int64_t num_inner = whole_rows ? (num_rows + kEncodeRows - 1) / kEncodeRows : 0;
-  if (whole_rows) step.gated = pool_.scratch_floats(kGatedScratch, step.gated_stride * num_rows);
+  const bool finishes = whole_rows || !adapters.empty();
+  const int64_t num_inner = finishes ? (num_rows + kEncodeRows - 1) / kEncodeRows : 0;
+  if (finishes) step.gated = pool_.scratch_floats(kGatedScratch, step.gated_stride * num_rows);
   const bool by_group = down_pieces_.size() == 0;
   step.multiplied.start(static_cast<int>(by_group ? gate_up_pieces_.size() : down_pieces_.size()));
 
@@ -185,18 +201,19 @@ void PackedFfn::run(std::span<const FfnFormats> packed, const FfnRows& rows, con
     return reinterpret_cast<float*>(memory + thread * (temporary_bytes / pool_.num_threads()));
   };
   const bool encode_first = rows.num_tokens <= 2;  // not worth a phase of its own
-  const int64_t num_encodes = (rows.num_tokens + kEncodeTokens - 1) / kEncodeTokens;
+  const int64_t num_encodes = encode_first ? 0 : (rows.num_tokens + kEncodeTokens - 1) / kEncodeTokens;
   if (encode_first) encode_tokens(step, 0, rows.num_tokens, temporary_of(0));
-  step.encoded.start(encode_first ? 0 : static_cast<int>(num_encodes));
+  const int64_t num_inputs = num_encodes + adapters.num_rows();
+  step.encoded.start(static_cast<int>(num_inputs));
   const int64_t num_adds =
       ((rows.num_tokens + kAddTokens - 1) / kAddTokens) * ((hidden_ + kAddColumns - 1) / kAddColumns);
-  const LoopPhase phases[] = {{encode_first ? 0 : num_encodes},
-                              gate_up_pieces_.phase(),
-                              {num_inner},
-                              down_pieces_.phase(),
-                              {num_adds}};
+  const LoopPhase phases[] = {
+      {num_inputs}, gate_up_pieces_.phase(), {num_inner}, down_pieces_.phase(), {num_adds}};
   const auto run_phase = [&](int phase, int64_t chunk, int thread) {
-    if (phase == 0) {
+    if (phase == 0 && chunk >= num_encodes) {
+      read_input(step, static_cast<int>(chunk - num_encodes), temporary_of(thread));
+      step.encoded.done();
+    } else if (phase == 0) {
       encode_tokens(step, chunk * kEncodeTokens,
                     std::min<int64_t>((chunk + 1) * kEncodeTokens, rows.num_tokens), temporary_of(thread));
       step.encoded.done();
@@ -204,7 +221,7 @@ void PackedFfn::run(std::span<const FfnFormats> packed, const FfnRows& rows, con
       gate_and_up(step, gate_up_pieces_[chunk]);
       if (by_group) down(step, {gate_up_pieces_[chunk].item, 0, panels_of(hidden_)});
     } else if (phase == 2) {
-      encode_inner(step, chunk);
+      finish_inner(step, chunk);
     } else if (phase == 3) {
       down(step, down_pieces_[chunk]);
     } else {
@@ -240,6 +257,15 @@ void PackedFfn::encode_tokens(Step& step, int64_t first, int64_t end, float* tem
   }
 }
 
+// What the adapter of a row of gate and up takes from its input.
+void PackedFfn::read_input(const Step& step, int row, float* temporary) {
+  const FfnAdapters& adapters = step.adapters;
+  if (!adapters.uses(row)) return;
+  const float* const x = step.input.row(table_, adapters.token(row), hidden_, temporary);
+  adapters.read(table_, FfnAdapters::kGate, row, x);
+  adapters.read(table_, FfnAdapters::kUp, row, x);
+}
+
 void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
   step.encoded.wait(pool_);
   const FfnPanels& panels = step.rows.groups[size_t(piece.item)];
@@ -248,7 +274,7 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
   const kernels::FormatKernels& up = table_.formats[int(formats.up)];
   const kernels::ActivationKind kind = table_.formats[int(formats.down)].activation;
   const bool coarser = kernels::inner_activation(kind, formats.down, rounding_) != kind;
-  const bool whole_rows = encodes_whole_rows(formats);
+  const bool whole_rows = encodes_whole_rows(formats), adapted = step.adapters.any(piece.item);
   const int64_t gate_bytes = kernels::panel_bytes(formats.gate, hidden_);
   const int64_t up_bytes = kernels::panel_bytes(formats.up, hidden_);
   const int begin = step.rows.begin[size_t(piece.item)], load = step.load(piece.item);
@@ -270,6 +296,11 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
                 panels.up + panel * up_bytes, upped, width, m, n, hidden_);
       add_bias(table_, panels.gate_bias == nullptr ? nullptr : panels.gate_bias + first, gated, width, m, n);
       add_bias(table_, panels.up_bias == nullptr ? nullptr : panels.up_bias + first, upped, width, m, n);
+      for (int i = 0; adapted && i < m; ++i) {
+        const int row = begin + block + i;
+        step.adapters.add(table_, FfnAdapters::kGate, row, first, n, gated + i * width);
+        step.adapters.add(table_, FfnAdapters::kUp, row, first, n, upped + i * width);
+      }
       if (whole_rows) {
         for (int i = 0; i < m; ++i) {
           gated_(gated + i * width, upped + i * width,
@@ -283,15 +314,17 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
         for (int i = 0; i < m; ++i) gated_(gated + i * width, upped + i * width, gated + i * width, n, limit);
       }
       for (int i = 0; coarser && i < m; ++i) round_to_bf16(table_, gated + i * width, n);
+      for (int i = 0; adapted && i < m; ++i)
+        std::copy_n(gated + i * width, n, step.gated + (begin + block + i) * step.gated_stride + first);
       table_.encode[int(kind)](gated, width, step.inner.writable_row(kind, begin + block),
                                step.inner.stride(kind), m, first, n, intermediate_);
     }
   }
-  (whole_rows ? step.gated_left : step.group_left)[piece.item].done();
+  (whole_rows || adapted ? step.gated_left : step.group_left)[piece.item].done();
 }
 
-// Rows in group order, of one group or of several; those that are encoded as a whole.
-void PackedFfn::encode_inner(Step& step, int64_t chunk) {
+// Rows in group order, of one group or of several: those that are encoded as a whole or use an adapter.
+void PackedFfn::finish_inner(Step& step, int64_t chunk) {
   const std::span<const int> begins = step.rows.begin;
   int row = static_cast<int>(chunk) * kEncodeRows;
   const int end = std::min(row + kEncodeRows, step.num_rows());
@@ -299,15 +332,19 @@ void PackedFfn::encode_inner(Step& step, int64_t chunk) {
        row < end; ++g) {
     const int count = std::min(end, begins[size_t(g) + 1]) - row;
     if (count == 0) continue;
-    if (!encodes_whole_rows(step.of(g))) {
+    if (!finishes_rows(step, g)) {
       row += count;
       continue;
     }
     constexpr kernels::ActivationKind kind = kernels::ActivationKind::kQ8Token;
     step.gated_left[g].wait(pool_);
-    table_.encode[int(kind)](step.gated + row * step.gated_stride, step.gated_stride,
-                             step.inner.writable_row(kind, row), step.inner.stride(kind), count, 0,
-                             intermediate_, intermediate_);
+    const float* const gated = step.gated + row * step.gated_stride;
+    if (encodes_whole_rows(step.of(g))) {
+      table_.encode[int(kind)](gated, step.gated_stride, step.inner.writable_row(kind, row),
+                               step.inner.stride(kind), count, 0, intermediate_, intermediate_);
+    }
+    for (int i = 0; step.adapters.any(g) && i < count; ++i)
+      step.adapters.read(table_, FfnAdapters::kDown, row + i, gated + i * step.gated_stride);
     step.group_left[g].done();
     row += count;
   }
@@ -330,6 +367,8 @@ void PackedFfn::down(Step& step, const PanelRange& piece) {
                   step.output_stride, m, n, intermediate_);
     add_bias(table_, group.down_bias == nullptr ? nullptr : group.down_bias + column, to, step.output_stride,
              m, n);
+    for (int i = 0; step.adapters.any(piece.item) && i < m; ++i)
+      step.adapters.add(table_, FfnAdapters::kDown, row + i, column, n, to + i * step.output_stride);
   }
   step.multiplied.done();
 }

@@ -15,6 +15,7 @@
 #include "host/function_ref.h"
 #include "host/thread_pool.h"
 #include "ops/linear.h"
+#include "ops/low_rank.h"
 #include "ops/packed_matrix.h"
 #include "twofold/kernels.h"
 #include "twofold/rounding.h"
@@ -37,6 +38,10 @@ struct FfnPanels {
   const float* gate_bias = nullptr;
   const float* up_bias = nullptr;
   const float* down_bias = nullptr;
+  // What adapters add to them (low_rank.h); null: nothing.
+  const MatrixAdapters* gate_adapters = nullptr;
+  const MatrixAdapters* up_adapters = nullptr;
+  const MatrixAdapters* down_adapters = nullptr;
 };
 
 // Rows of a step in groups: group g has rows [begin[g], begin[g + 1]), row r being rank pairs[r] % top_k of
@@ -48,6 +53,8 @@ struct FfnRows {
   int num_tokens;
   int top_k;
   const float* weights;  // [num_tokens, top_k]; null: all 1
+  // Adapter of each token; empty: none uses one.
+  std::span<const int32_t> adapters = {};
   // Pairs that other ranks compute, in the order of their rows of outputs, which follow those of the groups.
   std::span<const int> elsewhere = {};
   // Called with the rows of outputs, `stride` apart, before they are added up: fills those of `elsewhere`, or takes
@@ -78,14 +85,16 @@ class PackedFfn {
 
  private:
   struct Step;
-  void plan(const FfnRows& rows);
+  void plan(const FfnRows& rows, bool adapted);
   // Whether a row between the two products is encoded as a whole, after all pieces of gate and up.
   bool encodes_whole_rows(const FfnFormats& formats) const {
     return table_.formats[int(formats.down)].activation == kernels::ActivationKind::kQ8Token;
   }
   void encode_tokens(Step& step, int64_t first, int64_t end, float* temporary);
+  void read_input(const Step& step, int row, float* temporary);
   void gate_and_up(Step& step, const PanelRange& piece);
-  void encode_inner(Step& step, int64_t chunk);
+  void finish_inner(Step& step, int64_t chunk);
+  bool finishes_rows(const Step& step, int group) const;
   void down(Step& step, const PanelRange& piece);
   void add_up(const Step& step, int64_t chunk);
 
@@ -101,6 +110,7 @@ class PackedFfn {
   double total_us_ = 0;
   // The parameters that the pieces were made for.
   int planned_groups_ = 0, planned_rows_ = 0;
+  bool planned_adapted_ = false;
   std::vector<FfnFormats> planned_formats_;
   std::unique_ptr<Countdown[]> gated_left_, group_left_;
   int group_capacity_ = 0;

@@ -79,8 +79,8 @@ void PackedMatrix::add_segment(int part, kernels::WeightFormat format, int64_t r
   const int64_t begin = rows_;
   rows_ += rows;
   int64_t first_panel = 0, num_panels = kernels::num_panels(rows), own_rows = rows;
+  part_rows_.push_back(rows);
   if (Ranks* const ranks = this->ranks()) {
-    part_rows_.push_back(rows);
     const RowRange own = panels_of_rank(rows, ranks->rank(), ranks->size());
     first_panel = own.first, num_panels = own.count;
     own_rows =
@@ -113,6 +113,23 @@ int64_t PackedMatrix::width_of(int rank) const {
   int64_t width = 0;
   for (const RowRange& range : rows_of(rank)) width += range.count;
   return width;
+}
+
+void PackedMatrix::put_adapter(const std::shared_ptr<const AdapterRows>& rows, int adapter,
+                               std::shared_ptr<const LowRank> part) {
+  const LowRank::Shape& shape = part->shape();
+  if (adapter < 0 || shape.columns != columns_ || shape.first_row + shape.rows > rows_) {
+    throw std::invalid_argument(
+        "adapter " + std::to_string(adapter) + " is for rows " + std::to_string(shape.first_row) + " to " +
+        std::to_string(shape.first_row + shape.rows) + " of " + std::to_string(shape.columns) +
+        " columns; the matrix is " + std::to_string(rows_) + " x " + std::to_string(columns_));
+  }
+  if (adapters_ == nullptr) adapters_ = std::make_unique<MatrixAdapters>(rows);
+  adapters_->put(adapter, std::move(part));
+}
+
+void PackedMatrix::drop_adapter(int adapter) {
+  if (adapters_ != nullptr) adapters_->drop(adapter);
 }
 
 void PackedMatrix::place(const std::byte* panels) {

@@ -10,6 +10,7 @@
 #include "host/page_memory.h"
 #include "host/ranks.h"
 #include "host/thread_pool.h"
+#include "ops/low_rank.h"
 #include "twofold/weight_format.h"
 
 namespace twofold {
@@ -101,6 +102,15 @@ class PackedMatrix {
   const std::vector<Segment>& segments() const { return segments_; }
   // All segments' panels, one after the other.
   const std::byte* panels() const { return segments_.front().panels; }
+  // Rows of each of the stacked matrices.
+  const std::vector<int64_t>& part_rows() const { return part_rows_; }
+
+  // Null where no adapter was put.
+  const MatrixAdapters* adapters() const { return adapters_.get(); }
+  // See MatrixAdapters. Between two steps only; throws std::invalid_argument for rows that the matrix does not have.
+  void put_adapter(const std::shared_ptr<const AdapterRows>& rows, int adapter,
+                   std::shared_ptr<const LowRank> part);
+  void drop_adapter(int adapter);
 
  private:
   void add_segment(int part, kernels::WeightFormat format, int64_t rows, int64_t columns);
@@ -112,10 +122,11 @@ class PackedMatrix {
   int64_t rows_ = 0, columns_ = 0, width_ = 0;
   size_t bytes_ = 0;
   RankCut cut_{};
-  std::vector<int64_t> part_rows_;  // rows of each part, where the matrix is cut
+  std::vector<int64_t> part_rows_;
   std::vector<Segment> segments_;
   PageMemory memory_;
   std::shared_ptr<const FileMapping> file_;
+  std::unique_ptr<MatrixAdapters> adapters_;
 };
 
 // A piece of work: some panels of one matrix.

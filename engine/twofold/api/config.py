@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from twofold.api.adapter_config import AdapterConfig
 from twofold.api.errors import ConfigError
 from twofold.api.placement_config import PlacementConfig
 from twofold.api.pooling import parse_pooler_config
@@ -22,7 +23,7 @@ KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "q8", "fp8", "fp8_e4m3"
 
 
 @dataclass(frozen=True)
-class EngineConfig(PlacementConfig):
+class EngineConfig(PlacementConfig, AdapterConfig):
     """Engine: model, memory and concurrency limits.
 
     Raises:
@@ -148,6 +149,7 @@ class EngineConfig(PlacementConfig):
         if self.speculative_config is not None:
             self._check_speculation()
         parse_pooler_config(self.pooler_config)
+        _ = self.adapters
         if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
             raise ConfigError(
                 "--prefix-cache-dir and --no-enable-prefix-caching were both given; give one of them"

@@ -128,6 +128,20 @@ def _drop(chunk: Chunk) -> None:
 
 
 @dataclass(frozen=True)
+class LoadedAdapter:
+    """A LoRA adapter that an engine has loaded."""
+
+    name: str
+    number: int
+    """Its number in native code."""
+    digest: str
+    """SHA-256 of its files, hexadecimal: only requests with the same weights share prefix-cache pages."""
+    path: str = ""
+    rank: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """A tokenised prompt and the callback that receives its answer.
 
@@ -150,6 +164,8 @@ class GenerationRequest:
     """Return the routed experts of every token on the last chunk (prompt and answer without its last token)."""
     cache_salt: str = ""
     """Only requests with the same salt share prefix-cache pages."""
+    adapter: LoadedAdapter | None = None
+    """The adapter that the model computes the request with; None: none."""
     turn_ends: tuple[int, ...] = ()
     """Ascending prompt lengths after which other prompts may diverge: start of the last message, start of the answer.
     Empty: unknown."""

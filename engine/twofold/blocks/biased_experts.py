@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from twofold.api.errors import ModelLoadError
+from twofold.blocks.block import FusedForm
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.experts import PARTS, RoutedExperts, TransposedExperts
 from twofold.weights.mxfp4_tensors import BLOCKS
@@ -28,6 +29,10 @@ class BiasedExperts(RoutedExperts):
     @property
     def has_biases(self) -> bool:
         return True
+
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm(interleaved=True, transposed=True)
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         module = self.modules[-1]

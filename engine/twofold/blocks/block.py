@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from twofold.blocks import ops
 from twofold.blocks.block_weights import F32, BlockWeights
@@ -97,6 +97,15 @@ class RoutedShape:
         """Bytes in memory of each expert of a layer."""
         bytes_of = {each: self.expert_bytes(each) for each in distinct_formats(formats)}
         return [bytes_of[each] for each in formats_by_expert(formats, self.num_experts)]
+
+
+class FusedForm(NamedTuple):
+    """How transformers keeps a layer's experts as stacks, which adapters of whole stacks follow."""
+
+    interleaved: bool = False
+    """Whether rows of gate and up alternate; otherwise gate's come first."""
+    transposed: bool = False
+    """Whether stacks are [experts, in, out]."""
 
 
 class ModelPart(ABC):
@@ -248,3 +257,7 @@ class ExpertBlock(Block):
     def stacked_biases(self, weights: BlockWeights) -> tuple[TensorSpec, ...]:
         """Like `stacked_experts`, for the biases, if any."""
         return ()
+
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,18 @@ from twofold.weights.tensor_spec import TensorSpec
 from twofold.weights.weight_format import WeightMatrix, packed_bytes
 
 F32 = npt.NDArray[np.float32]
+
+
+class Stacked(NamedTuple):
+    """Rows of a tensor in a packed matrix."""
+
+    matrix: ops.PackedMatrix
+    first_row: int
+    """In the matrix."""
+    rows: range
+    """Of the tensor."""
+    transposed: bool = False
+    """Whether these rows are columns of the matrix."""
 
 
 class BlockWeights:
@@ -39,6 +52,8 @@ class BlockWeights:
         self._panels = panels
         self.recoding = recoding
         """Format conversion of all tensors that need not be exact; None: the files' formats."""
+        self.stacked: dict[str, list[Stacked]] = {}
+        """Where the rows of each part's tensor lie, of the matrices packed so far."""
 
     def from_panels(self, panels: Panels) -> BlockWeights:
         """The same tensors, packed by or mapped from `panels`."""
@@ -102,19 +117,34 @@ class BlockWeights:
     def packed(self, pool: ops.ThreadPool, where: str, *parts: str) -> ops.PackedMatrix:
         """The matrices stacked row-wise and packed for the CPU; `where` begins the message of a ModelLoadError."""
         name = " + ".join(self.specs[part].name for part in parts)
-        return self.pack(pool, where, name, lambda: [self.matrix(part) for part in parts])
+        rows = [(part, range(self.specs[part].shape[0])) for part in parts]
+        return self.pack(pool, where, name, lambda: [self.matrix(part) for part in parts], rows=rows)
 
     def pack(
-        self, pool: ops.ThreadPool, where: str, name: str, matrices: Matrices, *, by_head: bool = False
+        self,
+        pool: ops.ThreadPool,
+        where: str,
+        name: str,
+        matrices: Matrices,
+        *,
+        by_head: bool = False,
+        rows: Sequence[tuple[str, range]] = (),
+        transposed: bool = False,
     ) -> ops.PackedMatrix:
         """Like `packed`, for matrices computed from tensors; `name` is their name in a file of panels.
 
-        by_head: see `Panels.matrix`.
+        by_head: see `Panels.matrix`. rows: of each matrix, the part and the rows of its tensor that it has, for
+        adapters. transposed: whether it has them as columns.
         """
         try:
-            return self._panels.matrix(pool, name, matrices, by_head=by_head)
+            made = self._panels.matrix(pool, name, matrices, by_head=by_head)
         except KernelError as error:
             raise self.refused(error, where) from None
+        first = 0
+        for part, own in rows:
+            self.stacked.setdefault(part, []).append(Stacked(made, first, own, transposed))
+            first += self.specs[part].shape[1] if transposed else len(own)
+        return made
 
     def checked(self, pool: ops.ThreadPool, part: str) -> WeightMatrix:
         """A matrix used without packing. Raises ModelLoadError for a NaN or an infinity."""

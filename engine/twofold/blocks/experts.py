@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from twofold.blocks import ops
-from twofold.blocks.block import Cost, ExpertBlock, RoutedShape, ShapeOf
+from twofold.blocks.block import Cost, ExpertBlock, FusedForm, RoutedShape, ShapeOf
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
@@ -70,6 +70,10 @@ class RoutedExperts(ExpertBlock):
     def has_biases(self) -> bool:
         """Whether gate, up and down have biases (see `biases`)."""
         return False
+
+    @property
+    def fused_form(self) -> FusedForm:
+        return FusedForm(transposed=self.transposed)
 
     def host_bytes(self, weights: BlockWeights) -> int:
         """Bytes of all experts in the store."""

@@ -196,8 +196,25 @@ class Mla(ComposedBlock):
         where = f"layer {self.layer}, attention"
         absorbed = functools.cache(lambda: self.absorbed(weights, pool))
         name = f"layer {self.layer}: {{}}, absorbed"
-        keys = weights.pack(pool, where, name.format("keys"), lambda: absorbed()[0], by_head=True)
-        values = weights.pack(pool, where, name.format("values"), lambda: absorbed()[1], by_head=True)
+        nope, stride = self.qk_nope_head_dim, self.qk_nope_head_dim + self.v_head_dim
+        begins = range(0, self.num_heads * stride, stride) if "kv_b" in weights else ()
+        keys = weights.pack(
+            pool,
+            where,
+            name.format("keys"),
+            lambda: absorbed()[0],
+            by_head=True,
+            rows=[("kv_b", range(begin, begin + nope)) for begin in begins],
+            transposed=True,
+        )
+        values = weights.pack(
+            pool,
+            where,
+            name.format("values"),
+            lambda: absorbed()[1],
+            by_head=True,
+            rows=[("kv_b", range(begin + nope, begin + stride)) for begin in begins],
+        )
         return ops.Mla(
             pool,
             layer=self.layer,

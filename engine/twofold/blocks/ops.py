@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold._core import (
+    AdapterRows,
     AttentionBatch,
     Block,
     Chooser,
@@ -24,6 +25,7 @@ from twofold._core import (
     LayerInput,
     LayerInputs,
     LmHead,
+    LowRank,
     Mla,
     MtpInput,
     PackedMatrix,
@@ -56,6 +58,7 @@ from twofold._core import (
 from twofold.weights.weight_format import WeightMatrix
 
 __all__ = [
+    "AdapterRows",
     "AttentionBatch",
     "Block",
     "Chooser",
@@ -67,6 +70,7 @@ __all__ = [
     "LayerInput",
     "LayerInputs",
     "LmHead",
+    "LowRank",
     "Mla",
     "MtpInput",
     "PackedMatrix",

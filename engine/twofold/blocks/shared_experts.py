@@ -65,7 +65,7 @@ class SharedExperts(Block):
         return num_bytes
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        where = f"layer {self.layer}, shared experts"
+        where, inner = f"layer {self.layer}, shared experts", self.intermediate_size
 
         def packed(half: int, part: str) -> ops.PackedMatrix:
             if "gate_up" not in weights:
@@ -75,6 +75,7 @@ class SharedExperts(Block):
                 where,
                 f"{where}: {part}",
                 lambda: [halves(weights.matrix("gate_up"))[half]],
+                rows=[("gate_up", range(half * inner, (half + 1) * inner))],
             )
 
         gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")

@@ -28,6 +28,7 @@ from twofold.api.types import (
     SamplingParams,
     Usage,
 )
+from twofold.engine.adapters import Adapters
 from twofold.engine.active_requests import ActiveRequests, Delivery, Speculation
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
@@ -120,6 +121,11 @@ class Engine:
             settle=self._finish_background_work,
             on_change=self._memory_changed,
         )
+        self.adapters = Adapters(
+            config, parts.adapters, self.control.between_steps, self._adapter_numbers_in_use
+        )
+        for name, path in config.adapters.items():
+            self.adapters.load(name, path)
         self.recording = ExpertRecording(config, parts.recorded, runner.moe, self.control.between_steps)
 
     @classmethod
@@ -187,7 +193,11 @@ class Engine:
             self._recorder.request(state)
             return state
 
-        self._inbox.put(request.request_id, self.check_room, begin)
+        if request.adapter is None:
+            self._inbox.put(request.request_id, self.check_room, begin)
+            return
+        with self.adapters.submitting(request.adapter):
+            self._inbox.put(request.request_id, self.check_room, begin)
 
     def check_room(self) -> None:
         """Raise CapacityError, or UnusableEngineError, if any request would be refused now. Thread-safe."""
@@ -277,6 +287,13 @@ class Engine:
     def max_context(self) -> int:
         """Longest prompt plus answer of one request, in tokens."""
         return self.control.split.max_context
+
+    def _adapter_numbers_in_use(self) -> set[int]:
+        scheduler = self._scheduler
+        with self._inbox.changed:
+            # Waiting ones twice: a preempted sequence goes back there.
+            live = (*self._inbox.new(), *scheduler.waiting, *scheduler.running, *scheduler.waiting)
+            return {each.request.adapter.number for each in live if each.request.adapter is not None}
 
     def stats(self) -> EngineStats:
         with self._inbox.changed:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from typing import TypeVar
 
 from twofold.api.errors import CapacityError, RequestError
 from twofold.engine.requests import RequestState
+from twofold.step.sequences import Sequence
 
 T = TypeVar("T")
 
@@ -30,6 +32,10 @@ class Inbox:
 
     def __len__(self) -> int:
         return len(self._new)
+
+    def new(self) -> list[Sequence]:
+        """Sequences of requests that the engine's thread has not taken yet. Hold `changed`."""
+        return [state.sequence for state in self._new]
 
     # ---- callers' threads -------------------------------------------------------------------------------------------
 
@@ -120,7 +126,7 @@ class Inbox:
             while self._new:
                 receive(self._new.popleft())
 
-    def put_back(self, waiting: Sequence[RequestState]) -> None:
+    def put_back(self, waiting: Seq[RequestState]) -> None:
         """Let these requests, which nothing was computed for, be taken again before newer ones."""
         with self.changed:
             self._new.extendleft(reversed(waiting))

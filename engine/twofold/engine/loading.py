@@ -49,6 +49,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.models.config import ModelConfig
 from twofold.models.pooling import read_pooling
 from twofold.models.sizing import trace_sizes
+from twofold.step.adapters import ModelAdapters
 from twofold.step.capacity import plan_capacity
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafters.mtp import MtpDrafter
@@ -87,6 +88,8 @@ class EngineParts:
     """How the model pools hidden states."""
     weights: MappedFiles
     """Files that steps read weights from."""
+    adapters: ModelAdapters | None = None
+    """Where adapters go; None: the runner computes none."""
     reload_on_cpu: Callable[[str], EngineParts] | None = None
     """Loads the model without its devices, for the given reason, with the packed experts. None: there are no devices,
     or they were asked for."""
@@ -270,6 +273,7 @@ class _Opened:
             drafter=model_drafter,
             pooling=self.pooling,
             weights=weights,
+            adapters=loaded.adapters,
         )
 
 
@@ -356,6 +360,7 @@ def _load_on_cpu(
         verifier=None if moe.plan.changes_outputs else runner,
         num_moe_layers=model.num_target_moe_layers,
         mtp_runner=runner.mtp_runner,
+        adapters=ModelAdapters(files, loaded.adapters, moe.store, loaded.lm_head, pool),
     )
 
 

@@ -35,6 +35,8 @@ class StepBatch:
         """Indices in `last_rows` of each sequence's first row to sample from; None: all, nothing is drafted."""
         self.verified: list[bool] = []
         """[T] whether the token is a sequence's newest or one of its drafts, both to be verified; empty: none is."""
+        self.adapters: list[int] = []
+        """[T] number of each token's adapter, -1 for none; empty: no token has any."""
         self.continues_decode = False
         """Whether the previous step had the same sequences, one token each; all rows are sampled from then."""
         self.meta = BatchMeta(self.token_ids, self.token_ids, np.empty((0, 0), np.int32), self.token_ids)
@@ -76,6 +78,7 @@ class StepBatch:
         self.token_ids = np.array(tokens, np.int32)
         self.requests, self.positions, self.last_rows = requests, positions, last_rows
         self.generated = generated
+        self.adapters = adapters_of(scheduled)
         has_drafts = len(first_rows) < len(last_rows)
         self.first_rows = first_rows if has_drafts else None
         self.verified = verified_rows(scheduled) if has_drafts else []
@@ -114,6 +117,14 @@ class StepBatch:
             last_position=max(positions),
             records=meta.records,
         )
+
+
+def adapters_of(scheduled: Seq[ScheduledSequence]) -> list[int]:
+    """[T] number of each token's adapter, -1 for none; empty: no token has any."""
+    numbers = [(item.sequence.request.adapter, item.num_tokens) for item in scheduled]
+    if not any(adapter for adapter, _ in numbers):
+        return []
+    return [-1 if adapter is None else adapter.number for adapter, count in numbers for _ in range(count)]
 
 
 def verified_rows(scheduled: Seq[ScheduledSequence]) -> list[bool]:

@@ -20,6 +20,7 @@ from twofold.blocks.mtp_input import MtpInput
 from twofold.blocks.rope import rope_tables
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
+from twofold.step.adapter_rows import AdapterSteps
 from twofold.step.mtp_layer import MtpLayer
 from twofold.weights.weight_format import ExpertWeights
 
@@ -129,6 +130,8 @@ class LoadedModel:
         self.mtp = self._mtp_layer(blocks, num_blocks)
         """Predicts the token after the next one; None: the model's files were opened without it."""
         loading.done("head")
+        self.adapters = AdapterSteps()
+        """Adapters of the next rows."""
         self.tapped: list[F32] = []
         """Hidden states [T, hidden] of the newest step before each of the tapped layers."""
         self._stretches = self._cut(blocks, tapped_layers) if tapped_layers else []
@@ -213,6 +216,7 @@ class LoadedModel:
         hidden = np.empty((len(token_ids), self.config.hidden_size), np.float32)
         with nullcontext() if self._threads is None else self._limited(self._threads.embedding):
             self._embedding.forward(token_ids, hidden)
+        self.adapters.change_embeddings(token_ids, hidden)
         self.config.embedding.scale_rows(hidden)
         return hidden
 
@@ -234,6 +238,7 @@ class LoadedModel:
             self._logits = self._all_logits[:num_rows]
         with nullcontext() if self._threads is None else self._limited(self._threads.head):
             self.lm_head.forward(hidden_rows, self._logits)
+        self.adapters.change_logits(hidden_rows, self._logits)
         return self._logits
 
     @contextmanager

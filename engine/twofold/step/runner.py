@@ -6,6 +6,7 @@ Builds the flattened batch, computes it, and lets each request's sampler pick fr
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -20,6 +21,7 @@ from twofold.api.control import MemorySplit
 from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.placement import Mask
+from twofold.step.adapters import ModelAdapters
 from twofold.step.batch import StepBatch
 from twofold.step.model import LoadedModel
 from twofold.step.mtp_runner import MtpRunner
@@ -140,6 +142,8 @@ class LoadedRunner:
     """Drafts with the model's MTP layer; None: it is not run."""
     num_moe_layers: int | None = None
     """MoE layers of a step, without an MTP layer's; None: all."""
+    adapters: ModelAdapters | None = None
+    """Where adapters are put; None: the runner computes none."""
 
 
 class ModelRunner:
@@ -176,19 +180,19 @@ class ModelRunner:
         prepared = self._model.attention_batch(batch.meta)
         self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
         self.batch_s += time.perf_counter() - began
+        self._model.adapters.set(batch.adapters)
         hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
         if self.follower is not None:
             self.follower(scheduled, self._model.tapped)
         if batch.continues_decode:  # decode only: no prompt log probabilities to report
             logits = self._model.logits(hidden)
         else:
-            pool_prompts(
-                scheduled,
-                lambda rows: self._model.final_states(hidden[rows]),
-                lambda rows: self._model.logits(hidden[rows]),
-            )
-            report_prompts(self.pool, scheduled, lambda rows: self._model.logits(hidden[rows]))
-            logits = self._model.logits(hidden[batch.last_rows])
+            logits_of = functools.partial(self._logits_of, hidden, batch.adapters)
+            pool_prompts(scheduled, lambda rows: self._model.final_states(hidden[rows]), logits_of)
+            report_prompts(self.pool, scheduled, logits_of)
+            logits = logits_of(batch.last_rows)
+        if batch.adapters:  # drafts use none
+            self._model.adapters.set([])
         self.moe.executor.end_step()
         if self.mtp_runner is not None:
             self.mtp_runner.follow(step, scheduled, hidden)
@@ -204,6 +208,12 @@ class ModelRunner:
             picked = self.pick_verified(batch.first_rows, samplers)
         self.sampling_s += time.perf_counter() - began
         return picked
+
+    def _logits_of(self, hidden: F32, adapters: Seq[int], rows: list[int]) -> F32:
+        """Logits of some of a step's rows, whose adapters are those of all its rows."""
+        if adapters:
+            self._model.adapters.set([adapters[row] for row in rows])
+        return self._model.logits(hidden[rows])
 
     def pick_verified(self, rows: Seq[int], samplers: Seq[Sampler]) -> list[int]:
         if self._ahead is not None and (tokens := self._ahead.take(rows, samplers)) is not None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace twofold {
 namespace {
@@ -43,7 +44,8 @@ void divide_groups(const ExpertStore& store, int layer, const ExpertGroups& grou
   }
 }
 
-void make_job(RankGroups& theirs, int layer, const LayerRouting& routing, const InputRows& input) {
+void make_job(RankGroups& theirs, int layer, const LayerRouting& routing, const InputRows& input,
+              std::span<const int32_t> adapters) {
   const ExpertGroups& groups = theirs.groups;
   std::vector<int> sent(size_t(routing.num_tokens), -1);  // token -> its number among those sent
   for (const int pair : groups.pairs) sent[size_t(pair / routing.top_k)] = 0;
@@ -60,6 +62,9 @@ void make_job(RankGroups& theirs, int layer, const LayerRouting& routing, const 
   theirs.job.insert(theirs.job.end(), groups.begin.begin(), groups.begin.end());
   for (const int pair : groups.pairs)
     theirs.job.push_back(sent[size_t(pair / routing.top_k)] * routing.top_k + pair % routing.top_k);
+  for (size_t t = 0; t < adapters.size(); ++t) {
+    if (sent[t] >= 0) theirs.job.push_back(adapters[t]);
+  }
 }
 
 ExpertJob read_job(std::span<const int32_t> job, const ExpertStore& store) {
@@ -67,17 +72,21 @@ ExpertJob read_job(std::span<const int32_t> job, const ExpertStore& store) {
     if (!holds) throw std::invalid_argument(std::string("a job of rank 0 is damaged: ") + what);
   };
   expect(job.size() > kHeader, "it has no header");
-  ExpertJob read{job[1], job[2], job[3], {}, {}, {}};
+  ExpertJob read{job[1], job[2], job[3], {}, {}, {}, {}};
   const size_t num_groups = size_t(std::max(job[4], 0));
   expect(read.layer >= 0 && read.layer < store.num_layers(), "there is no such layer");
   expect(read.num_tokens > 0 && read.top_k > 0, "it has no tokens");
   expect(num_groups > 0 && job.size() > kHeader + 2 * num_groups, "its groups are cut off");
   read.experts = job.subspan(kHeader, num_groups);
   read.begin = job.subspan(kHeader + num_groups, num_groups + 1);
-  read.pairs = job.subspan(kHeader + 2 * num_groups + 1);
+  const std::span<const int32_t> rest = job.subspan(kHeader + 2 * num_groups + 1);
   expect(read.begin.front() == 0 && std::is_sorted(read.begin.begin(), read.begin.end()) &&
-             size_t(read.begin.back()) == read.pairs.size(),
+             std::cmp_less_equal(read.begin.back(), rest.size()),
          "its pairs are cut off");
+  read.pairs = rest.first(size_t(read.begin.back()));
+  read.adapters = rest.subspan(read.pairs.size());
+  expect(read.adapters.empty() || std::cmp_equal(read.num_tokens, read.adapters.size()),
+         "its adapters are cut off");
   for (const int expert : read.experts) {
     expect(expert >= 0 && expert < store.num_experts() && store.expert(read.layer, expert) != nullptr,
            "it names an expert that this rank does not hold");

@@ -22,13 +22,16 @@ struct RankGroups {
 void divide_groups(const ExpertStore& store, int layer, const ExpertGroups& groups,
                    std::span<RankGroups> of_ranks);
 
-// Fills job and rows for a rank: of the step's `input`, only the tokens that its pairs name.
-void make_job(RankGroups& theirs, int layer, const LayerRouting& routing, const InputRows& input);
+// Fills job and rows for a rank: of the step's `input`, only the tokens that its pairs name. adapters: of each token; empty:
+// none uses one.
+void make_job(RankGroups& theirs, int layer, const LayerRouting& routing, const InputRows& input,
+              std::span<const int32_t> adapters);
 
 // A job as another rank reads it; pairs count the tokens that were sent.
 struct ExpertJob {
   int layer, num_tokens, top_k;
   std::span<const int> experts, begin, pairs;
+  std::span<const int> adapters;  // of each token; empty: none uses one
 };
 
 // Throws std::invalid_argument for a damaged job, or one of experts that are not in the store.

@@ -7,16 +7,25 @@
 namespace twofold {
 
 RankWorker::RankWorker(ThreadPool& pool, std::vector<std::shared_ptr<const PackedMatrix>> matrices,
-                       const ExpertStore* experts)
+                       ExpertStore* experts)
     : pool_(pool), matrices_(std::move(matrices)), store_(experts) {
   if (experts != nullptr) compute_.emplace(pool, *experts, kernels::Rounding::kOfLevel);
 }
 
 std::span<const float> RankWorker::run(std::span<const int32_t> job, std::span<const float> rows) {
   const RankJob kind = job.empty() ? RankJob::kStop : static_cast<RankJob>(job.front());
-  if (kind == RankJob::kPing) return answer_.assign(1, 1.0f), answer_;
+  if (kind == RankJob::kPing) return done();
   if (kind == RankJob::kLinear) return linear(job, rows);
   if (kind == RankJob::kExperts && compute_) return run_experts(job, rows);
+  if (kind == RankJob::kPutAdapter && compute_) {
+    const AdapterJob read = read_adapter_job(job, rows);
+    store_->put_adapter(adapters_, read.place, read.adapter, read.part);
+    return done();
+  }
+  if (kind == RankJob::kDropAdapter && job.size() == 2) {
+    if (compute_) store_->drop_adapter(job[1]);
+    return done();
+  }
   throw std::invalid_argument("a job of rank 0 is damaged: this rank has no work of kind " +
                               std::to_string(static_cast<int>(kind)));
 }

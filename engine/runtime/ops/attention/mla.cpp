@@ -32,7 +32,8 @@ void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const H
   const int64_t K = w.columns();
   const EncodedRows encoder(table, {formats, static_cast<size_t>(num_formats)}, K);
   const int block = std::min(M, kMostRows);
-  const int64_t temporary = (K * 4 + 63) / 64 * 64;
+  const int64_t ranks = w.adapters() == nullptr ? 0 : w.adapters()->max_rank();
+  const int64_t temporary = (std::max(K, ranks) * 4 + 63) / 64 * 64;
   const int64_t memory = temporary + (encoder.bytes(block) + 63) / 64 * 64;
   std::byte* const scratch = pool.scratch(kLinearScratch, memory * pool.num_threads());
 
@@ -47,6 +48,8 @@ void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const H
     pieces.add(static_cast<int>(h), segment.num_panels, by_head ? segment.num_panels : 4, pool.num_nodes());
   }
   pieces.finish(pool.num_nodes());
+  std::span<const int32_t> adapters;
+  if (w.adapters() != nullptr) adapters = w.adapters()->rows().of(x.first, M);
   const LoopPhase phase = pieces.phase();
   for_phases(pool, {&phase, 1}, total_us, [&](int, int64_t chunk, int thread) {
     const PanelRange& piece = pieces[chunk];
@@ -66,6 +69,15 @@ void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const H
         const int n = static_cast<int>(std::min<int64_t>(kernels::kPanelRows, segment.rows - row));
         kernel.matmul(rows.row(kernel.activation, 0), stride, segment.panel(p), to + row, y.token, count, n,
                       static_cast<int>(K));
+      }
+      const int64_t row = piece.first * kernels::kPanelRows;
+      const int64_t num_rows = std::min(piece.count * kernels::kPanelRows, segment.rows - row);
+      for (int m = 0; !adapters.empty() && m < count; ++m) {
+        const LowRank* const low = w.adapters()->part(adapters[size_t(first + m)], segment.first_row);
+        if (low == nullptr) continue;
+        float* const t = reinterpret_cast<float*>(own);
+        low->down(table, input.x + m * input.ld, 0, low->rank(), t);
+        low->up(table, t, segment.first_row + row, num_rows, to + m * y.token + row);
       }
     }
   });
@@ -131,9 +143,9 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
     timer.next(Work::kOutput);
     const int64_t width = parts_.out.columns();
     float* values = pool_.scratch_floats(kHeadsScratch, count * width);
-    linear_by_head(table_, pool_, {queries, query_floats, parts_.shape.cached()}, count, *parts_.v_b,
+    linear_by_head(table_, pool_, {queries, query_floats, parts_.shape.cached(), first}, count, *parts_.v_b,
                    {values, width, parts_.shape.value});
-    parts_.out.add(table_, pool_, values, count, sum + static_cast<int64_t>(first) * hidden_size());
+    parts_.out.add(table_, pool_, values, count, sum + static_cast<int64_t>(first) * hidden_size(), first);
     begin = end;
   }
 }
@@ -179,11 +191,11 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
   if (parts_.q_b.weight != nullptr) {
     width = parts_.q_b.rows();
     float* expanded = pool_.scratch_floats(kHeadsScratch, count * width);
-    parts_.q_b.run(table_, pool_, q, a_width, count, expanded);
+    parts_.q_b.run(table_, pool_, q, a_width, count, expanded, first);
     q = expanded;
   }
   const int64_t query_width = static_cast<int64_t>(heads) * cached;
-  linear_by_head(table_, pool_, {q, width, key}, count, *parts_.k_b, {queries, query_width, cached});
+  linear_by_head(table_, pool_, {q, width, key, first}, count, *parts_.k_b, {queries, query_width, cached});
   const double elements = static_cast<double>(count) * heads * shape.rope;
   for_ranges(pool_, count, 1, work_us(8.0 * elements, 6.0 * elements), [&](int64_t from, int64_t n) {
     for (int64_t t = from; t < from + n; ++t) {

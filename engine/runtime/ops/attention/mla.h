@@ -81,9 +81,10 @@ template <class T>
 struct HeadRows {
   T* data;
   int64_t token, head;
+  int64_t first = 0;  // row of the step that m = 0 is, for adapters
 };
 
-// y(m, h) = w_h x(m, h). Takes scratch slot kLinearScratch; the caller holds the lock.
+// y(m, h) = w_h x(m, h), and what the row's adapter adds. Takes scratch slot kLinearScratch; the caller holds the lock.
 void linear_by_head(const kernels::KernelTable& table, ThreadPool& pool, const HeadRows<const float>& x,
                     int M, const PackedMatrix& w, const HeadRows<float>& y);
 

@@ -280,7 +280,10 @@ class CachingPool(PagePool):
         return digests
 
     def _root(self, sequence: Sequence) -> bytes:
-        salt = sequence.request.cache_salt.encode()
+        request = sequence.request
+        salt = request.cache_salt.encode()
+        if request.adapter is not None:
+            salt += b"\0" + request.adapter.digest.encode()
         length = sequence.num_prompt_tokens if self._depends_on_length else 0
         return blake2b(b"%d %d %b %b" % (len(self._key), length, self._key, salt)).digest()
 

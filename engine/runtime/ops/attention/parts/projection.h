@@ -18,14 +18,16 @@ struct Projection {
   int64_t rows() const { return weight->rows(); }
   int64_t columns() const { return weight->columns(); }
 
-  // out [T, rows] = weight . norm(x) + bias; x has T rows, `ld` elements apart.
-  void run(const kernels::KernelTable& table, ThreadPool& pool, const float* x, int64_t ld, int T,
-           float* out) const {
-    linear(table, pool, {.x = x, .ld = ld, .norm = norm, .eps = eps}, T, *weight, bias, out);
+  // out [T, rows] = weight . norm(x) + bias; x has T rows, `ld` elements apart, from row `first` of the step on.
+  void run(const kernels::KernelTable& table, ThreadPool& pool, const float* x, int64_t ld, int T, float* out,
+           int first = 0) const {
+    linear(table, pool, {.x = x, .ld = ld, .norm = norm, .eps = eps, .first = first}, T, *weight, bias, out);
   }
   // sum [T, rows] += the same of x [T, columns].
-  void add(const kernels::KernelTable& table, ThreadPool& pool, const float* x, int T, float* sum) const {
-    linear(table, pool, {.x = x, .ld = columns(), .norm = norm, .eps = eps}, T, *weight, bias, sum, true);
+  void add(const kernels::KernelTable& table, ThreadPool& pool, const float* x, int T, float* sum,
+           int first = 0) const {
+    linear(table, pool, {.x = x, .ld = columns(), .norm = norm, .eps = eps, .first = first}, T, *weight, bias,
+           sum, true);
   }
 };
 

@@ -1,0 +1,150 @@
+"""Adapters of a loaded model: puts each of an adapter's products to the rows of the packed matrix that it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from twofold import _core
+from twofold.adapters.adapter import Adapter, LowRank
+from twofold.adapters.base_shapes import PARTS, BaseExperts, BaseShapes
+from twofold.api.errors import ModelLoadError
+from twofold.blocks import ops
+from twofold.blocks.block import ExpertBlock
+from twofold.blocks.block_weights import Stacked
+from twofold.models.model_files import ModelFiles
+from twofold.step.adapter_rows import F32, AdapterEnds, AdapterSteps
+from twofold.weights.gguf_source import GgufSource
+from twofold.weights.weight_format import WeightMatrix
+
+_WEIGHT: Final = ".weight"
+_EMBEDDING: Final = "model.embed_tokens"
+_HEAD: Final = "lm_head"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An adapter's products, each with the matrix that it changes."""
+
+    matrices: list[tuple[ops.PackedMatrix, ops.LowRank]] = field(default_factory=list)
+    experts: list[tuple[tuple[int, int, int], ops.LowRank]] = field(default_factory=list)
+    """((layer, expert, matrix), product)."""
+    ends: AdapterEnds | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.bytes for _, part in (*self.matrices, *self.experts))
+
+
+@dataclass(frozen=True)
+class ModelAdapters:
+    """What adapters of one model may change, and where. Changes happen between two steps."""
+
+    files: ModelFiles
+    """Those that the model was loaded from: they know the packed matrices."""
+    steps: AdapterSteps
+    store: _core.ExpertStore
+    head: ops.LmHead
+    pool: ops.ThreadPool
+
+    @cached_property
+    def shapes(self) -> BaseShapes:
+        """The matrices of the model, for reading an adapter's files."""
+        specs = [spec for _, weights in self.files.parts() for spec in weights.specs.values()]
+        head = self.files.head.specs["vocabulary"]
+        specs.append(replace(head, name=f"{_HEAD}{_WEIGHT}"))
+        tensors = self.files.tensors
+        fields = tensors.file.fields if isinstance(tensors, GgufSource) else {}
+        return BaseShapes.of_specs(
+            specs,
+            {name: experts for name, _, experts in self._expert_layers()},
+            renamed=self.files.config.renamed,
+            architecture=str(fields.get("general.architecture", "")),
+        )
+
+    def prepare(self, adapter: Adapter) -> Prepared:
+        """The adapter's products in native memory. Takes its time; on any thread.
+
+        Raises ModelLoadError for a product of a matrix that takes none.
+        """
+        table, head = adapter.replaced.get(_EMBEDDING), adapter.replaced.get(_HEAD)
+        own_head = None if head is None else self._own_head(head, adapter.products.get(_HEAD))
+        ends = table, adapter.products.get(_EMBEDDING), own_head
+        prepared = Prepared(ends=AdapterEnds(*ends) if any(each is not None for each in ends) else None)
+        for name, product in adapter.products.items():
+            if name == _EMBEDDING or (name == _HEAD and head is not None):
+                continue
+            module, _, part = name.rpartition(".")
+            experts, _, expert = module.rpartition(".")
+            if experts in self._layers:
+                place = self._layers[experts], int(expert), PARTS.index(part)
+                prepared.experts.append((place, ops.LowRank(product.a, product.b)))
+                continue
+            if (places := self._matrices.get(name)) is None:
+                raise self._refused(adapter, name, "adapters do not change this matrix")
+            for matrix, first_row, own, transposed in places:
+                a, b = product.a, product.b[own.start : own.stop]
+                if transposed:
+                    a, b = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)
+                prepared.matrices.append((matrix, ops.LowRank(a, b, first_row)))
+        return prepared
+
+    def put(self, number: int, prepared: Prepared) -> None:
+        """Compute rows of the adapter `number` with these products, completely or not at all. Raises ModelLoadError."""
+        try:
+            for matrix, part in prepared.matrices:
+                matrix.put_adapter(self.steps.native, number, part)
+            for place, part in prepared.experts:
+                self.store.put_adapter(self.steps.native, number, place, part)
+            if prepared.ends is not None:
+                self.steps.ends[number] = prepared.ends
+        except ValueError as error:
+            self.drop(number)
+            raise ModelLoadError(f"the adapter does not fit the model: {error}") from None
+
+    def drop(self, number: int) -> None:
+        """Forget the adapter; no running request may use it. Safe for one that was never put."""
+        for places in self._matrices.values():
+            for place in places:
+                place.matrix.drop_adapter(number)
+        self.store.drop_adapter(number)
+        self.steps.ends.pop(number, None)
+
+    def _own_head(self, weights: F32, product: LowRank | None) -> ops.LmHead:
+        """The model's head with other weights [vocabulary, hidden], which the product changes."""
+        if product is not None:
+            weights = weights + product.b @ product.a
+        matrix = WeightMatrix(weights, "f32", weights.shape[1])
+        return self.head.with_weight(ops.PackedMatrix(self.pool, [matrix]))
+
+    @staticmethod
+    def _refused(adapter: Adapter, name: str, reason: str) -> ModelLoadError:
+        return ModelLoadError(f"adapter {adapter.name}: {name}: {reason}; train it without this module")
+
+    @cached_property
+    def _matrices(self) -> dict[str, list[Stacked]]:
+        """Where the rows of each matrix lie, by its name."""
+        found = {
+            weights.specs[part].name.removesuffix(_WEIGHT): places
+            for _, weights in self.files.blocks()
+            for part, places in weights.stacked.items()
+        }
+        return found | {_HEAD: self.files.head.stacked["vocabulary"]}  # whatever its tensor is called, where it is tied
+
+    @cached_property
+    def _layers(self) -> dict[str, int]:
+        """MoE layers by the name of their experts."""
+        return {name: layer for name, layer, _ in self._expert_layers()}
+
+    def _expert_layers(self) -> Iterator[tuple[str, int, BaseExperts]]:
+        blocks = [each for each in self.files.blocks() if isinstance(each[0], ExpertBlock)]
+        for layer, (block, weights) in enumerate(blocks):
+            assert isinstance(block, ExpertBlock)
+            routed = block.routed
+            name = block.stacked_experts(weights)[0].name.rpartition(".")[0]
+            sizes = routed.num_experts, routed.hidden_size, routed.intermediate_size
+            yield name, layer, BaseExperts(*sizes, **block.fused_form._asdict())

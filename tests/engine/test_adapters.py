@@ -1,0 +1,143 @@
+"""Adapters served by an engine: an answer depends on its own adapter alone, whatever else the engine does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.errors import CapacityError, ModelLoadError
+from twofold.api.parallel_config import ParallelConfig
+from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.engine import Engine
+from twofold.experts.spread import RankShare
+
+from tests.engine.adapter_files import write_adapter
+from tests.parallel.ranks_in_process import RanksInProcess
+from tests.tiny_models.table import EXAMPLES
+from tests.tiny_models.writing import write_tiny_model
+
+PROMPT = tuple(range(5, 45))
+NAMES = (None, "a", "b")
+FAMILIES = ("qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next")
+WAYS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "emulated": {"accelerator": "emulated:rtx4090-pcie4", "num_gpu_experts": 5},
+    "chunks": {"max_num_batched_tokens": 8},
+    "speculation": {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 4}'},
+    "few pages": {"max_total_tokens": 160},
+    "ranks": {},
+}
+
+
+def engine_of(directory: Path, share: RankShare | None = None, **settings: Any) -> Engine:
+    defaults = {"accelerator": "none", "cpu_threads": 2, "max_total_tokens": 1024, "seed": 1}
+    return Engine.load(EngineConfig(model=str(directory), **defaults | settings), share=share)
+
+
+def answers(engine: Engine, names: Sequence[str | None], prompt: tuple[int, ...] = PROMPT) -> list[list[int]]:
+    """Tokens of the greedy answers to `prompt`, all asked for at once."""
+    found: list[list[int]] = [[] for _ in names]
+    for index, (name, tokens) in enumerate(zip(names, found, strict=True)):
+        adapter = None if name is None else engine.adapters.use(name)
+        assert (adapter is None) == (name is None)
+        sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+        engine.submit(
+            GenerationRequest(
+                prompt,
+                sampling,
+                lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids),  # type: ignore[misc]
+                f"{index}-{name}",
+                adapter=adapter,
+            )
+        )
+    while engine.step():
+        pass
+    return found
+
+
+def write_two(root: Path, family: str) -> tuple[Path, tuple[str, ...]]:
+    """A model, and --lora-modules of two adapters."""
+    directory = write_tiny_model(root / "model", EXAMPLES[family])
+    engine = engine_of(directory)
+    model = engine._parts.adapters
+    assert model is not None
+    matrices = {name: shape for name, shape in model.shapes.matrices.items() if name in model._matrices}
+    shapes = dataclasses.replace(model.shapes, matrices=matrices)
+    paths = [write_adapter(root / name, shapes, seed) for seed, name in enumerate("ab")]
+    engine.close()
+    return directory, tuple(f"{path.name}={path}" for path in paths)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_depends_on_its_own_adapter_alone(family: str, tmp_path: Path) -> None:
+    directory, modules = write_two(tmp_path, family)
+    alone = {}
+    for name in NAMES:
+        engine = engine_of(directory, lora_modules=modules, enable_prefix_caching=False)
+        (alone[name],) = answers(engine, [name])
+        engine.close()
+    assert len({tuple(tokens) for tokens in alone.values()}) == len(NAMES)
+    asked = ["a", None, "b", "a", "b", None]
+    for way, settings in WAYS.items():
+        share = None
+        if way == "ranks":
+            config = EngineConfig(model=str(directory), accelerator="none", cpu_threads=1, seed=1)
+            parallel = ParallelConfig(2, tensor_parallel_min_bytes=0, enable_expert_parallel=True)
+            share = RanksInProcess(config, parallel).share
+        engine = engine_of(directory, share, lora_modules=modules, **settings)
+        for _ in range(2):  # the second time from the prefix cache
+            found = answers(engine, asked)
+            assert found == [alone[name] for name in asked], way
+        engine.close()
+
+
+def test_the_least_recently_used_adapter_leaves_and_returns(tmp_path: Path) -> None:
+    directory, modules = write_two(tmp_path, "qwen3_moe")
+    engine = engine_of(directory, lora_modules=modules, max_cpu_loras=1)
+    loaded = {each.name: each.loaded is not None for each in engine.adapters.known()}
+    assert loaded == {"a": False, "b": True}
+    first = answers(engine, ["a"])
+    assert answers(engine, ["b"]) != first
+    assert answers(engine, ["a"]) == first
+    adapter = engine.adapters.use("a")
+    request = GenerationRequest(PROMPT, SamplingParams(max_tokens=4), request_id="busy", adapter=adapter)
+    engine.submit(request)
+    with pytest.raises(CapacityError, match="requests use all adapters"):
+        engine.adapters.use("b")
+    while engine.step():
+        pass
+    assert engine.adapters.use("b") is not None
+    with pytest.raises(CapacityError, match="has just left memory"):
+        engine.submit(request)
+    engine.close()
+
+
+def test_an_unloaded_adapter_finishes_its_requests_and_a_new_one_of_its_name_is_another(tmp_path: Path) -> None:
+    directory, modules = write_two(tmp_path, "qwen3_moe")
+    engine = engine_of(directory, lora_modules=modules)
+    alone = answers(engine, ["a", "b"])
+    tokens: list[int] = []
+    engine.submit(
+        GenerationRequest(
+            PROMPT,
+            SamplingParams(max_tokens=16, ignore_eos=True),
+            lambda chunk: tokens.extend(chunk.token_ids),
+            adapter=engine.adapters.use("a"),
+        )
+    )
+    engine.step()
+    engine.adapters.load("a", tmp_path / "b")
+    engine.adapters.unload("b")
+    while engine.step():
+        pass
+    assert tokens == alone[0]
+    assert answers(engine, ["a"]) == [alone[1]]
+    assert engine.adapters.use("b") is None
+    with pytest.raises(ModelLoadError):
+        engine.adapters.load("a", tmp_path / "model")
+    assert answers(engine, ["a"]) == [alone[1]]
+    engine.close()
