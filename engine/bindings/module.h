@@ -10,5 +10,6 @@ void bind_ops(pybind11::module_& m);             // thread pool, dense CPU opera
 void bind_routing_counts(pybind11::module_& m);  // called by bind_runtime
 void bind_store(pybind11::module_& m);           // called by bind_runtime
 void bind_rank_worker(pybind11::module_& m);     // called by bind_runtime
+void bind_training(pybind11::module_& m);        // called by bind_runtime
 void bind_runtime(pybind11::module_& m);         // expert store, accelerators, MoE executor, events
 }  // namespace twofold::bindings

@@ -322,6 +322,7 @@ void bind_runtime(py::module_& m) {
   m.def("event_formats", [formats = event_formats()] { return formats; });
   bind_store(m);
   bind_rank_worker(m);
+  bind_training(m);
   bind_layer_plan(m);
   bind_routing_counts(m);
   bind_accelerators(m);

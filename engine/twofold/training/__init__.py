@@ -1,0 +1,1 @@
+"""Training beside frozen, packed weights: forward and backward of routed experts for PyTorch."""
