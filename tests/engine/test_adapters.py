@@ -116,7 +116,9 @@ def test_the_least_recently_used_adapter_leaves_and_returns(tmp_path: Path) -> N
     engine.close()
 
 
-def test_an_unloaded_adapter_finishes_its_requests_and_a_new_one_of_its_name_is_another(tmp_path: Path) -> None:
+def test_an_unloaded_adapter_finishes_its_requests_and_a_new_one_of_its_name_is_another(
+    tmp_path: Path,
+) -> None:
     directory, modules = write_two(tmp_path, "qwen3_moe")
     engine = engine_of(directory, lora_modules=modules)
     alone = answers(engine, ["a", "b"])

@@ -46,13 +46,15 @@ text.chat: api text.schemas
 text.tokenizer: api weights
 text.conversation: api text.tokenizer
 models: api blocks text.chat text.tokenizer weights
-step: _core api blocks experts models text.tokenizer weights
+step: _core adapters api blocks experts models text.tokenizer weights
+training: _core api blocks experts models step
 parallel: __init__ _core api blocks experts models step
 device: _core _cuda api blocks experts models step weights
 fit: _core api blocks device experts models step weights
 rules: api blocks models weights
 telemetry: _core api
-engine: __init__ _core api blocks device experts models rules step telemetry text.schemas text.tokenizer weights
+engine: __init__ _core adapters api blocks device experts models rules step telemetry text.schemas text.tokenizer
+    weights
 quantise: api blocks experts models rules step text.tokenizer weights
 server.http: api
 server.bridge:

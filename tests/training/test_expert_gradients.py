@@ -40,9 +40,10 @@ class Case:
     limit: float
     sizes: tuple[int, int]
 
-    def expected(self, x: Tensor, ids: Tensor, weights: Tensor, factors: list[tuple[Tensor, Tensor, float]]) -> Tensor:
+    def expected(
+        self, x: Tensor, ids: Tensor, weights: Tensor, factors: list[tuple[Tensor, Tensor, float]]
+    ) -> Tensor:
         """The layer in float64, expert by expert."""
-        hidden, inner = self.sizes
         total = torch.zeros_like(x)
         for expert in range(EXPERTS):
             token, rank = torch.where(ids == expert)
@@ -87,7 +88,9 @@ def case_of(
         EXPERTS, hidden, inner, [formats], activation=activation, biases=biases, limits=[limit]
     )
     matrices: list[list[WeightMatrix]] = []
-    for format, (rows, columns) in zip(formats, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
+    for format, (rows, columns) in zip(
+        formats, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True
+    ):
         of_experts = []
         for _ in range(EXPERTS):
             values = draw.normal(scale=columns**-0.5, size=(rows, columns)).astype(np.float32)

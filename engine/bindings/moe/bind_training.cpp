@@ -2,7 +2,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,12 +18,7 @@ namespace twofold::bindings {
 namespace {
 
 // (a [experts, rank, columns], b [experts, rows, rank], scale) of gate, up and down; None: not trained.
-using FactorArguments = std::array<py::object, 3>;
-
-struct BoundGradients {
-  py::array_t<float> dx, dweights;
-  std::vector<py::object> factors;  // (da, db), or None
-};
+using FactorArguments = std::vector<py::object>;
 
 class __attribute__((visibility("hidden"))) BoundExpertTraining {
  public:
@@ -80,13 +74,15 @@ class __attribute__((visibility("hidden"))) BoundExpertTraining {
   TrainedLayer layer_of(int layer, const FloatRows& x, const IntRows& ids, const FloatRows& weights,
                         const FactorArguments& factors) const {
     const int hidden = store_->shape().hidden, inner = store_->shape().intermediate;
+    if (factors.size() != 3) throw KernelFailure("ExpertTraining: factors are of gate, up and down");
     expect_f32(view_of(x), "ExpertTraining: x", {kAny, hidden});
     expect_shape(ids, "ids", x.shape(0), ids.shape(1));
     expect_shape(weights, "weights", x.shape(0), ids.shape(1));
-    TrainedLayer of{layer,
-                    {ids.data(), weights.data(), static_cast<int>(x.shape(0)), static_cast<int>(ids.shape(1))},
-                    x.data(),
-                    {}};
+    TrainedLayer of{
+        layer,
+        {ids.data(), weights.data(), static_cast<int>(x.shape(0)), static_cast<int>(ids.shape(1))},
+        x.data(),
+        {}};
     for (int m = 0; m < 3; ++m) {
       if (factors[size_t(m)].is_none()) continue;
       const auto given = factors[size_t(m)].cast<py::tuple>();
@@ -118,8 +114,10 @@ void bind_training(py::module_& m) {
       .def(py::init<const PoolView&, std::shared_ptr<ExpertStore>>(), py::arg("pool"), py::arg("store"))
       .def("forward", &BoundExpertTraining::forward, py::arg("layer"), py::arg("x").noconvert(),
            py::arg("ids").noconvert(), py::arg("weights").noconvert(), py::arg("factors"), py::arg("keep"),
-           "(y [tokens, hidden], KeptRows) for x float32 [tokens, hidden], ids int32 and weights float32 [tokens, "
-           "top_k]. factors: of gate, up and down, None or (a [experts, rank, columns], b [experts, rows, rank], "
+           "(y [tokens, hidden], KeptRows) for x float32 [tokens, hidden], ids int32 and weights float32 "
+           "[tokens, "
+           "top_k]. factors: of gate, up and down, None or (a [experts, rank, columns], b [experts, rows, "
+           "rank], "
            "scale). Without keep nothing is kept, and backward computes it again.")
       .def("backward", &BoundExpertTraining::backward, py::arg("layer"), py::arg("x").noconvert(),
            py::arg("ids").noconvert(), py::arg("weights").noconvert(), py::arg("factors"),

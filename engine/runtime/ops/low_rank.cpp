@@ -152,7 +152,7 @@ int MatrixAdapters::width(int adapter) const {
 
 void MatrixAdapters::down(const kernels::KernelTable& table, int adapter, const float* x, int first,
                           int count, float* t) const {
-  int begin = 0;  // of the part, in t
+  int begin = 0;  // the part's place in t
   for (const auto& part : parts(adapter)) {
     const int from = std::max(first, begin), end = std::min(first + count, begin + part->rank());
     if (from < end) part->down(table, x, from - begin, end - from, t + from);

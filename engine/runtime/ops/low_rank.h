@@ -22,7 +22,7 @@ class AdapterRows {
   static constexpr int32_t kNone = -1;
 
   void set(std::vector<int32_t> adapters);
-  // Those of rows [first, first + num_rows) of the step; empty where no row uses one. Throws KernelFailure where the step
+  // The adapters that rows [first, first + num_rows) of the step use; empty where no row uses one. Throws KernelFailure where the step
   // has fewer rows.
   std::span<const int32_t> of(int64_t first, int64_t num_rows) const;
 
@@ -66,7 +66,7 @@ class LowRank {
 
   Shape shape_;
   Values a_;
-  Values b_;  // [panels of rows][rank][kPanelRows], zeros behind the last row
+  Values b_;  // [panels of rows][rank][kPanelRows], zeros after the last row
 };
 
 // The adapters' parts of one matrix.

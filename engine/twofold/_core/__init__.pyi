@@ -373,6 +373,20 @@ class Ranks:
     rank: Final[int]
     size: Final[int]
 
+class AdapterRows:
+    """Which adapter each row of the coming products uses: one object per model."""
+
+    def __init__(self) -> None: ...
+    def set(self, adapters: Sequence[int]) -> None:
+        """One number per row of the step, -1 for none; an empty list: no row uses any."""
+
+class LowRank:
+    """What an adapter adds to a product with some rows of a matrix: B (A x)."""
+
+    def __init__(self, a: NDArray[Any], b: NDArray[Any], first_row: int = 0) -> None:
+        """a: float32 [rank, columns]; b: float32 [rows, rank], for the matrix's rows from first_row on."""
+    bytes: Final[int]
+
 class PackedMatrix:
     """Matrices stacked by rows, in the kernels' panels."""
 
@@ -391,6 +405,13 @@ class PackedMatrix:
     bytes: Final[int]
     formats: Final[list[str]]
     segment_rows: Final[list[int]]
+    part_rows: Final[list[int]]
+    "Rows of each stacked matrix."
+
+    def put_adapter(self, rows: AdapterRows, adapter: int, part: LowRank) -> None:
+        """Rows of products that use `adapter` get what the part adds to them. Between two steps only."""
+
+    def drop_adapter(self, adapter: int) -> None: ...
     panels: Final[_U8]
 
 def embed(pool: ThreadPool, table: WeightMatrix, token_ids: _I32, out: _F32) -> None: ...
@@ -428,6 +449,9 @@ class LmHead:
     def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
     def norm(self, hidden_rows: _F32, out: _F32) -> None:
         """The rows that the matrix is multiplied with; out may be hidden_rows."""
+
+    def with_weight(self, weight: PackedMatrix) -> LmHead:
+        """The same with another matrix."""
 
     def with_norm(self, norm_weight: _F32) -> LmHead:
         """The same matrix after another norm."""
@@ -799,6 +823,12 @@ class ExpertStore:
     def put_biases(self, layer: int, first: int, biases: _F32) -> None:
         """Biases of experts from `first` on, float32 [experts, 2 intermediate + hidden]: gate's, up's, down's."""
 
+    def put_adapter(
+        self, rows: AdapterRows, adapter: int, place: tuple[int, int, int], part: LowRank
+    ) -> None:
+        """As PackedMatrix.put_adapter, for the matrix (layer, expert, 0 gate, 1 up or 2 down)."""
+
+    def drop_adapter(self, adapter: int) -> None: ...
     def formats(self, layer: int) -> tuple[str, str, str] | list[tuple[str, str, str]]:
         """(gate, up, down) of a layer's experts, or a list of one for each if they differ."""
 
@@ -826,6 +856,40 @@ class RankWorker:
     ) -> None: ...
     def run(self, job: _I32, rows: _F32) -> _F32:
         """The answer [numbers] to a job, given the rows sent with it [numbers]. Raises ValueError for a damaged job."""
+
+class KeptRows:
+    """What backward reads of a forward."""
+
+    num_bytes: Final[int]
+
+class ExpertTraining:
+    """Routed experts in training: forward and backward in float32 over packed weights."""
+
+    def __init__(self, pool: ThreadPool, store: ExpertStore) -> None: ...
+    def forward(
+        self,
+        layer: int,
+        x: _F32,
+        ids: _I32,
+        weights: _F32,
+        factors: Sequence[tuple[NDArray[Any], NDArray[Any], float] | None],
+        keep: bool,
+    ) -> tuple[_F32, KeptRows]:
+        """(y [tokens, hidden], KeptRows) for x float32 [tokens, hidden], ids int32 and weights float32 [tokens,
+        top_k]. factors: of gate, up and down, None or (a [experts, rank, columns], b [experts, rows, rank],
+        scale). Without keep nothing is kept, and backward computes it again."""
+
+    def backward(
+        self,
+        layer: int,
+        x: _F32,
+        ids: _I32,
+        weights: _F32,
+        factors: Sequence[tuple[NDArray[Any], NDArray[Any], float] | None],
+        dy: _F32,
+        kept: KeptRows,
+    ) -> tuple[_F32, _F32, list[tuple[_F32, _F32] | None]]:
+        """(dx, dweights, [None or (da, db)] * 3) for dy, the gradient of y."""
 
 class PlacedGroups:
     """Experts of a layer: copies of their tokens' pairs, grouped."""

@@ -20,8 +20,8 @@ class AdapterConfig:
 
     lora_modules: tuple[str, ...] = setting(
         (),
-        'adapter served as a model of its own, NAME=PATH or {"name": NAME, "path": PATH} (PEFT directory, KTransformers '
-        "directory or GGUF file); again for more",
+        'adapter served as a model of its own, NAME=PATH or {"name": NAME, "path": PATH} (directory of PEFT '
+        "or KTransformers, or GGUF file); again for more",
     )
     max_loras: int = setting(8, "adapters that the requests of one step may use", low=1, high=1024)
     max_lora_rank: int = setting(64, "largest rank of an adapter", low=1, high=4096)

@@ -28,7 +28,7 @@ class Stacked(NamedTuple):
     first_row: int
     """In the matrix."""
     rows: range
-    """Of the tensor."""
+    """The tensor's rows."""
     transposed: bool = False
     """Whether these rows are columns of the matrix."""
 

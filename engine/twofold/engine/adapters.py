@@ -126,7 +126,9 @@ class Adapters:
 
     def _in_native(self) -> dict[int, LoadedAdapter]:
         """All adapters in native memory by number."""
-        return {each.loaded.number: each.loaded for each in self._known.values() if each.loaded} | self._retired
+        return {
+            each.loaded.number: each.loaded for each in self._known.values() if each.loaded
+        } | self._retired
 
     def _retire(self, known: KnownAdapter | None) -> None:
         if known is not None and known.loaded is not None:
@@ -137,9 +139,7 @@ class Adapters:
         model = self._model
         if model is None:
             raise ConfigError("adapters are computed on the CPU; start with --accelerator none or emulated")
-        adapter = read_adapter(
-            known.path, model.shapes, name=known.name, max_rank=self._config.max_lora_rank
-        )
+        adapter = read_adapter(known.path, model.shapes, name=known.name, max_rank=self._config.max_lora_rank)
         prepared = model.prepare(adapter)
         self._make_room()
         with self._lock:

@@ -28,8 +28,8 @@ from twofold.api.types import (
     SamplingParams,
     Usage,
 )
-from twofold.engine.adapters import Adapters
 from twofold.engine.active_requests import ActiveRequests, Delivery, Speculation
+from twofold.engine.adapters import Adapters
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.expert_recording import ExpertRecording

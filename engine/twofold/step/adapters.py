@@ -45,7 +45,7 @@ class ModelAdapters:
     """What adapters of one model may change, and where. Changes happen between two steps."""
 
     files: ModelFiles
-    """Those that the model was loaded from: they know the packed matrices."""
+    """The files that the model was loaded from; their tensors know the packed matrices."""
     steps: AdapterSteps
     store: _core.ExpertStore
     head: ops.LmHead
@@ -133,7 +133,9 @@ class ModelAdapters:
             for _, weights in self.files.blocks()
             for part, places in weights.stacked.items()
         }
-        return found | {_HEAD: self.files.head.stacked["vocabulary"]}  # whatever its tensor is called, where it is tied
+        return found | {
+            _HEAD: self.files.head.stacked["vocabulary"]
+        }  # whatever its tensor is called, where it is tied
 
     @cached_property
     def _layers(self) -> dict[str, int]:

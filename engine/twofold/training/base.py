@@ -60,9 +60,8 @@ def open_base(
     files, pool = open_model_files(path), ops.ThreadPool(cpu_threads)
     config = transformers.AutoConfig.from_pretrained(path)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=dtype, experts_implementation=IMPLEMENTATION
-        )
+        kind: Any = transformers.AutoModelForCausalLM
+        model = kind.from_config(config, dtype=dtype, experts_implementation=IMPLEMENTATION)
     store = pack_experts(moe_shape(files), files.expert_layers(), pool, None)
     for layer, module in enumerate(expert_modules(model)):
         for name, parameter in module.named_parameters(recurse=False):

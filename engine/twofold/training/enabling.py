@@ -1,7 +1,7 @@
 """Lets transformers and PEFT train models whose experts Twofold holds.
 
-transformers has a public table of experts' implementations. PEFT's `target_parameters` would add B A to a parameter before
-each forward, as large as all experts; here its wrapper hands the factors to our experts instead.
+transformers has a public table of experts' implementations. PEFT's `target_parameters` would add B A to a parameter
+before each forward, as large as all experts; here its wrapper hands the factors to our experts instead.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ def enable() -> None:
     version = tuple(int(part) for part in peft.__version__.split(".")[:3] if part.isdigit())
     if version < _OLDEST_PEFT:
         raise ConfigError(f"peft {peft.__version__} is installed; training experts takes 0.19.1 or newer")
-    if not hasattr(ParamWrapper, "twofold_original"):
-        ParamWrapper.twofold_original = ParamWrapper._activate_lora
-        ParamWrapper._activate_lora = _handing_over(ParamWrapper._activate_lora)
+    if not getattr(ParamWrapper._activate_lora, "hands_over", False):
+        setattr(ParamWrapper, "_activate_lora", _handing_over(ParamWrapper._activate_lora))  # noqa: B010
 
 
 def experts_forward(module: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -81,6 +80,7 @@ def _handing_over(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             module.twofold_factors = before
 
+    activate.hands_over = True  # type: ignore[attr-defined]
     return activate
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +53,8 @@ class ExpertLayer:
         """
         flat = [tensor for each in factors for tensor in ((None, None) if each is None else (each.a, each.b))]
         scales = tuple(0.0 if each is None else each.scale for each in factors)
-        result: Tensor = _Experts.apply(self, scales, hidden, ids, weights, *flat)  # type: ignore[no-untyped-call]
-        return result
+        apply: Callable[..., Tensor] = _Experts.apply
+        return apply(self, scales, hidden, ids, weights, *flat)
 
 
 class _Experts(torch.autograd.Function):
@@ -74,7 +75,7 @@ class _Experts(torch.autograd.Function):
         return torch.from_numpy(y).to(hidden.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         hidden, ids, weights, *factors = ctx.saved_tensors
         rows = _arrays(hidden, ids, weights)
         native = ctx.layer.native

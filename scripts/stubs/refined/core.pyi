@@ -441,6 +441,14 @@ class RankWorker:
     def run(self):
         """The answer [numbers] to a job, given the rows sent with it [numbers]. Raises ValueError for a damaged job."""
 
+class ExpertTraining:
+    def forward(
+        self, factors: Sequence[tuple[NDArray[Any], NDArray[Any], float] | None]
+    ) -> tuple[_F32, KeptRows]: ...
+    def backward(
+        self, factors: Sequence[tuple[NDArray[Any], NDArray[Any], float] | None]
+    ) -> tuple[_F32, _F32, list[tuple[_F32, _F32] | None]]: ...
+
 class DeviceAccelerator:
     """Expert slots on a device, with uploads in real time. Addresses are the device's."""
 

@@ -31,7 +31,7 @@ void make_job(RankGroups& theirs, int layer, const LayerRouting& routing, const 
 struct ExpertJob {
   int layer, num_tokens, top_k;
   std::span<const int> experts, begin, pairs;
-  std::span<const int> adapters;  // of each token; empty: none uses one
+  std::span<const int> adapters;  // one per token; empty: no token uses an adapter
 };
 
 // Throws std::invalid_argument for a damaged job, or one of experts that are not in the store.

@@ -16,9 +16,7 @@ constexpr int kChunkRows = 64;  // an expert is unpacked once for as many
 constexpr int kGate = 0, kUp = 1, kDown = 2;
 
 // The f32 products of the level.
-const kernels::RowKernels& products() {
-  return kernels::kernel_table().rows_of(kernels::DType::kF32);
-}
+const kernels::RowKernels& products() { return kernels::kernel_table().rows_of(kernels::DType::kF32); }
 
 // One matrix of an expert in its panels.
 struct Panels {
@@ -154,8 +152,8 @@ void ExpertTraining::forward(const TrainedLayer& of, float* y, KeptRows* keep) {
     float* const to = y + t * hidden;
     std::fill_n(to, hidden, 0.0f);
     for (int64_t pair = t * of.routing.top_k; pair < (t + 1) * of.routing.top_k; ++pair) {
-      table.axpy(of.routing.weights[pair],
-                 rows_.dx.data() + int64_t{row_of_[size_t(pair)]} * hidden, to, hidden);
+      table.axpy(of.routing.weights[pair], rows_.dx.data() + int64_t{row_of_[size_t(pair)]} * hidden, to,
+                 hidden);
     }
   });
 }

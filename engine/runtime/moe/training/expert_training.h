@@ -67,7 +67,7 @@ class ExpertTraining {
   struct Rows {
     std::vector<float> gate, up;  // before the activation, then their gradients
     std::vector<float> inner;     // activation times the token's weight: down's input
-    std::vector<float> dx;     // [pairs, hidden]; in forward the experts' outputs
+    std::vector<float> dx;        // [pairs, hidden]; in forward the experts' outputs
   };
 
   void open(const TrainedLayer& of);
@@ -81,7 +81,7 @@ class ExpertTraining {
   const ExpertStore& store_;
   ExpertGroups groups_;
   std::vector<Chunk> chunks_;
-  std::vector<int> row_of_;  // of each pair
+  std::vector<int> row_of_;  // by pair
   Rows rows_;
 };
 
