@@ -13,6 +13,7 @@ from twofold.api.errors import CapacityError, ModelLoadError
 from twofold.api.parallel_config import ParallelConfig
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import Engine
+from twofold.engine.adapters import reserved_bytes
 from twofold.experts.spread import RankShare
 
 from tests.engine.adapter_files import write_adapter
@@ -93,6 +94,17 @@ def test_an_answer_depends_on_its_own_adapter_alone(family: str, tmp_path: Path)
             found = answers(engine, asked)
             assert found == [alone[name] for name in asked], way
         engine.close()
+
+
+def test_memory_of_adapters_is_left_free_by_the_cache(tmp_path: Path) -> None:
+    for name, size in (("a", 1000), ("b", 3000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"x" * size)
+    (tmp_path / "c.gguf").write_bytes(b"x" * 2000)
+    paths = {"a": "a", "b": "b", "c": "c.gguf"}
+    modules = tuple(f"{name}={tmp_path / path}" for name, path in paths.items())
+    assert reserved_bytes(EngineConfig(lora_modules=modules)) == 6000
+    assert reserved_bytes(EngineConfig(lora_modules=modules, max_cpu_loras=2)) == 5000
 
 
 def test_the_least_recently_used_adapter_leaves_and_returns(tmp_path: Path) -> None:

@@ -17,6 +17,17 @@ from twofold.api.types import LoadedAdapter
 from twofold.step.adapters import ModelAdapters
 
 MAX_NAME: Final = 256
+_SUFFIXES: Final = (".safetensors", ".gguf")
+
+
+def reserved_bytes(config: AdapterConfig) -> int:
+    """Memory that the adapters to be loaded will take: the sizes of their files, of the largest if not all may stay."""
+    sizes = [sum(map(_file_bytes, [path, *path.glob("*")])) for path in config.adapters.values()]
+    return sum(sorted(sizes)[-config.max_cpu_loras :])
+
+
+def _file_bytes(path: Path) -> int:
+    return path.stat().st_size if path.suffix in _SUFFIXES and path.is_file() else 0
 
 
 @dataclass

@@ -28,6 +28,7 @@ from twofold.device.finding import (
     may_leave_devices,
     without_devices,
 )
+from twofold.engine.adapters import reserved_bytes
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.module_rules import ModuleRules, apply_rules
@@ -334,7 +335,8 @@ def _load_on_cpu(
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     own = NO_DRAFT_MEMORY if drafter is None else drafter.memory
-    capacity = plan_capacity(config, model, mapped_bytes + own.weights_bytes, own.bytes_per_token)
+    later_bytes = own.weights_bytes + reserved_bytes(config)
+    capacity = plan_capacity(config, model, mapped_bytes + later_bytes, own.bytes_per_token)
     cache_dtype = model.cache_dtype(config.kv_cache_dtype)
     page_bytes = config.page_size * model.cache_bytes_per_token(cache_dtype)
     kv_cache = ops.StateCache(

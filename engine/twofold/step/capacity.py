@@ -54,8 +54,8 @@ def plan_capacity(
 ) -> CacheCapacity:
     """Size the cache: as configured, else eight full contexts within a quarter of the free memory.
 
-    `reserved_bytes` count as used: those of mapped files, whose pages the system counts as free, and of a draft model
-    that is loaded later. Its cache gets as many tokens, of `draft_token_bytes` each.
+    `reserved_bytes` count as used: those of mapped files, whose pages the system counts as free, and of adapters and a
+    draft model that are loaded later. The draft model's cache gets as many tokens, of `draft_token_bytes` each.
 
     Where layers keep records, there is one per sequence of --max-num-seqs, or as many as fit; --speculative-config
     adds those of drafts.
