@@ -55,7 +55,7 @@ rules: api blocks models weights
 telemetry: _core api
 engine: __init__ _core adapters api blocks device experts models rules step telemetry text.schemas text.tokenizer
     weights
-quantise: api blocks experts models rules step text.tokenizer weights
+quantise: _core adapters api blocks experts models rules step text.tokenizer weights
 server.http: api
 server.bridge:
 server.bridge.observe: api server.http

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -24,6 +23,22 @@ from twofold.weights.weight_format import WeightMatrix
 _WEIGHT: Final = ".weight"
 _EMBEDDING: Final = "model.embed_tokens"
 _HEAD: Final = "lm_head"
+
+
+def shapes_of(files: ModelFiles) -> BaseShapes:
+    """The matrices of a model that adapters may change, and what their files leave out of it."""
+    specs = [spec for _, weights in files.parts() for spec in weights.specs.values()]
+    specs.append(replace(files.head.specs["vocabulary"], name=f"{_HEAD}{_WEIGHT}"))
+    experts = {}
+    for block, weights in files.blocks():
+        if isinstance(block, ExpertBlock):
+            routed = block.routed
+            sizes = routed.num_experts, routed.hidden_size, routed.intermediate_size
+            name = block.stacked_experts(weights)[0].name.rpartition(".")[0]
+            experts[name] = BaseExperts(*sizes, **block.fused_form._asdict())
+    fields = files.tensors.file.fields if isinstance(files.tensors, GgufSource) else {}
+    architecture = str(fields.get("general.architecture", ""))
+    return BaseShapes.of_specs(specs, experts, renamed=files.config.renamed, architecture=architecture)
 
 
 @dataclass(frozen=True)
@@ -54,17 +69,7 @@ class ModelAdapters:
     @cached_property
     def shapes(self) -> BaseShapes:
         """The matrices of the model, for reading an adapter's files."""
-        specs = [spec for _, weights in self.files.parts() for spec in weights.specs.values()]
-        head = self.files.head.specs["vocabulary"]
-        specs.append(replace(head, name=f"{_HEAD}{_WEIGHT}"))
-        tensors = self.files.tensors
-        fields = tensors.file.fields if isinstance(tensors, GgufSource) else {}
-        return BaseShapes.of_specs(
-            specs,
-            {name: experts for name, _, experts in self._expert_layers()},
-            renamed=self.files.config.renamed,
-            architecture=str(fields.get("general.architecture", "")),
-        )
+        return shapes_of(self.files)
 
     def prepare(self, adapter: Adapter) -> Prepared:
         """The adapter's products in native memory. Takes its time; on any thread.
@@ -140,13 +145,4 @@ class ModelAdapters:
     @cached_property
     def _layers(self) -> dict[str, int]:
         """MoE layers by the name of their experts."""
-        return {name: layer for name, layer, _ in self._expert_layers()}
-
-    def _expert_layers(self) -> Iterator[tuple[str, int, BaseExperts]]:
-        blocks = [each for each in self.files.blocks() if isinstance(each[0], ExpertBlock)]
-        for layer, (block, weights) in enumerate(blocks):
-            assert isinstance(block, ExpertBlock)
-            routed = block.routed
-            name = block.stacked_experts(weights)[0].name.rpartition(".")[0]
-            sizes = routed.num_experts, routed.hidden_size, routed.intermediate_size
-            yield name, layer, BaseExperts(*sizes, **block.fused_form._asdict())
+        return {name: layer for layer, name in enumerate(self.shapes.experts)}

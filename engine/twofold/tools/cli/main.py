@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, str]] = {
     "ctl wake": "allocate the expert slots and KV cache of a sleeping server again",
     "calibrate": "measure this machine for the cost model, and save the figures",
     "quantize": "convert a model to a smaller weight format, and measure the loss",
+    "merge": "write a model with a LoRA adapter merged into it, in any format",
     "pack": "save a model in its in-memory layout, so that it is memory-mapped instead of loaded",
     "rules explain": "show which rule places each module of a model",
     "pull": "download a model from a Hugging Face hub, or update it",

@@ -24,11 +24,20 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("output", metavar="out", help="directory to write; an interrupted run is resumed")
+    add_settings(parser)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         help=f"directory or GGUF file to quantise (BF16, F16, F32, FP8, or any other), {MODEL_NAME_HELP}",
     )
-    parser.add_argument("output", metavar="out", help="directory to write; an interrupted run is resumed")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """How to write, and on what to compare."""
     parser.add_argument(
         "--format",
         metavar="FORMAT",
@@ -52,18 +61,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from twofold.blocks import ops
     from twofold.models.model_files import open_model_files
+
+    source, pool = model_path(args.model), ops.ThreadPool(args.cpu_threads)
+    return write(args, open_model_files(source, "keep"), source, rules_of(args), pool)
+
+
+def write(
+    args: argparse.Namespace, files: ModelFiles, source: Path, rules: Rules, pool: ThreadPool, mark: str = ""
+) -> int:
+    """Write `files` of the model at `source` by `rules`, compare and report. mark: what else the output depends on."""
     from twofold.quantise.recipe import make_recipe
     from twofold.quantise.texts import read_text, token_sequences
 
-    rules = _rules(args)
     text = read_text(args.text) if args.max_tokens else ""
-    source, output = model_path(args.model), Path(args.output).expanduser()
-    files = open_model_files(source, "keep")
+    output = Path(args.output).expanduser()
     # A classifier has no next tokens to compare.
     compares = args.max_tokens and not files.config.head.labels
     sequences = token_sequences(source, files, text, args.max_tokens) if compares else []
-    pool = ops.ThreadPool(args.cpu_threads)
-    job = _Job(files, make_recipe(files, rules, pool), rules, source=source, output=output)
+    job = _Job(files, make_recipe(files, rules, pool), rules, source=source, output=output, mark=mark)
     job.write()
     quality = _compare(files, output, sequences, pool) if sequences else None
     print(json.dumps(job.report(quality)) if args.json else job.summary(quality))
@@ -79,6 +94,7 @@ class _Job:
     rules: Rules
     source: Path
     output: Path
+    mark: str
 
     def write(self) -> None:
         from twofold.models.derived_model import fingerprint, source_config, write_tokenizer
@@ -86,7 +102,9 @@ class _Job:
 
         source, output, model = self.source, self.output, self.files.config
         config = source_config(source, model)
-        directory = OutputDirectory(output, self.recipe, source, fingerprint(self.files, str(self.rules)))
+        directory = OutputDirectory(
+            output, self.recipe, source, fingerprint(self.files, f"{self.rules}{self.mark}")
+        )
         if directory.begin():
             print(f"{output} is complete already", file=sys.stderr)
             return
@@ -151,7 +169,7 @@ class _Job:
         return "\n".join(lines)
 
 
-def _rules(args: argparse.Namespace) -> Rules:
+def rules_of(args: argparse.Namespace) -> Rules:
     from twofold.quantise.recipe import TARGETS
     from twofold.quantise.rules import Rules, read_rules
 
