@@ -80,7 +80,7 @@ server.fleet: api server server.bridge.models server.bridge.observe server.bridg
 text:
 tools:
 tools.loadgen: api
-tools.cli: __init__ api blocks device engine experts fit hub models parallel quantise rules server
+tools.cli: __init__ adapters api blocks device engine experts fit hub models parallel quantise rules server
     server.bridge.models server.fleet step telemetry text.chat text.conversation text.tokenizer tools.loadgen
     weights
 tools.lab: _core api blocks engine experts models quantise server.fleet step telemetry tools.loadgen weights

@@ -121,7 +121,7 @@ void put_biases(ExpertStore& store, int layer, int first, const FloatRows& biase
 void put_adapter(ExpertStore& store, const std::shared_ptr<AdapterRows>& rows, int adapter,
                  const std::tuple<int, int, int>& place, const std::shared_ptr<LowRank>& part) {
   const auto [layer, expert, matrix] = place;
-  store.put_adapter(rows, {layer, expert, matrix}, adapter, part);
+  store.adapted.put(store, rows, {layer, expert, matrix}, adapter, part);
 }
 
 void check_layer(const ExpertStore& store, int layer) {
@@ -191,7 +191,9 @@ void bind_store(py::module_& m) {
       .def("put_adapter", &put_adapter, py::arg("rows"), py::arg("adapter"), py::arg("place"),
            py::arg("part"),
            "As PackedMatrix.put_adapter, for the matrix (layer, expert, 0 gate, 1 up or 2 down).")
-      .def("drop_adapter", &ExpertStore::drop_adapter, py::arg("adapter"))
+      .def(
+          "drop_adapter", [](ExpertStore& store, int adapter) { store.adapted.drop(store, adapter); },
+          py::arg("adapter"))
       .def("formats", &layer_formats, py::arg("layer"),
            "(gate, up, down) of a layer's experts, or a list of one for each if they differ.")
       .def("offsets", &layer_offsets, py::arg("layer"),

@@ -222,7 +222,6 @@ void bind_dense_ops(py::module_& m) {
                                  rows.push_back(segment.rows);
                                return rows;
                              })
-      .def_property_readonly("part_rows", &PackedMatrix::part_rows, "Rows of each stacked matrix.")
       .def("put_adapter", &put_adapter, py::arg("rows"), py::arg("adapter"), py::arg("part"),
            "Rows of products that use `adapter` get what the part adds to them. Between two steps only.")
       .def("drop_adapter", &PackedMatrix::drop_adapter, py::arg("adapter"))

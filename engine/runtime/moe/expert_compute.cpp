@@ -45,7 +45,7 @@ void ExpertCompute::open_groups(int layer, std::span<const int> experts,
   for (size_t g = 0; g < experts.size(); ++g) {
     const ExpertLayout& layout = store_.layout(layer, experts[g]);
     panels_.push_back(layout.panels(weights.empty() ? store_.expert(layer, experts[g]) : weights[g]));
-    if (const ExpertAdapters* const adapters = store_.adapters(layer, experts[g])) {
+    if (const ExpertAdapters* const adapters = store_.adapted.of(layer, experts[g])) {
       panels_.back().gate_adapters = &adapters->gate;
       panels_.back().up_adapters = &adapters->up;
       panels_.back().down_adapters = &adapters->down;
@@ -68,7 +68,7 @@ void ExpertCompute::run(int layer, const LayerRouting& routing, const ExpertGrou
            .num_tokens = routing.num_tokens,
            .top_k = routing.top_k,
            .weights = routing.weights,
-           .adapters = store_.adapters_of_rows(routing.num_tokens)},
+           .adapters = store_.adapted.of_rows(routing.num_tokens)},
           {.x = normed, .ld = ffn.hidden()}, hidden);
 }
 
@@ -79,7 +79,7 @@ void ExpertCompute::run_over_ranks(int layer, const LayerRouting& routing, const
   const int H = ffn.hidden();
   of_ranks_.resize(size_t(ranks.size()));
   divide_groups(store_, layer, groups, of_ranks_);
-  const std::span<const int32_t> adapters = store_.adapters_of_rows(routing.num_tokens);
+  const std::span<const int32_t> adapters = store_.adapted.of_rows(routing.num_tokens);
   const auto turn = ranks.lock();
   elsewhere_.clear();
   for (int to = 1; to < ranks.size(); ++to) {

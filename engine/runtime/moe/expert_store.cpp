@@ -200,41 +200,4 @@ size_t ExpertStore::bytes() const {
   return total;
 }
 
-void ExpertStore::put_adapter(const std::shared_ptr<const AdapterRows>& rows, const ExpertPlace& place,
-                              int adapter, std::shared_ptr<const LowRank> part) {
-  const auto [layer, expert, matrix] = place;
-  const LowRank::Shape& shape = part->shape();
-  const int64_t num_rows = matrix == 2 ? shape_.hidden : shape_.intermediate;
-  const int64_t columns = matrix == 2 ? shape_.intermediate : shape_.hidden;
-  const bool exists = layer >= 0 && layer < num_layers() && expert >= 0 && expert < num_experts_ &&
-                      matrix >= 0 && matrix <= 2 && adapter >= 0;
-  if (!exists || shape.first_row + shape.rows > num_rows || shape.columns != columns) {
-    throw std::invalid_argument("an adapter for rows " + std::to_string(shape.first_row) + " to " +
-                                std::to_string(shape.first_row + shape.rows) + " of " +
-                                std::to_string(shape.columns) + " columns of matrix " +
-                                std::to_string(matrix) + ", expert " + std::to_string(expert) + ", layer " +
-                                std::to_string(layer) + "; the matrix is " + std::to_string(num_rows) +
-                                " x " + std::to_string(columns) + " of " + std::to_string(num_experts_) +
-                                " experts in " + std::to_string(num_layers()) + " layers");
-  }
-  const uint64_t holders = ranks() == nullptr ? 0 : this->holders(layer, expert);
-  for (int rank = 1; ranks() != nullptr && ranks()->rank() == 0 && rank < ranks()->size(); ++rank) {
-    if ((holders >> rank & 1) != 0) send_adapter(*ranks(), rank, place, adapter, *part);
-  }
-  adapter_rows_ = rows;
-  if (this->expert(layer, expert) == nullptr) return;
-  adapters_.resize(cells_.size());
-  std::unique_ptr<ExpertAdapters>& own = adapters_[index(layer, expert)];
-  if (own == nullptr) own = std::make_unique<ExpertAdapters>(rows);
-  (matrix == 0 ? own->gate : matrix == 1 ? own->up : own->down).put(adapter, std::move(part));
-}
-
-void ExpertStore::drop_adapter(int adapter) {
-  if (ranks() != nullptr && ranks()->rank() == 0) send_drop(*ranks(), adapter);
-  for (const std::unique_ptr<ExpertAdapters>& own : adapters_) {
-    if (own == nullptr) continue;
-    for (MatrixAdapters* matrix : {&own->gate, &own->up, &own->down}) matrix->drop(adapter);
-  }
-}
-
 }  // namespace twofold

@@ -10,8 +10,7 @@
 
 #include "host/file_mapping.h"
 #include "host/ranks.h"
-#include "moe/ranks/rank_adapters.h"
-#include "ops/low_rank.h"
+#include "moe/adapted_experts.h"
 #include "ops/packed_ffn.h"
 #include "ops/packed_matrix.h"
 #include "twofold/kernels.h"
@@ -64,13 +63,6 @@ struct ExpertSource {
   SourceMatrix gate, up, down;
 };
 
-// The adapters' parts of one expert's matrices.
-struct ExpertAdapters {
-  explicit ExpertAdapters(const std::shared_ptr<const AdapterRows>& rows)
-      : gate(rows), up(rows), down(rows) {}
-  MatrixAdapters gate, up, down;
-};
-
 class ExpertStore {
  public:
   // One entry of `formats` for each layer. Throws std::invalid_argument on sizes below one and on another number of
@@ -114,20 +106,6 @@ class ExpertStore {
   // The same object for experts of the same formats.
   const ExpertLayout& layout(int layer, int expert) const { return layouts_[cell(layer, expert).layout]; }
 
-  // What adapters add to an expert's matrices; null: nothing. It belongs to the expert wherever its weights lie.
-  const ExpertAdapters* adapters(int layer, int expert) const {
-    return adapters_.empty() ? nullptr : adapters_[index(layer, expert)].get();
-  }
-  // Adapter of each of num_rows rows of a step; see AdapterRows::of.
-  std::span<const int32_t> adapters_of_rows(int num_rows) const {
-    return adapter_rows_ == nullptr ? std::span<const int32_t>{} : adapter_rows_->of(0, num_rows);
-  }
-  // Between two steps only; rank 0 also sends the part to the other ranks that hold the expert, and lets them drop it.
-  // Throws std::invalid_argument for an expert or a matrix that does not exist, or another shape; RankFailure.
-  void put_adapter(const std::shared_ptr<const AdapterRows>& rows, const ExpertPlace& place, int adapter,
-                   std::shared_ptr<const LowRank> part);
-  void drop_adapter(int adapter);
-
   // The kernels that compute a layer's experts on the CPU; the process's kernels by default. The bytes are the
   // same for every level.
   void set_kernels(int layer, const kernels::KernelTable& table) { kernels_[size_t(layer)] = &table; }
@@ -149,6 +127,9 @@ class ExpertStore {
   size_t allocated_bytes() const { return allocated_bytes_; }
   // Whether the experts lie in a file's read-only pages.
   bool mapped() const { return file_ != nullptr; }
+
+  // What adapters add to the experts, wherever their weights lie.
+  AdaptedExperts adapted;
 
  private:
   static constexpr size_t kAbsent = ~size_t{0};
@@ -175,8 +156,6 @@ class ExpertStore {
   PageMemory memory_;
   std::shared_ptr<const FileMapping> file_;
   ExpertSpread spread_{};
-  std::vector<std::unique_ptr<ExpertAdapters>> adapters_;  // [layers, experts]; empty: no adapter was put
-  std::shared_ptr<const AdapterRows> adapter_rows_;
 };
 
 }  // namespace twofold

@@ -102,8 +102,6 @@ class PackedMatrix {
   const std::vector<Segment>& segments() const { return segments_; }
   // All segments' panels, one after the other.
   const std::byte* panels() const { return segments_.front().panels; }
-  // Rows of each of the stacked matrices.
-  const std::vector<int64_t>& part_rows() const { return part_rows_; }
 
   // Null where no adapter was put.
   const MatrixAdapters* adapters() const { return adapters_.get(); }

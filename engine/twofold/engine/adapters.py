@@ -14,6 +14,8 @@ from twofold.adapters.reading import read_adapter
 from twofold.api.adapter_config import AdapterConfig
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.types import LoadedAdapter
+from twofold.engine.inbox import Inbox
+from twofold.engine.scheduler import Scheduler
 from twofold.step.adapters import ModelAdapters
 
 MAX_NAME: Final = 256
@@ -24,6 +26,14 @@ def reserved_bytes(config: AdapterConfig) -> int:
     """Memory that the adapters to be loaded will take: the sizes of their files, of the largest if not all may stay."""
     sizes = [sum(map(_file_bytes, [path, *path.glob("*")])) for path in config.adapters.values()]
     return sum(sorted(sizes)[-config.max_cpu_loras :])
+
+
+def numbers_in_use(inbox: Inbox, scheduler: Scheduler) -> set[int]:
+    """Numbers of the adapters of live requests."""
+    with inbox.changed:
+        # Waiting ones twice: a preempted sequence goes back there.
+        live = (*inbox.new(), *scheduler.waiting, *scheduler.running, *scheduler.waiting)
+        return {each.request.adapter.number for each in live if each.request.adapter is not None}
 
 
 def _file_bytes(path: Path) -> int:

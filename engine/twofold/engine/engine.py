@@ -29,7 +29,7 @@ from twofold.api.types import (
     Usage,
 )
 from twofold.engine.active_requests import ActiveRequests, Delivery, Speculation
-from twofold.engine.adapters import Adapters
+from twofold.engine.adapters import Adapters, numbers_in_use
 from twofold.engine.constraints import GrammarCompiler
 from twofold.engine.control import LiveControl
 from twofold.engine.expert_recording import ExpertRecording
@@ -122,7 +122,7 @@ class Engine:
             on_change=self._memory_changed,
         )
         self.adapters = Adapters(
-            config, parts.adapters, self.control.between_steps, self._adapter_numbers_in_use
+            config, parts.adapters, self.control.between_steps, lambda: numbers_in_use(self._inbox, self._scheduler)
         )
         for name, path in config.adapters.items():
             self.adapters.load(name, path)
@@ -287,13 +287,6 @@ class Engine:
     def max_context(self) -> int:
         """Longest prompt plus answer of one request, in tokens."""
         return self.control.split.max_context
-
-    def _adapter_numbers_in_use(self) -> set[int]:
-        scheduler = self._scheduler
-        with self._inbox.changed:
-            # Waiting ones twice: a preempted sequence goes back there.
-            live = (*self._inbox.new(), *scheduler.waiting, *scheduler.running, *scheduler.waiting)
-            return {each.request.adapter.number for each in live if each.request.adapter is not None}
 
     def stats(self) -> EngineStats:
         with self._inbox.changed:

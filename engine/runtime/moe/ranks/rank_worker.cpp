@@ -19,11 +19,11 @@ std::span<const float> RankWorker::run(std::span<const int32_t> job, std::span<c
   if (kind == RankJob::kExperts && compute_) return run_experts(job, rows);
   if (kind == RankJob::kPutAdapter && compute_) {
     const AdapterJob read = read_adapter_job(job, rows);
-    store_->put_adapter(adapters_, read.place, read.adapter, read.part);
+    store_->adapted.put(*store_, adapters_, read.place, read.adapter, read.part);
     return done();
   }
   if (kind == RankJob::kDropAdapter && job.size() == 2) {
-    if (compute_) store_->drop_adapter(job[1]);
+    if (compute_) store_->adapted.drop(*store_, job[1]);
     return done();
   }
   throw std::invalid_argument("a job of rank 0 is damaged: this rank has no work of kind " +
