@@ -57,7 +57,7 @@ def _choose(view: View, reasons: list[str]) -> queries.Request | None:
     run_id = view.run.run_id
     searched, ended, sorted_by, paged = st.columns([3, 2, 3, 2])
     search = searched.text_input(
-        "Search", placeholder="number, part of the request id, or trace id", key=f"search-{run_id}"
+        "Search", placeholder="number, part of the request id, trace id, or adapter", key=f"search-{run_id}"
     )
     reason = ended.selectbox("Ended by", [ANY, *reasons], key=f"ended-{run_id}")
     order = sorted_by.selectbox("Sort", list(ORDERS), format_func=ORDERS.__getitem__, key=f"sort-{run_id}")
@@ -125,6 +125,8 @@ def _table(listed: list[queries.Request]) -> pd.DataFrame:
     if any(request.accepted_tokens + request.rejected_tokens for request in listed):
         table["accepted"] = [request.accepted_tokens for request in listed]
         table["rejected"] = [request.rejected_tokens for request in listed]
+    if any(request.adapter for request in listed):
+        table["adapter"] = [request.adapter for request in listed]
     return table
 
 
@@ -139,6 +141,7 @@ def _columns() -> dict[str, object]:
         "cached": number("cached", help="Prompt tokens that hit the prefix cache."),
         "answer": number("answer tokens"),
         "accepted": number("accepted drafts", help="Drafted tokens that became part of the answer."),
+        "adapter": st.column_config.TextColumn(help="LoRA adapter; the search takes its name."),
         "rejected": number("rejected drafts", help="Drafted tokens that were computed in vain."),
     }
 

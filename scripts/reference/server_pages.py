@@ -37,6 +37,7 @@ ROUTES: Final = {
     "GET /get_server_info": "SGLang's older name of `/server_info`.",
     "GET /health": "Phase, accelerator, clock, queue, telemetry; 503 unless ready.",
     "GET /metrics": "Prometheus text: [metrics](metrics.md).",
+    "GET /lora-adapters": "llama.cpp's: adapters, with the scales of requests that name none.",
     "GET /props": "llama.cpp's: default generation settings, slots, chat template.",
     "GET /ready": "The phase only: 200 or 503, for frequent probes.",
     "GET /slots": "llama.cpp's: the request of each slot.",
@@ -70,6 +71,8 @@ ROUTES: Final = {
     "POST /internal/load_samples": "Samples of a load test, from this machine only.",
     "POST /rerank": "As `/v1/rerank`.",
     "POST /score": "vLLM: scores of pairs of texts.",
+    "POST /load_lora_adapter": "SGLang's: as `/v1/load_lora_adapter`.",
+    "POST /lora-adapters": "llama.cpp's: sets the scales of adapters in requests that name none.",
     "POST /models/load": "llama.cpp's: begins to load a model of several.",
     "POST /models/unload": "llama.cpp's: unloads a model once its running requests have finished.",
     "POST /start_expert_distribution_record": "SGLang's name of `/admin/experts/start`.",
@@ -78,6 +81,7 @@ ROUTES: Final = {
     "POST /v1/chat/completions": "OpenAI: answers a conversation.",
     "POST /v1/completions": "OpenAI: continues a prompt.",
     "POST /v1/embeddings": "OpenAI: embeddings of texts or token ids.",
+    "POST /v1/load_lora_adapter": "vLLM's: loads an adapter from below --lora-dir.",
     "POST /v1/messages": "Anthropic: answers a conversation.",
     "POST /v1/messages/count_tokens": "Anthropic: counts a conversation's tokens.",
     "POST /v1/rerank": "Jina and vLLM: documents by their relevance to a query.",
@@ -85,6 +89,8 @@ ROUTES: Final = {
     "POST /v1/responses/input_tokens": "OpenAI: counts the tokens of a request's input.",
     "POST /v1/responses/{response_id}/cancel": "400: no response runs in the background.",
     "POST /v1/score": "As `/score`.",
+    "POST /unload_lora_adapter": "SGLang's: as `/v1/unload_lora_adapter`.",
+    "POST /v1/unload_lora_adapter": "vLLM's: unloads an adapter; its running requests finish.",
     "POST /v2/rerank": "Cohere: as `/v1/rerank`.",
 }
 """One sentence per route. A route without one is an error."""
@@ -113,7 +119,8 @@ def http_routes() -> str:
     rows = [(f"`{name}`", ROUTES[name], *_schemas_of(document, name)) for name in sorted(found, key=_by_path)]
     parts = [
         "`GET /openapi.json` returns this as a schema. Fields of chat requests and completions are explained in "
-        "[request fields](request-fields.md). Routes under `/admin` need `--admin-key`.",
+        "[request fields](request-fields.md). Routes under `/admin` need `--admin-key`, as do those that load, unload "
+        "or scale adapters.",
         table(("route", "what it does", "body", "answer"), rows),
     ]
     bodies = {
@@ -260,7 +267,8 @@ def metrics() -> str:
         stats=lambda: stats,
         tokenizer=tokenizer,
         config=_Figures(enable_prefix_caching=False),
-        control=_Figures(asleep=False),
+        control=_Figures(asleep=False, requests=list),
+        adapters=_Figures(known=lambda: [_Figures(name="name", loaded=_Figures())]),
     )
     sink: Any = _Figures(stats=lambda: _Figures(level="expert", dropped={"ring": 1}))
     source: Any = _Figures(path="model")
@@ -281,8 +289,8 @@ def metrics() -> str:
     return "\n\n".join(
         (
             "`GET /metrics` returns these in Prometheus' text format. `vllm:` metrics have vLLM's names, units and "
-            "buckets. Metrics of expert slots, records, deferral, dynamic update, speculation and telemetry appear "
-            "only where they are in use.",
+            "buckets. Metrics of expert slots, records, deferral, dynamic update, speculation, adapters and telemetry "
+            "appear only where they are in use.",
             table(("metric", "type", "labels", "meaning"), rows),
         )
     )

@@ -84,6 +84,13 @@ def test_a_switch_has_two_flags(argv, environ, expected):
         (["--backend", "ktransformers"], {}, ["--backend", "balance or single"]),
         (["--scheduling-policy", "lifo"], {}, ["--scheduling-policy", "fcfs or priority"]),
         (["--kv-cache-dtype", "float16"], {}, ["--kv-cache-dtype", "float16", "float32, bfloat16, q8, fp8"]),
+        (["--lora-modules", "a=/x", "model"], {}, ["--lora-modules", "'model'", "NAME=PATH", "MODEL"]),
+        (["--lora-modules", "a=/x", "a=/y"], {}, ["--lora-modules", "'a'", "twice"]),
+        (["--lora-modules", '{"name": "a"'], {}, ["--lora-modules", "not JSON"]),
+        (["--lora-modules", '{"name": "a", "path": 3}'], {}, ["--lora-modules", "NAME=PATH"]),
+        (["--lora-modules", '{"name": "a", "path": "b", "scale": NaN}'], {}, ["--lora-modules", "scale"]),
+        ([], {"TWOFOLD_LORA_MODULES": "=/x"}, ["--lora-modules", "'=/x'"]),
+        (["--max-loras", "0"], {}, ["--max-loras", "1 to 1024"]),
         (
             [],
             {"TWOFOLD_ENABLE_PREFIX_CACHING": "maybe"},

@@ -18,6 +18,7 @@ PAGES = [
     *sorted(GUIDES.glob("*.md")),
     ROOT / "docs/quick-start.zh.md",
     ROOT / "docs/reference/serve-a-real-model.md",
+    ROOT / "docs/adapters/serve-adapters.md",
     ROOT / "docs/explanation/performance.md",
     ROOT / "docs/explanation/speculation.md",
 ]

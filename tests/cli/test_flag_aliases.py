@@ -30,6 +30,7 @@ GIVEN = {
     "--otlp-traces-endpoint": "http://127.0.0.1:4318",
     "--speculative-algorithm": "NGRAM", "--spec-type": "ngram-simple",
     "--speculative-ngram-max-match-window-size": "8", "--pooling": "mean", "-sm": "layer",
+    "--lora-scaled": "a.gguf:0.5", "--lora-eviction-policy": "lru",
 }  # fmt: skip
 """Values given to them here, where not 1."""
 
@@ -97,6 +98,13 @@ def test_every_alias_sets_its_option_or_names_the_reason(
         ("--speculative-algorithm EAGLE3 --speculative-draft-model-path /head",
          {"speculation": SpeculativeConfig("eagle3", "/head")}),
         ("--pooling cls --embeddings --reranking", {"pooler_config": '{"pooling_type": "CLS"}'}),
+        ("--lora /x/style.gguf,other --lora-scaled s.gguf 0.25 --lora-scaled p=q.gguf:-1,r:2",
+         {"adapters": {"style": (Path("/x/style.gguf"), 1.0), "other": (Path("other"), 1.0),
+                       "s": (Path("s.gguf"), 0.25), "p=q": (Path("p=q.gguf"), -1.0), "r": (Path("r"), 2.0)}}),
+        ("""--lora-paths a=/x/y /z/w {"lora_name":"c","lora_path":"/v","pinned":true} --max-loras-per-batch 3""",
+         {"adapters": {"a": (Path("/x/y"), 0.0), "w": (Path("/z/w"), 0.0), "c": (Path("/v"), 0.0)}, "max_loras": 3}),
+        ("""--enable-lora --lora-modules a=/x b=/y --lora-modules {"name":"c","path":"/z","base_model_name":"m"}""",
+         {"adapters": {"a": (Path("/x"), 0.0), "b": (Path("/y"), 0.0), "c": (Path("/z"), 0.0)}}),
         ("--kt_num_gpu_experts 3 --max_model_len=99", {"num_gpu_experts": 3, "max_model_len": 99}),
     ],
 )  # fmt: skip
@@ -117,6 +125,11 @@ def test_values_are_converted_to_the_settings_type(words: str, expected: dict[st
         "--speculative-algorithm EAGLE",
         "--draft-max x",
         "--pooling rank",
+        "--lora-scaled a.gguf",
+        "--lora-scaled a.gguf x",
+        "--lora-scaled a.gguf 1 model",
+        "--lora-paths {",
+        "--lora-init-without-apply",
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,14 @@ def test_without_an_accelerator_all_experts_run_on_the_cpu():
     assert "telemetry    off" in reported
     assert "emulated" not in reported
     assert "warning" not in reported
+    assert "adapters" not in reported
+
+
+def test_adapters_are_named():
+    reported = greeting(
+        INFO, "tales", URL, telemetry_url=None, server_config=ServerConfig(), adapters=("a", "b")
+    )
+    assert "adapters     a, b" in reported
 
 
 def test_an_accelerators_slots_and_emulation_are_reported():

@@ -41,7 +41,8 @@ class Drafting(TelemetrySink):
         self._sink.step(record)
 
     def request(self, record: RequestRecord) -> None:
-        self._sink.request(replace(record, accepted_tokens=record.number, rejected_tokens=5))
+        adapter = "style" if record.number % 2 else ""
+        self._sink.request(replace(record, accepted_tokens=record.number, rejected_tokens=5, adapter=adapter))
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +85,14 @@ def test_pages_show_drafts(monkeypatch: pytest.MonkeyPatch, drafted: tuple[Path,
     assert table["accepted"].tolist() == table["number"].tolist()
     assert set(table["rejected"]) == {5}
     assert int(metrics(app)["Drafts accepted"]) in table["number"].tolist()
+
+
+def test_requests_are_found_by_their_adapter(
+    monkeypatch: pytest.MonkeyPatch, drafted: tuple[Path, Drafting]
+) -> None:
+    app = show(monkeypatch, drafted[0], "requests")
+    app.text_input[0].set_value("style").run()
+    table = app.dataframe[0].value
+    assert set(table["adapter"]) == {"style"}
+    assert len(table)
+    assert all(number % 2 for number in table["number"])

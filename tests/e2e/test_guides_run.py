@@ -19,6 +19,7 @@ import twofold
 from twofold.tools.loadgen.server_process import serving
 
 from tests.cli.documented import PAGES, Documented, documented
+from tests.tiny_models.adapters import write_tiny_adapter
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
@@ -49,6 +50,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_tiny_model(folder / "tiny", TinyModel(max_position_embeddings=4096, top_k=4))
     write_tiny_gguf(folder / "quantised.gguf")
+    write_tiny_adapter(folder / "adapters" / "style", 0)
+    write_tiny_adapter(folder / "adapters" / "terse", 1)
     return folder
 
 
@@ -58,6 +61,7 @@ def stand_in(word: str, models: Path) -> str:
         return str(models / "quantised.gguf")
     if word == "/models":
         return str(models)
+    word = re.sub(r'(^|[="] ?)adapters(?=/|$)', lambda found: f"{found[1]}{models / 'adapters'}", word)
     if word == "MODEL" or re.match(r"(~|)/models/", word):
         return str(models / "tiny")
     return word

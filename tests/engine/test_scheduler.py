@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.api.types import GenerationRequest, LoadedAdapter, SamplingParams
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.scheduler import Scheduler
 from twofold.step.batch import StepBatch
@@ -16,9 +16,14 @@ from twofold.step.prefill_budget import MIN_TOKENS, PrefillBudget
 from twofold.step.sequences import Sequence
 
 
-def make_sequence(number: int, prompt_tokens: int, max_tokens: int = 8, priority: int = 0) -> Sequence:
+def make_sequence(
+    number: int, prompt_tokens: int, max_tokens: int = 8, priority: int = 0, adapter: int | None = None
+) -> Sequence:
     prompt = tuple(range(prompt_tokens))
-    request = GenerationRequest(prompt, SamplingParams(), lambda chunk: None, f"r{number}", priority=priority)
+    loaded = None if adapter is None else LoadedAdapter(f"adapter-{adapter}", adapter, "")
+    request = GenerationRequest(
+        prompt, SamplingParams(), lambda chunk: None, f"r{number}", priority=priority, adapter=loaded
+    )
     return Sequence(number, request, list(prompt), max_tokens)
 
 
@@ -196,6 +201,34 @@ def test_short_prompts_use_at_most_half_of_the_budget_of_the_oldest():
             if sequence.is_decoding:
                 scheduler.finish(sequence)
     assert given >= 20 * 32
+
+
+def test_a_step_uses_few_adapters_and_others_pass_a_request_that_waits_for_its_adapter():
+    scheduler = Scheduler(PagePool(100, 16), max_num_seqs=8, max_num_batched_tokens=64, max_adapters=2)
+    for number, adapter in enumerate((0, 1, 2, 1, None)):
+        scheduler.add(make_sequence(number, 8, adapter=adapter))
+    assert sorted(number for number, _ in play(scheduler)) == [0, 1, 3, 4]
+    scheduler.finish(next(each for each in scheduler.running if each.number == 1))
+    assert 2 not in dict(play(scheduler)), "another request still uses adapter 1"
+    scheduler.finish(next(each for each in scheduler.running if each.number == 3))
+    assert dict(play(scheduler))[2] == 8
+
+
+def test_a_request_that_waits_for_its_adapter_is_overtaken_for_a_limited_time():
+    """Requests of another adapter never stop coming."""
+    scheduler = Scheduler(PagePool(100, 16), max_num_seqs=2, max_num_batched_tokens=64, max_adapters=1)
+    scheduler.add(make_sequence(0, 8, adapter=0))
+    play(scheduler)
+    other = make_sequence(1, 8, adapter=1)
+    scheduler.add(other)
+    for number in range(2, 200):
+        scheduler.add(make_sequence(number, 8, adapter=0))
+        play(scheduler)
+        if other in scheduler.running:
+            return
+        for sequence in [each for each in scheduler.running if each.num_generated > 3]:
+            scheduler.finish(sequence)
+    pytest.fail("it was never admitted")
 
 
 def test_a_prompt_without_room_is_overtaken_for_a_limited_time():

@@ -157,6 +157,15 @@ class FakeControl:
         self.requests = requests
 
 
+class NoAdapters:
+    """An engine's adapters, of which there are none."""
+
+    scales: tuple[tuple[str, float], ...] = ()
+
+    def known(self) -> list[Any]:
+        return []
+
+
 class FakeEngine:
     """Says the prompt's words back, one per turn."""
 
@@ -170,6 +179,7 @@ class FakeEngine:
         self.config = EngineConfig(max_num_seqs=max_running)
         self.control = FakeControl(self._live_requests)
         self.recording = object()
+        self.adapters = NoAdapters()
         self.speculation: SpeculationCounts | None = None
         self.speculates = False
         self.fail_on_submit: Exception | None = None

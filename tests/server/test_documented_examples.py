@@ -17,6 +17,7 @@ from twofold.engine import Engine
 from twofold.server.app import create_app
 
 from tests.cli.documented import GUIDES, PAGES, ROOT, documented
+from tests.tiny_models.adapters import write_tiny_adapter
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 APIS = (
@@ -48,9 +49,19 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    model = write_tiny_model(tmp_path_factory.mktemp("m") / "tiny", TinyModel(max_position_embeddings=1024))
+    folder = tmp_path_factory.mktemp("m")
+    model = write_tiny_model(folder / "tiny", TinyModel(max_position_embeddings=1024))
+    for seed, name in enumerate(("style", "terse")):
+        write_tiny_adapter(folder / "adapters" / name, seed)
     engine = Engine.load(
-        EngineConfig(model=str(model), accelerator="none", cpu_threads=1, max_total_tokens=4096)
+        EngineConfig(
+            model=str(model),
+            accelerator="none",
+            cpu_threads=1,
+            max_total_tokens=4096,
+            lora_modules=(f"style={folder / 'adapters' / 'style'}",),
+            lora_dir=str(folder / "adapters"),
+        )
     )
     engine.start()
     config = ServerConfig(admin_key="KEY", served_model_name=("twofold-tales",))

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from twofold.api.errors import ConfigError
 from twofold.api.settings import setting
+
+
+class LoraModule(NamedTuple):
+    """One adapter of `lora_modules`."""
+
+    path: Path
+    scale: float = 0.0
+    """Scale of its change in requests that name no adapter."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +30,10 @@ class AdapterConfig:
 
     lora_modules: tuple[str, ...] = setting(
         (),
-        'adapter served as a model of its own, NAME=PATH or {"name": NAME, "path": PATH} (directory of PEFT '
-        "or KTransformers, or GGUF file); again for more",
+        'adapters served as models of their own, each NAME=PATH or {"name": NAME, "path": PATH} (directory of PEFT '
+        'or KTransformers, or GGUF file); with "scale": S in the object also applied to requests that name no '
+        "adapter",
+        several=True,
     )
     max_loras: int = setting(8, "adapters that the requests of one step may use", low=1, high=1024)
     max_lora_rank: int = setting(64, "largest rank of an adapter", low=1, high=4096)
@@ -38,26 +50,31 @@ class AdapterConfig:
     )
 
     @property
-    def adapters(self) -> dict[str, Path]:
-        """Paths of `lora_modules` by name. Raises ConfigError for a value of another form or a name given twice."""
-        found: dict[str, Path] = {}
+    def adapters(self) -> dict[str, LoraModule]:
+        """Adapters of `lora_modules` by name. Raises ConfigError for a value of another form or a name given twice."""
+        found: dict[str, LoraModule] = {}
         for value in self.lora_modules:
-            name, path = _name_and_path(value)
+            name, module = _module(value)
             if name in found:
                 raise ConfigError(f"--lora-modules: the name {name!r} was given twice")
-            found[name] = Path(path).expanduser()
+            found[name] = module
         return found
 
 
-def _name_and_path(value: str) -> tuple[str, str]:
+def _module(value: str) -> tuple[str, LoraModule]:
+    scale = 0.0
     if value.lstrip().startswith("{"):
         try:
             given = json.loads(value)
         except ValueError as error:
             raise ConfigError(f"--lora-modules was given {value!r}, which is not JSON: {error}") from None
-        name, path = given.get("name"), given.get("path")
+        name, path, scale = given.get("name"), given.get("path"), given.get("scale", 0.0)
     else:
         name, _, path = value.partition("=")
     if not (isinstance(name, str) and isinstance(path, str) and name and path):
-        raise ConfigError(f"--lora-modules was given {value!r}; it takes NAME=PATH")
-    return name, path
+        raise ConfigError(
+            f"--lora-modules was given {value!r}; it takes NAME=PATH, once or more, and MODEL comes before it"
+        )
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ConfigError(f"--lora-modules was given {value!r}; its scale takes a number")
+    return name, LoraModule(Path(path).expanduser(), float(scale))

@@ -48,6 +48,7 @@ class RequestFacts:
     routed_by: Annotated[
         str, "why a fleet's router chose the replica: prefix, load, retry; empty: no router"
     ] = ""
+    adapter: Annotated[str, "LoRA adapter that computed it, or NAME*SCALE of several; empty: none"] = ""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def setting(
     choices: tuple[str, ...] = (),
     low: float | None = None,
     high: float | None = None,
+    several: bool = False,
     also: str = "",
     scheduler_option: bool = False,
 ) -> Any:
@@ -42,6 +43,7 @@ def setting(
         empty_counts: an empty environment variable is a value; otherwise it means the default.
         choices: allowed values of a string setting.
         low, high: smallest and largest number. None as a value is always allowed where it is the default.
+        several: the flag of a tuple takes several values each time it is given.
         also: name of a further environment variable (another engine's), read last.
         scheduler_option: the value is the layer scheduler's option of the same name.
     """
@@ -53,6 +55,7 @@ def setting(
         "choices": choices,
         "low": low,
         "high": high,
+        "several": several,
         "scheduler_option": scheduler_option,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -110,6 +113,8 @@ def _add_argument(group: Any, field: dataclasses.Field[Any], hint: Any, detail: 
         )
     else:
         action = "append" if typing.get_origin(hint) is tuple else "store"
+        if field.metadata["several"]:
+            action, common["nargs"] = "extend", "+"
         group.add_argument(flag_name(field.name), dest=field.name, action=action, **common)
 
 

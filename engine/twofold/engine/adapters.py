@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from twofold.adapters.adapter import Adapter
 from twofold.adapters.reading import read_adapter
+from twofold.adapters.weighted_sum import weighted_sum
 from twofold.api.adapter_config import AdapterConfig
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.types import LoadedAdapter
@@ -19,12 +22,14 @@ from twofold.engine.scheduler import Scheduler
 from twofold.step.adapters import ModelAdapters
 
 MAX_NAME: Final = 256
+Parts = tuple[tuple[str, float], ...]
+"""Names of adapters, each with the scale of its change."""
 _SUFFIXES: Final = (".safetensors", ".gguf")
 
 
 def reserved_bytes(config: AdapterConfig) -> int:
     """Memory that the adapters to be loaded will take: the sizes of their files, of the largest if not all may stay."""
-    sizes = [sum(map(_file_bytes, [path, *path.glob("*")])) for path in config.adapters.values()]
+    sizes = [sum(map(_file_bytes, [path, *path.glob("*")])) for path, _ in config.adapters.values()]
     return sum(sorted(sizes)[-config.max_cpu_loras :])
 
 
@@ -42,10 +47,16 @@ def _file_bytes(path: Path) -> int:
 
 @dataclass
 class KnownAdapter:
-    """An adapter that requests may name."""
+    """An adapter that requests may name, or a weighted sum of such adapters."""
 
     name: str
     path: Path
+    number: int = -1
+    """Its id in llama.cpp's API; -1: a sum."""
+    scale: float = 0.0
+    """Scale of its change in requests that name no adapter."""
+    parts: Parts = ()
+    """Adapters that it is the sum of; empty: none."""
     parent: str = ""
     """Name of the base model that its files give; empty before they are read, or if they give none."""
     loaded: LoadedAdapter | None = None
@@ -80,17 +91,37 @@ class Adapters:
         self._lock = threading.Lock()
         """Guards the fields below, for moments."""
         self._known: dict[str, KnownAdapter] = {}
+        self._sums: dict[Parts, KnownAdapter] = {}
+        """Weighted sums in memory."""
+        self._held: Counter[int] = Counter()
+        """Numbers of adapters in memory that requests are about to use."""
         self._retired: dict[int, LoadedAdapter] = {}
         """Adapters in memory, by number, that new requests no longer get."""
         self._uses = itertools.count(1)
+        self._ids = itertools.count()
 
     def known(self) -> list[KnownAdapter]:
         """All adapters, in the order of their loading."""
         with self._lock:
             return list(self._known.values())
 
-    def load(self, name: str, path: Path) -> LoadedAdapter:
+    @property
+    def scales(self) -> Parts:
+        """Adapters that change requests that name none, with their scales."""
+        return tuple((each.name, each.scale) for each in self.known() if each.scale)
+
+    def set_scales(self, scales: Mapping[str, float]) -> None:
+        """Set `scales`; adapters that are not given get 0. Raises KeyError for an unknown name."""
+        with self._lock:
+            for name in scales:
+                _ = self._known[name]
+            for known in self._known.values():
+                known.scale = scales.get(known.name, 0.0)
+
+    def load(self, name: str, path: Path, scale: float = 0.0) -> LoadedAdapter:
         """Make an adapter known and load it. A known name gets the new files; its running requests finish with the old.
+
+        scale: of its change in requests that name no adapter; a known name keeps its own.
 
         Raises:
             ConfigError: the engine computes no adapters, or the name cannot be used.
@@ -102,10 +133,15 @@ class Adapters:
                 f"an adapter's name was given as {name!r}; it takes 1 to {MAX_NAME} printable characters"
             )
         with self._reading:
-            fresh = KnownAdapter(name, path)
+            fresh = KnownAdapter(name, path, scale=scale)
             loaded = self._read(fresh)
             with self._lock:
-                self._retire(self._known.pop(name, None))
+                old = self._known.get(name)
+                if old is None:
+                    fresh.number = next(self._ids)
+                else:
+                    fresh.number, fresh.scale = old.number, old.scale
+                    self._retire(old)
                 self._known[name] = fresh
             self._free_retired()
         return loaded
@@ -117,17 +153,51 @@ class Adapters:
                 self._retire(self._known.pop(name))
             self._free_retired()
 
-    def use(self, name: str) -> LoadedAdapter | None:
-        """The adapter for a new request, read again if it had left memory; None: there is none of this name.
+    def hold(self, parts: Parts) -> LoadedAdapter:
+        """The weighted sum of adapters for a new request, read if it is not in memory, where it stays until `release`.
 
-        Raises as `load`.
+        Raises as `load`, and KeyError for an unknown name.
         """
-        if (found := self._in_memory(name)) is not None or name not in self._known:
-            return found
         with self._reading:
-            found = self._in_memory(name)
-            known = self._known.get(name)
-            return self._read(known) if found is None and known is not None else found
+            if (found := self.hold_loaded(parts)) is not None:
+                return found
+            with self._lock:
+                known = self._find(parts)
+                if known is None:
+                    name = "+".join(f"{name}*{scale:g}" for name, scale in parts)
+                    known = KnownAdapter(name, self._known[parts[0][0]].path, parts=parts)
+            loaded = self._read(known)
+            with self._lock:
+                if known.parts:
+                    self._sums[parts] = known
+                # Nothing leaves memory while `_reading` is held.
+                self._held[loaded.number] += 1
+            return loaded
+
+    def hold_loaded(self, parts: Parts) -> LoadedAdapter | None:
+        """As `hold`, without reading files or waiting; None if it is not in memory."""
+        with self._lock:
+            known = self._find(parts)
+            if known is None or known.loaded is None:
+                return None
+            known.used = next(self._uses)
+            self._held[known.loaded.number] += 1
+            return known.loaded
+
+    def release(self, adapter: LoadedAdapter) -> None:
+        """End of a `hold`: the requests are among the live ones, or there are none."""
+        with self._lock:
+            self._held[adapter.number] -= 1
+            self._held += Counter()  # without zeros
+
+    def use(self, name: str) -> LoadedAdapter | None:
+        """The adapter of this name in memory, which it may leave at any time; None: there is none. Raises as `load`."""
+        try:
+            held = self.hold(((name, 1.0),))
+        except KeyError:
+            return None
+        self.release(held)
+        return held
 
     @contextmanager
     def submitting(self, adapter: LoadedAdapter) -> Iterator[None]:
@@ -137,30 +207,38 @@ class Adapters:
                 raise CapacityError(f"adapter {adapter.name} has just left memory; try again")
             yield
 
-    def _in_memory(self, name: str) -> LoadedAdapter | None:
-        with self._lock:
-            known = self._known.get(name)
-            if known is None:
-                return None
-            known.used = next(self._uses)
-            return known.loaded
+    def _find(self, parts: Parts) -> KnownAdapter | None:
+        """The adapter, or the sum if it is in memory. KeyError for an unknown name. Call with `_lock`."""
+        known = [self._known[name] for name, _ in parts]
+        return known[0] if len(parts) == 1 and parts[0][1] == 1 else self._sums.get(parts)
+
+    def _in_memory(self) -> list[KnownAdapter]:
+        """All adapters that new requests may get without reading. Call with `_lock`."""
+        return [each for each in (*self._known.values(), *self._sums.values()) if each.loaded]
 
     def _in_native(self) -> dict[int, LoadedAdapter]:
         """All adapters in native memory by number."""
-        return {
-            each.loaded.number: each.loaded for each in self._known.values() if each.loaded
-        } | self._retired
+        return {each.loaded.number: each.loaded for each in self._in_memory() if each.loaded} | self._retired
 
-    def _retire(self, known: KnownAdapter | None) -> None:
-        if known is not None and known.loaded is not None:
+    def _retire(self, known: KnownAdapter) -> None:
+        """Give the adapter to no further request, nor any sum with it."""
+        self._evict(known)
+        for each in list(self._sums.values()):
+            if known.name in dict(each.parts):
+                self._evict(each)
+
+    def _evict(self, known: KnownAdapter) -> None:
+        """Let it leave memory once no request uses it."""
+        if known.loaded is not None:
             self._retired[known.loaded.number] = known.loaded
             known.loaded = None
+        self._sums.pop(known.parts, None)
 
     def _read(self, known: KnownAdapter) -> LoadedAdapter:
         model = self._model
         if model is None:
             raise ConfigError("adapters are computed on the CPU; start with --accelerator none or emulated")
-        adapter = read_adapter(known.path, model.shapes, name=known.name, max_rank=self._config.max_lora_rank)
+        adapter = self._from_files(known, model)
         prepared = model.prepare(adapter)
         self._make_room()
         with self._lock:
@@ -178,26 +256,33 @@ class Adapters:
             )
         return known.loaded
 
+    def _from_files(self, known: KnownAdapter, model: ModelAdapters) -> Adapter:
+        if known.parts:
+            with self._lock:
+                parts = [(self._known[name], scale) for name, scale in known.parts]
+            return weighted_sum([(self._from_files(part, model), scale) for part, scale in parts], known.name)
+        return read_adapter(known.path, model.shapes, name=known.name, max_rank=self._config.max_lora_rank)
+
     def _make_room(self) -> None:
         """Let idle adapters leave until one more fits."""
         self._free_retired()
         with self._lock:
-            in_use = self._numbers_in_use()
+            in_use = self._numbers_in_use() | self._held.keys()
             num_left = len(self._in_native()) - self._config.max_cpu_loras + 1
-            idle = [each for each in self._known.values() if each.loaded and each.loaded.number not in in_use]
+            idle = [each for each in self._in_memory() if each.loaded and each.loaded.number not in in_use]
             if num_left > len(idle):
                 raise CapacityError(
                     f"requests use all adapters that memory holds (--max-cpu-loras {self._config.max_cpu_loras}); "
                     "try later"
                 )
             for known in sorted(idle, key=lambda each: each.used)[: max(num_left, 0)]:
-                self._retire(known)
+                self._evict(known)
         self._free_retired()
 
     def _free_retired(self) -> None:
         """Free the memory of retired adapters that no request uses any more."""
         with self._lock:
-            done = self._retired.keys() - self._numbers_in_use()
+            done = self._retired.keys() - self._numbers_in_use() - self._held.keys()
             for number in done:
                 del self._retired[number]
         model = self._model

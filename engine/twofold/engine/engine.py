@@ -97,6 +97,7 @@ class Engine:
             config.max_num_batched_tokens,
             None if config.backend == "single" else self._prefill_budget,
             by_priority=config.scheduling_policy == "priority",
+            max_adapters=config.max_loras,
             draft=None if self.speculator is None else self.speculator.draft,
         )
         self._recorder.record_from(runner.moe, self.speculator)
@@ -122,10 +123,13 @@ class Engine:
             on_change=self._memory_changed,
         )
         self.adapters = Adapters(
-            config, parts.adapters, self.control.between_steps, lambda: numbers_in_use(self._inbox, self._scheduler)
+            config,
+            parts.adapters,
+            self.control.between_steps,
+            lambda: numbers_in_use(self._inbox, self._scheduler),
         )
-        for name, path in config.adapters.items():
-            self.adapters.load(name, path)
+        for name, module in config.adapters.items():
+            self.adapters.load(name, module.path, module.scale)
         self.recording = ExpertRecording(config, parts.recorded, runner.moe, self.control.between_steps)
 
     @classmethod

@@ -338,6 +338,7 @@ class RequestState:
             rejected_tokens=self.sequence.num_rejected,
             trace_id=request.origin.trace_id,
             routed_by=request.origin.routed_by,
+            adapter="" if request.adapter is None else request.adapter.name,
         )
 
     def _before_submission(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Scheduler:
         prefill_budget: PrefillBudget | None = None,
         *,
         by_priority: bool = False,
+        max_adapters: int | None = None,
         draft: Callable[[Seq[ScheduledSequence], int], list[ScheduledSequence] | None] | None = None,
     ) -> None:
         """
@@ -40,9 +41,11 @@ class Scheduler:
             draft: `Speculator.draft`; None: nothing is drafted.
             prefill_budget: bounds a step's prompt tokens by time; None: only `max_num_batched_tokens` bounds them.
             by_priority: order requests by priority before arrival; otherwise priorities are ignored.
+            max_adapters: most LoRA adapters of the running sequences; None: any number.
         """
         self._by_priority = by_priority
         self._draft = draft
+        self._max_adapters = max_adapters
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -177,7 +180,8 @@ class Scheduler:
         for sequence in sorted(self.waiting, key=self._preemption_order):
             admissible.append(sequence)
             waited = self._num_scheduled - sequence.num_scheduled_before
-            if waited >= _PASSED_BY_LIMIT * len(sequence.token_ids) and not self._pool.can_admit(sequence):
+            fits = self._pool.can_admit(sequence) and self._has_adapter_room(sequence)
+            if waited >= _PASSED_BY_LIMIT * len(sequence.token_ids) and not fits:
                 break
         return admissible
 
@@ -186,12 +190,21 @@ class Scheduler:
         if sequence in self.running:
             return True
         # For the whole prompt, not just its first chunk: two half-filled prompts must not block each other.
-        if len(self.running) == self._max_num_seqs or not self._pool.admit(sequence):
+        if len(self.running) == self._max_num_seqs or not self._has_adapter_room(sequence):
+            return False
+        if not self._pool.admit(sequence):
             return False
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self._decoding = NOTHING_SCHEDULED
         return True
+
+    def _has_adapter_room(self, sequence: Sequence) -> bool:
+        """Whether the running sequences and this one use few enough adapters for one step."""
+        if self._max_adapters is None or (adapter := sequence.request.adapter) is None:
+            return True
+        used = {each.request.adapter.number for each in self.running if each.request.adapter is not None}
+        return adapter.number in used or len(used) < self._max_adapters
 
     def _make_room(self, sequence: Sequence, scheduled: list[ScheduledSequence]) -> bool:
         """Allocate pages for all tokens of `sequence`, preempting others if needed; False if it preempted itself."""

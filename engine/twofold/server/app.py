@@ -15,7 +15,7 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import TwofoldError
 from twofold.api.types import SamplingParams
 from twofold.server import model_routes
-from twofold.server.admin import expert_recording, inspection, sglang_info, status
+from twofold.server.admin import adapters, expert_recording, inspection, sglang_info, status
 from twofold.server.admin import routes as admin
 from twofold.server.anthropic import routes as anthropic_messages
 from twofold.server.bridge.models.protocol import ServingEngine
@@ -69,6 +69,7 @@ def app_of(state: ServerState) -> ASGIApp:
     app.include_router(status.router(state))
     app.include_router(model_routes.router(state))
     app.include_router(sglang_info.router(state))
+    app.include_router(adapters.router(state))
     app.include_router(web.router(state))
     app.include_router(completions.router(state))
     app.include_router(responses.router(state))
@@ -83,6 +84,7 @@ def app_of(state: ServerState) -> ASGIApp:
     if state.config.admin_key:
         app.include_router(admin.router(state))
         app.include_router(expert_recording.router(state))
+        app.include_router(adapters.admin_router(state))
     app.add_exception_handler(ApiError, api_errors.answer_api_error)
     app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
     app.add_exception_handler(ClientDisconnect, api_errors.answer_disconnect)

@@ -107,3 +107,12 @@ class Props(TypedDict):
     modalities: dict[str, bool]
     build_info: str
     is_sleeping: bool
+
+
+class ListedAdapter(TypedDict):
+    """A LoRA adapter. `scale` is that of requests that name no adapter; `path` is without its directory."""
+
+    id: int
+    name: str
+    path: str
+    scale: float

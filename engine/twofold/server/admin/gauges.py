@@ -4,6 +4,7 @@ fit."""
 from __future__ import annotations
 
 import json
+import time
 from typing import get_args
 
 from twofold.api.core_tables import COUNTERS, meanings
@@ -101,11 +102,37 @@ def _engine_gauges(model: ServedModel) -> list[Gauge]:
             _cache_config(engine, stats.num_pages),
         ),
     ]
+    rows += _adapter_gauges(engine)
     rows += _speculation_counters(stats.speculation)
     if stats.num_records:
         used = 1 - stats.num_free_records / stats.num_records
         rows.append(("twofold:records_usage_perc", "Share of the sequences' records in use, 0 to 1.", used))
     return rows + _expert_gauges(engine.info, stats)
+
+
+def _adapter_gauges(engine: ServingEngine) -> list[Gauge]:
+    """Adapters of requests, and those in memory; nothing in an engine that knows none."""
+    known = engine.adapters.known()
+    if not known:
+        return []
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for each in engine.control.requests():
+        if each.request.adapter is not None:
+            names[each.is_running].add(each.request.adapter.name)
+    labels = label_text(
+        max_lora=str(engine.config.max_loras),
+        running_lora_adapters=",".join(sorted(names[True])),
+        waiting_lora_adapters=",".join(sorted(names[False])),
+    )
+    loaded = {label_text(adapter=each.name): each.loaded.num_bytes for each in known if each.loaded}
+    return [
+        (
+            "vllm:lora_requests_info",
+            "Adapters of running and of waiting requests; the value is the present Unix time.",
+            {labels: time.time()},
+        ),
+        ("twofold:lora_memory_bytes", "Memory of each adapter that is loaded.", loaded),
+    ]
 
 
 def _expert_gauges(info: RunInfo, stats: EngineStats) -> list[Gauge]:

@@ -28,3 +28,13 @@ class Body(BaseModel):
 
 
 ModelName = Annotated[str, Field(max_length=512)]
+
+
+class LoraScale(Body):
+    """An adapter by its id in GET /lora-adapters, and the scale of its change, as in llama.cpp."""
+
+    id: Annotated[int, Field(ge=0)]
+    scale: float
+
+
+LoraScales = Annotated[list[LoraScale], Field(max_length=64, fail_fast=True)]

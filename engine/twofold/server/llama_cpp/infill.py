@@ -34,7 +34,7 @@ def router(state: ServerState) -> APIRouter:
     )
     async def infill(request: Request) -> Response:
         body = await parse_body(request, InfillRequest, state)
-        async with state.using(body.model) as model:
+        async with state.using(body.model, lora=body.lora) as model:
             # The prompt is made of the texts below; this one only makes the request valid.
             fields = body.completion_fields() | {"model": model.name, "prompt": " "}
             requested = translated(CompletionRequest, fields, model)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
-from twofold.server.http.bodies import ModelName
+from twofold.server.http.bodies import LoraScales, ModelName
 from twofold.server.openai.messages import Text
 from twofold.server.openai.schemas import MAX_INT64, PassedSampling
 
@@ -25,6 +25,8 @@ class InfillRequest(PassedSampling):
     """Body of POST /infill, with llama.cpp's names. Unlisted fields are ignored, limits of time among them."""
 
     model: ModelName | None = None
+    lora: LoraScales | None = None
+    """Adapters with their scales, in place of one that `model` names."""
     input_prefix: Text
     """Text before the gap."""
     input_suffix: Text

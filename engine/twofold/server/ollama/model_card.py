@@ -37,7 +37,7 @@ def ollama_card(model: ServedModel, name: str) -> dict[str, Any]:
         "capabilities": list(_abilities(model)),
         "parameters": "",
         "details": {
-            "parent_model": "",
+            "parent_model": model.name if name in model.adapters else "",
             "format": "gguf" if is_gguf(path) else "safetensors",
             "family": family,
             "families": [family],
@@ -105,7 +105,7 @@ def ollama_process(state: ServerState, model: ServedModel, name: str) -> dict[st
 
 def served_name(state: ServerState, name: str) -> str:
     """The model name without Ollama's default tag, which clients may append."""
-    served = {each for model in state.models for each in model.names}
+    served = {each for _, each in state.listed}
     return name if name in served else name.removesuffix(":latest")
 
 

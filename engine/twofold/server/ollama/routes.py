@@ -124,7 +124,8 @@ def _add_queries(routes: APIRouter, state: ServerState) -> None:
     )
     async def show(request: Request) -> dict[str, Any]:
         body = await parse_body(request, OllamaShowRequest, state)
-        return await asyncio.to_thread(_shown, state.find(served_name(state, body.model or body.name or "")))
+        name = served_name(state, body.model or body.name or "")
+        return await asyncio.to_thread(_shown, state.find(name), name)
 
     @routes.post(
         "/pull",
@@ -242,8 +243,8 @@ async def _load(state: ServerState, body: OllamaRequest, empty: dict[str, Any]) 
     return JSONResponse({"model": body.model, "created_at": now()} | empty | done)
 
 
-def _shown(model: ServedModel) -> dict[str, Any]:
-    card, engine = ollama_card(model, model.name), model.loaded_engine
+def _shown(model: ServedModel, name: str) -> dict[str, Any]:
+    card, engine = ollama_card(model, name), model.loaded_engine
     defaults = model.sampling_defaults
     parameters = {
         "temperature": defaults.temperature,

@@ -75,7 +75,7 @@ _CONSTRAINED: Final = (
 _FILTER: Final = "this filter does not exist; use top_p, top_k and min_p"
 _REASONING: Final = "only a chat template controls reasoning; send the request to /v1/chat/completions"
 _TEXT_ONLY: Final = "the model reads and writes text only; leave it out"
-_WEIGHTS: Final = "adapters are not loaded; leave it out"
+_WEIGHTS: Final = "send the adapter's name as model"
 _NO_CODE: Final = "code in requests is not run"
 _NO_BEAMS: Final = "beam search does not exist; use best_of or n"
 _NO_GUIDANCE: Final = "there is no second prompt for guidance"
@@ -85,8 +85,15 @@ _STOPS: Final = "stop texts are never part of the answer"
 FIELDS: Final[tuple[RequestField, ...]] = (
     *_done(
         "model",
-        "a name of the served model (any name with --served-model-name '*'); default: the served model",
+        "a name of the served model (any name with --served-model-name '*') or of an adapter; default: the served "
+        "model",
     ),
+    *_done(
+        "lora",
+        "llama.cpp's: adapters by their id in GET /lora-adapters with scales, in place of one that `model` names; "
+        "others get 0",
+    ),
+    *_done("lora_path", "SGLang's: an adapter's name, in place of `model`"),
     *_done(
         "messages",
         "text, or a list of text parts; roles system, developer, user, assistant, tool, and others that the template "
@@ -323,7 +330,6 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_refused("min_new_tokens", 5, "use min_tokens", harmless=(0,)),
     *_refused("num_return_sequences", 2, "use n", harmless=(1,)),
     *_refused("sampling_seed", 7, "use seed"),
-    *_refused("lora_path lora", "a", _WEIGHTS),
     *_refused("lora_request", {"lora_name": "a"}, _WEIGHTS),
     *_refused("options", {"temperature": 0}, "put its fields beside the prompt, by OpenAI's names"),
     # Fields that cannot change an answer.

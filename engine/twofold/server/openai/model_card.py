@@ -13,23 +13,24 @@ from twofold.weights.gguf_file import model_name
 def listed_models(state: ServerState) -> list[tuple[ServedModel, str]]:
     """The listed models, once per name. ApiError 503 while the single model loads, and while draining."""
     _ = state.max_context
-    return [(model, name) for model in state.models for name in model.names]
+    return state.listed
 
 
 def openai_card(model: ServedModel, name: str) -> dict[str, Any]:
     """OpenAI's and vLLM's fields, llama.cpp's status, and the fields of Anthropic's clients, who use the same path."""
     started_s = model.server.started_s
     description = model.description
+    adapter = model.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": int(started_s),
         "owned_by": "twofold",
         "max_model_len": None if description is None else description.max_context,
-        "root": model_name(model.path),
+        "root": model_name(model.path if adapter is None else str(adapter.path)),
         "max_input_tokens": None if description is None else description.max_context,
         "max_tokens": None if description is None else description.max_context,
-        "parent": None,
+        "parent": None if adapter is None else model.name,
         "status": _status(model),
         "type": "model",
         "display_name": name,

@@ -54,7 +54,7 @@ def router(state: ServerState) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         body = await parse_body(request, ChatRequest, state)
-        async with state.using(body.model) as model:
+        async with state.using(body.lora_path or body.model, lora=body.lora) as model:
             return await answer_chat(request, model, body, ChatFormat)
 
     @routes.post(
@@ -64,7 +64,7 @@ def router(state: ServerState) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         body = await parse_body(request, CompletionRequest, state)
-        async with state.using(body.model) as model:
+        async with state.using(body.lora_path or body.model, lora=body.lora) as model:
             return await answer_completion(request, model, body, CompletionFormat)
 
     return routes
@@ -163,6 +163,7 @@ def _plan(
             return_routed_experts=bool(body.return_routed_experts),
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
+            adapter=model.adapter,
         ),
         tokenise,
         lambda room: replace(body.sampling(model.sampling_defaults, room), bad_words=bad_words()),

@@ -20,7 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES, Range
 from twofold.api.types import SamplingParams
-from twofold.server.http.bodies import Body, ModelName
+from twofold.server.http.bodies import Body, LoraScales, ModelName
 from twofold.server.openai.chat_tools import Choice, Tool, as_function, tool_name
 from twofold.server.openai.fields import refusing
 from twofold.server.openai.messages import MAX_MESSAGES, Message
@@ -146,6 +146,8 @@ class SamplingFields(Body, StructuredFields):
     """Fields of both endpoints: model, sampling, answer format."""
 
     model: ModelName | None = None
+    lora: LoraScales | None = None
+    lora_path: ModelName | None = None
     temperature: Annotated[float, _within(SAMPLING_RANGES["temperature"])] | None = None
     top_p: Annotated[float, _within(SAMPLING_RANGES["top_p"])] | None = None
     # vLLM's clients send -1 for what is 0 here.

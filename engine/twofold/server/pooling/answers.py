@@ -73,6 +73,7 @@ async def answer_pooled(
         sampling=SamplingParams(max_tokens=0),
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
+        adapter=model.adapter,
         after_step=crossing.wake,
         times=times,
         pooling=pooling,

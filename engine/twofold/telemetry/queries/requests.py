@@ -42,8 +42,8 @@ def requests(
 ) -> list[Request]:
     """Requests, newest first, skipping `offset`.
 
-    search: a number, a part of the id, or a trace id. ended_by: a finish reason, or RUNNING. order_by: largest value of
-    this first, unknown ones last.
+    search: a number, a part of the id, a trace id, or an adapter. ended_by: a finish reason, or RUNNING. order_by:
+    largest value of this first, unknown ones last.
     """
     table = schema.request
     order = [] if order_by is None else [order_by.desc().nulls_last()]
@@ -70,10 +70,11 @@ def _matching(run: Run, search: str, ended_by: str | None) -> list[ColumnElement
     table = schema.request.c
     conditions: list[ColumnElement[bool]] = [table.run_id == run.run_id]
     if search := search.strip():
-        part_of_id = or_(table.request_id.icontains(search, autoescape=True), table.trace_id == search)
+        part_of_id = table.request_id.icontains(search, autoescape=True)
+        named = or_(part_of_id, table.trace_id == search, table.adapter == search)
         # SQLite's integers have 64 bits; a longer number can only be part of an id.
         is_number = search.isascii() and search.isdigit() and len(search) < 19
-        conditions.append(or_(table.number == int(search), part_of_id) if is_number else part_of_id)
+        conditions.append(or_(table.number == int(search), named) if is_number else named)
     if ended_by is not None:
         reason = None if ended_by == RUNNING else ended_by
         conditions.append(table.finish_reason.is_(None) if reason is None else table.finish_reason == reason)

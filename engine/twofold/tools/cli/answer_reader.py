@@ -27,7 +27,13 @@ def read_answer(
     """
     chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
     request_id = f"{endpoint}-{uuid.uuid4().hex}"
-    engine.submit(GenerationRequest(tuple(prompt), sampling, chunks.put, request_id, endpoint=endpoint))
+    scales = engine.adapters.scales
+    adapter = engine.adapters.hold(scales) if scales else None
+    engine.submit(
+        GenerationRequest(tuple(prompt), sampling, chunks.put, request_id, endpoint=endpoint, adapter=adapter)
+    )
+    if adapter is not None:
+        engine.adapters.release(adapter)
     finished = False
     try:
         while not finished:

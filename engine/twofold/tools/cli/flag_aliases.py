@@ -173,8 +173,48 @@ def _kt_backend(given: str) -> Values:
     return {"backend": _KT_BACKENDS[given]}
 
 
-KTRANSFORMERS: Final = (
-    _to("num_gpu_experts", "--kt-num-gpu-experts"),
+LORA: Final = "lora_modules"
+
+
+def _module(name: str, path: str, scale: float = 0.0) -> str:
+    name = name or Path(path).name.removesuffix(".gguf")
+    return json.dumps({"name": name, "path": path} | ({"scale": scale} if scale else {}))
+
+
+def _lora_paths(given: Sequence[str]) -> Values:
+    """SGLang's PATH, NAME=PATH, or an object with lora_name and lora_path."""
+    modules = []
+    for text in given:
+        name, _, path = text.rpartition("=")
+        if text.lstrip().startswith("{"):
+            try:
+                about = json.loads(text)
+            except ValueError as error:
+                raise ValueError(f"{text!r} is not JSON: {error}") from None
+            name, path = about.get("lora_name"), about.get("lora_path")
+            if not (isinstance(name, str) and isinstance(path, str)):
+                raise ValueError(f"{text!r} has no lora_name and lora_path")
+        modules.append(_module(name, path))
+    return {LORA: modules}
+
+
+def _lora(given: str) -> Values:
+    return {LORA: [_module("", path, 1.0) for path in given.split(",")]}
+
+
+def _lora_scaled(given: Sequence[str]) -> Values:
+    """llama.cpp's FILE:SCALE with commas, or its older FILE SCALE."""
+    pairs = [tuple(given)] if len(given) == 2 else [pair.rpartition(":")[::2] for pair in given[0].split(",")]
+    try:
+        scaled = [(path, float(scale)) for path, scale in pairs]
+    except ValueError:
+        scaled = []
+    if not scaled or len(given) > 2 or not all(path for path, _ in scaled):
+        raise ValueError("it takes FILE:SCALE, several with commas, or FILE SCALE")
+    return {LORA: [_module("", path, scale) for path, scale in scaled]}
+
+
+KTRANSFORMERS: Final = (    _to("num_gpu_experts", "--kt-num-gpu-experts"),
     _to("gpu_experts_ratio", "--kt-gpu-experts-ratio"),
     _to("expert_placement_strategy", "--kt-expert-placement-strategy", but="the default here, payback, moves experts"),
     _switch("enable_dynamic_expert_update", "--kt-enable-dynamic-expert-update"),
@@ -199,7 +239,8 @@ KTRANSFORMERS: Final = (
              "--kt-stream-prefill-safety-margin-mb"),
     _refused("whole layers cannot be chosen; give the share of layers as --gpu-experts-ratio",
              "--kt-num-gpu-layers", "--kt-num-gpu-full-layers"),
-    _refused("there are no LoRA adapters; merge them into the weights", "--kt-lora-path", "--kt-expert-lora-path"),
+    Alias(("--kt-lora-path", "--kt-expert-lora-path"), "is --lora-modules NAME=PATH here, for all requests that name "
+          "no adapter", (LORA,), values=_lora),
 )  # fmt: skip
 """Flags of KTransformers' fork of SGLang."""
 
@@ -294,7 +335,14 @@ SGLANG: Final = (
     _drafting("prompt_lookup_min", "--speculative-ngram-min-match-window-size"),
     _drafting("prompt_lookup_max", "--speculative-ngram-max-match-window-size"),
     _draft_model("--speculative-draft-model-path"),
-    _refused("there are no LoRA adapters; merge them into the weights", "--lora-paths", nargs="+"),
+    Alias(("--lora-paths",), "is --lora-modules here; an adapter without a name has its file's", (LORA,), nargs="+",
+          values=_lora_paths),
+    _to("max_loras", "--max-loras-per-batch"),
+    _to("max_cpu_loras", "--max-loaded-loras"),
+    _ignored("an adapter's files say which matrices it changes, and they are computed on the CPU",
+             "--lora-backend", "--max-lora-chunk-size"),
+    _ignored("an adapter's files say which matrices it changes", "--lora-target-modules", nargs="+"),
+    _only(("lru",), "the least recently used adapter leaves memory first", "--lora-eviction-policy"),
 )  # fmt: skip
 
 LLAMA_CPP: Final = (
@@ -327,7 +375,11 @@ LLAMA_CPP: Final = (
     _to("main_gpu", "-mg", but="it counts the GPUs of --devices"),
     _refused("rules place tensors here, see --optimize-config", "-ot", "--override-tensor"),
     _refused("nothing is downloaded; give the path of a file or directory", "-hf", "--hf-repo", "-mu", "--model-url"),
-    _refused("there are no LoRA adapters; merge them into the weights", "--lora"),
+    Alias(("--lora",), "is --lora-modules NAME=FILE here, for all requests that name no adapter", (LORA,),
+          values=_lora),
+    Alias(("--lora-scaled",), "is --lora-modules with a scale here, for all requests that name no adapter", (LORA,),
+          nargs="+", values=_lora_scaled),
+    _refused("--lora-modules NAME=FILE loads adapters without applying them", "--lora-init-without-apply", nargs=0),
     _drafter(dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "ngram")
              | {"draft-mtp": "mtp"}, "--spec-type"),
     _drafting("num_speculative_tokens", "--draft", "--draft-n", "--draft-max", "--spec-ngram-size-m"),
@@ -357,6 +409,15 @@ OTHER_SERVERS: Final = (
     _refused("a request always loads its model", "--no-models-autoload", nargs=0),
     _refused("all flags apply to all models", "--models-preset"),
     _to("otlp_endpoint", "--otlp-traces-endpoint", but="OTLP over HTTP, not over gRPC"),
+    _ignored(
+        "adapters are served where --lora-modules or --lora-dir names them",
+        "--enable-lora",
+        "--no-enable-lora",
+        nargs=0,
+    ),
+    _ignored("adapters have the type of their files and are computed in float32", "--lora-dtype"),
+    _ignored("an adapter's rows of the vocabulary are those of the model", "--lora-extra-vocab-size"),
+    _ignored("rank 0 computes adapters", "--fully-sharded-loras", nargs=0),
     *RANKS,
 )
 """Flags of the servers of SGLang, vLLM and llama.cpp."""
@@ -413,7 +474,8 @@ class _AliasAction(argparse.Action):
         if name == SPECULATION:
             value = _speculation(getattr(namespace, name, None), value)
         if isinstance(flag, argparse._AppendAction):
-            value = [*(getattr(namespace, name, None) or []), value]
+            more = value if isinstance(value, list) else [value]
+            value = [*(getattr(namespace, name, None) or []), *more]
         setattr(namespace, name, value)
 
 

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 from twofold.api.errors import CapacityError, TwofoldError
@@ -60,7 +61,7 @@ class ModelManager:
             model: _Place(model.source, limits.keep_alive_s) for model in models if model.source is not None
         }
         for model in self._places:
-            model.on_answer_closed = self._answer_closed
+            model.on_answer_closed = partial(self._answer_closed, model)
         self._jobs: deque[tuple[ServedModel, bool]] = deque()
         """Models to load (True) or to unload (False), in order."""
         self._worker: asyncio.Task[None] | None = None

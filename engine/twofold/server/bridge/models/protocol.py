@@ -3,8 +3,9 @@ implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from twofold.api.config import EngineConfig
@@ -15,6 +16,7 @@ from twofold.api.types import (
     EngineFailure,
     EngineStats,
     GenerationRequest,
+    LoadedAdapter,
     MappedWeights,
     RequestProgress,
     RunInfo,
@@ -69,6 +71,58 @@ class ServingRecording(Protocol):
     def dump(self) -> dict[str, Any]: ...
 
 
+AdapterParts = tuple[tuple[str, float], ...]
+"""Names of adapters, each with the scale of its change."""
+
+
+class ListedAdapter(Protocol):
+    """An adapter that requests may name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def number(self) -> int:
+        """Its id in llama.cpp's API."""
+        ...
+
+    @property
+    def scale(self) -> float:
+        """Scale of its change in requests that name no adapter."""
+        ...
+
+    @property
+    def loaded(self) -> LoadedAdapter | None:
+        """None: it is read when a request names it."""
+        ...
+
+
+class ServingAdapters(Protocol):
+    """The part of `twofold.engine.adapters.Adapters` that the server needs; `load`, `unload` and `hold` block."""
+
+    @property
+    def scales(self) -> AdapterParts:
+        """Adapters that change requests that name none."""
+        ...
+
+    def known(self) -> Sequence[ListedAdapter]: ...
+
+    def set_scales(self, scales: Mapping[str, float]) -> None: ...
+
+    def load(self, name: str, path: Path) -> LoadedAdapter: ...
+
+    def unload(self, name: str) -> None: ...
+
+    def hold(self, parts: AdapterParts) -> LoadedAdapter: ...
+
+    def hold_loaded(self, parts: AdapterParts) -> LoadedAdapter | None: ...
+
+    def release(self, adapter: LoadedAdapter) -> None: ...
+
+
 class ServingEngine(Protocol):
     """The part of `twofold.engine.Engine` that serving needs; every method is thread-safe."""
 
@@ -102,6 +156,11 @@ class ServingEngine(Protocol):
     @property
     def recording(self) -> ServingRecording:
         """Recording of routed experts."""
+        ...
+
+    @property
+    def adapters(self) -> ServingAdapters:
+        """LoRA adapters that requests may use."""
         ...
 
     @property

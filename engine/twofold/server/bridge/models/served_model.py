@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 from twofold.api.config import ServerConfig
-from twofold.api.types import SamplingParams
+from twofold.api.types import LoadedAdapter, SamplingParams
 from twofold.models.registry import chat_marks
 from twofold.server.bridge.models.crossing import AnswerStream
 from twofold.server.bridge.models.prompt_tokens import BoundedTokenizer, TokenCache
-from twofold.server.bridge.models.protocol import ServingEngine, ServingTokenizer
+from twofold.server.bridge.models.protocol import ListedAdapter, ServingEngine, ServingTokenizer
 from twofold.server.bridge.models.resources import ServerResources
 from twofold.server.bridge.models.sampling_defaults import OPENAI_DEFAULTS
 from twofold.server.bridge.observe.metrics import Metrics
@@ -89,7 +90,9 @@ class ServedModel:
         """Time of the last request, on the clock of `time.time`."""
         self.sink: TelemetrySink | None = None
         """Takes the telemetry of its present run."""
-        self.on_answer_closed: Callable[[ServedModel], None] | None = None
+        self.on_answer_closed: Callable[[], None] | None = None
+        self.adapter: LoadedAdapter | None = None
+        """The adapter of the request that this is the model of; see `with_adapter`."""
         self._engine: ServingEngine | None = None
 
     def loaded(
@@ -119,7 +122,26 @@ class ServedModel:
         """Forget an answer that is complete, or whose client is gone. May be called twice."""
         self.answers.discard(answer)
         if self.on_answer_closed is not None:
-            self.on_answer_closed(self)
+            self.on_answer_closed()
+
+    def with_adapter(self, name: str, adapter: LoadedAdapter) -> ServedModel:
+        """The model as one request sees it: under this name, computed with the adapter. All else is shared."""
+        seen = copy.copy(self)
+        seen.names, seen.adapter = (name,), adapter
+        return seen
+
+    @property
+    def adapters(self) -> dict[str, ListedAdapter]:
+        """Adapters that requests may name; empty while the model is not loaded."""
+        return {} if self._engine is None else {each.name: each for each in self._engine.adapters.known()}
+
+    def adapter_named(self, name: str | None) -> str | None:
+        """The adapter of a request for `name`, also written BASE:ADAPTER as for SGLang; None: it names none."""
+        if name is None or name in self.names:
+            return None
+        known = self.adapters
+        base, _, last = name.rpartition(":")
+        return name if name in known else last if base in self.names and last in known else None
 
     @property
     def loaded_engine(self) -> ServingEngine | None:

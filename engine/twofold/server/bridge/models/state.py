@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -13,11 +13,13 @@ from twofold.api.config import ServerConfig
 from twofold.api.models_config import ModelsConfig
 from twofold.api.types import SamplingParams
 from twofold.api.valid_text import valid_text
+from twofold.server.bridge.models.adapted_model import adapted
 from twofold.server.bridge.models.model_manager import ModelManager
 from twofold.server.bridge.models.protocol import ServingEngine
 from twofold.server.bridge.models.resources import ServerResources
 from twofold.server.bridge.models.served_model import ModelSource, ServedModel
-from twofold.server.http.errors import ApiError
+from twofold.server.http.bodies import LoraScale
+from twofold.server.http.errors import ApiError, wrong_field
 from twofold.telemetry.sink import TelemetrySink
 from twofold.text.chat.marks import check_parsers
 from twofold.weights.gguf_file import model_name
@@ -109,14 +111,20 @@ class ServerState(ServerResources):
             for name in (*model.names, *([""] if model is self.default else []))
         }
 
+    @property
+    def listed(self) -> list[tuple[ServedModel, str]]:
+        """All models, once per name: their own, then those of their adapters."""
+        return [(model, name) for model in self.models for name in (*model.names, *model.adapters)]
+
     def find(self, name: str | None) -> ServedModel:
-        """The model of this name; None means the default. ApiError 404 for an unknown name, unless any is accepted."""
+        """The model of this name or of the adapter with this name; None means the default. ApiError 404 for an unknown
+        name, unless any is accepted."""
         if name is None or _ANY_NAME in self._given_names:
             return self.default
         for model in self.models:
-            if name in model.names:
+            if name in model.names or model.adapter_named(name) is not None:
                 return model
-        served = ", ".join(repr(each) for model in self.models for each in model.names)
+        served = ", ".join(repr(each) for _, each in self.listed)
         raise ApiError(
             404,
             f"the model {name[:200]!r} does not exist here; this server serves {served}; "
@@ -135,19 +143,25 @@ class ServerState(ServerResources):
         return self.find(name) if name else next(iter(self.loaded_models), self.default)
 
     @contextlib.asynccontextmanager
-    async def using(self, name: str | None, keep_alive_s: float | None = None) -> AsyncIterator[ServedModel]:
-        """The model of a request, loaded, and not unloaded inside the block. Waits while it loads.
+    async def using(
+        self, name: str | None, keep_alive_s: float | None = None, *, lora: Sequence[LoraScale] | None = None
+    ) -> AsyncIterator[ServedModel]:
+        """The model of a request with its adapters, loaded, and not unloaded inside the block. Waits while it loads.
 
-        keep_alive_s: how long it stays loaded after this request if nothing else needs the memory; inf: for ever.
+        Args:
+            keep_alive_s: how long it stays loaded after this request if nothing else needs the memory; inf: for ever.
+            lora: the request's adapters with their scales, in place of one that `name` means.
 
         Raises:
             ApiError: 404 for an unknown name, 429 if too many requests wait, 503 if it cannot be loaded or used now.
         """
         model = self.find(name)
         if self.manager is None:
-            _ = model.engine  # refuses while it loads or drains
-            yield model
+            async with adapted(model, name, lora) as seen:
+                yield seen
             return
+        if lora:
+            raise wrong_field("lora", "adapters are served beside one model, and this server has several")
         self.refuse_while_draining()
         async with self.manager.holding(model, keep_alive_s):
             yield model

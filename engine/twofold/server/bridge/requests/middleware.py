@@ -28,8 +28,15 @@ _OPEN: Final = frozenset(
     ("/", "/chat.js", "/chat.css", "/health", "/ready", "/metrics", "/version", "/openapi.json")
 )
 """Paths that never need a key."""
-_ADMIN: Final = frozenset(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
-"""Admin routes under SGLang's names."""
+_ADMIN: Final = frozenset(
+    (
+        *(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump")),
+        *(f"{place}/{verb}_lora_adapter" for place in ("", "/v1") for verb in ("load", "unload")),
+    )
+)
+"""Admin routes under SGLang's and vLLM's names."""
+_ADMIN_POSTS: Final = frozenset(("/lora-adapters",))
+"""Paths of which POST alone is an admin route."""
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"))
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -106,6 +113,7 @@ class RequestFrame:
         """
         config = self._state.config
         is_admin = path == "/admin" or path.startswith("/admin/") or path in _ADMIN
+        is_admin = is_admin or (method == "POST" and path in _ADMIN_POSTS)
         if is_admin and config.admin_key:
             # The admin key opens only these routes, and only it opens them.
             return None if _has_key(headers, [config.admin_key]) else _unauthorised("admin")

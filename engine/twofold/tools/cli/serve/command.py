@@ -7,7 +7,7 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.flag_aliases import SERVER, add_aliases
-from twofold.tools.cli.hub.model_path import served_names
+from twofold.tools.cli.hub.model_path import served_name, served_names
 from twofold.tools.cli.model_options import (
     add_model_arguments,
     emulation_notice,
@@ -108,10 +108,21 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
 
         def announce() -> None:
             name, info = state.default.name, loaded[0].info
-            text = greeting(info, name, url, telemetry_url=telemetry_url, server_config=server_config)
+            text = greeting(
+                info,
+                name,
+                url,
+                telemetry_url=telemetry_url,
+                server_config=server_config,
+                adapters=tuple(config.adapters),
+            )
             _write_line(text if leader is None else f"{text}\n{leader.described()}")
 
         state = ServerState(server_config, sink)
+        if taken := config.adapters.keys() & set(state.default.names or (served_name(config.model),)):
+            raise ConfigError(
+                f"--lora-modules: {min(taken)!r} is the model's own name; give the adapter another one"
+            )
         process = ServerProcess(state, load, on_ready=announce, on_drain=_announce_drain)
         process.run(listener)
     finally:
@@ -181,7 +192,13 @@ def _models_greeting(
 
 
 def greeting(
-    info: RunInfo, name: str, url: str, *, telemetry_url: str | None, server_config: ServerConfig
+    info: RunInfo,
+    name: str,
+    url: str,
+    *,
+    telemetry_url: str | None,
+    server_config: ServerConfig,
+    adapters: Sequence[str] = (),
 ) -> str:
     """What runs where, and how to stop it."""
     experts = info.num_layers * info.num_experts
@@ -197,6 +214,7 @@ def greeting(
         ("model", f"{name} ({shape})"),
         ("accelerator", f"{info.accelerator}: {info.accelerator_reason}"),
         ("experts", placed),
+        *([("adapters", f"{', '.join(adapters)}: requests choose by their model")] if adapters else []),
         *(("answers", text) for text in info.output_changes),
         *([("context", info.context_limit_reason)] if info.context_limit_reason else []),
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),

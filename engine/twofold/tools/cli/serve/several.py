@@ -51,16 +51,18 @@ def open_several(args: argparse.Namespace, replica: str = "") -> SeveralModels:
     from twofold.engine.prefix.loading import open_store
     from twofold.tools.cli.hub.several_models import SharedByModels, completed, on_demand_models
 
+    config = from_namespace(EngineConfig, args)
     for flag, is_given in (
         ("--served-model-name", from_namespace(ServerConfig, args).served_model_name),
         ("--record-routing", from_namespace(TelemetryConfig, args).record_routing),
         ("--cache-state", getattr(args, "cache_state", None)),
+        ("--lora-modules", config.lora_modules),
+        ("--lora-dir", config.lora_dir),
     ):
         if is_given:
             raise ConfigError(
                 f"{flag} was given with several models; it is for one model, so serve that alone"
             )
-    config = from_namespace(EngineConfig, args)
     choice, _ = choose_accelerator(config.accelerator, cuda_indices(config))
     limits = completed(from_namespace(ModelsConfig, args), choice.kind)
     sink = open_telemetry(args)
