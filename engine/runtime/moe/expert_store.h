@@ -139,8 +139,9 @@ class ExpertStore {
   };
   void lay_out(std::span<const LayerFormats> formats);
   size_t layout_of(const FfnFormats& formats);
-  size_t index(int layer, int expert) const { return size_t(layer) * size_t(num_experts_) + size_t(expert); }
-  const Cell& cell(int layer, int expert) const { return cells_[index(layer, expert)]; }
+  const Cell& cell(int layer, int expert) const {
+    return cells_[size_t(layer) * size_t(num_experts_) + size_t(expert)];
+  }
   // make(e, matrix 0 to 2, its first panel, bytes, where to): for each of a layer's `experts`, the e-th, on the pool.
   template <class Make>
   void fill(ThreadPool& pool, int layer, std::span<const int> experts, const Make& make);
