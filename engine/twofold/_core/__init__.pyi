@@ -405,8 +405,6 @@ class PackedMatrix:
     bytes: Final[int]
     formats: Final[list[str]]
     segment_rows: Final[list[int]]
-    part_rows: Final[list[int]]
-    "Rows of each stacked matrix."
 
     def put_adapter(self, rows: AdapterRows, adapter: int, part: LowRank) -> None:
         """Rows of products that use `adapter` get what the part adds to them. Between two steps only."""
