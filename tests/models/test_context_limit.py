@@ -11,7 +11,7 @@ from twofold.api.errors import ConfigError, RequestError
 from twofold.api.types import SamplingParams
 from twofold.engine import Engine
 from twofold.tools.cli.main import main
-from twofold.tools.cli.serve.command import greeting
+from twofold.tools.cli.serve.greeting import Server, greeting
 
 from tests.engine.model_runs import random_prompt
 from tests.tiny_models.table import EXAMPLES
@@ -30,7 +30,7 @@ def test_the_context_is_limited_to_index_topk_with_a_line(
     with caplog.at_level(logging.WARNING, logger="twofold"):
         engine = Engine.load(EngineConfig(model=str(path), accelerator="none", cpu_threads=1))
     assert WHY in caplog.text
-    shown = greeting(engine.info, "m", "http://x", telemetry_url=None, server_config=ServerConfig())
+    shown = greeting(engine.info, "m", Server("http://x", ServerConfig(), None), engine.config)
     assert WHY in shown
     assert engine.max_context == 40
     tokens: list[int] = []

@@ -268,6 +268,16 @@ class ServerConfig(Checked):
         "spans hold sizes and times, no texts; needs twofold[otel] (default: off)",
     )
     slots_show_prompts: bool = setting(False, "GET /slots shows the text of running prompts")
+    log_requests: bool = setting(
+        False,
+        "log one line per request: tokens, cached tokens, time to first token, tokens/s, expert hit rate; never texts. "
+        "Refused requests are always logged",
+    )
+    log_format: str = setting(
+        "text",
+        "form of the log on standard error: text, or json (one object per line, for log collectors)",
+        choices=("text", "json"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,11 +49,15 @@ def _printed(character: str) -> str:
 
 
 class RequestError(TwofoldError):
-    """A request can never be served. `param` names the offending field, if there is one."""
+    """A request can never be served. `param` names the offending field, if there is one.
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    private: the part of the message that quotes the request; logs leave it out.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, private: str = "") -> None:
         super().__init__(message)
         self.param = param
+        self.private = private
 
 
 class TemplateLimitExceededError(RequestError):

@@ -333,7 +333,8 @@ class GrammarCompiler:
             matcher, error = grammar_source.compiled(vocabulary.tokens, source)
         if error or matcher is None:
             _refuse_part(constraint, vocabulary.trial)
-            raise _refusal(constraint, _without_source(error) if constraint.parts else error)
+            reason = _without_source(error) if constraint.parts else error
+            raise _refusal(constraint, reason, quotes=True)
         return CompiledGrammar(constraint, vocabulary, matcher)
 
 
@@ -346,7 +347,7 @@ def _source(constraint: Constraint) -> str:
             constraint.kind, _enforceable_text(constraint), constraint.whitespace_pattern, constraint.frame
         )
     except ValueError as wrong:
-        raise _refusal(constraint, str(wrong)) from None
+        raise _refusal(constraint, str(wrong), quotes=True) from None
 
 
 def _enforceable_text(constraint: Constraint) -> str:
@@ -367,7 +368,8 @@ def _refuse_part(constraint: Constraint, trial: GrammarTrial) -> None:
         error = trial.error_of(_source(part))
         if error:
             where = f"{field}: {tool}" if tool else field
-            raise RequestError(f"{where}: the schema cannot be used: {_without_source(error)}", param=field)
+            reason = f": {_without_source(error)}"
+            raise RequestError(f"{where}: the schema cannot be used{reason}", param=field, private=reason)
 
 
 def _without_source(error: str) -> str:
@@ -409,8 +411,10 @@ def _depth(text: str) -> int:
     return depth
 
 
-def _refusal(constraint: Constraint, reason: str) -> RequestError:
+def _refusal(constraint: Constraint, reason: str, *, quotes: bool = False) -> RequestError:
+    """quotes: the reason repeats parts of the constraint."""
     return RequestError(
         f"{constraint.field}: the {constraint.kind.replace('_', ' ')} cannot be used: {reason}",
         param=constraint.field,
+        private=f": {reason}" if quotes else "",
     )

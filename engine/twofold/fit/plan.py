@@ -260,7 +260,9 @@ class _Draft:
             problem = f"--max-total-tokens {self.config.max_total_tokens} needs more memory than there is"
             return self._unfit(size, problem, [f"--max-total-tokens {room_tokens // page * page}"])
         tokens = max(context, min(_CONTEXTS * self.longest, room_tokens // 4))
-        why = f"{gib(tokens * size.kv_bytes_per_token)}, for {tokens / context:.1f} requests of full length"
+        count = f"{tokens / context:.1f}".removesuffix(".0")
+        requests = "1 request" if count == "1" else f"{count} requests"
+        why = f"{gib(tokens * size.kv_bytes_per_token)}, for {requests} of full length"
         self.set("max_total_tokens", max(page, tokens // page * page), why)
         return self._done(size, context, num_slots)
 
@@ -294,12 +296,12 @@ class _Draft:
             "one request at a time was given" if single else "serves several requests; single for one user",
         )
         self.set("cpu_threads", self.machine.threads, self.machine.threads_reason)
-        self.set("accelerator", self.config.accelerator, self.machine.accelerator_reason)
+        self._set_accelerator()
         config = dataclasses.replace(self.config, **self.changes)
         order = ("accelerator", "gpu_experts_ratio", *SLOT_FIELDS[1:], "tensor_split", "max_model_len")
         rest = ("max_total_tokens", "kv_cache_dtype", "cpu_threads", "backend")
         names = [name for name in (*order, *rest) if name in self.why]
-        shown = {"accelerator": self.machine.accelerator, "max_model_len": context or self.longest}
+        shown = {"max_model_len": context or self.longest}
         choices = [
             Choice(flag_name(name), str(shown.get(name, getattr(config, name))), self.why[name])
             for name in names
@@ -313,3 +315,12 @@ class _Draft:
             device_slots=self.device_slots,
             context=context,
         )
+
+    def _set_accelerator(self) -> None:
+        """Show it as it was asked for, and what an automatic choice found."""
+        asked, found = self.config.accelerator, self.machine.accelerator
+        reason = self.machine.accelerator_reason
+        explained = reason if asked == found or reason.startswith("bad: ") else f"{found}: {reason}"
+        self.set("accelerator", asked, explained)
+        if "accelerator" in self.given and asked != found:
+            self.why["accelerator"] = f"given; {explained}"

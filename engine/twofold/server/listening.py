@@ -126,6 +126,8 @@ class HttpServer(uvicorn.Server):
                 app,
                 # uvicorn's warnings are one line per malformed request, which any client can send by the thousand.
                 log_level="error",
+                # Its own configuration would close the handlers that there are.
+                log_config=None,
                 access_log=False,
                 lifespan="off",
                 http=connection,

@@ -15,6 +15,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, Final
@@ -90,6 +91,7 @@ class ServerProcess:
         self.state.close()
 
     def _run_load(self) -> None:
+        begin_s = time.monotonic()
         try:
             loaded = None if self._load is None else self._load()
             # Started before the first large body, which would otherwise wait for it.
@@ -97,11 +99,13 @@ class ServerProcess:
         except BaseException as error:
             self._post(self._failed, error)
         else:
-            self._post(self._ready, loaded)
+            self._post(self._ready, loaded, time.monotonic() - begin_s)
 
-    def _ready(self, loaded: tuple[ServingEngine, SamplingParams | None] | None) -> None:
+    def _ready(self, loaded: tuple[ServingEngine, SamplingParams | None] | None, seconds: float) -> None:
         if loaded is not None:
             self.state.ready(*loaded)
+            fields = {"event": "loaded", "model": self.state.default.name, "seconds": round(seconds, 1)}
+            _logger.info("loaded %s in %.1f s", fields["model"], seconds, extra={"fields": fields})
         if self.state.phase == "ready":
             self._notifier.notify(self._on_ready)
 

@@ -88,7 +88,9 @@ def test_sigterm_lets_a_running_answer_finish_and_refuses_new_ones():
             read_until(lines, '"c "')
             read_until(lines, "[DONE]")
         assert served.process.wait(WAIT_S) == 0
-        assert served.process.stderr.read() == ""
+        (logged,) = served.process.stderr.read().splitlines()
+        assert logged.startswith("503 POST /v1/completions ")
+        assert "the server is shutting down" in logged
 
 
 def test_an_answer_that_outlasts_the_drain_gets_an_error_event():

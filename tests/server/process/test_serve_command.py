@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -63,7 +64,8 @@ def test_serve_greets_answers_records_and_drains(tmp_path):
         assert process.wait(60) == 0
         reply = process.stderr.read().splitlines()
         assert reply[0].startswith("fit: ")
-        assert all(line.startswith("  ") for line in reply[1:])
+        assert all(line.startswith("  ") for line in reply[1:-1])
+        assert re.fullmatch(r"[\d:]{8} INFO twofold.server: loaded tiny in [\d.]+ s", reply[-1])
     finally:
         process.kill()
         process.communicate()

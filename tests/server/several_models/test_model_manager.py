@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from twofold.api.config import ServerConfig
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.models_config import ModelsConfig, parsed_keep_alive
 from twofold.server.app import app_of
+from twofold.server.bridge.models import model_manager
 from twofold.server.bridge.models.served_model import ModelDescription
 from twofold.server.bridge.models.state import ServerState
 
@@ -377,3 +380,39 @@ def test_the_error_of_too_many_token_ids_names_what_limits_the_context(count: in
                 assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
                 assert error["message"].endswith(end), error["message"]
                 assert "the context holds 64" in error["message"]
+
+
+def test_each_load_unload_and_eviction_is_logged_with_its_reason(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(model_manager, "_SLOW_LOAD_S", 0.01)
+    limits = ModelsConfig(models_max=1)
+
+    def events() -> list[str]:
+        return [record.getMessage() for record in list(caplog.records) if hasattr(record, "fields")]
+
+    with (
+        caplog.at_level(logging.INFO, logger="twofold.server"),
+        server("a", "b", "c", limits=limits) as (
+            url,
+            sources,
+        ),
+    ):
+        sources["a"].gate.clear()
+        with ThreadPoolExecutor(1) as clients:
+            waiting = clients.submit(complete, url, "a")
+            wait_until(lambda: any("still loading a after 0 s; 1 request waits" in each for each in events()))
+            sources["a"].gate.set()
+            assert waiting.result().status_code == 200
+        assert complete(url, "b").status_code == 200
+        sources["c"].problem = ModelLoadError("its file is damaged")
+        assert complete(url, "c").status_code == 503
+        body = {"model": "a", "prompt": "one", "keep_alive": 0}
+        assert HTTP.post(f"{url}/api/generate", json=body).status_code == 200
+        wait_until(lambda: any("unloaded a: no request for 0 s" in each for each in events()))
+    seen = [re.sub(r"in [\d.]+ s, [\d.]+ GiB", "in TIME", each) for each in events() if "still" not in each]
+    assert seen[:5] == [
+        "loaded a in TIME",
+        "unloaded a: evicted for b",
+        "loaded b in TIME",
+        "unloaded b: evicted for c",
+        "cannot load c: its file is damaged",
+    ]

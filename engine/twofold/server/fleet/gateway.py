@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 import twofold.server.app  # noqa: F401 (registers the error formats of the APIs)
 from twofold.api.config import ServerConfig
+from twofold.server.bridge.observe.request_log import RequestLog
 from twofold.server.bridge.requests.connected import while_connected
 from twofold.server.bridge.requests.request_body import read_body
 from twofold.server.fleet.forwarding import ROUTING_HEADER, TOKENS_BEGIN, Header, RoutedRequest, is_stream
@@ -57,6 +58,7 @@ class Gateway:
         self._replicas = replicas
         self._client = client
         self._max_body_bytes = max_body_bytes
+        self._log = RequestLog(logs_all=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -64,6 +66,7 @@ class Gateway:
             await while_connected(self._answer(scope, body, send), receive)
         except ApiError as error:
             await error.response(scope["path"])(scope, receive, send)
+            self._log.write(scope, error.status, "")
         except ClientDisconnect:
             return  # before its body was complete
 

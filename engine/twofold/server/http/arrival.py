@@ -1,4 +1,5 @@
-"""Values in a request's ASGI scope: stopwatch, origin, a router's prefix labels, a hook at the first token.
+"""Values in a request's ASGI scope: stopwatch, origin, a router's prefix labels, a hook at the first token, and what
+the log says of it: its model and why it was refused.
 
 Also tells how long a request's first bytes waited in the kernel.
 """
@@ -19,6 +20,8 @@ _SCOPE_KEY: Final = "twofold.times"
 _LABELS_KEY: Final = "twofold.prefix_labels"
 _HOOK_KEY: Final = "twofold.on_answer"
 _ORIGIN_KEY: Final = "twofold.origin"
+_PROBLEM_KEY: Final = "twofold.problem"
+_MODEL_KEY: Final = "twofold.model"
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 """https://www.w3.org/TR/trace-context/#traceparent-header"""
 _LAST_DATA_RECV: Final = struct.Struct("<52xI") if sys.byteorder == "little" else struct.Struct(">52xI")
@@ -76,6 +79,28 @@ def origin_of(scope: MutableMapping[str, Any]) -> RequestOrigin:
     """The attached origin; an empty one without trace and router."""
     origin: RequestOrigin = scope.get(_ORIGIN_KEY, DIRECT)
     return origin
+
+
+def set_problem(scope: MutableMapping[str, Any], status: int, problem: str) -> None:
+    """Attach why the request failed, without any text of the request."""
+    scope[_PROBLEM_KEY] = status, problem
+
+
+def problem_of(scope: MutableMapping[str, Any]) -> tuple[int, str]:
+    """The attached status and reason; (0, "") for a request that did not fail."""
+    problem: tuple[int, str] = scope.get(_PROBLEM_KEY, (0, ""))
+    return problem
+
+
+def set_model(scope: MutableMapping[str, Any], name: str) -> None:
+    """Attach the model's name as the client sent it."""
+    scope[_MODEL_KEY] = name
+
+
+def model_of(scope: MutableMapping[str, Any]) -> str:
+    """The attached name; empty if the request named none."""
+    name: str = scope.get(_MODEL_KEY, "")
+    return name
 
 
 def set_answer_hook(scope: MutableMapping[str, Any], hook: Callable[[], None]) -> None:

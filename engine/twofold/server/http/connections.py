@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import struct
+import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -22,10 +24,12 @@ from uvicorn.server import ServerState
 from twofold.api.request_times import RequestTimes
 from twofold.server.http.arrival import begin_times, kernel_wait_s
 
+_logger = logging.getLogger("twofold.server")
 _SMALL_READ: Final = 4 * 1024
 _LARGE_READ: Final = 64 * 1024
 _MAX_REFUSED: Final = 32
 _REFUSAL_S: Final = 1.0
+_LOG_EVERY_S: Final = 1.0
 _TWO_FRAMINGS: Final = {b"content-length", b"transfer-encoding"}
 
 
@@ -78,6 +82,18 @@ class SharedByConnections:
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_LARGE_READ)))
     refused: set[Connection] = field(default_factory=set)
     """Connections beyond the limit that are being closed."""
+    _logged: dict[bytes, float] = field(default_factory=dict)
+    """Time at which each kind of refusal was logged last."""
+
+    def log_refusal(self, answer: bytes) -> None:
+        """Log an answer of `_refusal`, each kind once a second: any client can cause them by the thousand."""
+        now = time.monotonic()
+        if now - self._logged.get(answer, -_LOG_EVERY_S) < _LOG_EVERY_S:
+            return
+        self._logged[answer] = now
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status, problem = int(head.split()[1]), json.loads(body)["error"]["message"]
+        _logger.warning("%d: %s", status, problem, extra={"fields": {"status": status, "problem": problem}})
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
@@ -217,6 +233,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._close(_refusal(HTTPStatus.REQUEST_TIMEOUT, message) if begun else b"")
 
     def _close(self, answer: bytes) -> None:
+        if answer:
+            self._shared.log_refusal(answer)
         self.transport.write(answer)
         self.transport.close()
         self._abort_later()
@@ -244,7 +262,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             f"all {self._limits.max_connections} connections of this server are in use; try again later "
             "(--max-connections)"
         )
-        self.transport.write(_refusal(HTTPStatus.SERVICE_UNAVAILABLE, message))
+        refusal = _refusal(HTTPStatus.SERVICE_UNAVAILABLE, message)
+        self._shared.log_refusal(refusal)
+        self.transport.write(refusal)
         # Closing at once would reset the connection while the request is in flight, and lose the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()

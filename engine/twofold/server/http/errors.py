@@ -14,15 +14,38 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from twofold.api.errors import CapacityError, KernelError, RequestError, TwofoldError, UnusableEngineError
+from twofold.server.http.arrival import set_problem
 
 _MAX_ECHO = 200
 """Most characters of a caller's value that an error message repeats."""
 
 
+_FIELDS_OF_MESSAGES: Final = frozenset(
+    (
+        *(
+            "role",
+            "content",
+            "type",
+            "text",
+            "name",
+            "id",
+            "input",
+            "output",
+            "image_url",
+            "url",
+            "source",
+            "data",
+        ),
+        *("tool_calls", "tool_call_id", "function", "arguments", "parameters", "description", "strict"),
+        *("json_schema", "schema"),
+    )
+)
+"""Names of fields within a field that the log shows; others may be keys that the client chose."""
 CONTEXT_LENGTH: Final = "context_length_exceeded"
-_CLIENT_CLOSED_REQUEST: Final = 499
+CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status for a client that has gone; HTTP has none."""
 
 
@@ -37,13 +60,16 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        logged: str = "",
     ) -> None:
+        """logged: what the log says instead of the message, where that quotes the request."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.logged = logged or message
 
     @property
     def kind(self) -> str:
@@ -54,7 +80,8 @@ class ApiError(Exception):
 
     def arguments(self) -> dict[str, Any]:
         """Constructor arguments, to rebuild the error in another process."""
-        return {name: getattr(self, name) for name in ("status", "message", "param", "code", "headers")}
+        names = ("status", "message", "param", "code", "headers", "logged")
+        return {name: getattr(self, name) for name in names}
 
     def body(self) -> dict[str, Any]:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
@@ -66,11 +93,23 @@ class ApiError(Exception):
         for prefix, make in _FORMATS.items():
             if f"{path}/".startswith(prefix):
                 status, body = make(self)
-        return JSONResponse(body, status_code=status, headers=self.headers)
+        return _ErrorResponse(self, body, status)
 
     def event(self) -> bytes:
         """The error as one server-sent event, for a stream that has already begun."""
         return b"data: " + json.dumps(self.body(), ensure_ascii=False).encode() + b"\n\n"
+
+
+class _ErrorResponse(JSONResponse):
+    """An error as the answer; the request's scope gets its message for the log."""
+
+    def __init__(self, error: ApiError, body: dict[str, Any], status: int) -> None:
+        super().__init__(body, status_code=status, headers=error.headers)
+        self._problem = error.status, error.logged
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        set_problem(scope, *self._problem)
+        await super().__call__(scope, receive, send)
 
 
 ErrorFormat = Callable[[ApiError], tuple[int, dict[str, Any]]]
@@ -86,7 +125,8 @@ def set_error_format(prefix: str, make: ErrorFormat) -> None:
 def from_twofold(error: TwofoldError) -> ApiError:
     """Convert an engine error to an HTTP error."""
     if isinstance(error, RequestError):
-        return ApiError(400, str(error), param=error.param)
+        logged = str(error).replace(error.private, "") if error.private else ""
+        return ApiError(400, str(error), param=error.param, logged=logged)
     if isinstance(error, CapacityError):
         seconds = max(1, math.ceil(error.retry_after_s))
         if error.draining or error.asleep:
@@ -123,7 +163,11 @@ def from_validation(error: ValidationError) -> ApiError:
     if not param:
         return ApiError(400, f"the request body is not as expected: {message}")
     given = "" if first["type"] == "missing" else f" (given: {_echo(first['input'])})"
-    return ApiError(400, f"{param}: {message}{given}", param=param)
+    # Keys of the client's own objects stay out of the log.
+    top, *deeper = first["loc"]
+    named = (top, *(part for part in deeper if isinstance(part, int) or part in _FIELDS_OF_MESSAGES))
+    logged = f"{_path(named)}: {message}"
+    return ApiError(400, f"{param}: {message}{given}", param=param, logged=logged)
 
 
 def too_long(num_tokens: int, max_context: int, reason: str = "") -> str:
@@ -153,7 +197,7 @@ async def answer_twofold_error(request: Request, error: Exception) -> JSONRespon
 async def answer_disconnect(request: Request, _error: Exception) -> JSONResponse:
     """For logs and metrics: the client disconnected before its body was complete and will not read this."""
     message = "the client disconnected before its request was complete"
-    return ApiError(_CLIENT_CLOSED_REQUEST, message, code="client_closed_request").response(request.url.path)
+    return ApiError(CLIENT_CLOSED_REQUEST, message, code="client_closed_request").response(request.url.path)
 
 
 async def answer_bug(request: Request, _error: Exception) -> JSONResponse:

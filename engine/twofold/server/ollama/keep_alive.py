@@ -8,7 +8,7 @@ from typing import Protocol
 from twofold.api.models_config import KEEP_ALIVE_FORM, parsed_keep_alive
 from twofold.server.bridge.models.served_model import ServedModel
 from twofold.server.bridge.models.state import ServerState
-from twofold.server.http.errors import wrong_field
+from twofold.server.http.errors import ApiError
 from twofold.server.ollama.model_card import served_name
 
 
@@ -33,5 +33,7 @@ def keep_alive_s(body: NamesModel) -> float | None:
         return None
     seconds = parsed_keep_alive(body.keep_alive)
     if seconds is None:
-        raise wrong_field("keep_alive", f"expected {KEEP_ALIVE_FORM} (given: {body.keep_alive!r:.100})")
+        problem = f"keep_alive: expected {KEEP_ALIVE_FORM}"
+        message = f"{problem} (given: {body.keep_alive!r:.100})"
+        raise ApiError(400, message, param="keep_alive", logged=problem)
     return seconds

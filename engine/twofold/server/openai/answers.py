@@ -13,7 +13,7 @@ from twofold.api.types import Chunk, Usage
 from twofold.server.bridge.models.crossing import AnswerStream
 from twofold.server.bridge.observe.metrics import RequestTimer
 from twofold.server.bridge.requests.connected import ConnectedAnswer
-from twofold.server.http.arrival import call_answer_hook
+from twofold.server.http.arrival import call_answer_hook, set_problem
 from twofold.server.http.errors import ApiError
 from twofold.server.openai.formats import AnswerFormat, joined_chunks
 
@@ -60,6 +60,7 @@ class StreamedAnswer(AnswerResponse):
             ending = self.form.stream_end(self.form.total(usages))
         except ApiError as error:
             call_answer_hook(scope)
+            set_problem(scope, error.status, error.logged)
             ending = self.form.held_back() + self.form.stream_error(error)
         finally:
             pings.cancel()

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from twofold.api.request_times import RequestTimes
 from twofold.api.types import GenerationRequest
 from twofold.server.bridge.models.crossing import AnswerStream, RequestPlan, submit
-from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.models.protocol import Prompt, ServingEngine, ServingTokenizer
 from twofold.server.bridge.models.served_model import ServedModel
 from twofold.server.bridge.models.state import ServerState
 from twofold.server.bridge.observe.answered import SETTINGS, AnsweredRequest, note_answered
@@ -172,6 +172,21 @@ def _plan(
     )
 
 
+def _hit_rate_from_now(engine: ServingEngine) -> Callable[[], float | None]:
+    """A function that returns the share of routed experts that were in a slot since this call, of all requests."""
+    if not engine.info.num_slots:
+        return lambda: None
+    before = engine.stats().placement
+
+    def share() -> float | None:
+        now = engine.stats().placement
+        hits = now.hits - before.hits
+        routed = hits + now.cpu_misses - before.cpu_misses + now.fetched - before.fetched
+        return hits / routed if routed else None
+
+    return share
+
+
 async def _answer(
     model: ServedModel,
     body: SamplingFields,
@@ -187,7 +202,7 @@ async def _answer(
         for timer in model.metrics.begin(body.num_candidates, plan.times)
     ]
     request_id = f"{_ID_PREFIXES[plan.template.endpoint]}-{uuid.uuid4().hex}"
-    if model.server.spans is not None:
+    if model.server.spans is not None or model.server.config.log_requests:
         settings = {name: value for name in SETTINGS if (value := getattr(body, name)) is not None}
         note_answered(
             scope,
@@ -199,6 +214,9 @@ async def _answer(
                 settings=settings,
                 timers=timers,
                 answers_per_prompt=body.num_candidates,
+                expert_hit_rate=(
+                    _hit_rate_from_now(engine) if model.server.config.log_requests else lambda: None
+                ),
             ),
         )
     template = replace(plan.template, prefix_labels=prefix_labels_of(scope), origin=origin_of(scope))

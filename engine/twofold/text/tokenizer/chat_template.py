@@ -250,6 +250,8 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template refused the messages: {reason}; check roles, their order and the content's form",
                 param="messages",
+                # The template's own words are no text of the messages.
+                private="" if reason in self.source else f": {reason}",
             ) from None
         return "".join(pieces)
 

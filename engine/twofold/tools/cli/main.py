@@ -173,11 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser(command).parse_args(arguments)
         args.rest = rest
         args.given_arguments = tuple(arguments)
-        level = logging.DEBUG if debug else logging.WARNING
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        module = _module_of(args.command)
+        getattr(module, "set_up_log", _set_up_log)(args)
         for note in getattr(args, "alias_notes", ()):
             logging.getLogger("twofold").warning("%s", note)
-        code = int(_module_of(args.command).run(args))
+        code = int(module.run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -192,6 +192,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = f"twofold {command}" if command in COMMANDS else "twofold"
         print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _set_up_log(args: argparse.Namespace) -> None:
+    """Warnings of all modules on standard error, as text; with --debug everything."""
+    level = logging.DEBUG if args.debug else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 def _open_missing_streams() -> None:

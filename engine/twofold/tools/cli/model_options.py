@@ -200,5 +200,6 @@ def emulation_notice(accelerator: str) -> str | None:
         return None
     return (
         f"note: the GPU is emulated ({accelerator}). Uploads and evictions are real; the CPU computes, and GPU times "
-        "come from the cost model, on a virtual clock."
+        "come from the cost model, on a virtual clock. For real times: --accelerator none (the CPU alone, at full "
+        "speed), or cuda."
     )

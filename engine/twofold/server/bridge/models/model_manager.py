@@ -33,6 +33,8 @@ _MOST_WAITING: Final = 256
 _LONGEST_UNKNOWN: Final = 2**20
 """Longest context assumed before any model's files were read."""
 _RETRY_AFTER_S: Final = 5
+_SLOW_LOAD_S: Final = 10.0
+"""A load that takes longer is reported in the log while it goes on."""
 
 
 @dataclass
@@ -48,6 +50,7 @@ class _Place:
     loaded: LoadedModel | None = None
     timer: asyncio.TimerHandle | None = None
     """Unloads it at the end of its keep-alive."""
+    unload_reason: str = ""
 
 
 class ModelManager:
@@ -109,9 +112,10 @@ class ModelManager:
         finally:
             self._release(model, place)
 
-    def unload(self, model: ServedModel) -> None:
-        """Unload it once its running requests have finished; new ones load it again."""
+    def unload(self, model: ServedModel, why: str = "a client asked for it") -> None:
+        """Unload it once its running requests have finished; new ones load it again. why: for the log."""
         if model.state == "loaded" and (model, False) not in self._jobs:
+            self._places[model].unload_reason = why
             self._add_job(model, load=False)
 
     def load(self, model: ServedModel) -> None:
@@ -193,7 +197,7 @@ class ModelManager:
     def _expired(self, model: ServedModel, place: _Place) -> None:
         place.timer = None
         if not (place.holds or model.answers):
-            self.unload(model)
+            self.unload(model, f"no request for {place.keep_alive_s:g} s")
 
     def _answer_closed(self, model: ServedModel) -> None:
         """Keep-alive counts from the end of the last answer."""
@@ -220,25 +224,36 @@ class ModelManager:
 
     async def _load(self, model: ServedModel, place: _Place) -> None:
         model.state = "loading"
+        begin_s = time.monotonic()
+        slow = asyncio.get_running_loop().call_later(_SLOW_LOAD_S, _log_slow_load, model, place)
         try:
             needed = await self._on_thread(place.source.required_bytes)
-            await self._make_room(needed)
+            await self._make_room(model, needed)
             loaded = await self._on_thread(place.source.load)
         except Exception as error:
             why = str(error) or type(error).__name__
             if not isinstance(error, TwofoldError):
                 _log.exception("loading %s failed", model.name)
             model.state, model.problem = "failed", " ".join(why.split())
+            _log_event(logging.WARNING, "load failed", model, f"cannot load {model.name}: {model.problem}")
             message = f"the model {model.name!r} cannot be loaded: {model.problem}"
             self._notify(place, unavailable(message, "model_load_failed", _RETRY_AFTER_S))
             return
+        finally:
+            slow.cancel()
         place.loaded = loaded
+        _log_event(
+            logging.INFO,
+            "loaded",
+            model,
+            f"loaded {model.name} in {time.monotonic() - begin_s:.1f} s, {loaded.num_bytes / 2**30:.2f} GiB",
+        )
         model.loaded(loaded.engine, loaded.sampling_defaults, loaded.sink)
         self._notify(place, None)
         if not place.holds:
             self._set_timer(model, place)
 
-    async def _make_room(self, needed: int) -> None:
+    async def _make_room(self, incoming: ServedModel, needed: int) -> None:
         """Unload models, idle ones first, then the least recently used, until another one of `needed` bytes fits."""
         while True:
             others = [model for model, place in self._places.items() if place.loaded is not None]
@@ -246,6 +261,7 @@ class ModelManager:
             if not others or (len(others) < self._most and used + needed <= self._memory):
                 return
             victim = min(others, key=lambda model: (self._is_in_use(model), model.last_used_s))
+            self._places[victim].unload_reason = f"evicted for {incoming.name}"
             await self._unload(victim, self._places[victim])
 
     def _is_in_use(self, model: ServedModel) -> bool:
@@ -267,9 +283,21 @@ class ModelManager:
 
         await self._on_thread(finish)
         model.unloaded()
+        _log_event(logging.INFO, "unloaded", model, f"unloaded {model.name}: {place.unload_reason}")
         if place.timer is not None:
             place.timer.cancel()
             place.timer = None
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _log_slow_load(model: ServedModel, place: _Place) -> None:
+    waiting = len(place.waiters)
+    requests = "1 request waits" if waiting == 1 else f"{waiting} requests wait"
+    text = f"still loading {model.name} after {_SLOW_LOAD_S:.0f} s; {requests} for it"
+    _log_event(logging.INFO, "slow load", model, text)
+
+
+def _log_event(level: int, event: str, model: ServedModel, text: str) -> None:
+    _log.log(level, "%s", text, extra={"fields": {"event": event, "model": model.name}})

@@ -13,6 +13,7 @@ from twofold.server.bridge.models.body_worker import BodyWorker
 from twofold.server.bridge.models.crossing import Crossing
 from twofold.server.bridge.models.threads import Threads
 from twofold.server.bridge.observe.metrics import HttpCounts
+from twofold.server.bridge.observe.request_log import RequestLog
 from twofold.server.http.errors import unavailable
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class ServerResources:
         self.spans = _open_spans(config.otlp_endpoint)
         """Writer of OpenTelemetry spans; None without --otlp-endpoint."""
         self.http = HttpCounts()
+        self.request_log = RequestLog(logs_all=config.log_requests)
         self.started_s = time.time()
         self.phase: Phase = "loading"
         self.threads = Threads()

@@ -1,11 +1,12 @@
-"""Settings of a request and the ends of its answers, kept in its ASGI scope for spans."""
+"""Settings of a request and the ends of its answers, kept in its ASGI scope for spans and the log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from twofold.api.types import Usage
 from twofold.server.bridge.observe.metrics import RequestTimer
 
 _SCOPE_KEY: Final = "twofold.answered"
@@ -28,6 +29,23 @@ class AnsweredRequest:
     timers: Sequence[RequestTimer]
     """One per answer."""
     answers_per_prompt: int
+    expert_hit_rate: Callable[[], float | None] = lambda: None
+    """Share of routed experts that were in a slot since the request began; None without slots or routed experts."""
+
+    @property
+    def usages(self) -> list[Usage]:
+        """Counts of the answers that have ended, in order."""
+        return [timer.usage for timer in self.timers if timer.usage is not None]
+
+    @property
+    def prompts(self) -> list[Usage]:
+        """One of `usages` for each prompt: the answers to one prompt share its tokens."""
+        return self.usages[:: self.answers_per_prompt]
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to the first token of any answer; None before it."""
+        return min((timer.ttft_s for timer in self.timers if timer.ttft_s is not None), default=None)
 
 
 def note_answered(scope: MutableMapping[str, Any], request: AnsweredRequest) -> None:

@@ -188,18 +188,14 @@ def _attributes(request: AnsweredRequest | None) -> dict[str, Any]:
     reasons = [timer.reason for timer in request.timers if timer.reason]
     if reasons:
         attributes["gen_ai.response.finish_reasons"] = reasons
-    usages = [timer.usage for timer in request.timers if timer.usage is not None]
-    if usages:
-        # The answers to one prompt share its tokens.
-        prompts = usages[:: request.answers_per_prompt]
+    if usages := request.usages:
         attributes |= {
-            "gen_ai.usage.input_tokens": sum(usage.prompt_tokens for usage in prompts),
-            "gen_ai.usage.cache_read.input_tokens": sum(usage.cached_tokens for usage in prompts),
+            "gen_ai.usage.input_tokens": sum(usage.prompt_tokens for usage in request.prompts),
+            "gen_ai.usage.cache_read.input_tokens": sum(usage.cached_tokens for usage in request.prompts),
             "gen_ai.usage.output_tokens": sum(usage.completion_tokens for usage in usages),
         }
-    first_s = [timer.ttft_s for timer in request.timers if timer.ttft_s is not None]
-    if first_s:
-        attributes["gen_ai.response.time_to_first_chunk"] = min(first_s)
+    if request.ttft_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = request.ttft_s
     return attributes
 
 

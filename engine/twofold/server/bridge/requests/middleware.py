@@ -84,6 +84,7 @@ class RequestFrame:
             if not status:
                 await api_errors.internal().response(scope["path"])(scope, receive, framed_send)
         finally:
+            self._state.request_log.write(scope, status, request_id)
             spans = self._state.spans
             if (
                 spans is not None

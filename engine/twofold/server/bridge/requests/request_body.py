@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ from twofold.server.bridge.models.body_worker import parse
 from twofold.server.bridge.models.served_model import ServedModel
 from twofold.server.bridge.models.state import ServerState
 from twofold.server.http import errors as api_errors
-from twofold.server.http.arrival import times_of
+from twofold.server.http.arrival import set_model, times_of
 from twofold.server.http.content_encoding import BodyDecoder
 from twofold.server.http.errors import ApiError
 
@@ -24,6 +25,10 @@ READ_TIMEOUT_S: Final = 60.0
 
 _BROWSER_HEADERS: Final = frozenset(("origin", "sec-fetch-site"))
 """Headers of which browsers send at least one with every POST; pages cannot leave them out."""
+
+_MODEL: Final = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
+_MODEL_WITHIN_BYTES: Final = 2048
+"""How far from either end of a body the model's name is looked for: clients send it first or last."""
 
 _INLINE_BYTES: Final = 16 * 1024
 """Largest body parsed on the event loop (at most 5 ms); larger ones are parsed in a separate process."""
@@ -72,6 +77,7 @@ async def parse_body(request: Request, schema: type[M], state: ServerState) -> M
     times = times_of(request.scope)
     body = await read_body(request, state.config.max_body_bytes)
     times.mark("read")
+    set_model(request.scope, _model_in(body))
 
     def in_worker() -> M:
         times.mark("parse_wait")
@@ -105,6 +111,14 @@ def translated(schema: type[M], fields: Mapping[str, Any], model: ServedModel) -
         return schema.model_validate(given, context=context)
     except ValidationError as error:
         raise api_errors.from_validation(error) from None
+
+
+def _model_in(body: bytes) -> str:
+    """The body's model for the log, which needs it of bodies that cannot be parsed, too; empty if it is not found."""
+    for part in (body[:_MODEL_WITHIN_BYTES], body[-_MODEL_WITHIN_BYTES:]):
+        if found := _MODEL.search(part):
+            return found[1].decode(errors="replace")
+    return ""
 
 
 def _refuse_undeclared_json_of_browsers(request: Request) -> None:

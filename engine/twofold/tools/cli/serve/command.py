@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofold import __version__
-from twofold.api.addresses import is_loopback, without_password
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
 from twofold.api.fleet_config import FleetConfig
@@ -22,23 +20,27 @@ from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.flag_aliases import SERVER, add_aliases
 from twofold.tools.cli.hub.model_path import served_name, served_names
+from twofold.tools.cli.logs import set_up_server_log
 from twofold.tools.cli.model_options import (
     add_model_arguments,
-    emulation_notice,
     engine_config,
     fitted,
     load_engine,
     open_telemetry,
     report_lack_of_memory,
 )
+from twofold.tools.cli.serve.greeting import Server, greeting, models_greeting
 from twofold.tools.cli.serve.ranks import load_on_ranks, run_on_ranks
 
 if TYPE_CHECKING:
-    from twofold.api.types import RunInfo, SamplingParams
+    from twofold.api.types import SamplingParams
     from twofold.engine import Engine
+    from twofold.fit.plan import FitPlan
     from twofold.parallel.session import Leader
     from twofold.server.bridge.models.protocol import ServingEngine
     from twofold.server.process import ServerProcess
+
+_log = logging.getLogger("twofold.server")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_config_arguments(parser, ModelsConfig)
     add_aliases(parser, SERVER)
+
+
+def set_up_log(args: argparse.Namespace) -> None:
+    """The server's log, in the form of --log-format."""
+    set_up_server_log(debug=args.debug, form=from_namespace(ServerConfig, args).log_format)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,21 +107,20 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
             with report_lack_of_memory(plan):
                 engine = load_engine(chosen, sink)
             if plan is not None:
-                print("\n".join(plan.lines()), file=sys.stderr)
+                _show_plan(plan, server_config)
                 engine.memory_advice = (*plan.lines(), *plan.lower())
             engine.start()
             loaded.append(engine)
             return engine, defaults
 
         def announce() -> None:
-            name, info = state.default.name, loaded[0].info
+            engine = loaded[0]
             text = greeting(
-                info,
-                name,
-                url,
-                telemetry_url=telemetry_url,
-                server_config=server_config,
-                adapters=tuple(config.adapters),
+                engine.info,
+                state.default.name,
+                Server(url, server_config, telemetry_url),
+                config,
+                can_chat=engine.tokenizer.has_chat_template,
             )
             _write_line(text if leader is None else f"{text}\n{leader.described()}")
 
@@ -131,6 +137,15 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
         if sink is not None:
             sink.close()
     return _end(process)
+
+
+def _show_plan(plan: FitPlan, server_config: ServerConfig) -> None:
+    """The chosen settings on standard error; one line of the log where that is JSON."""
+    if server_config.log_format == "text":
+        print("\n".join(plan.lines()), file=sys.stderr)
+        return
+    fields = {"event": "fit", "settings": {choice.flag: choice.value for choice in plan.choices}}
+    _log.info("settings of this run", extra={"fields": fields})
 
 
 def _end_server() -> None:
@@ -151,10 +166,8 @@ def _run_several(args: argparse.Namespace, server_config: ServerConfig) -> int:
         state = several.state(server_config)
 
         def announce() -> None:
-            lines = _models_greeting(
-                list(several.sources), several.limits, url, config, telemetry.telemetry_url
-            )
-            _write_line("\n".join(lines))
+            server = Server(url, server_config, telemetry.telemetry_url)
+            _write_line(models_greeting(list(several.sources), several.limits, server, config))
 
         process = ServerProcess(state, None, on_ready=announce, on_drain=_announce_drain)
         process.run(listener)
@@ -166,72 +179,9 @@ def _run_several(args: argparse.Namespace, server_config: ServerConfig) -> int:
 def _end(process: ServerProcess) -> int:
     if process.is_still_loading:
         # Otherwise the interpreter would wait for native code of a model that is no longer needed.
+        logging.shutdown()
         os._exit(0)
     return 0
-
-
-def _models_greeting(
-    names: list[str], limits: ModelsConfig, url: str, config: EngineConfig, telemetry_url: str | None
-) -> Iterator[str]:
-    """The served model and its limits."""
-    memory = (limits.models_memory_bytes or 0) / 2**30
-    most = f"{limits.models_max} at a time" if limits.models_max else "as many as fit"
-    kept = config.prefix_cache_dir or "lost when a model is unloaded (--prefix-cache-dir keeps them)"
-    yield f"Twofold {__version__} is ready"
-    for label, text in (
-        ("models", f"{len(names)}, loaded on demand: {', '.join(names[:8])}{', …' if names[8:] else ''}"),
-        ("default", f"{names[0]}, for requests that name no model"),
-        ("loaded", f"{most}, within {memory:.2f} GiB of memory"),
-        ("prefixes", kept),
-        ("API", url),
-        ("chat", f"{url.removesuffix('/v1')}/ in a browser"),
-        ("telemetry", without_password(telemetry_url or "off (--telemetry-url records every decision)")),
-        ("stop", "Ctrl-C: running answers finish first; Ctrl-C again: stop at once"),
-    ):
-        yield f"  {label:<12} {text}"
-
-
-def greeting(
-    info: RunInfo,
-    name: str,
-    url: str,
-    *,
-    telemetry_url: str | None,
-    server_config: ServerConfig,
-    adapters: Sequence[str] = (),
-) -> str:
-    """What runs where, and how to stop it."""
-    experts = info.num_layers * info.num_experts
-    if info.num_slots:
-        share = 100 * info.num_slots / max(1, experts)
-        placed = f"{info.num_slots} of {experts} have a slot in VRAM ({share:.0f} %), policy {info.policy}"
-    else:
-        placed = f"all {experts} run on the CPU" if experts else "none: a dense model"
-    shape = f"{info.architecture}, no MoE layers"
-    if experts:
-        shape = f"{info.architecture}, {info.num_layers} MoE layers of {info.num_experts} experts, top {info.top_k}"
-    rows = [
-        ("model", f"{name} ({shape})"),
-        ("accelerator", f"{info.accelerator}: {info.accelerator_reason}"),
-        ("experts", placed),
-        *([("adapters", f"{', '.join(adapters)}: requests choose by their model")] if adapters else []),
-        *(("answers", text) for text in info.output_changes),
-        *([("context", info.context_limit_reason)] if info.context_limit_reason else []),
-        ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
-        ("API", url),
-        ("chat", f"{url.removesuffix('/v1')}/ in a browser"),
-        ("telemetry", without_password(telemetry_url or "off (--telemetry-url records every decision)")),
-        ("stop", "Ctrl-C: running answers finish first; Ctrl-C again: stop at once"),
-    ]
-    lines = [f"Twofold {__version__} is ready", *(f"  {label:<12} {text}" for label, text in rows)]
-    notice = emulation_notice(info.accelerator)
-    if notice:
-        lines.append(f"  {notice}")
-    if not server_config.api_key and not is_loopback(server_config.host):
-        lines.append(
-            f"  warning: any client that reaches {server_config.host} may use it; require a key with --api-key"
-        )
-    return "\n".join(lines)
 
 
 def _announce_drain(num_running: int) -> None:

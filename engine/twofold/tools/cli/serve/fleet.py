@@ -23,7 +23,9 @@ from twofold.api.models_config import ModelsConfig
 from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import flag_name, from_namespace
 from twofold.api.types import SamplingParams
+from twofold.tools.cli.logs import set_up_server_log
 from twofold.tools.cli.model_options import engine_config, fitted, load_engine, open_telemetry
+from twofold.tools.cli.serve.greeting import addresses
 from twofold.tools.cli.serve.ray_session import end_application, ray_session
 from twofold.tools.cli.serve.several import SeveralModels, open_several
 
@@ -76,6 +78,7 @@ class ReplicaLoader:
 
         self._check_version()
         args = serve_arguments(self.arguments)
+        set_up_server_log(debug=args.debug, form=from_namespace(ServerConfig, args).log_format)
         if from_namespace(ModelsConfig, args).is_used:
             return open_several(args, replica)
         config = engine_config(args)
@@ -161,7 +164,7 @@ def run_fleet(args: argparse.Namespace) -> int:
         loader = ReplicaLoader(args.given_arguments, mark=mark)
         run_application(application(loader, server, fleet, ray.util.get_node_ip_address()))
         print(
-            f"Twofold is ready\n  replicas     {fleet.num_replicas} on Ray Serve\n  API          {url}",
+            f"Twofold is ready\n  replicas     {fleet.num_replicas} on Ray Serve\n  API          {addresses(url)}",
             flush=True,
         )
         ends.wait()
