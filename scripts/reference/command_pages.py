@@ -111,7 +111,8 @@ def _setting(field: dataclasses.Field[Any]) -> tuple[str, ...]:
 def commands() -> str:
     """Page of every command with its own options and the groups of settings that it takes."""
     parts = [
-        "`twofold COMMAND --help` prints the same. Exit codes: 0 done, 1 failed, 2 unusable setting, 130 Ctrl-C."
+        "`twofold COMMAND --help` prints the same, for commands with many flags `--help-all`. "
+        "Exit codes: 0 done, 1 failed, 2 unusable setting, 130 Ctrl-C."
     ]
     for name in COMMANDS:
         parser = _subparsers(build_parser(name))[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,52 @@ def test_every_command_has_help_that_explains(command, capsys):
     assert cli.COMMANDS[command][1:] in " ".join(capsys.readouterr().out.split())
 
 
+def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert helped(capsys) == helped(capsys, "--help")
+
+
+SHORT = ("serve", "generate", "chat", "bench", "doctor", "fit")
+"""Commands whose help is short."""
+
+
+@pytest.mark.parametrize("command", SHORT)
+def test_the_help_of_a_command_with_many_flags_is_short(command, capsys):
+    text = helped(capsys, command, "--help")
+    lines = text.splitlines()
+    assert lines[0].startswith(f"usage: twofold {command} [FLAGS] [MODEL]")
+    assert lines.index("arguments:") < 6  # the model first
+    assert lines[lines.index("arguments:") + 1].split()[:2] == ["MODEL", "model"]
+    flags = [line for line in lines if line.startswith("  --")]
+    assert len(flags) == 12 + 1  # and --help-all
+    examples = lines[lines.index("examples:") + 1 :]
+    assert len(examples) == 3
+    for example in examples:
+        words = shlex.split(example, comments=True)[1:]
+        words = words[: words.index("<")] if "<" in words else words
+        assert cli.build_parser(command).parse_args(words).command == command
+
+
+@pytest.mark.parametrize("command", SHORT)
+def test_the_help_of_all_flags_explains_the_model_first(command, capsys):
+    lines = helped(capsys, command, "--help-all").splitlines()
+    assert lines[lines.index("arguments:") + 1].split()[:2] == ["MODEL", "model"]
+    assert lines.index("arguments:") < 6 < lines.index("options:")
+    assert len([line for line in lines if line.startswith("  --")]) > 50
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_help_points_at_itself(command, capsys):
+    flag = "--help-all" if command in SHORT else "--help"
+    assert f"twofold {command} --help" not in helped(capsys, command, flag)
+
+
 @pytest.mark.parametrize("group", cli.GROUPS)
 def test_every_command_group_has_its_own_help(group, capsys):
     shown = []
@@ -69,6 +116,26 @@ def test_a_wrong_command_of_a_group_names_those_there_are(capsys):
     assert "'sleep', 'wake'" in reported
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reported"),
+    [
+        (["serv"], "twofold: there is no command 'serv'; did you mean serve? "),
+        (["ctl", "statsu"], "twofold ctl: there is no command 'statsu'; did you mean status? "),
+        (["telemetry", "exprot"], "twofold telemetry: there is no command 'exprot'; did you mean export? "),
+        (["serve", "--prot", "1"], "twofold serve: unknown flag --prot; did you mean --port? "),
+        (
+            ["serve", "--max_modl_len=1"],
+            "twofold serve: unknown flag --max_modl_len; did you mean --max-model-len? ",
+        ),
+        (["telemetry", "export", "--ulr", "u"], "twofold telemetry export: "),
+    ],
+)
+def test_a_near_miss_is_answered_with_the_nearest_name(arguments, reported, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert capsys.readouterr().err.startswith(reported)
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; from twofold.tools.cli.main import main\n"
@@ -88,7 +155,6 @@ def test_the_module_runs_as_a_program():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "COMMAND"),
         (["fly"], "'fly'"),
         (["serve", "--colour", "red"], "--colour"),
         (["chat", "a", "b"], "b"),
@@ -179,7 +245,7 @@ def test_a_closed_pipe_ends_the_command_without_an_error():
 )
 def test_every_setting_is_a_flag(command, configs, capsys):
     with pytest.raises(SystemExit):
-        cli.main([command, "--help"])
+        cli.main([command, "--help-all"])
     text = capsys.readouterr().out
     for config in configs:
         for field in dataclasses.fields(config):

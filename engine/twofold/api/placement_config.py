@@ -100,9 +100,7 @@ class PlacementConfig(Checked):
         None,
         "calibrated figures of this machine for predictions (default: the result of `twofold calibrate`)",
     )
-    policy: str = setting(
-        "payback", "cache policy: which experts stay in VRAM (`twofold serve --help` explains each)"
-    )
+    policy: str = setting("payback", "cache policy: which experts stay in VRAM")
     prefetch: str = setting(
         "auto",
         "upload experts that the next layer's router predicts while decoding: auto (on for policies with a price for "

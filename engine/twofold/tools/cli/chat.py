@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twofold.api.errors import ConfigError, RequestError
 from twofold.api.types import SamplingParams
@@ -20,6 +20,7 @@ from twofold.tools.cli.model_options import (
     running_engine,
     sampling_from,
 )
+from twofold.tools.cli.parser import ShortHelp
 from twofold.tools.cli.terminal_text import print_piece
 
 if TYPE_CHECKING:
@@ -32,6 +33,29 @@ _HELP = """\
 
 _LEAST_ROOM = 64
 """Tokens kept free for an answer: the oldest turns are dropped before the context is fuller than this."""
+
+
+SHORT_HELP: Final = ShortHelp(
+    (
+        *("--system", "--temperature", "--top-p", "--top-k", "--min-p", "--max-tokens"),
+        *(
+            "--accelerator",
+            "--gpu-experts-ratio",
+            "--max-model-len",
+            "--cpu-threads",
+            "--kv-cache-dtype",
+            "--seed",
+        ),
+    ),
+    (
+        ("chat", "the bundled demonstration model"),
+        ("chat ~/models/Qwen3-30B-A3B", "a model on disk"),
+        (
+            "chat ~/models/model.gguf --system 'Answer briefly.' --temperature 0",
+            "greedy, with a system message",
+        ),
+    ),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from twofold.api.errors import ConfigError
 from twofold.api.parallel_config import ParallelConfig
@@ -25,12 +25,26 @@ from twofold.tools.cli.model_options import (
     running_engine,
     sampling_from,
 )
+from twofold.tools.cli.parser import ShortHelp
 from twofold.tools.cli.serve.ranks import add_rank_arguments, load_on_ranks, run_on_ranks
 from twofold.tools.cli.terminal_text import print_piece
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
     from twofold.parallel.session import Leader
+
+
+SHORT_HELP: Final = ShortHelp(
+    (
+        *("--prompt", "--system", "--raw", "--json", "--max-tokens", "--temperature", "--top-p"),
+        *("--accelerator", "--gpu-experts-ratio", "--max-model-len", "--cpu-threads", "--seed"),
+    ),
+    (
+        ("generate --prompt 'Once upon a time'", "the bundled demonstration model"),
+        ("generate ~/models/Qwen3-30B-A3B --prompt -  < question.txt", "a prompt from a file"),
+        ("generate ~/models/model.gguf --prompt Hello --json", "for a program"),
+    ),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

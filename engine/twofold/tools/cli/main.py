@@ -15,10 +15,11 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from twofold import __version__
 from twofold.api.errors import ConfigError, ModelLoadError, RequestError, TwofoldError
+from twofold.tools.cli.parser import OneLineParser
 
 COMMANDS: Final[dict[str, str]] = {
     "serve": "serve a model to OpenAI clients over HTTP",
@@ -105,23 +106,6 @@ _EXTRA_OF: Final = {
 }
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """Reports errors in one line, without the usage; accepts flags with underscores as with dashes."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, but accepts flags with underscores, as KTransformers and vLLM do."""
-        given = sys.argv[1:] if args is None else args
-        return super().parse_known_args([self._dashed(argument) for argument in given], namespace)
-
-    def _dashed(self, argument: str) -> str:
-        name, equals, value = argument.partition("=")
-        known, dashed = self._option_string_actions, name.replace("_", "-")
-        return dashed + equals + value if name not in known and dashed in known else argument
-
-
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser with the arguments of `command` alone; the other commands only have name and help."""
     parser = OneLineParser(
@@ -138,7 +122,10 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         sub = subparsers.add_parser(name, help=summary, description=described, allow_abbrev=False)
         sub.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
         if name == command:
-            _module_of(name).add_arguments(sub)
+            module = _module_of(name)
+            module.add_arguments(sub)
+            if hasattr(module, "SHORT_HELP"):
+                sub.set_short_help(module.SHORT_HELP)
     if command in GROUPS.keys() - COMMANDS.keys():
         _add_group(subparsers, command)
     return parser
@@ -163,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _with_joined_command(list(sys.argv[1:] if argv is None else argv))
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     rest: list[str] = []
-    if arguments == [command] and command in GROUPS:
+    if not arguments or (arguments == [command] and command in GROUPS):
         arguments.append("--help")
     if command in _PASSES_ARGUMENTS and "--" in arguments:
         place = arguments.index("--")

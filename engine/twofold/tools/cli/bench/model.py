@@ -21,6 +21,7 @@ from twofold.tools.cli.bench.speed import Speed, median_speed
 from twofold.tools.cli.bench.transformers_speed import TransformersBench
 from twofold.tools.cli.model_options import add_model_arguments, engine_config, running_engine
 from twofold.tools.cli.number_options import add_options, several, whole
+from twofold.tools.cli.parser import ShortHelp
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
@@ -32,6 +33,20 @@ _COMPARE_BYTES: Final = 2 * 1024**3
 """
 
 _TEXT: Final = "Once upon a time there was a miller who had three sons, his mill, a donkey and a cat. "
+
+
+SHORT_HELP: Final = ShortHelp(
+    (
+        *("--prompt-tokens", "--new-tokens", "--repeats", "--compare-transformers", "--profile", "--json"),
+        *("--accelerator", "--gpu-experts-ratio", "--max-model-len", "--kv-cache-dtype", "--cpu-threads"),
+        "--speculative-config",
+    ),
+    (
+        ("bench", "the bundled demonstration model"),
+        ("bench ~/models/Qwen3-30B-A3B --prompt-tokens 512,4096", "two lengths of prompts"),
+        ("bench ~/models/model.gguf --accelerator none --json", "the CPU alone, for a program"),
+    ),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from typing import Final
 
 from twofold.api.config import ServerConfig, TelemetryConfig
 from twofold.api.errors import ModelLoadError
@@ -15,8 +16,29 @@ from twofold.tools.cli.doctor import gpu_report, machine_checks, memory_table
 from twofold.tools.cli.doctor.drafter_check import check_drafter
 from twofold.tools.cli.doctor.machine_checks import Check
 from twofold.tools.cli.model_options import add_model_arguments, engine_config
+from twofold.tools.cli.parser import ShortHelp
 
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+
+
+SHORT_HELP: Final = ShortHelp(
+    (
+        *("--json", "--gpu", "--accelerator", "--devices", "--max-model-len", "--max-total-tokens"),
+        *(
+            "--kv-cache-dtype",
+            "--speculative-config",
+            "--tool-call-parser",
+            "--host",
+            "--port",
+            "--telemetry-url",
+        ),
+    ),
+    (
+        ("doctor", "this machine and the bundled demonstration model"),
+        ("doctor ~/models/Qwen3-30B-A3B", "whether a model fits, before anything is loaded"),
+        ("doctor ~/models/model.gguf --gpu", "the GPU's kernels on the model's weights"),
+    ),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

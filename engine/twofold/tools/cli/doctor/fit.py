@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from typing import Final
 
 from twofold.api.config import EngineConfig
 from twofold.api.parallel_config import ParallelConfig
@@ -15,8 +16,22 @@ from twofold.fit.ranks import as_json as ranks_as_json
 from twofold.fit.ranks import fit_ranks
 from twofold.models.model_files import open_model_files
 from twofold.tools.cli.model_options import add_model_arguments, engine_config
+from twofold.tools.cli.parser import ShortHelp
 from twofold.tools.cli.serve.ranks import add_rank_arguments
 from twofold.weights.host_memory import available_memory_bytes
+
+SHORT_HELP: Final = ShortHelp(
+    (
+        *("--json", "--accelerator", "--devices", "--gpu-experts-ratio", "--gpu-memory-utilization"),
+        *("--max-model-len", "--max-total-tokens", "--max-num-seqs", "--kv-cache-dtype", "--cpu-threads"),
+        *("--speculative-config", "--tensor-parallel-size"),
+    ),
+    (
+        ("fit ~/models/Qwen3-30B-A3B", "the settings that serve would choose here"),
+        ("fit ~/models/model.gguf --accelerator emulated:rtx4090-pcie4", "with a GPU that is not here"),
+        ("fit ~/models/Qwen3-235B-A22B --tensor-parallel-size 2", "the memory of each of two ranks"),
+    ),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

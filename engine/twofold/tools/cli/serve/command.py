@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twofold.api.config import EngineConfig, ServerConfig, TelemetryConfig
 from twofold.api.errors import ConfigError
@@ -20,7 +20,6 @@ from twofold.api.settings import add_arguments as add_config_arguments
 from twofold.api.settings import from_namespace
 from twofold.tools.cli.flag_aliases import SERVER, add_aliases
 from twofold.tools.cli.hub.model_path import served_name, served_names
-from twofold.tools.cli.logs import set_up_server_log
 from twofold.tools.cli.model_options import (
     add_model_arguments,
     engine_config,
@@ -29,7 +28,7 @@ from twofold.tools.cli.model_options import (
     open_telemetry,
     report_lack_of_memory,
 )
-from twofold.tools.cli.serve.greeting import Server, greeting, models_greeting
+from twofold.tools.cli.parser import ShortHelp
 from twofold.tools.cli.serve.ranks import load_on_ranks, run_on_ranks
 
 if TYPE_CHECKING:
@@ -43,6 +42,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("twofold.server")
 
 
+SHORT_HELP: Final = ShortHelp(
+    (
+        *("--host", "--port", "--api-key", "--served-model-name"),
+        *("--accelerator", "--gpu-experts-ratio", "--max-model-len", "--max-num-seqs", "--cpu-threads"),
+        *("--speculative-config", "--telemetry-url", "--log-requests"),
+    ),
+    (
+        ("serve", "the bundled demonstration model"),
+        ("serve ~/models/Qwen3-30B-A3B --port 8000", "a model on disk"),
+        ("serve ~/models/model.gguf --host 0.0.0.0 --api-key KEY", "for other machines"),
+    ),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, ServerConfig)
     add_config_arguments(parser, FleetConfig)
@@ -54,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def set_up_log(args: argparse.Namespace) -> None:
     """The server's log, in the form of --log-format."""
+    from twofold.tools.cli.logs import set_up_server_log
+
     set_up_server_log(debug=args.debug, form=from_namespace(ServerConfig, args).log_format)
 
 
@@ -84,6 +99,7 @@ def _run_single(args: argparse.Namespace, server_config: ServerConfig, leader: L
     from twofold.server.bridge.models.state import ServerState
     from twofold.server.listening import bind, url_of
     from twofold.server.process import ServerProcess
+    from twofold.tools.cli.serve.greeting import Server, greeting
 
     config = engine_config(args)
     if not server_config.served_model_name:
@@ -156,6 +172,7 @@ def _end_server() -> None:
 def _run_several(args: argparse.Namespace, server_config: ServerConfig) -> int:
     from twofold.server.listening import bind, url_of
     from twofold.server.process import ServerProcess
+    from twofold.tools.cli.serve.greeting import Server, models_greeting
     from twofold.tools.cli.serve.several import open_several
 
     telemetry, config = from_namespace(TelemetryConfig, args), from_namespace(EngineConfig, args)
