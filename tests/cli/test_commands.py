@@ -392,6 +392,7 @@ def test_doctor_reports_instead_of_failing(capsys, flags, name):
     code, checks = doctor(capsys, *flags)
     assert code == 1
     assert checks[name]["verdict"] == "bad"
+    assert all(check["remedy"] for check in checks.values() if check["verdict"] != "ok")
 
 
 @pytest.mark.parametrize(
@@ -418,7 +419,7 @@ def test_doctor_detects_a_taken_port_and_a_missing_directory(tmp_path):
 def test_doctor_for_people(tiny, capsys):
     assert main(["doctor", tiny, *NONE, "--port", "0"]) == 0
     printed = capsys.readouterr().out
-    assert "ready: twofold serve" in printed
+    assert printed.splitlines()[-1] == " ".join(["ready: twofold serve", tiny, *NONE, "--port 0"])
     assert len([line for line in printed.splitlines() if line.endswith("100 %")]) == 1  # one context length
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -156,12 +157,35 @@ def test_the_chosen_split_is_near_the_best_of_a_sweep(files: ModelFiles, profile
     assert chosen >= 0.97 * max(speeds.values()), (plan.num_slots, speeds)
 
 
+def test_the_accelerator_is_shown_as_it_was_asked_for(files: ModelFiles) -> None:
+    machine = Machine(64 * GIB, "none", "no CUDA device was found", threads=8)
+    for given, why in (
+        ((), "none: no CUDA device was found"),
+        (("accelerator",), "given; none: no CUDA device was found"),
+    ):
+        choice = plan_fit(EngineConfig(), given, files, machine).choices[0]
+        assert (choice.flag, choice.value, choice.why) == ("--accelerator", "auto", why)
+
+
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--max-model-len", "512", "--cpu-threads", "1", "--accelerator", "none"]) == 0
     shown = capsys.readouterr().out
     assert "--max-model-len" in shown
     assert "given" in shown
     assert "tokens/s decode at context 512" in shown
+    assert "for 8 requests of full length" in shown
+    lines = shown.splitlines()
+    assert re.match(r"fit: twofold-tales fits: it needs [\d.]+ GiB of the [\d.]+ GiB", lines[0])
+    assert "one request of 512 tokens" in lines[0]
+    assert lines[-1] == "ready: twofold serve --max-model-len 512 --cpu-threads 1 --accelerator none"
+    assert (
+        main(["fit", "--max-total-tokens", "999999999", "--cpu-threads", "1", "--accelerator", "none"]) == 1
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "fit: twofold-tales cannot be served here: --max-total-tokens 999999999 needs "
+    )
+    assert lines[-1].startswith("  would fit: ")
     assert main(["fit", "--json", "--cpu-threads", "1", "--accelerator", "emulated:rtx3060-pcie3"]) == 0
     reported = json.loads(capsys.readouterr().out)
     assert reported["fits"]

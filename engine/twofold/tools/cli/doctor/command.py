@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
 from typing import Final
 
 from twofold.api.config import ServerConfig, TelemetryConfig
@@ -15,9 +19,11 @@ from twofold.models.model_files import open_model_files
 from twofold.tools.cli.doctor import gpu_report, machine_checks, memory_table
 from twofold.tools.cli.doctor.drafter_check import check_drafter
 from twofold.tools.cli.doctor.machine_checks import Check
+from twofold.tools.cli.doctor.next_command import next_command
 from twofold.tools.cli.model_options import add_model_arguments, engine_config
 from twofold.tools.cli.parser import ShortHelp
 
+_INDENT: Final = " " * 18
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 
@@ -60,22 +66,41 @@ def run(args: argparse.Namespace) -> int:
     checks = examine(args)
     healthy = all(check.verdict != "bad" for check in checks)
     table = _memory_table(args)
+    command = next_command(args, "serve" if healthy else "doctor")
+    if healthy and (port := machine_checks.free_port(from_namespace(ServerConfig, args))) is not None:
+        command += f" --port {port}"
     if args.json:
-        contexts = [dataclasses.asdict(row) for row in table]
-        print(
-            json.dumps(
-                {"healthy": healthy, "checks": list(map(dataclasses.asdict, checks)), "contexts": contexts}
-            )
-        )
+        report = {
+            "healthy": healthy,
+            "checks": list(map(dataclasses.asdict, checks)),
+            "contexts": list(map(dataclasses.asdict, table)),
+            "next": command,
+        }
+        print(json.dumps(report))
     else:
         for check in checks:
-            print(f"{_MARKS[check.verdict]} {check.name:<12} {check.found}")
-            if check.remedy:
-                print(f"     {'':<12} → {check.remedy}")
+            print(*_lines(check), sep="\n")
         if table:
             print("", *memory_table.render(table), sep="\n")
-        print("\nready: twofold serve" if healthy else "\nfix the checks marked BAD first")
+        print(f"\n{'ready' if healthy else 'fix the checks marked BAD, then'}: {command}")
     return 0 if healthy else 1
+
+
+def _lines(check: Check) -> Iterator[str]:
+    """One line in a file or a pipe; in a terminal as many as its width needs."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for begin, text in (
+        (f"{_MARKS[check.verdict]} {check.name:<12} ", check.found),
+        (_INDENT + "→ ", check.remedy),
+    ):
+        if text:
+            yield from textwrap.wrap(
+                text,
+                max(40, columns),
+                initial_indent=begin,
+                subsequent_indent=_INDENT,
+                break_on_hyphens=False,
+            )
 
 
 def _memory_table(args: argparse.Namespace) -> list[memory_table.ContextNeeds]:
@@ -95,7 +120,7 @@ def examine(args: argparse.Namespace) -> list[Check]:
     try:
         engine = engine_config(args)
     except ModelLoadError as error:
-        checks.append(Check("model", "bad", str(error)))
+        checks.append(Check.bad("model", str(error), machine_checks.OTHER_MODEL))
     else:
         checks += [machine_checks.check_accelerator(engine), machine_checks.check_model(engine)]
         chat = machine_checks.check_chat(engine, server)

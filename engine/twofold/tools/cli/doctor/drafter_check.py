@@ -27,7 +27,7 @@ def check_drafter(config: EngineConfig) -> Check | None:
     try:
         drafter = open_drafter_model(config, files, tokenizer)
     except TwofoldError as error:
-        return Check("drafter", "bad", str(error))
+        return Check.bad("drafter", str(error), "give another draft model, or leave --speculative-config out")
     if drafter is None:
         return None
     memory, available = drafter.memory, available_memory_bytes()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from twofold.api.config import EngineConfig
@@ -15,6 +17,8 @@ from twofold.fit.plan import FitPlan
 from twofold.fit.ranks import as_json as ranks_as_json
 from twofold.fit.ranks import fit_ranks
 from twofold.models.model_files import open_model_files
+from twofold.models.sizing import gib
+from twofold.tools.cli.doctor.next_command import next_command
 from twofold.tools.cli.model_options import add_model_arguments, engine_config
 from twofold.tools.cli.parser import ShortHelp
 from twofold.tools.cli.serve.ranks import add_rank_arguments
@@ -47,8 +51,31 @@ def run(args: argparse.Namespace) -> int:
     if parallel.tensor_parallel_size > 1:
         return _show_ranks(config, parallel, is_json=args.json)
     plan = fit_here(config, given_fields(EngineConfig, args), open_model_files(config.model))
-    print(json.dumps(as_json(plan)) if args.json else "\n".join(plan.lines()))
+    command = next_command(args, "serve") if plan.fits else None
+    if args.json:
+        print(json.dumps(as_json(plan) | {"next": command}))
+    else:
+        _, *table = plan.lines()
+        ending = () if command is None else ("", f"ready: {command}")
+        print(*_in_words(plan), *table, *ending, sep="\n")
     return 0 if plan.fits else 1
+
+
+def _in_words(plan: FitPlan) -> Iterator[str]:
+    """The first line of the table, explained."""
+    name, needed = Path(plan.config.model).name, plan.size.host_bytes(plan.context)
+    if not plan.fits:
+        yield f"fit: {name} cannot be served here: {plan.problem}"
+        return
+    yield (
+        f"fit: {name} fits: it needs {gib(needed)} of the {gib(plan.machine.host_bytes)} of memory that are free, with "
+        f"one request of {plan.context} tokens."
+    )
+    yield (
+        "`twofold serve` would use the settings below: each is a flag, its value and the reason. Give a flag with "
+        "another value"
+    )
+    yield "to set it yourself; the others are then fitted around it."
 
 
 def _show_ranks(config: EngineConfig, parallel: ParallelConfig, *, is_json: bool) -> int:

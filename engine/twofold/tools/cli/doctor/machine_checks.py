@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from twofold.api.errors import ConfigError, TwofoldError
 from twofold.api.pooling import parse_pooler_config
 from twofold.weights.host_memory import available_memory_bytes
 
+OTHER_MODEL: Final = "give another MODEL: `twofold models` lists what is supported"
 Verdict = Literal["ok", "note", "bad"]
 
 _GIB: Final = 2**30
@@ -31,12 +33,21 @@ _EXTRAS: Final = {
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report. A "note" does not keep anything from running."""
+    """One line of the doctor's report. A "note" does not keep anything from running; it and "bad" have a remedy."""
 
     name: str
     verdict: Verdict
     found: str
     remedy: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.verdict == "ok" or self.remedy, f"{self.name} has no remedy"
+
+    @classmethod
+    def bad(cls, name: str, problem: str, otherwise: str) -> Check:
+        """A failed check. Messages end with what to do, after the last semicolon; `otherwise`: of one that does not."""
+        found, _, remedy = problem.rpartition("; ")
+        return cls(name, "bad", found, remedy) if found else cls(name, "bad", problem, otherwise)
 
 
 def check_cpu() -> Check:
@@ -67,12 +78,15 @@ def check_accelerator(config: EngineConfig) -> Check:
 
         choice, _ = choose_accelerator(config.accelerator, cuda_indices(config))
     except TwofoldError as error:
-        return Check("accelerator", "bad", str(error))
+        return Check.bad("accelerator", str(error), "use the CPU alone: --accelerator none")
     except ImportError as error:
         return Check(
             "accelerator", "bad", f"the native module cannot be imported ({error})", "build it: make build"
         )
-    return Check("accelerator", "bad" if choice.unused_gpu else "ok", f"{choice.label}: {choice.reason}")
+    found = f"{choice.label}: {choice.reason}"
+    if choice.unused_gpu:
+        return Check.bad("accelerator", found, "repair it, or use the CPU alone: --accelerator none")
+    return Check("accelerator", "ok", found)
 
 
 def check_memory() -> Check:
@@ -92,7 +106,7 @@ def check_model(config: EngineConfig) -> Check:
         tokens = config.max_total_tokens or config.max_model_len or size.config.max_context
         fit = check_host_memory(size, available_memory_bytes(), tokens)
     except TwofoldError as error:
-        return Check("model", "bad", str(error))
+        return Check.bad("model", str(error), OTHER_MODEL)
     experts = "no experts (a dense model)"
     if size.num_experts_total:
         experts = f"{size.num_experts_total} experts of {size.one_expert_bytes / 1e6:.2f} MB"
@@ -124,7 +138,14 @@ def check_pooling(config: EngineConfig) -> Check | None:
     except TwofoldError:
         # The check of the model reports why.
         return None
-    return Check("embeddings", "note" if pooling.refusal else "ok", pooling.describe())
+    if not pooling.refusal:
+        return Check("embeddings", "ok", pooling.describe())
+    return Check(
+        "embeddings",
+        "note",
+        pooling.describe(),
+        "/v1/embeddings and /v1/rerank are refused; serve another model for them",
+    )
 
 
 def check_chat(config: EngineConfig, server: ServerConfig) -> Check | None:
@@ -179,7 +200,7 @@ def check_device_memory(config: EngineConfig) -> Check | None:
         size = measure_model(config.model, kv_cache_dtype=device_cache_dtype(config))
         _, budget = plan_machine(config, size, choice.devices, device_memories(devices))
     except TwofoldError as error:
-        return Check("GPU memory", "bad", str(error))
+        return Check.bad("GPU memory", str(error), "lower --gpu-experts-ratio or --max-total-tokens")
     return Check("GPU memory", "ok", budget.explain())
 
 
@@ -215,22 +236,32 @@ def check_telemetry(telemetry_url: str | None) -> Check | None:
 
 def check_port(config: ServerConfig) -> Check:
     """Whether `twofold serve` could listen at its address."""
-    address = f"{config.host}:{config.port}"
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    address, error = f"{config.host}:{config.port}", _why_taken(config.host, config.port)
+    if error is None:
+        return Check("port", "ok", f"{address} is free")
+    found = f"{address}: {error.strerror or error}"
+    return Check("port", "note", found, "choose another --port for serve, or stop what runs there")
+
+
+def free_port(config: ServerConfig) -> int | None:
+    """The next port that is free, where the chosen one is in use; None otherwise."""
+    error = _why_taken(config.host, config.port)
+    if error is None or error.errno != errno.EADDRINUSE:
+        return None
+    following = range(config.port + 1, min(config.port + 100, 65_536))
+    return next((port for port in following if _why_taken(config.host, port) is None), None)
+
+
+def _why_taken(host: str, port: int) -> OSError | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((config.host, config.port))
+            probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
-            why = error.strerror or str(error)
-            return Check(
-                "port",
-                "note",
-                f"{address}: {why}",
-                "choose another --port for serve, or stop what runs there",
-            )
-    return Check("port", "ok", f"{address} is free")
+            return error
+    return None
 
 
 def check_sqlite() -> Check:
