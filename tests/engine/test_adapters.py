@@ -23,7 +23,8 @@ from tests.tiny_models.writing import write_tiny_model
 
 PROMPT = tuple(range(5, 45))
 NAMES = (None, "a", "b")
-FAMILIES = ("qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next")
+_LONG = ("qwen3_moe", "gpt_oss", "qwen3_next")
+FAMILIES = ("deepseek_v3", *(pytest.param(name, marks=pytest.mark.slow) for name in _LONG))
 WAYS: dict[str, dict[str, Any]] = {
     "together": {},
     "emulated": {"accelerator": "emulated:rtx4090-pcie4", "num_gpu_experts": 5},
