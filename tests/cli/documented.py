@@ -19,6 +19,7 @@ PAGES = [
     ROOT / "docs/quick-start.zh.md",
     ROOT / "docs/reference/serve-a-real-model.md",
     ROOT / "docs/adapters/serve-adapters.md",
+    ROOT / "docs/explanation/expert-scheduling.md",
     ROOT / "docs/explanation/performance.md",
     ROOT / "docs/explanation/speculation.md",
 ]

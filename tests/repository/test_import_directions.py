@@ -47,7 +47,7 @@ text.tokenizer: api weights
 text.conversation: api text.tokenizer
 models: api blocks text.chat text.tokenizer weights
 step: _core adapters api blocks experts models text.tokenizer weights
-training: _core api blocks experts models step
+training: _core api blocks experts models step text.conversation text.tokenizer weights
 parallel: __init__ _core api blocks experts models step
 device: _core _cuda api blocks experts models step weights
 fit: _core api blocks device experts models step weights
@@ -81,7 +81,7 @@ text:
 tools:
 tools.loadgen: api
 tools.cli: __init__ adapters api blocks device engine experts fit hub models parallel quantise rules server
-    server.bridge.models server.fleet step telemetry text.chat text.conversation text.tokenizer tools.loadgen
+    server.bridge.models server.fleet step telemetry text.chat text.conversation text.tokenizer tools.loadgen training
     weights
 tools.lab: _core api blocks engine experts models quantise server.fleet step telemetry tools.loadgen weights
 """

@@ -114,4 +114,6 @@ def _values(weights: BlockWeights, part: str, pool: ops.ThreadPool) -> Tensor:
         values = ops.dequantise(pool, weights.source.matrix(spec.name, (spec.shape[0], spec.shape[1])))
     else:
         values = np.array(weights.source.vector(spec.name, spec.shape))
-    return torch.from_numpy(values)
+    return torch.from_numpy(
+        values
+    ).clone()  # in torch's memory, aligned to cache lines: see `experts._tensor`

@@ -72,7 +72,7 @@ class _Experts(torch.autograd.Function):
         y, ctx.kept = layer.native.forward(layer.layer, *arrays[0], arrays[1], keep=layer.keeps)
         ctx.layer, ctx.scales = layer, scales
         ctx.save_for_backward(hidden, ids, weights, *factors)
-        return torch.from_numpy(y).to(hidden.dtype)
+        return _tensor(y).to(hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -85,11 +85,16 @@ class _Experts(torch.autograd.Function):
         return (
             None,
             None,
-            torch.from_numpy(dx).to(hidden.dtype),
+            _tensor(dx).to(hidden.dtype),
             None,
-            torch.from_numpy(dweights).to(weights.dtype),
-            *(None if array is None else torch.from_numpy(array) for array in flat),
+            _tensor(dweights).to(weights.dtype),
+            *(None if array is None else _tensor(array) for array in flat),
         )
+
+
+def _tensor(array: Any) -> Tensor:
+    """The values in torch's own memory, aligned to cache lines: the bits of MKL's products depend on alignment."""
+    return torch.from_numpy(array).clone()
 
 
 def _f32(tensor: Tensor) -> Any:

@@ -75,11 +75,14 @@ class Tokenizer:
         """Role → token, e.g. "eos_token" → "<|im_end|>", as the directory declares them."""
 
     @classmethod
-    def load(cls, directory: str | Path, *, vocab_size: int | None = None) -> Tokenizer:
+    def load(
+        cls, directory: str | Path, *, vocab_size: int | None = None, marks_answers: bool = False
+    ) -> Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and the chat template (chat_template.jinja, or in the config).
 
         Args:
             vocab_size: rows of the model's embedding, when known; every token id must be below it.
+            marks_answers: see `ChatTemplate`.
 
         Raises:
             ModelLoadError: a file is missing, damaged or does not fit; the message names it.
@@ -107,7 +110,7 @@ class Tokenizer:
             backend,
             special_tokens=special_tokens,
             eos_token_ids=_eos_token_ids(directory, special_tokens, backend),
-            chat_template=ChatTemplate.find(directory, data, special_tokens),
+            chat_template=ChatTemplate.find(directory, data, special_tokens, marks_answers=marks_answers),
             where=str(directory),
         )
 

@@ -42,6 +42,8 @@ _MAX_FORM_CHARS: Final = 200
 """Characters of a form of dates."""
 _CONTINUE_HERE: Final = "\ue000continue here\ue001"
 """Placeholder after the message to be continued, of private-use characters that no text contains."""
+ANSWER_MARKS: Final = ("\ue002", "\ue003")
+"""Begin and end of an answer in text rendered with `marks_answers`."""
 
 
 class ChatTemplate:
@@ -55,8 +57,11 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         tool_source: str | None = None,
         max_rendered_chars: int = MAX_RENDERED_CHARS,
+        marks_answers: bool = False,
     ) -> None:
         """Compile `source` (for requests with tools, `tool_source` if given).
+
+        With `marks_answers` the text of each {% generation %} block lies between `ANSWER_MARKS`.
 
         Raises ModelLoadError for a template that is not valid, or exceeds its limits on a single message.
         """
@@ -70,7 +75,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._max_rendered_chars = max_rendered_chars
         self._shown: dict[tuple[Kind, ...], RenderOutcome] = {}
-        environment = _environment()
+        environment = _environment(marks_answers)
         self._template = _compile(environment, source, where)
         self._tool_template = (
             self._template if tool_source is None else _compile(environment, tool_source, where)
@@ -83,7 +88,12 @@ class ChatTemplate:
 
     @classmethod
     def find(
-        cls, directory: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
+        cls,
+        directory: Path,
+        tokenizer_config: Mapping[str, Any],
+        special_tokens: Mapping[str, str],
+        *,
+        marks_answers: bool = False,
     ) -> ChatTemplate | None:
         """The template of a model directory: of the first of chat_template.jinja, tokenizer_config.json,
         chat_template.json and processor_config.json that has one; None without any.
@@ -109,7 +119,11 @@ class ChatTemplate:
                 f"{where} has templates {sorted(named)}, expected one named 'default'; add it"
             )
         return cls(
-            named["default"], where=where, special_tokens=special_tokens, tool_source=named.get("tool_use")
+            named["default"],
+            where=where,
+            special_tokens=special_tokens,
+            tool_source=named.get("tool_use"),
+            marks_answers=marks_answers,
         )
 
     @classmethod
@@ -260,15 +274,29 @@ class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's interface)
+    marks = False
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        if not self.marks:
+            return body
+        begin, end = (
+            jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)], lineno=line) for mark in ANSWER_MARKS
+        )
+        return [begin, *body, end]
 
 
-def _environment() -> jinja2.Environment:
+class _MarkingGenerationTag(_GenerationTag):
+    """The same, with `ANSWER_MARKS` around the body."""
+
+    marks = True
+
+
+def _environment(marks_answers: bool) -> jinja2.Environment:
+    tag = _MarkingGenerationTag if marks_answers else _GenerationTag
     environment = BoundedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[tag, jinja2.ext.loopcontrols]
     )
     environment.bound_filters({"tojson": _tojson})
     environment.globals["raise_exception"] = _raise_exception

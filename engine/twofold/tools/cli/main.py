@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, str]] = {
     "ctl wake": "allocate the expert slots and KV cache of a sleeping server again",
     "calibrate": "measure this machine for the cost model, and save the figures",
     "quantize": "convert a model to a smaller weight format, and measure the loss",
+    "finetune": "train a LoRA adapter for a model on your data, to be served beside it",
     "merge": "write a model with a LoRA adapter merged into it, in any format",
     "pack": "save a model in its in-memory layout, so that it is memory-mapped instead of loaded",
     "rules explain": "show which rule places each module of a model",
@@ -96,13 +97,15 @@ _EXTRA_OF: Final = {
     "fastapi": "server",
     "huggingface_hub": "hub",
     "httpx": "server",
+    "peft": "training",
+    "accelerate": "training",
     "locust": "loadtest",
     "streamlit": "dashboard",
     "starlette": "server",
     "uvicorn": "server",
     "pydantic": "server",
     "sqlalchemy": "telemetry",
-    "transformers": "dev",
+    "transformers": "training",
 }
 
 

@@ -1,0 +1,1 @@
+"""Fine-tuning of low-rank adapters: data, forecast, training and checkpoints of `twofold finetune`."""
