@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from twofold.models.bundled import bundled_model_path
 from twofold.tools.cli.main import main
 
 from tests.tiny_models.writing import TinyModel, write_tiny_model
@@ -99,3 +100,13 @@ def test_a_model_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     code, _, err = run(capsys, tmp_path / "absent", tmp_path / "out", "--format", "q8_0")
     assert code == 2
     assert "no such model directory" in err
+
+
+def test_a_layer_that_only_drafts_is_written_and_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(
+        capsys, bundled_model_path(), tmp_path / "out", "--format", "q8_0", "--max-tokens", 16
+    )
+    assert (code, err) == (0, "")
+    assert "not compared" in out.splitlines()[-2]

@@ -192,7 +192,8 @@ def _compare(files: ModelFiles, output: Path, sequences: list[list[int]], pool: 
 
 def _layer_table(layers: list[dict[str, Any]], quality: Quality | None) -> list[str]:
     """Table lines; adjacent layers of the same formats share one, with the drift of the last of them."""
-    rows: list[tuple[int, int, float, str]] = []
+    rows: list[tuple[int, int, str, str]] = []
+    compared = () if quality is None else quality.drift
     for entry in layers:
         if entry["layer"] is None:
             continue
@@ -201,12 +202,13 @@ def _layer_table(layers: list[dict[str, Any]], quality: Quality | None) -> list[
             for format, size in entry["bytes_by_format"].items()
         )
         first = entry["layer"]
-        if rows and rows[-1][3] == shares:
+        is_compared = first < len(compared)  # an MTP layer comes last and has no part in it
+        if rows and rows[-1][3] == shares and (is_compared or quality is None):
             first = rows.pop()[0]
-        drift = quality.drift[entry["layer"]] if quality is not None else 0.0
+        drift = f"{100 * compared[entry['layer']]:.2f} %" if is_compared else "not compared"
         rows.append((first, entry["layer"], drift, shares))
     drifts = "" if quality is None else "   drift of hidden states from the source's"
     return [f"  layers     bytes by format{drifts}"] + [
-        f"  {f'{first}-{last}':<9}  {shares}" + ("" if quality is None else f"   {100 * drift:.2f} %")
+        f"  {f'{first}-{last}':<9}  {shares}" + ("" if quality is None else f"   {drift}")
         for first, last, drift, shares in rows
     ]
