@@ -31,7 +31,7 @@ SHOWN = {
 
 def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     with pytest.raises(SystemExit):
-        main([*command, "--help"])
+        main([*command, "--help" if command[0] == "lab" else "--help-all"])
     return "".join(capsys.readouterr().out.split())  # lines break at hyphens too
 
 

@@ -312,7 +312,7 @@ def test_doctor_reports_the_split_before_anything_is_loaded(
         check = check_device_memory(config)
     assert check is not None
     assert check.verdict == "bad"  # 256 MiB are not even a workspace
-    assert "--gpu-memory-utilization" in check.found
+    assert "--gpu-memory-utilization" in f"{check.found} {check.remedy}"
     with device_of(fake, 8 << 30):
         check = check_device_memory(config)
     assert check is not None
