@@ -28,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", help=f"model directory, {MODEL_NAME_HELP} (default: the bundled model)"
     )
-    data = parser.add_argument_group("data")
+    _add_data_arguments(parser.add_argument_group("data"))
+    _add_adapter_arguments(parser.add_argument_group("adapter"))
+    _add_schedule_arguments(parser.add_argument_group("schedule"))
+    _add_machine_arguments(parser.add_argument_group("machine and output"))
+
+
+def _add_data_arguments(data: Any) -> None:
     data.add_argument(
         "--data",
         required=True,
@@ -60,31 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--truncate", action="store_true", help="cut longer lines instead of refusing them")
     data.add_argument(
         "--padding", action="store_true", help="pad lines to a common length instead of packing them"
-    )
-    _add_adapter_arguments(parser.add_argument_group("adapter"))
-    _add_schedule_arguments(parser.add_argument_group("schedule"))
-    machine = parser.add_argument_group("machine and output")
-    machine.add_argument(
-        "--out",
-        metavar="DIR",
-        help="directory of the adapter; an interrupted run is resumed (default: MODEL-lora)",
-    )
-    machine.add_argument(
-        "--dtype",
-        choices=_DTYPES,
-        default="float32",
-        help="of the dense part in memory; experts stay as they are stored (default: float32)",
-    )
-    kept = "bytes of experts' activations kept for backward; further layers compute them again (default: all are kept)"
-    checkpoints = "checkpoints that are kept, besides the best one"
-    add_options(
-        machine,
-        [
-            ("--activation-bytes", "BYTES", whole(0, 2**62), None, kept),
-            ("--save-steps", "N", whole(1, _MOST), 50, "steps between checkpoints"),
-            ("--num-checkpoints", "N", whole(1, 1000), 2, checkpoints),
-            cpu_threads_option(),
-        ],
     )
 
 
@@ -132,6 +113,31 @@ def _add_schedule_arguments(group: Any) -> None:
                 "end after N evaluations without a lower held-out loss; 0: never",
             ),
             ("--seed", "N", whole(0, 2**32 - 1), 0, "seed of factors, data order and held-out lines"),
+        ],
+    )
+
+
+def _add_machine_arguments(machine: Any) -> None:
+    machine.add_argument(
+        "--out",
+        metavar="DIR",
+        help="directory of the adapter; an interrupted run is resumed (default: MODEL-lora)",
+    )
+    machine.add_argument(
+        "--dtype",
+        choices=_DTYPES,
+        default="float32",
+        help="of the dense part in memory; experts stay as they are stored (default: float32)",
+    )
+    kept = "bytes of experts' activations kept for backward; further layers compute them again (default: all are kept)"
+    checkpoints = "checkpoints that are kept, besides the best one"
+    add_options(
+        machine,
+        [
+            ("--activation-bytes", "BYTES", whole(0, 2**62), None, kept),
+            ("--save-steps", "N", whole(1, _MOST), 50, "steps between checkpoints"),
+            ("--num-checkpoints", "N", whole(1, 1000), 2, checkpoints),
+            cpu_threads_option(),
         ],
     )
 

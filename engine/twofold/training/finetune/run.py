@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 
 from twofold.api.errors import ConfigError, ModelLoadError
+from twofold.api.regular_file import read_regular_text
 from twofold.api.whole_file import whole_file
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.training.base import IMPLEMENTATION, BaseModel, expert_modules, open_base
@@ -171,7 +172,7 @@ class FinetuneRun:
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise ConfigError(f"--out {out} exists and holds no run of finetune; name another directory")
             return False
-        before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        before: dict[str, Any] = json.loads(read_regular_text(path))["settings"]
         changed = [key for key, value in self.settings.items() if before.get(key) != value]
         if changed:
             key = min(changed, key=lambda name: name == "data_sha256")
@@ -241,7 +242,7 @@ class FinetuneRun:
         """Held-out loss of the base; on the first start, makes the directory and keeps the settings there."""
         path = self.config.out / SETTINGS_FILE
         if path.is_file():
-            loss: float | None = json.loads(path.read_text(encoding="utf-8"))["loss_before"]
+            loss: float | None = json.loads(read_regular_text(path))["loss_before"]
             return loss
         loss = trainer.held_out_loss() if self.held_out else None
         self.config.out.mkdir(parents=True, exist_ok=True)
