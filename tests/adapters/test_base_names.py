@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import transformers
 from twofold.models.model_files import open_model_files
+from twofold.step.adapters import shapes_of
 
-from tests.adapters.base_facts import base_of
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
 
@@ -29,7 +29,7 @@ from tests.tiny_models.writing import write_tiny_model
 )
 def test_names_of_modules(tmp_path: Path, family: str) -> None:
     write_tiny_model(tmp_path, EXAMPLES[family])
-    base = base_of(open_model_files(tmp_path))
+    base = shapes_of(open_model_files(tmp_path))
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     is_text = type(config) in transformers.AutoModelForCausalLM._model_mapping
     model = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from twofold.adapters.base_shapes import BaseExperts, BaseShapes, GgufMatrix
 from twofold.adapters.reading import read_adapter
 from twofold.api.errors import ModelLoadError
 from twofold.models.model_files import ModelFiles, open_model_files
+from twofold.step.adapters import shapes_of
 from twofold.weights.gguf_file import GgufFile
 
 from tests.adapters.adapter_files import (
@@ -27,7 +29,6 @@ from tests.adapters.adapter_files import (
     changes,
     numbers,
 )
-from tests.adapters.base_facts import base_of
 from tests.adapters.gguf_files import write_gguf_adapter
 from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.table import EXAMPLES
@@ -74,7 +75,7 @@ def merge(path: Path, adapter: dict[str, npt.NDArray[np.float32]], scale: float)
 def test_changes_are_those_of_the_model_s_file(tmp_path: Path, architecture: str) -> None:
     path = write_tiny_gguf(tmp_path / "base.gguf", MODELS[architecture])
     files = open_model_files(path)
-    base = base_of(files, architecture=architecture)
+    base = replace(shapes_of(files), architecture=architecture)
     adapter: dict[str, npt.NDArray[np.float32]] = {}
     random = np.random.default_rng(5)
     for name, tensor in GgufFile.open(path).tensors.items():
@@ -214,10 +215,17 @@ def test_a_model_in_place_of_an_adapter(tmp_path: Path) -> None:
 
 def test_rows_in_an_order_that_is_not_known(tmp_path: Path) -> None:
     files = open_model_files(write_tiny_gguf(tmp_path / "base.gguf", EXAMPLES["qwen3_next"]))
-    base = base_of(files, architecture="qwen3next")
+    base = replace(shapes_of(files), architecture="qwen3next")
     rows, columns = base.matrices["model.layers.0.linear_attn.out_proj"]
     path = write_gguf_adapter(
         tmp_path / "a.gguf", pair("blk.0.ssm_out.weight", rows, columns), architecture="qwen3next"
     )
     with pytest.raises(ModelLoadError, match=r"no matrix blk\.0\.ssm_out\.weight in known order"):
         read_adapter(path, base)
+
+
+def test_a_tied_embedding_is_one_matrix_of_the_file(tmp_path: Path) -> None:
+    tied = replace(TinyModel(), tie_word_embeddings=True)
+    base = shapes_of(open_model_files(write_tiny_gguf(tmp_path / "base.gguf", tied)))
+    assert [each.name for each in base.gguf["token_embd.weight"]] == ["model.embed_tokens"]
+    assert "lm_head" in base.matrices

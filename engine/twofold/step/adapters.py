@@ -27,8 +27,10 @@ _HEAD: Final = "lm_head"
 
 def shapes_of(files: ModelFiles) -> BaseShapes:
     """The matrices of a model that adapters may change, and what their files leave out of it."""
-    specs = [spec for _, weights in files.parts() for spec in weights.specs.values()]
-    specs.append(replace(files.head.specs["vocabulary"], name=f"{_HEAD}{_WEIGHT}"))
+    # A tied head has the embedding's spec. Its adapter is one of its own, but not in GGUF files.
+    specs = list(dict.fromkeys(spec for _, weights in files.parts() for spec in weights.specs.values()))
+    if files.config.head.tied:
+        specs.append(replace(files.head.specs["vocabulary"], name=f"{_HEAD}{_WEIGHT}", gguf=""))
     experts = {}
     for block, weights in files.blocks():
         if isinstance(block, ExpertBlock):
