@@ -8,6 +8,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 from twofold.adapters.base_shapes import PARTS, BaseShapes
+from twofold.step.adapters import ModelAdapters
+
+from tests.engine.model_runs import Runner
+
+
+def adapters_of(runner: Runner) -> ModelAdapters:
+    """What puts adapters to the matrices of a loaded model."""
+    model = runner.model
+    return ModelAdapters(model.files, model.adapters, runner.moe.store, model.lm_head, model.pool)
 
 
 def write_adapter(

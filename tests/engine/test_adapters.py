@@ -11,7 +11,7 @@ import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.errors import CapacityError, ModelLoadError
 from twofold.api.parallel_config import ParallelConfig
-from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.api.types import GenerationRequest, LoadedAdapter, SamplingParams
 from twofold.engine import Engine
 from twofold.engine.adapters import reserved_bytes
 from twofold.experts.spread import RankShare
@@ -40,11 +40,21 @@ def engine_of(directory: Path, share: RankShare | None = None, **settings: Any) 
     return Engine.load(EngineConfig(model=str(directory), **defaults | settings), share=share)
 
 
+def use(engine: Engine, name: str) -> LoadedAdapter | None:
+    """The adapter of this name in memory, which it may leave at any time; None: there is none."""
+    try:
+        held = engine.adapters.hold(((name, 1.0),))
+    except KeyError:
+        return None
+    engine.adapters.release(held)
+    return held
+
+
 def answers(engine: Engine, names: Sequence[str | None], prompt: tuple[int, ...] = PROMPT) -> list[list[int]]:
     """Tokens of the greedy answers to `prompt`, all asked for at once."""
     found: list[list[int]] = [[] for _ in names]
     for index, (name, tokens) in enumerate(zip(names, found, strict=True)):
-        adapter = None if name is None else engine.adapters.use(name)
+        adapter = None if name is None else use(engine, name)
         assert (adapter is None) == (name is None)
         sampling = SamplingParams(max_tokens=16, ignore_eos=True)
         engine.submit(
@@ -116,14 +126,14 @@ def test_the_least_recently_used_adapter_leaves_and_returns(tmp_path: Path) -> N
     first = answers(engine, ["a"])
     assert answers(engine, ["b"]) != first
     assert answers(engine, ["a"]) == first
-    adapter = engine.adapters.use("a")
+    adapter = use(engine, "a")
     request = GenerationRequest(PROMPT, SamplingParams(max_tokens=4), request_id="busy", adapter=adapter)
     engine.submit(request)
     with pytest.raises(CapacityError, match="requests use all adapters"):
-        engine.adapters.use("b")
+        use(engine, "b")
     while engine.step():
         pass
-    assert engine.adapters.use("b") is not None
+    assert use(engine, "b") is not None
     with pytest.raises(CapacityError, match="has just left memory"):
         engine.submit(request)
     engine.close()
@@ -141,7 +151,7 @@ def test_an_unloaded_adapter_finishes_its_requests_and_a_new_one_of_its_name_is_
             PROMPT,
             SamplingParams(max_tokens=16, ignore_eos=True),
             lambda chunk: tokens.extend(chunk.token_ids),
-            adapter=engine.adapters.use("a"),
+            adapter=use(engine, "a"),
         )
     )
     engine.step()
@@ -151,7 +161,7 @@ def test_an_unloaded_adapter_finishes_its_requests_and_a_new_one_of_its_name_is_
         pass
     assert tokens == alone[0]
     assert answers(engine, ["a"]) == [alone[1]]
-    assert engine.adapters.use("b") is None
+    assert use(engine, "b") is None
     with pytest.raises(ModelLoadError):
         engine.adapters.load("a", tmp_path / "model")
     assert answers(engine, ["a"]) == [alone[1]]

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 import torch
 from twofold.adapters.reading import read_adapter
-from twofold.step.adapters import ModelAdapters
 
+from tests.engine.adapter_files import adapters_of
 from tests.engine.model_runs import Runner, load, random_prompt
 from tests.models.transformers_runs import one_torch_thread, reference, reference_logits
 from tests.tiny_models.table import EXAMPLES
@@ -59,11 +59,6 @@ def train(model: Any, directory: Path, seed: int, settings: Mapping[str, Any]) -
     return adapted.eval()
 
 
-def served(runner: Runner) -> ModelAdapters:
-    model = runner.model
-    return ModelAdapters(model.files, model.adapters, runner.moe.store, model.lm_head, model.pool)
-
-
 def hidden_of(runner: Runner, *parts: tuple[int, Sequence[int]], chunk: int = 64) -> list[F32]:
     """Hidden states of whole prompts, each with its adapter (-1: none), prefilled together in chunks."""
     sequences = [runner.sequence(len(ids)) for _, ids in parts]
@@ -89,7 +84,7 @@ def test_logits_are_those_of_peft(tmp_path: Path, case: str) -> None:
     family, settings = CASES[case]
     directory = write_tiny_model(tmp_path / "model", EXAMPLES[family])
     runner = load(directory, num_sequences=12)
-    adapters, expected = served(runner), {-1: reference_logits(reference(directory), PROMPT)}
+    adapters, expected = adapters_of(runner), {-1: reference_logits(reference(directory), PROMPT)}
     for number in (0, 1):
         path = tmp_path / f"adapter-{number}"
         expected[number] = reference_logits(train(reference(directory), path, number, settings), PROMPT)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from twofold.adapters.reading import read_adapter
-from twofold.step.adapters import ModelAdapters, shapes_of
+from twofold.step.adapters import shapes_of
 from twofold.tools.cli.main import main
 
-from tests.engine.adapter_files import write_adapter
+from tests.engine.adapter_files import adapters_of, write_adapter
 from tests.engine.model_runs import load, random_prompt
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import TinyModel, write_tiny_model
@@ -25,7 +25,7 @@ def written(root: Path, model: str | TinyModel, *, ends: bool = False) -> tuple[
     directory = write_tiny_model(root / "model", EXAMPLES[model] if isinstance(model, str) else model)
     runner = load(directory)
     shapes = shapes_of(runner.model.files)
-    packed = {name for name in shapes.matrices if name in served(runner)._matrices}
+    packed = {name for name in shapes.matrices if name in adapters_of(runner)._matrices}
     wanted = shapes.replaceable if ends else packed - shapes.replaceable
     matrices = {name: shape for name, shape in shapes.matrices.items() if name in wanted}
     changed = dataclasses.replace(
@@ -34,15 +34,10 @@ def written(root: Path, model: str | TinyModel, *, ends: bool = False) -> tuple[
     return directory, write_adapter(root / "adapter", changed, 3, size=0.2)
 
 
-def served(runner) -> ModelAdapters:
-    model = runner.model
-    return ModelAdapters(model.files, model.adapters, runner.moe.store, model.lm_head, model.pool)
-
-
 def logits_of(directory: Path, adapter: Path | None) -> np.ndarray:
     runner = load(directory)
     if adapter is not None:
-        adapters = served(runner)
+        adapters = adapters_of(runner)
         adapters.put(0, adapters.prepare(read_adapter(adapter, adapters.shapes)))
         runner.model.adapters.set([0] * len(PROMPT))
     return runner.logits(runner.prefill(PROMPT)[1])

@@ -79,8 +79,8 @@ void PackedMatrix::add_segment(int part, kernels::WeightFormat format, int64_t r
   const int64_t begin = rows_;
   rows_ += rows;
   int64_t first_panel = 0, num_panels = kernels::num_panels(rows), own_rows = rows;
-  part_rows_.push_back(rows);
   if (Ranks* const ranks = this->ranks()) {
+    part_rows_.push_back(rows);
     const RowRange own = panels_of_rank(rows, ranks->rank(), ranks->size());
     first_panel = own.first, num_panels = own.count;
     own_rows =

@@ -120,7 +120,7 @@ class PackedMatrix {
   int64_t rows_ = 0, columns_ = 0, width_ = 0;
   size_t bytes_ = 0;
   RankCut cut_{};
-  std::vector<int64_t> part_rows_;
+  std::vector<int64_t> part_rows_;  // rows of each part, where the matrix is cut
   std::vector<Segment> segments_;
   PageMemory memory_;
   std::shared_ptr<const FileMapping> file_;

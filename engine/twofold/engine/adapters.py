@@ -190,15 +190,6 @@ class Adapters:
             self._held[adapter.number] -= 1
             self._held += Counter()  # without zeros
 
-    def use(self, name: str) -> LoadedAdapter | None:
-        """The adapter of this name in memory, which it may leave at any time; None: there is none. Raises as `load`."""
-        try:
-            held = self.hold(((name, 1.0),))
-        except KeyError:
-            return None
-        self.release(held)
-        return held
-
     @contextmanager
     def submitting(self, adapter: LoadedAdapter) -> Iterator[None]:
         """Keep the adapter in memory until its request is among the live ones. Raises CapacityError if it has left."""
