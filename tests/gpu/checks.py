@@ -37,6 +37,7 @@ SANITIZED: Final = ("decode experts, q8_0", "hits on the GPU and misses by the m
 """Run again under compute-sanitizer, which is slow: the weights' kernels, and those that wait for the CPU."""
 _FIRST_FORMATS: Final = ("bf16", "q8_0", "q4_k", "mxfp4")
 _OTHER_FORMATS: Final = ("f32", "f16", "fp8", "q4_0", "int8", "int4", "q5_k", "q6_k")
+_TRAINED_FORMATS: Final = ("bf16", "q4_k", "mxfp4")
 _SHARES: Final = (0.25, 0.1, 0.5, 0.75)
 _CONTROL, _RUNNER = "kernels/cuda/step_control.cu", "engine/twofold/device/runner.py"
 _TABLE, _GRAPHS = "engine/twofold/device/table_layers.py", "engine/twofold/device/graphs.py"
@@ -186,6 +187,9 @@ def _other_numbers() -> Iterable[Check]:
         yield Check(f"decode experts, {name}", part, _kernels("decode_experts", name), _DECODE)
     for name in (*_FIRST_FORMATS, *_OTHER_FORMATS[1:]):  # f32 has no prefill kernel
         yield Check(f"prefill experts, {name}", part, _kernels("prefill_experts", name), _PREFILL)
+    for name in _TRAINED_FORMATS:
+        source = "kernels/cuda/unpack_matrix.cu"
+        yield Check(f"training experts, {name}", part, _kernels("training_experts", name), source)
     for mode in ("graph", "eager", "placed"):
         run = _engine("frozen_placement", mode)
         yield Check(f"placement frozen, two runs bit-identical, {mode}", part, run, _TABLE)

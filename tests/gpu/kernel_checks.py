@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.linear import LinearOnDevice
 from twofold.blocks.attention.rotation import Rotation
@@ -18,6 +19,10 @@ from twofold.blocks.mla import Mla, MlaOnDevice
 from twofold.blocks.router import Router
 from twofold.device.checks.experts import relative_error
 from twofold.device.kernels import TorchKernels
+from twofold.experts.profiles import COST_FIGURES
+from twofold.training.device_experts import DeviceExperts, ExpertKind
+from twofold.training.device_lane import DeviceLane, training_cost
+from twofold.training.experts import ExpertLayer, Factors
 from twofold.weights.weight_format import FORMATS
 
 from benchmarks.gpu.machine import Machine, expect
@@ -28,6 +33,7 @@ from tests.gpu.experts import (
     make_case,
     working_handshakes,
 )
+from tests.kernels.packed_experts import make_host_store
 
 EXPERTS, TOP_K = 16, 4
 LIMITS = {"decode": 2e-2, "prefill": 2e-2}
@@ -70,6 +76,35 @@ def prefill_experts(machine: Machine, format: str) -> dict[str, Any]:
         case.device_experts(resident=EXPERTS).prefill(0, case.normed, case.ids, case.weights, hidden)
         worst = max(worst, relative_error(hidden, case.reference()))
     return within(worst, LIMITS["prefill"])
+
+
+def training_experts(machine: Machine, format: str) -> dict[str, Any]:
+    """All experts of a layer on the device: output and gradients are the CPU's."""
+    case = layer_of(machine, format, 40)
+    pool, (intermediate, hidden) = ops.ThreadPool(0), case.dense[0][0].shape
+    store = make_host_store(pool, [case.matrices])
+    experts = DeviceExperts(
+        case.hardware, store, [ExpertKind("silu", 0.0, False)], (hidden, intermediate), (10.0, 10.0)
+    )
+    figures = dict.fromkeys(COST_FIGURES, 0.0) | dict.fromkeys(
+        ("cpu_bandwidth_gbps", "cpu_gflops", "vram_bandwidth_gbps", "gpu_gflops", "link_bandwidth_gbps"), 1e9
+    )
+    cost = training_cost(figures, store, [(1, 1e9), (2, 2e9)])  # so the plan gives the device all
+    x, ids, weights = case.normed.float().cpu(), case.ids.cpu(), case.weights.cpu()
+    factors = tuple(
+        Factors(0.1 * torch.randn(EXPERTS, 4, columns), 0.1 * torch.randn(EXPERTS, rows, 4))
+        for rows, columns in ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    )
+    leaves = [x, weights, *(part for each in factors for part in (each.a, each.b))]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    of_lanes = []
+    for lane in (None, DeviceLane(cost, EXPERTS, experts)):
+        layer = ExpertLayer(pool, store, 0)
+        layer.lane = lane
+        y = layer(x, ids, weights, factors)
+        of_lanes.append([y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))])
+    return within(max(relative_error(there, here) for here, there in zip(*of_lanes, strict=True)), 1e-4)
 
 
 def routing(machine: Machine) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 #include "expert_layer.h"
 #include "packed_matrix.h"
+#include "unpack_matrix.h"
 #include "watched_run.h"
 
 using namespace twofold;
@@ -254,6 +255,29 @@ void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens, con
   });
 }
 
+// Rows beyond the matrix's are not written, and no weight is rounded but to bf16.
+void check_unpack(WeightFormat format, int rows, int columns) {
+  PackedMatrix matrix(format, rows, columns, 21);
+  const int64_t bytes = kernels::panel_bytes(format, columns) * kernels::num_panels(rows);
+  const std::vector<uint8_t> panels(matrix.data(), matrix.data() + bytes);
+  test::under_schedules([&](WatchedRun& run) {
+    const uint8_t* from = run.copy("panels", panels);
+    auto* floats = run.memory<float>("floats", size_t(rows * columns));
+    auto* halves = run.memory<uint16_t>("halves", size_t(rows * columns));
+    run.check(launch_unpack_matrix({format, from, rows, columns, floats, false}, nullptr), "unpack");
+    run.check(launch_unpack_matrix({format, from, rows, columns, halves, true}, nullptr), "unpack to bf16");
+    for (int row = 0; row < rows; ++row) {
+      for (int c = 0; c < columns; ++c) {
+        const double weight = double(matrix.weight(row, c));
+        const int at = row * columns + c;
+        close_to(floats[at], weight, 1e-6 * std::abs(weight), "unpack");
+        CHECK(test::float_of_bf16(halves[at]) == test::rounded(floats[at]));
+      }
+    }
+    CHECK(launch_unpack_matrix({format, from, rows, columns - 8, floats, false}, nullptr) != 0);
+  });
+}
+
 int whole(int columns, WeightFormat format, int other = 1) {
   const int block = std::max(kernels::layout_of(format).block_columns, other);
   return (columns + block - 1) / block * block;
@@ -262,6 +286,7 @@ int whole(int columns, WeightFormat format, int other = 1) {
 void check_format(WeightFormat format) {
   for (const auto& [hidden, intermediate, tokens] : {Sizes{100, 70, 1}, Sizes{70, 34, 3}, Sizes{288, 40, 9}})
     check_decode(format, {whole(hidden, format), whole(intermediate, format), tokens}, 48 * 1024);
+  check_unpack(format, 37, whole(144, format, 16));
   if (format == WeightFormat::kF32) return;
   check_prefill(format, {whole(112, format, 16), whole(80, format, 16), 5}, kFewTokens);
   check_prefill(format, {whole(48, format, 16), whole(80, format, 16), 60}, kFewTokens);

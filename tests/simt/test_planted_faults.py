@@ -115,6 +115,8 @@ FAULTS = (
           "race|outside|behind|bounds|" + VALUES, "expert_prefill.cuh"),
     Fault("prefill: one row too many is written", "expert_prefill_float.cu", "if (row < matrix.rows)",
           "if (row <= matrix.rows)", "race|behind|outside|bounds|" + VALUES, "expert_prefill.cuh"),
+    Fault("unpack: one row too many is written", "unpack_matrix.cu", "if (row >= rows) return;",
+          "if (row > rows) return;", "race|behind|outside|bounds|" + VALUES),
 )  # fmt: skip
 
 
@@ -128,6 +130,7 @@ FIRST = {
     "expert_decode_float.cu": ("experts_of_F32", "decode_tiles", "experts_of_FP8"),
     "expert_decode_k.cu": ("experts_of_Q4_K",),
     "expert_prefill_float.cu": ("experts_of_BF16", "experts_of_FP8"),
+    "unpack_matrix.cu": ("experts_of_F32",),
 }
 """Beginnings of the cases that are likely to find a fault of a source; the others follow them."""
 

@@ -13,6 +13,7 @@
 #include "expert_layer.h"
 #include "mla_layer.h"
 #include "step_control.h"
+#include "unpack_matrix.h"
 #include "watched_run.h"
 
 using namespace twofold;
@@ -125,6 +126,16 @@ void prefill(WeightFormat format, const std::string& name) {
     report(run, "prefill", name, std::to_string(tile));
     if (format == WeightFormat::kBF16 && tile == kManyTokens) report(run, "gated");
   }
+}
+
+void unpack(WeightFormat format, const std::string& name) {
+  Recorded run;
+  const int columns = whole(kHidden, format);
+  const auto* panels =
+      run.zeros<uint8_t>("panels", size_t(kernels::panel_bytes(format, columns) * kRows / 32));
+  auto* rows = run.zeros<uint16_t>("rows", size_t(kRows * columns));
+  run.check(launch_unpack_matrix({format, panels, kRows, columns, rows, true}, nullptr), "unpack");
+  report(run, "unpack", name);
 }
 
 // Every second position of one sequence.
@@ -320,6 +331,7 @@ int main() {
   for (int f = 0; f < kernels::kNumWeightFormats; ++f) {
     const auto format = WeightFormat(f);
     decode(format, kernels::layout_of(format).name);
+    unpack(format, kernels::layout_of(format).name);
     if (format != WeightFormat::kF32) prefill(format, kernels::layout_of(format).name);
   }
   for (const bool listed : {false, true}) {

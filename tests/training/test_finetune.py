@@ -78,6 +78,18 @@ def curve(out: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def test_an_emulated_card_changes_no_bit_and_its_times_are_called_virtual(
+    finished: Path, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "emulated"
+    arguments = ["--accelerator", "emulated:rtx4090-pcie4", *ARGUMENTS]
+    assert main(["finetune", str(model), "--data", str(data), "--out", str(out), *arguments]) == 0
+    assert curve(out) == curve(finished)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "of the rows" in line)
+    assert line.startswith("emulated:rtx4090-pcie4: ")
+    assert line.endswith("on its virtual clock; the CPU computed them")
+
+
 def assert_same(out: Path, finished: Path) -> None:
     assert curve(out) == curve(finished)
     ours, theirs = (load_file(each / "adapter_model.safetensors") for each in (out, finished))

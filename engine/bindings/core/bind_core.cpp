@@ -5,6 +5,7 @@
 #include "module.h"
 #include "twofold/cache_policy.h"
 #include "twofold/cost_model.h"
+#include "twofold/lane_planner.h"
 
 namespace twofold::bindings {
 namespace py = pybind11;
@@ -15,6 +16,22 @@ double at_home_us(const CostModel& cost, const DeviceWork& work, const std::vect
   std::vector<DeviceWork> devices(static_cast<size_t>(cost.num_devices()));
   devices.front() = work;
   return cost.layer({devices, cpu}).layer_us;
+}
+
+// Which of a layer's experts to stream to the first device, in the order of their uploads, and the layer's time so and
+// with all experts on the CPU. Nothing is resident, and nothing stays.
+py::tuple plan_streams(const CostModel& cost, const std::vector<int>& tokens) {
+  std::vector<ExpertLoad> loads;
+  std::vector<int> active;
+  for (size_t e = 0; e < tokens.size(); ++e) {
+    if (tokens[e] == 0) continue;
+    loads.push_back({static_cast<int>(e), tokens[e]});
+    active.push_back(tokens[e]);
+  }
+  const std::vector<DeviceState> devices(static_cast<size_t>(cost.num_devices()));
+  const LanePlan plan = LanePlanner(cost).plan(loads, {devices}, false);
+  const double on_cpu_us = cost.layer({std::vector<DeviceWork>(devices.size()), active}).layer_us;
+  return py::make_tuple(plan.devices.front().fetch, plan.times.layer_us, on_cpu_us);
 }
 
 void bind_cost_model(py::module_& m) {
@@ -44,6 +61,10 @@ void bind_cost_model(py::module_& m) {
             return cost.cpu_us(loads, dma_busy);
           },
           py::arg("loads"), py::arg("dma_busy") = 0.0)
+      .def("plan_streams", &plan_streams, py::arg("tokens"),
+           "(experts to stream to the device, in order; microseconds of the layer so; and on the CPU alone) "
+           "for the "
+           "tokens of each expert, on a machine of one device.")
       .def(
           "decode_layer_us",
           [](const CostModel& cost, size_t num_hits, size_t num_fetched, size_t num_cpu) {

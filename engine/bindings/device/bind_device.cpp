@@ -83,7 +83,7 @@ void bind_device(py::module_& m) {
           },
           py::arg("most_bytes"));
   bind_dense(device);
-  bind_experts(device);
+  bind_experts(m, device);
   bind_handshake(m, device);
   bind_table_step(m, device);
 }

@@ -16,8 +16,8 @@ using DeviceClass = pybind11::class_<DeviceApi, std::shared_ptr<DeviceApi>>;
 // class Device with all of the following, and the runtime's errors as KernelError and CapacityError. Imports
 // twofold._core, whose types it uses.
 void bind_device(pybind11::module_& m);
-void bind_dense(DeviceClass& device);                             // routing, rotation, attention, delta nets
-void bind_experts(DeviceClass& device);                           // encoding, expert kernels, their sum
+void bind_dense(DeviceClass& device);                          // routing, rotation, attention, delta nets
+void bind_experts(pybind11::module_& m, DeviceClass& device);  // encoding, expert kernels, their sum, streams
 void bind_handshake(pybind11::module_& m, DeviceClass& device);   // mailbox, placing, probe
 void bind_table_step(pybind11::module_& m, DeviceClass& device);  // the host's part of a step placed there
 

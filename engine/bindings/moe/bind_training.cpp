@@ -19,6 +19,8 @@ namespace {
 
 // (a [experts, rank, columns], b [experts, rows, rank], scale) of gate, up and down; None: not trained.
 using FactorArguments = std::vector<py::object>;
+// By expert: 1 where another lane computes it; empty: none.
+using Elsewhere = std::vector<uint8_t>;
 
 class __attribute__((visibility("hidden"))) BoundExpertTraining {
  public:
@@ -27,8 +29,8 @@ class __attribute__((visibility("hidden"))) BoundExpertTraining {
 
   // y, and what backward reads (None unless asked for).
   py::tuple forward(int layer, const FloatRows& x, const IntRows& ids, const FloatRows& weights,
-                    const FactorArguments& factors, bool keep) {
-    const TrainedLayer of = layer_of(layer, x, ids, weights, factors);
+                    const FactorArguments& factors, bool keep, const Elsewhere& elsewhere) {
+    const TrainedLayer of = layer_of(layer, x, ids, weights, factors, elsewhere);
     py::array_t<float> y({x.shape(0), x.shape(1)});
     float* const to = y.mutable_data();
     auto kept = std::make_shared<KeptRows>();
@@ -41,8 +43,8 @@ class __attribute__((visibility("hidden"))) BoundExpertTraining {
 
   py::tuple backward(int layer, const FloatRows& x, const IntRows& ids, const FloatRows& weights,
                      const FactorArguments& factors, const FloatRows& dy,
-                     const std::shared_ptr<KeptRows>& kept) {
-    const TrainedLayer of = layer_of(layer, x, ids, weights, factors);
+                     const std::shared_ptr<KeptRows>& kept, const Elsewhere& elsewhere) {
+    const TrainedLayer of = layer_of(layer, x, ids, weights, factors, elsewhere);
     expect_f32(view_of(dy), "ExpertTraining.backward: dy", {x.shape(0), x.shape(1)});
     py::array_t<float> dx({x.shape(0), x.shape(1)}), dweights({weights.shape(0), weights.shape(1)});
     ExpertTraining::Gradients gradients{dx.mutable_data(), dweights.mutable_data(), {}};
@@ -72,7 +74,7 @@ class __attribute__((visibility("hidden"))) BoundExpertTraining {
   }
 
   TrainedLayer layer_of(int layer, const FloatRows& x, const IntRows& ids, const FloatRows& weights,
-                        const FactorArguments& factors) const {
+                        const FactorArguments& factors, const Elsewhere& elsewhere) const {
     const int hidden = store_->shape().hidden, inner = store_->shape().intermediate;
     if (factors.size() != 3) throw KernelFailure("ExpertTraining: factors are of gate, up and down");
     expect_f32(view_of(x), "ExpertTraining: x", {kAny, hidden});
@@ -82,7 +84,8 @@ class __attribute__((visibility("hidden"))) BoundExpertTraining {
         layer,
         {ids.data(), weights.data(), static_cast<int>(x.shape(0)), static_cast<int>(ids.shape(1))},
         x.data(),
-        {}};
+        {},
+        {elsewhere.data(), elsewhere.size()}};
     for (int m = 0; m < 3; ++m) {
       if (factors[size_t(m)].is_none()) continue;
       const auto given = factors[size_t(m)].cast<py::tuple>();
@@ -114,14 +117,17 @@ void bind_training(py::module_& m) {
       .def(py::init<const PoolView&, std::shared_ptr<ExpertStore>>(), py::arg("pool"), py::arg("store"))
       .def("forward", &BoundExpertTraining::forward, py::arg("layer"), py::arg("x").noconvert(),
            py::arg("ids").noconvert(), py::arg("weights").noconvert(), py::arg("factors"), py::arg("keep"),
+           py::arg("elsewhere") = Elsewhere{},
            "(y [tokens, hidden], KeptRows) for x float32 [tokens, hidden], ids int32 and weights float32 "
            "[tokens, "
            "top_k]. factors: of gate, up and down, None or (a [experts, rank, columns], b [experts, rows, "
            "rank], "
-           "scale). Without keep nothing is kept, and backward computes it again.")
+           "scale). Without keep nothing is kept, and backward computes it again. elsewhere: by expert, 1 "
+           "where "
+           "another lane computes it; empty: none.")
       .def("backward", &BoundExpertTraining::backward, py::arg("layer"), py::arg("x").noconvert(),
            py::arg("ids").noconvert(), py::arg("weights").noconvert(), py::arg("factors"),
-           py::arg("dy").noconvert(), py::arg("kept"),
+           py::arg("dy").noconvert(), py::arg("kept"), py::arg("elsewhere") = Elsewhere{},
            "(dx, dweights, [None or (da, db)] * 3) for dy, the gradient of y.");
 }
 

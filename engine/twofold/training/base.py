@@ -43,12 +43,18 @@ class BaseModel:
 
 
 def open_base(
-    path: str | Path, *, dtype: torch.dtype = torch.float32, cpu_threads: int = 0, keeps: bool = True
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    torch_device: torch.device | None = None,
+    cpu_threads: int = 0,
+    keeps: bool = True,
 ) -> BaseModel:
     """Open a model directory for training.
 
     Args:
         dtype: of the dense part.
+        torch_device: where the dense part lies; None: in host memory.
         cpu_threads: of the experts; 0: one per physical core.
         keeps: see `ExpertLayer`.
 
@@ -65,10 +71,11 @@ def open_base(
     store = pack_experts(moe_shape(files), files.expert_layers(), pool, None)
     for layer, module in enumerate(expert_modules(model)):
         for name, parameter in module.named_parameters(recurse=False):
-            shape_alone = torch.zeros((), dtype=dtype).expand(parameter.shape)
+            # On that device already: moved there, it would be filled.
+            shape_alone = torch.zeros((), dtype=dtype, device=torch_device).expand(parameter.shape)
             setattr(module, name, nn.Parameter(shape_alone, requires_grad=False))
         module.twofold_layer = ExpertLayer(pool, store, layer, keeps=keeps)  # type: ignore[assignment]
-    _load_dense(model, files, pool)
+    _load_dense(model, files, pool, torch_device or torch.device("cpu"))
     return BaseModel(model.eval(), files, store, pool)
 
 
@@ -77,14 +84,14 @@ def expert_modules(model: nn.Module) -> Iterator[nn.Module]:
     return (module for module in model.modules() if hasattr(module, "is_concatenated"))
 
 
-def _load_dense(model: Any, files: ModelFiles, pool: ops.ThreadPool) -> None:
+def _load_dense(model: Any, files: ModelFiles, pool: ops.ThreadPool, device: torch.device) -> None:
     """Give all parameters and buffers that have no memory yet their values."""
     dense = [weights for block, weights in files.parts() if not isinstance(block, ExpertBlock)]
     found = {spec.name: (weights, part) for weights in dense for part, spec in weights.specs.items()}
     for module in model.modules():
         buffers = [name for name, each in module.named_buffers(recurse=False) if each.is_meta]
         for name in buffers:
-            module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")
+            module._buffers[name] = torch.empty_like(module._buffers[name], device=device)
         if buffers:
             model._init_weights(module)  # rotations are computed, not read
     tied = set(model.all_tied_weights_keys)
@@ -98,7 +105,7 @@ def _load_dense(model: Any, files: ModelFiles, pool: ops.ThreadPool) -> None:
                 )
             continue
         parent, _, last = name.rpartition(".")
-        value = _values(*place, pool).reshape(tensor.shape).to(tensor.dtype)
+        value = _values(*place, pool).reshape(tensor.shape).to(device, tensor.dtype)
         own = model.get_submodule(parent)
         if last in own._parameters:
             own._parameters[last] = nn.Parameter(value, requires_grad=tensor.requires_grad)

@@ -1,10 +1,13 @@
-"""Routed experts as a function of torch: frozen weights in an expert store, trained low-rank factors beside them."""
+"""Routed experts as a function of torch: frozen weights in an expert store, trained low-rank factors beside them.
+
+The CPU computes them, and a device beside it those that a lane's plan gives it (`device_lane`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +15,9 @@ from torch import Tensor
 
 from twofold import _core
 from twofold.blocks import ops
+
+if TYPE_CHECKING:
+    from twofold.training.device_lane import DeviceLane
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class ExpertLayer:
                 otherwise backward computes it again.
         """
         self.layer, self.keeps = layer, keeps
+        self.lane: DeviceLane | None = None
         self.native = _core.ExpertTraining(pool, store)
 
     def __call__(
@@ -68,28 +75,59 @@ class _Experts(torch.autograd.Function):
         weights: Tensor,
         *factors: Tensor | None,
     ) -> Tensor:
-        arrays = _arrays(hidden, ids, weights), _native_factors(factors, scales)
-        y, ctx.kept = layer.native.forward(layer.layer, *arrays[0], arrays[1], keep=layer.keeps)
-        ctx.layer, ctx.scales = layer, scales
+        rows, native = _arrays(hidden, ids, weights), layer.native
+        share = None if layer.lane is None else layer.lane.share(layer.layer, rows[1])
+        # The device first: its work is launched, and runs beside the CPU's.
+        there = None if share is None else share.forward(hidden, weights, _factors(factors, scales))
+        y, ctx.kept = native.forward(
+            layer.layer,
+            *rows,
+            _native_factors(factors, scales),
+            keep=layer.keeps,
+            elsewhere=[] if share is None else share.elsewhere,
+        )
+        ctx.layer, ctx.scales, ctx.share = layer, scales, share
         ctx.save_for_backward(hidden, ids, weights, *factors)
-        return _tensor(y).to(hidden.dtype)
+        return _sum(y, there, hidden)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         hidden, ids, weights, *factors = ctx.saved_tensors
-        rows = _arrays(hidden, ids, weights)
-        native = ctx.layer.native
-        of_factors = _native_factors(factors, ctx.scales)
-        dx, dweights, gradients = native.backward(ctx.layer.layer, *rows, of_factors, _f32(dy), ctx.kept)
+        rows, share = _arrays(hidden, ids, weights), ctx.share
+        there = None if share is None else share.backward(hidden, weights, _factors(factors, ctx.scales), dy)
+        dx, dweights, gradients = ctx.layer.native.backward(
+            ctx.layer.layer,
+            *rows,
+            _native_factors(factors, ctx.scales),
+            _f32(dy),
+            ctx.kept,
+            elsewhere=[] if share is None else share.elsewhere,
+        )
         flat = [array for each in gradients for array in ((None, None) if each is None else each)]
+        of_factors = [
+            None if array is None or factor is None else _tensor(array).to(factor.device)
+            for array, factor in zip(flat, factors, strict=True)
+        ]
+        if there is not None:
+            for total, found in zip(of_factors, there.factors, strict=True):
+                if total is not None and found is not None:
+                    total[share.experts] = found.to(total.device)
         return (
             None,
             None,
-            _tensor(dx).to(hidden.dtype),
+            _sum(dx, None if there is None else there.dx, hidden),
             None,
-            _tensor(dweights).to(weights.dtype),
-            *(None if array is None else _tensor(array) for array in flat),
+            _sum(dweights, None if there is None else there.dweights, weights),
+            *of_factors,
         )
+
+
+def _sum(here: Any, there: Tensor | None, like: Tensor) -> Tensor:
+    """The CPU's part and the device's, as `like` has its numbers and place."""
+    total = _tensor(here).to(like.device)
+    if there is not None:
+        total += there.to(like.device)
+    return total.to(like.dtype)
 
 
 def _tensor(array: Any) -> Tensor:
@@ -99,11 +137,16 @@ def _tensor(array: Any) -> Tensor:
 
 def _f32(tensor: Tensor) -> Any:
     """The values as a C-contiguous float32 array."""
-    return np.ascontiguousarray(tensor.detach().to(torch.float32).numpy())
+    return np.ascontiguousarray(tensor.detach().to("cpu", torch.float32).numpy())
 
 
 def _arrays(hidden: Tensor, ids: Tensor, weights: Tensor) -> tuple[Any, Any, Any]:
-    return _f32(hidden), np.ascontiguousarray(ids.to(torch.int32).numpy()), _f32(weights)
+    return _f32(hidden), np.ascontiguousarray(ids.to("cpu", torch.int32).numpy()), _f32(weights)
+
+
+def _factors(flat: Any, scales: tuple[float, ...]) -> tuple[Factors | None, ...]:
+    pairs = zip(flat[::2], flat[1::2], scales, strict=True)
+    return tuple(None if a is None else Factors(a, b, scale) for a, b, scale in pairs)
 
 
 def _native_factors(factors: Any, scales: tuple[float, ...]) -> list[tuple[Any, Any, float] | None]:

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "moe/training/gated_gradient.h"
 #include "ops/tensor_view.h"
@@ -95,7 +96,8 @@ void ExpertTraining::open(const TrainedLayer& of) {
     throw KernelFailure("no layer " + std::to_string(of.layer));
   if (store_.ranks() != nullptr) throw KernelFailure("experts that ranks share are not trained");
   groups_.assign(of.routing, store_.num_experts());
-  row_of_.resize(groups_.pairs.size());
+  row_of_.assign(groups_.pairs.size(), kNowhere);
+  if (!of.elsewhere.empty()) leave_out(of.elsewhere);
   for (size_t row = 0; row < groups_.pairs.size(); ++row)
     row_of_[size_t(groups_.pairs[row])] = static_cast<int>(row);
   chunks_.clear();
@@ -104,6 +106,36 @@ void ExpertTraining::open(const TrainedLayer& of) {
     for (int first = groups_.begin[size_t(g)]; first < end; first += kChunkRows)
       chunks_.push_back({g, first, std::min(kChunkRows, end - first)});
   }
+}
+
+void ExpertTraining::leave_out(std::span<const uint8_t> elsewhere) {
+  if (elsewhere.size() != size_t(store_.num_experts()))
+    throw KernelFailure("experts elsewhere are told for each of the layer's");
+  ExpertGroups here;
+  here.begin.push_back(0);
+  for (int g = 0; g < groups_.size(); ++g) {
+    if (elsewhere[size_t(groups_.experts[size_t(g)])] != 0) continue;
+    here.experts.push_back(groups_.experts[size_t(g)]);
+    here.pairs.insert(here.pairs.end(), groups_.pairs.begin() + groups_.begin[size_t(g)],
+                      groups_.pairs.begin() + groups_.begin[size_t(g) + 1]);
+    here.begin.push_back(static_cast<int>(here.pairs.size()));
+  }
+  groups_ = std::move(here);
+}
+
+void ExpertTraining::sum_rows(const LayerRouting& routing, const float* weights, float* to) {
+  const kernels::KernelTable& table = kernels::kernel_table();
+  const int hidden = store_.shape().hidden;
+  pool_.parallel_for(routing.num_tokens, [&](int64_t t, int) {
+    float* const sum = to + t * hidden;
+    std::fill_n(sum, hidden, 0.0f);
+    for (int64_t pair = t * routing.top_k; pair < (t + 1) * routing.top_k; ++pair) {
+      const int row = row_of_[size_t(pair)];
+      if (row == kNowhere) continue;
+      table.axpy(weights == nullptr ? 1.0f : weights[pair], rows_.dx.data() + int64_t{row} * hidden, sum,
+                 hidden);
+    }
+  });
 }
 
 // gate and up [count, intermediate], before the activation.
@@ -147,15 +179,7 @@ void ExpertTraining::forward(const TrainedLayer& of, float* y, KeptRows* keep) {
     const ExpertFactors factors(of.factors[kDown], expert, w.rows, w.columns);
     product(w, factors, gate.data(), chunk.count, rows_.dx.data() + int64_t{chunk.first} * hidden);
   });
-  const kernels::KernelTable& table = kernels::kernel_table();
-  pool_.parallel_for(of.routing.num_tokens, [&](int64_t t, int) {
-    float* const to = y + t * hidden;
-    std::fill_n(to, hidden, 0.0f);
-    for (int64_t pair = t * of.routing.top_k; pair < (t + 1) * of.routing.top_k; ++pair) {
-      table.axpy(of.routing.weights[pair], rows_.dx.data() + int64_t{row_of_[size_t(pair)]} * hidden, to,
-                 hidden);
-    }
-  });
+  sum_rows(of.routing, of.routing.weights, y);
 }
 
 // Gradients of the rows of a chunk: of gate and up before their activation, of the input and of the token's weight.
@@ -257,6 +281,7 @@ void ExpertTraining::backward(const TrainedLayer& of, const float* dy, const Kep
   rows_.up.resize(size);
   rows_.inner.resize(size);
   rows_.dx.resize(num_rows * size_t(hidden));
+  std::fill_n(gradients.dweights, row_of_.size(), 0.0f);
   pool_.parallel_for(std::ssize(chunks_), [&](int64_t c, int) {
     const Chunk& chunk = chunks_[size_t(c)];
     if (kept.gate.empty()) {
@@ -270,13 +295,7 @@ void ExpertTraining::backward(const TrainedLayer& of, const float* dy, const Kep
     if (gradients.factors[matrix].a != nullptr)
       factor_gradients(of, static_cast<int>(c / 3), matrix, dy, gradients);
   });
-  const kernels::KernelTable& table = kernels::kernel_table();
-  pool_.parallel_for(of.routing.num_tokens, [&](int64_t t, int) {
-    float* const to = gradients.dx + t * hidden;
-    std::fill_n(to, hidden, 0.0f);
-    for (int64_t pair = t * of.routing.top_k; pair < (t + 1) * of.routing.top_k; ++pair)
-      table.axpy(1.0f, rows_.dx.data() + int64_t{row_of_[size_t(pair)]} * hidden, to, hidden);
-  });
+  sum_rows(of.routing, nullptr, gradients.dx);
 }
 
 }  // namespace twofold

@@ -36,6 +36,7 @@ struct TrainedLayer {
   LayerRouting routing;
   const float* x;
   TrainedFactors factors[3];
+  std::span<const uint8_t> elsewhere = {};  // by expert: 1 where another lane computes it; empty: none
 };
 
 // Results of forward that backward reads: gate and up before their activation, [pairs, intermediate] in group order.
@@ -47,10 +48,12 @@ class ExpertTraining {
  public:
   ExpertTraining(ThreadPool& pool, const ExpertStore& store) : pool_(pool), store_(store) {}
 
-  // y[t] = sum over rank k of weights[t, k] * expert(x[t]), in rank order; y is [tokens, hidden]. keep may be null.
+  // y[t] = sum over rank k of weights[t, k] * expert(x[t]), in rank order, over the experts here; y is [tokens, hidden].
+  // keep may be null.
   void forward(const TrainedLayer& of, float* y, KeptRows* keep);
 
-  // Where backward's results go. dx [tokens, hidden] and dweights [tokens, top_k] are set, factors' are added to.
+  // Where backward's results go. dx [tokens, hidden] and dweights [tokens, top_k] are set (0 for experts elsewhere),
+  // factors' are added to.
   struct Gradients {
     float* dx;
     float* dweights;
@@ -60,6 +63,7 @@ class ExpertTraining {
   void backward(const TrainedLayer& of, const float* dy, const KeptRows& kept, const Gradients& gradients);
 
  private:
+  static constexpr int kNowhere = -1;
   struct Chunk {
     int group, first, count;  // rows [first, first + count) in group order
   };
@@ -71,6 +75,9 @@ class ExpertTraining {
   };
 
   void open(const TrainedLayer& of);
+  void leave_out(std::span<const uint8_t> elsewhere);
+  // to[t] = the sum, in rank order, of a token's rows of rows_.dx; weights null: each counts once.
+  void sum_rows(const LayerRouting& routing, const float* weights, float* to);
   int token(const TrainedLayer& of, int row) const { return groups_.pairs[size_t(row)] / of.routing.top_k; }
   void gate_and_up(const TrainedLayer& of, const Chunk& chunk, float* gate, float* up) const;
   void backward_rows(const TrainedLayer& of, const Chunk& chunk, const float* dy, const Gradients& gradients);
@@ -81,7 +88,7 @@ class ExpertTraining {
   const ExpertStore& store_;
   ExpertGroups groups_;
   std::vector<Chunk> chunks_;
-  std::vector<int> row_of_;  // by pair
+  std::vector<int> row_of_;  // by pair; kNowhere: its expert is elsewhere
   Rows rows_;
 };
 

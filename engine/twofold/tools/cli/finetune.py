@@ -129,6 +129,13 @@ def _add_machine_arguments(machine: Any) -> None:
         default="float32",
         help="of the dense part in memory; experts stay as they are stored (default: float32)",
     )
+    machine.add_argument(
+        "--accelerator",
+        default="auto",
+        metavar="KIND",
+        help="auto, cuda, none, or emulated:PROFILE, which plans for that card and tells the times it would take; the "
+        "CPU computes (default: auto)",
+    )
     kept = "bytes of experts' activations kept for backward; further layers compute them again (default: all are kept)"
     checkpoints = "checkpoints that are kept, besides the best one"
     add_options(
@@ -194,6 +201,7 @@ def _config(args: argparse.Namespace) -> FinetuneConfig:
         alpha=2.0 * args.rank if args.alpha is None else args.alpha,
         targets=targets,
         dtype=args.dtype,
+        accelerator=args.accelerator,
         activation_bytes=args.activation_bytes,
         cpu_threads=args.cpu_threads,
         num_checkpoints=args.num_checkpoints,

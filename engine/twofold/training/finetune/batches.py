@@ -93,8 +93,8 @@ def _padded(group: Sequence[Example]) -> dict[str, Tensor]:
 
 def packs_exactly(model: Any, vocab_size: int) -> bool:
     """Whether two sequences in one row have the logits that they have alone, tried on `model`."""
-    ids = torch.arange(24) * 7 % vocab_size
-    places = torch.cat([torch.arange(11), torch.arange(13)])
+    ids = torch.arange(24, device=model.device) * 7 % vocab_size
+    places = torch.cat([torch.arange(11), torch.arange(13)]).to(model.device)
     with torch.no_grad():
         packed = model(input_ids=ids[None], position_ids=places[None], use_cache=False).logits[0, 11:]
         alone = model(input_ids=ids[None, 11:], use_cache=False).logits[0]

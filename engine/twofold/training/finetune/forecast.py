@@ -86,7 +86,17 @@ class MemoryForecast:
 
     @property
     def total(self) -> int:
-        return self.experts + self.dense + self.adapter + self.activations + self.kept + _LIBRARIES_BYTES
+        return self.beside_experts + self.on_host
+
+    @property
+    def beside_experts(self) -> int:
+        """What lies where the dense part is."""
+        return self.dense + self.adapter + self.activations
+
+    @property
+    def on_host(self) -> int:
+        """What lies in host memory also where a device has the dense part."""
+        return self.experts + self.kept + _LIBRARIES_BYTES
 
     def __str__(self) -> str:
         parts = {
@@ -100,13 +110,25 @@ class MemoryForecast:
             f"{name} {size / 1e9:.2f}" for name, size in parts.items()
         )
 
-    def check(self, available: int) -> None:
-        """Raises ConfigError if it does not fit into `available` bytes."""
-        if self.total > available:
+    def check(self, available: int, on_device: int | None = None) -> None:
+        """Raises ConfigError if it does not fit.
+
+        Args:
+            available: bytes of host memory.
+            on_device: those of the device with the dense part; None: that is on the host too.
+        """
+        remedy = (
+            "lower --batch-tokens, --activation-bytes or --rank, give --dtype bfloat16, or take a base in a smaller "
+            "format"
+        )
+        if on_device is not None and self.beside_experts > on_device:
             raise ConfigError(
-                f"training needs {self}, and {available / 1e9:.2f} GB are available; lower --batch-tokens, "
-                "--activation-bytes or --rank, give --dtype bfloat16, or take a base in a smaller format"
+                f"training needs {self}, of which the device takes all but experts and libraries, "
+                f"{self.beside_experts / 1e9:.2f} GB, and has {on_device / 1e9:.2f} GB; {remedy}, or --accelerator none"
             )
+        on_host = self.total if on_device is None else self.on_host
+        if on_host > available:
+            raise ConfigError(f"training needs {self}, and {available / 1e9:.2f} GB are available; {remedy}")
 
 
 def forecast_memory(

@@ -17,8 +17,10 @@ from torch import Tensor
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.regular_file import read_regular_text
 from twofold.api.whole_file import whole_file
+from twofold.device.finding import choose_accelerator, device_memories
 from twofold.models.model_files import ModelFiles, open_model_files
 from twofold.training.base import IMPLEMENTATION, BaseModel, expert_modules, open_base
+from twofold.training.device_lane import DeviceLane, totals_line
 from twofold.training.enabling import enable
 from twofold.training.finetune.answers import AnswerTokens, Example
 from twofold.training.finetune.batches import micro_batches, packs_exactly
@@ -27,14 +29,15 @@ from twofold.training.finetune.data import TrainingData, read_data
 from twofold.training.finetune.forecast import MemoryForecast, forecast_memory
 from twofold.training.finetune.targets import GROUPS, find_targets
 from twofold.training.finetune.trainer import AdapterTrainer, Progress, Schedule
+from twofold.training.placing import emulate_device, use_device
 from twofold.weights.host_memory import available_memory_bytes
 
 SETTINGS_FILE: Final = "finetune.json"
 LOG_FILE: Final = "training_log.json"
 _LEAST_TOKENS: Final = 512
 """Default of --batch-tokens for short examples: attention costs the square of a packed row."""
-_FREE: Final = ("cpu_threads", "activation_bytes", "num_checkpoints")
-"""Settings that a resumed run may have otherwise: they change no figure of the curve."""
+_FREE: Final = ("cpu_threads", "activation_bytes", "num_checkpoints", "accelerator")
+"""Settings that a resumed run may have otherwise: they change no figure of the curve but by rounding."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class FinetuneConfig:
     alpha: float = 32.0
     targets: tuple[str, ...] = GROUPS
     dtype: str = "float32"
+    accelerator: str = "none"
+    """auto, cuda, none or emulated:PROFILE, as `choose_accelerator`."""
     activation_bytes: int | None = None
     cpu_threads: int = 0
     num_checkpoints: int = 2
@@ -89,6 +94,8 @@ class FinetuneRun:
         """Raises ConfigError and ModelLoadError for settings, data and models that cannot be used."""
         enable()
         _be_quiet()
+        self.choice, devices = choose_accelerator(config.accelerator)
+        self.device = devices[0] if devices else None
         if not config.model.is_dir():
             raise ConfigError(f"{config.model}: expected a model directory in Hugging Face layout")
         self.report = report
@@ -133,6 +140,9 @@ class FinetuneRun:
             self.report.line(f"resuming at step {steps[-1]}")
         last = str(self.checkpoints.path(steps[-1])) if steps else None
         trainer.train(resume_from_checkpoint=last)
+        if self.lane is not None:
+            virtual = self.choice.clock == "virtual"
+            self.report.line(totals_line(self.lane.totals, self.choice.label, is_virtual=virtual))
         best = trainer.best or (self.checkpoints.steps[-1], None)
         _write_json(config.out / LOG_FILE, [_without_time(entry) for entry in trainer.state.log_history])
         write_adapter(config.out, self.checkpoints.path(best[0]))
@@ -192,7 +202,8 @@ class FinetuneRun:
             rows=(row, row),
             keeps_bytes=self.config.activation_bytes,
         )
-        memory.check(available_memory_bytes())
+        on_device = None if self.device is None else device_memories([self.device])[0].free_bytes
+        memory.check(available_memory_bytes(), on_device)
         return memory
 
     def _forecast_time(self, trainer: AdapterTrainer, batches: tuple[list[Any], list[Any]]) -> None:
@@ -215,11 +226,27 @@ class FinetuneRun:
     def _open(self) -> BaseModel:
         config = self.config
         dtype = getattr(torch, config.dtype)
-        base = open_base(config.model, dtype=dtype, cpu_threads=config.cpu_threads)
+        base = open_base(
+            config.model,
+            dtype=dtype,
+            torch_device=None if self.device is None else self.device.torch_device,
+            cpu_threads=config.cpu_threads,
+        )
         base.model.config.use_cache = False
         for number, module in enumerate(expert_modules(base.model)):
             module.twofold_layer.keeps = number < self.memory.num_kept_layers  # type: ignore[union-attr]
+        self.lane = self._lane(base)
         return base
+
+    def _lane(self, base: BaseModel) -> DeviceLane | None:
+        """The device beside the CPU, if there is one."""
+        if not self.files.config.moe_layers:
+            return None
+        if self.device is not None:
+            return use_device(base, self.device, rank=self.config.rank)
+        if self.choice.profile is not None:
+            return emulate_device(base, self.choice.profile, rank=self.config.rank)
+        return None
 
     def _adapted(self, base: BaseModel) -> Any:
         import peft

@@ -45,13 +45,15 @@ class Schedule:
         of_epoch = max(1, math.ceil(num_batches / self.gradient_accumulation))
         return self.max_steps if self.max_steps > 0 else math.ceil(self.epochs * of_epoch)
 
-    def arguments(self, directory: Path, num_batches: int) -> transformers.TrainingArguments:
-        """The same in transformers' form."""
+    def arguments(
+        self, directory: Path, num_batches: int, device: torch.device
+    ) -> transformers.TrainingArguments:
+        """The same in transformers' form, for a model on `device`."""
         num_steps = self.num_steps(num_batches)
         names = {"constant": "constant_with_warmup"}
         return transformers.TrainingArguments(
             output_dir=str(directory),
-            use_cpu=not torch.cuda.is_available(),
+            use_cpu=device.type == "cpu",
             per_device_train_batch_size=1,
             gradient_accumulation_steps=self.gradient_accumulation,
             max_steps=num_steps,
@@ -109,7 +111,7 @@ class AdapterTrainer(transformers.Trainer):
         self._folder: Path | None = None
         super().__init__(
             model=model,
-            args=schedule.arguments(checkpoints.directory, len(batches[0])),
+            args=schedule.arguments(checkpoints.directory, len(batches[0]), model.device),
             train_dataset=_Batches(batches[0]),
             data_collator=lambda items: items[0],
             callbacks=[_Control(self)],
@@ -124,7 +126,7 @@ class AdapterTrainer(transformers.Trainer):
         with torch.no_grad():
             for batch in self.held_out:
                 num = int((batch["labels"] != IGNORED).sum())
-                total += num * float(self.model(**batch, use_cache=False).loss)
+                total += num * float(self.model(**self._prepare_inputs(batch), use_cache=False).loss)
                 count += num
         self.model.train(was_training)
         return total / count
@@ -134,7 +136,9 @@ class AdapterTrainer(transformers.Trainer):
         state = torch.random.get_rng_state()
         self.model.train()
         begin = time.perf_counter()
-        self.model(**batch, use_cache=False).loss.backward()
+        loss = self.model(**self._prepare_inputs(batch), use_cache=False).loss
+        loss.backward()
+        loss.item()  # waits for a device
         seconds = time.perf_counter() - begin
         self.model.zero_grad(set_to_none=True)
         torch.random.set_rng_state(state)
