@@ -128,6 +128,11 @@ class Device:
     ) -> int: ...
     @staticmethod
     def mla_workspace_bytes(*, num_sequences: int, num_heads: int, latent: int, max_length: int) -> int: ...
+    def expert_stream(
+        self, store: _core.ExpertStore, link_latency_us: float, link_bandwidth_gbps: float
+    ) -> ExpertStream:
+        """Pins the store where it can. The link's figures are a beginning: it learns the real ones."""
+
     def read_host(self, mapped: _Address, to: _Address, bytes: int, stream: _Address) -> None:
         """Mapped host memory to device memory, by a kernel."""
 
@@ -180,6 +185,25 @@ class Device:
         accelerator: _core.DeviceAccelerator,
         pool: _core.ThreadPool,
     ) -> TableStep: ...
+
+class ExpertStream:
+    """Experts that pass through two staging slots, in order."""
+
+    def begin(self, layer: int, expert: int) -> None:
+        """Begins an upload."""
+
+    def enter(self, stream: _Address) -> None:
+        """Work given to the stream from now on may read the expert that was begun first."""
+
+    def unpack(self, matrix: int, out: _Address, is_bf16: bool, stream: _Address) -> None:
+        """Gate (0), up (1) or down (2) of the expert entered last, as rows."""
+
+    def read_biases(self, out: _Address, stream: _Address) -> None:
+        """Biases of gate, up and down in float32, each aligned to 16 numbers."""
+
+    def leave(self, stream: _Address) -> None:
+        """The stream has been given all that reads the expert entered last."""
+    device_bytes: Final[int]
 
 class DeviceMailbox:
     """Mapped memory shared by a decode graph and the CPU."""

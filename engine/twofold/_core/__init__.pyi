@@ -56,6 +56,10 @@ class CostModel:
     ) -> None: ...
     def upload_us(self) -> float: ...
     def cpu_us(self, loads: Sequence[int], dma_busy: float = 0.0) -> float: ...
+    def plan_streams(self, tokens: Sequence[int]) -> tuple:
+        """(experts to stream to the device, in order; microseconds of the layer so; and on the CPU alone) for the
+        tokens of each expert, on a machine of one device."""
+
     def decode_layer_us(self, num_hits: int, num_fetched: int, num_cpu: int) -> float:
         """Layer time with one token per expert and an idle link."""
 
@@ -872,10 +876,12 @@ class ExpertTraining:
         weights: _F32,
         factors: Sequence[tuple[NDArray[Any], NDArray[Any], float] | None],
         keep: bool,
+        elsewhere: Sequence[int] = (),
     ) -> tuple[_F32, KeptRows]:
         """(y [tokens, hidden], KeptRows) for x float32 [tokens, hidden], ids int32 and weights float32 [tokens,
         top_k]. factors: of gate, up and down, None or (a [experts, rank, columns], b [experts, rows, rank],
-        scale). Without keep nothing is kept, and backward computes it again."""
+        scale). Without keep nothing is kept, and backward computes it again. elsewhere: by expert, 1 where
+        another lane computes it; empty: none."""
 
     def backward(
         self,
@@ -886,6 +892,7 @@ class ExpertTraining:
         factors: Sequence[tuple[NDArray[Any], NDArray[Any], float] | None],
         dy: _F32,
         kept: KeptRows,
+        elsewhere: Sequence[int] = (),
     ) -> tuple[_F32, _F32, list[tuple[_F32, _F32] | None]]:
         """(dx, dweights, [None or (da, db)] * 3) for dy, the gradient of y."""
 
