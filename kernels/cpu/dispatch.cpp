@@ -165,6 +165,7 @@ void add_part(const KernelTable& part, const char* level, KernelTable& table) {
   }
   for (int kind = 0; kind < kNumActivationKinds; ++kind) take(table.encode[kind], part.encode[kind]);
   for (int kind = 0; kind < kNumExpertActivations; ++kind) take(table.gated[kind], part.gated[kind]);
+  for (int f = 0; f < kNumWeightFormats; ++f) take(table.unpack[f], part.unpack[f]);
   take(table.read_all, part.read_all);
   take(table.sampling, part.sampling);
   take(table.delta, part.delta);

@@ -14,6 +14,7 @@
 #include "integer_terms.h"
 #include "levels.h"
 #include "subblock_scales.h"
+#include "unpack_panel.h"
 #include "unpacked_block.h"
 
 namespace twofold::kernels {
@@ -402,6 +403,7 @@ constexpr KernelTable integer_part() {
       kernels = {ActivationKind::kQ8, IntegerProducts<V, Format>::matmul, nullptr};
     }
   });
+  add_unpacking<V, true>(part);
   return part;
 }
 

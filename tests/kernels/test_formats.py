@@ -8,7 +8,7 @@ from packed_reference import BLOCKS, FORMATS, GGUF_FORMATS, Rows, fitting_column
 from twofold._testing import kernels
 from twofold.api.errors import ConfigError, KernelError
 
-from tests.kernels.kernel_levels import over
+from tests.kernels.kernel_levels import over, runnable
 
 
 def test_every_block_format_has_a_row() -> None:
@@ -62,6 +62,19 @@ def test_a_panel_holds_the_rows_that_were_packed(name: str, num_rows: int, colum
     assert packed.shape[0] == -(-num_rows // 32)
     assert packed.ctypes.data % 64 == 0
     assert np.array_equal(kernels.unpack(packed, name, num_rows, rows.columns), rows.values())
+
+
+@pytest.mark.parametrize("level", runnable())
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_every_level_unpacks_panels(level: str, name: str) -> None:
+    """Minima may be added with one rounding. Columns end within a step and at the end of one."""
+    for columns in (fitting_columns(name, 1), fitting_columns(name, 129), 1024):
+        rows = random_rows(np.random.default_rng(7), name, 40, columns)
+        expected = kernels.unpack(rows.packed(), name, 40, columns)
+        got = kernels.unpack(rows.packed(), name, 40, columns, level=level)
+        assert got.shape == (64, columns)
+        np.testing.assert_allclose(got[:40], expected, rtol=0, atol=2**-23 * np.abs(expected).max())
+        assert not got[40:].any()
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

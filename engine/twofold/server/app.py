@@ -25,6 +25,7 @@ from twofold.server.http import errors as api_errors
 from twofold.server.http import openapi
 from twofold.server.http.errors import ApiError
 from twofold.server.llama_cpp import infill
+from twofold.server.ollama import creating as ollama_creating
 from twofold.server.ollama import embeddings as ollama_embeddings
 from twofold.server.ollama import routes as ollama
 from twofold.server.openai import routes as completions
@@ -85,6 +86,7 @@ def app_of(state: ServerState) -> ASGIApp:
         app.include_router(admin.router(state))
         app.include_router(expert_recording.router(state))
         app.include_router(adapters.admin_router(state))
+        app.include_router(ollama_creating.admin_router(state))
     app.add_exception_handler(ApiError, api_errors.answer_api_error)
     app.add_exception_handler(TwofoldError, api_errors.answer_twofold_error)
     app.add_exception_handler(ClientDisconnect, api_errors.answer_disconnect)

@@ -130,7 +130,8 @@ class DeviceExperts:
     def _output(self, of: LayerInput, weights: _Rows, leaves: Sequence[Tensor | None]) -> Tensor:
         """float32 [n, hidden] of one expert. leaves: as `_leaves`."""
         x, of_tokens, *factors = leaves
-        assert x is not None and of_tokens is not None
+        assert x is not None
+        assert of_tokens is not None
 
         def product(rows: Tensor, matrix: int) -> Tensor:
             y = linear(rows, weights.matrices[matrix]).float()

@@ -1,7 +1,7 @@
 """Which experts of a micro-batch a device computes, and what that costs: a plan for each layer, by the cost model.
 
 An expert with many tokens is worth its two uploads, one for forward and one for backward; the CPU computes the others
-meanwhile. Layers plan with `_core.CostModel.plan_streams`, whose figures here are those of forward and backward together.
+meanwhile. Layers are planned by `_core.CostModel.plan_streams` with figures of forward and backward together.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ class LaneShare:
 
 @dataclass
 class DeviceLane:
-    """Plans a model's layers for one device. With `experts` None it is emulated: the CPU computes, times are virtual."""
+    """Plans a model's layers for one device.
+
+    With `experts` None it is emulated: the CPU computes all, and times are virtual.
+    """
 
     cost: _core.CostModel
     num_experts: int
@@ -172,8 +175,9 @@ def totals_line(totals: LaneTotals, device: str, *, is_virtual: bool) -> str:
     if not totals.rows:
         return f"{device}: no layer was planned"
     share, gain = totals.rows_on_device / totals.rows, totals.on_cpu_us / totals.planned_us
+    on_device, active = (count / totals.layers for count in (totals.experts_on_device, totals.experts))
     clock = " on its virtual clock; the CPU computed them" if is_virtual else " by the cost model"
     return (
-        f"{device}: {totals.experts_on_device / totals.layers:.1f} of {totals.experts / totals.layers:.1f} experts of a "
-        f"layer, {share:.0%} of the rows; routed experts {gain:.2f} × as fast as the CPU alone{clock}"
+        f"{device}: {on_device:.1f} of {active:.1f} experts of a layer, {share:.0%} of the rows; routed experts "
+        f"{gain:.2f} × as fast as the CPU alone{clock}"
     )

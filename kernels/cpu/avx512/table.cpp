@@ -6,6 +6,7 @@
 #include "packed_float.h"
 #include "sampling_lanes.h"
 #include "simd_delta.h"
+#include "unpack_panel.h"
 
 namespace twofold::kernels {
 namespace {
@@ -16,6 +17,7 @@ constexpr KernelTable make_part() {
   KernelTable part = Simd<Avx512>::part();
   PackedFloat<Avx512>::add_all(part);
   Encode<Avx512>::add_all(part);
+  add_unpacking<Avx512, false>(part);
   part.sampling = &SamplingLanes::kKernels;
   part.delta = &kDelta;
   return part;

@@ -27,6 +27,7 @@
 #include "../../formats/one_row.h"
 #include "encode.h"
 #include "levels.h"
+#include "unpack_panel.h"
 
 namespace twofold::kernels {
 namespace {
@@ -176,6 +177,12 @@ void gated_rows(const float* gate, const float* up, float* h, int n, float limit
   for (int i = 0; i < n; ++i) h[i] = gated(kActivation, limit, gate[i], up[i], exponential);
 }
 
+// OneRow with what unpack_panel.h asks for.
+struct StoredRow : OneRow {
+  static void store(uint8_t* p, I v) { store_as(p, v); }
+  static void store(float* p, F v) { *p = v; }
+};
+
 constexpr KernelTable make_part() {
   KernelTable part{.encode = {Encode<OneFloat>::f32, Encode<OneFloat>::bf16, Encode<OneFloat>::q8,
                               Encode<OneFloat>::q8_token},
@@ -191,6 +198,8 @@ constexpr KernelTable make_part() {
       kernels = {ActivationKind::kF32, matmul<Format, float_element<Format>>, nullptr};
     }
   });
+  add_unpacking<StoredRow, false>(part);
+  add_unpacking<StoredRow, true>(part);
   return part;
 }
 constexpr KernelTable kPart = make_part();

@@ -115,8 +115,15 @@ struct KernelTable {
 
   const RowKernels& rows_of(DType dtype) const { return row_kernels[static_cast<int>(dtype)]; }
   const FormatKernels& of(WeightFormat format) const { return formats[static_cast<int>(format)]; }
+  void unpack_panel(WeightFormat format, const void* panel, int64_t columns, float* out) const {
+    unpack[static_cast<int>(format)](static_cast<const uint8_t*>(panel), columns, out);
+  }
   GatedActivation gated_as(ExpertActivation kind) const { return gated[static_cast<int>(kind)]; }
   EncodeFunction encode_as(ActivationKind kind) const { return encode[static_cast<int>(kind)]; }
+
+  // All 32 rows of a panel as float32 [32, columns], by WeightFormat: the values of unpack_row(), of which those with a minimum
+  // may be rounded once instead of twice.
+  void (*unpack[kNumWeightFormats])(const uint8_t* panel, int64_t columns, float* out) = {};
 
   // Reads num_bytes of memory once, as fast as this level can, and returns something that depends on all of
   // them: what the weight-bound kernels are measured against.

@@ -104,9 +104,17 @@ void expect_panels(const Bytes& packed, kernels::WeightFormat format, int64_t ro
   }
 }
 
-Floats unpack(const Bytes& packed, const std::string& name, int64_t rows, int64_t columns) {
+Floats unpack(const Bytes& packed, const std::string& name, int64_t rows, int64_t columns,
+              const std::optional<std::string>& level) {
   const kernels::WeightFormat format = format_named(name);
   expect_panels(packed, format, rows, columns);
+  if (level) {
+    Floats panels({kernels::num_panels(rows) * kernels::kPanelRows, columns});
+    for (int64_t p = 0; p < kernels::num_panels(rows); ++p)
+      level_named(*level).unpack_panel(format, packed.data() + p * kernels::panel_bytes(format, columns),
+                                       columns, panels.mutable_data(p * kernels::kPanelRows, 0));
+    return panels;
+  }
   Floats out({rows, columns});
   for (int64_t r = 0; r < rows; ++r) {
     const uint8_t* panel = packed.data() + r / kernels::kPanelRows * kernels::panel_bytes(format, columns);
@@ -254,7 +262,9 @@ void bind_packed_kernels(py::module_& m) {
         py::arg("scales") = py::none());
   m.def("dequantise", &dequantise, py::arg("rows"), py::arg("format"), py::arg("columns"),
         py::arg("scales") = py::none());
-  m.def("unpack", &unpack, py::arg("packed"), py::arg("format"), py::arg("rows"), py::arg("columns"));
+  m.def("unpack", &unpack, py::arg("packed"), py::arg("format"), py::arg("rows"), py::arg("columns"),
+        py::kw_only(), py::arg("level") = py::none(),
+        "Row by row; with a level all rows of its panels at once.");
   m.def("encode", &encode, py::arg("x"), py::arg("kind"), py::kw_only(), py::arg("level"),
         py::arg("parts") = py::none(), py::arg("stride") = py::none());
   m.def("packed_matmul", &packed_matmul, py::arg("x"), py::arg("packed"), py::arg("format"),

@@ -28,11 +28,10 @@ struct Panels {
 
   int count() const { return static_cast<int>(kernels::num_panels(rows)); }
   int rows_of(int panel) const { return std::min(kPanelRows, rows - panel * kPanelRows); }
-  // w [rows of the panel, columns] in float32.
+  // w [kPanelRows, columns] in float32.
   void unpack(int panel, float* w) const {
     const std::byte* const from = data + panel * kernels::panel_bytes(format, columns);
-    for (int row = 0; row < rows_of(panel); ++row)
-      kernels::unpack_row(format, from, row, columns, w + int64_t{row} * columns);
+    kernels::kernel_table().unpack_panel(format, from, columns, w);
   }
 };
 
@@ -58,13 +57,12 @@ struct ExpertFactors {
         scale(all.scale) {}
 };
 
-// y [M, rows] = x w^T + bias + scale * (x A^T) B^T, with x [M, columns].
-void product(const Panels& w, const ExpertFactors& factors, const float* x, int M, float* y) {
+// y [M, rows] = x w^T + bias + scale * (x A^T) B^T, with x [M, columns]. panel: room for one.
+void product(const Panels& w, const ExpertFactors& factors, const float* x, int M, float* panel, float* y) {
   const kernels::KernelTable& table = kernels::kernel_table();
-  std::vector<float> panel(size_t(kPanelRows) * size_t(w.columns));
   for (int p = 0; p < w.count(); ++p) {
-    w.unpack(p, panel.data());
-    products().matmul(x, w.columns, panel.data(), y + p * kPanelRows, w.rows, M, w.rows_of(p), w.columns);
+    w.unpack(p, panel);
+    products().matmul(x, w.columns, panel, y + p * kPanelRows, w.rows, M, w.rows_of(p), w.columns);
   }
   for (int m = 0; w.bias != nullptr && m < M; ++m) table.axpy(1.0f, w.bias, y + int64_t{m} * w.rows, w.rows);
   if (factors.rank == 0) return;
@@ -74,13 +72,12 @@ void product(const Panels& w, const ExpertFactors& factors, const float* x, int 
   table.axpy(factors.scale, added.data(), y, M * w.rows);
 }
 
-// dx [M, columns] += dy w + scale * (dy B) A, with dy [M, rows].
-void product_back(const Panels& w, const ExpertFactors& factors, const float* dy, int M, float* dx) {
-  std::vector<float> panel(size_t(kPanelRows) * size_t(w.columns));
+// dx [M, columns] += dy w + scale * (dy B) A, with dy [M, rows]. panel: room for one.
+void product_back(const Panels& w, const ExpertFactors& factors, const float* dy, int M, float* panel,
+                  float* dx) {
   for (int p = 0; p < w.count(); ++p) {
-    w.unpack(p, panel.data());
-    products().weighted_sum(dy + p * kPanelRows, w.rows, panel.data(), dx, w.columns, M, w.rows_of(p),
-                            w.columns);
+    w.unpack(p, panel);
+    products().weighted_sum(dy + p * kPanelRows, w.rows, panel, dx, w.columns, M, w.rows_of(p), w.columns);
   }
   if (factors.rank == 0) return;
   std::vector<float> s(size_t(M) * size_t(factors.rank), 0.0f);
@@ -95,6 +92,10 @@ void ExpertTraining::open(const TrainedLayer& of) {
   if (of.layer < 0 || of.layer >= store_.num_layers())
     throw KernelFailure("no layer " + std::to_string(of.layer));
   if (store_.ranks() != nullptr) throw KernelFailure("experts that ranks share are not trained");
+  const ExpertShape& shape = store_.shape();
+  panels_.resize(size_t(pool_.num_threads()));
+  for (std::vector<float>& panel : panels_)
+    panel.resize(size_t(kPanelRows) * size_t(std::max(shape.hidden, shape.intermediate)));
   groups_.assign(of.routing, store_.num_experts());
   row_of_.assign(groups_.pairs.size(), kNowhere);
   if (!of.elsewhere.empty()) leave_out(of.elsewhere);
@@ -139,7 +140,8 @@ void ExpertTraining::sum_rows(const LayerRouting& routing, const float* weights,
 }
 
 // gate and up [count, intermediate], before the activation.
-void ExpertTraining::gate_and_up(const TrainedLayer& of, const Chunk& chunk, float* gate, float* up) const {
+void ExpertTraining::gate_and_up(const TrainedLayer& of, const Chunk& chunk, float* panel, float* gate,
+                                 float* up) const {
   const int hidden = store_.shape().hidden, expert = groups_.experts[size_t(chunk.group)];
   std::vector<float> x;
   for (int row = chunk.first; row < chunk.first + chunk.count; ++row) {
@@ -149,7 +151,7 @@ void ExpertTraining::gate_and_up(const TrainedLayer& of, const Chunk& chunk, flo
   for (const int matrix : {kGate, kUp}) {
     const Panels w = panels_of(store_, of.layer, expert, matrix);
     const ExpertFactors factors(of.factors[matrix], expert, w.rows, w.columns);
-    product(w, factors, x.data(), chunk.count, matrix == kGate ? gate : up);
+    product(w, factors, x.data(), chunk.count, panel, matrix == kGate ? gate : up);
   }
 }
 
@@ -162,11 +164,12 @@ void ExpertTraining::forward(const TrainedLayer& of, float* y, KeptRows* keep) {
     keep->gate.resize(num_rows * size_t(inner));
     keep->up.resize(keep->gate.size());
   }
-  pool_.parallel_for(std::ssize(chunks_), [&](int64_t c, int) {
+  pool_.parallel_for(std::ssize(chunks_), [&](int64_t c, int thread) {
     const Chunk& chunk = chunks_[size_t(c)];
+    float* const panel = panels_[size_t(thread)].data();
     const int expert = groups_.experts[size_t(chunk.group)];
     std::vector<float> gate(size_t(chunk.count) * size_t(inner)), up(gate.size());
-    gate_and_up(of, chunk, gate.data(), up.data());
+    gate_and_up(of, chunk, panel, gate.data(), up.data());
     if (keep != nullptr) {
       std::copy(gate.begin(), gate.end(), keep->gate.begin() + int64_t{chunk.first} * inner);
       std::copy(up.begin(), up.end(), keep->up.begin() + int64_t{chunk.first} * inner);
@@ -177,13 +180,13 @@ void ExpertTraining::forward(const TrainedLayer& of, float* y, KeptRows* keep) {
       gate[i] = kernels::gated(activation, limit, gate[i], up[i], [](float v) { return std::exp(v); });
     const Panels w = panels_of(store_, of.layer, expert, kDown);
     const ExpertFactors factors(of.factors[kDown], expert, w.rows, w.columns);
-    product(w, factors, gate.data(), chunk.count, rows_.dx.data() + int64_t{chunk.first} * hidden);
+    product(w, factors, gate.data(), chunk.count, panel, rows_.dx.data() + int64_t{chunk.first} * hidden);
   });
   sum_rows(of.routing, of.routing.weights, y);
 }
 
 // Gradients of the rows of a chunk: of gate and up before their activation, of the input and of the token's weight.
-void ExpertTraining::backward_rows(const TrainedLayer& of, const Chunk& chunk, const float* dy,
+void ExpertTraining::backward_rows(const TrainedLayer& of, const Chunk& chunk, const float* dy, float* panel,
                                    const Gradients& gradients) {
   const int hidden = store_.shape().hidden, inner = store_.shape().intermediate;
   const int expert = groups_.experts[size_t(chunk.group)], M = chunk.count;
@@ -200,7 +203,8 @@ void ExpertTraining::backward_rows(const TrainedLayer& of, const Chunk& chunk, c
     out.insert(out.end(), from, from + hidden);
   }
   const Panels down = panels_of(store_, of.layer, expert, kDown);
-  product_back(down, ExpertFactors(of.factors[kDown], expert, hidden, inner), out.data(), M, dinner.data());
+  product_back(down, ExpertFactors(of.factors[kDown], expert, hidden, inner), out.data(), M, panel,
+               dinner.data());
   for (int m = 0; m < M; ++m) {
     const int pair = groups_.pairs[size_t(chunk.first + m)];
     const float weight = of.routing.weights[pair];
@@ -223,7 +227,7 @@ void ExpertTraining::backward_rows(const TrainedLayer& of, const Chunk& chunk, c
   for (const int matrix : {kGate, kUp}) {
     const Panels w = panels_of(store_, of.layer, expert, matrix);
     const ExpertFactors factors(of.factors[matrix], expert, w.rows, w.columns);
-    product_back(w, factors, matrix == kGate ? gate : up, M, dx);
+    product_back(w, factors, matrix == kGate ? gate : up, M, panel, dx);
   }
 }
 
@@ -282,13 +286,14 @@ void ExpertTraining::backward(const TrainedLayer& of, const float* dy, const Kep
   rows_.inner.resize(size);
   rows_.dx.resize(num_rows * size_t(hidden));
   std::fill_n(gradients.dweights, row_of_.size(), 0.0f);
-  pool_.parallel_for(std::ssize(chunks_), [&](int64_t c, int) {
+  pool_.parallel_for(std::ssize(chunks_), [&](int64_t c, int thread) {
     const Chunk& chunk = chunks_[size_t(c)];
+    float* const panel = panels_[size_t(thread)].data();
     if (kept.gate.empty()) {
       const int64_t at = int64_t{chunk.first} * inner;
-      gate_and_up(of, chunk, rows_.gate.data() + at, rows_.up.data() + at);
+      gate_and_up(of, chunk, panel, rows_.gate.data() + at, rows_.up.data() + at);
     }
-    backward_rows(of, chunk, dy, gradients);
+    backward_rows(of, chunk, dy, panel, gradients);
   });
   pool_.parallel_for(int64_t{groups_.size()} * 3, [&](int64_t c, int) {
     const int matrix = static_cast<int>(c % 3);

@@ -79,8 +79,9 @@ class ExpertTraining {
   // to[t] = the sum, in rank order, of a token's rows of rows_.dx; weights null: each counts once.
   void sum_rows(const LayerRouting& routing, const float* weights, float* to);
   int token(const TrainedLayer& of, int row) const { return groups_.pairs[size_t(row)] / of.routing.top_k; }
-  void gate_and_up(const TrainedLayer& of, const Chunk& chunk, float* gate, float* up) const;
-  void backward_rows(const TrainedLayer& of, const Chunk& chunk, const float* dy, const Gradients& gradients);
+  void gate_and_up(const TrainedLayer& of, const Chunk& chunk, float* panel, float* gate, float* up) const;
+  void backward_rows(const TrainedLayer& of, const Chunk& chunk, const float* dy, float* panel,
+                     const Gradients& gradients);
   void factor_gradients(const TrainedLayer& of, int group, int matrix, const float* dy,
                         const Gradients& gradients) const;
 
@@ -90,6 +91,7 @@ class ExpertTraining {
   std::vector<Chunk> chunks_;
   std::vector<int> row_of_;  // by pair; kNowhere: its expert is elsewhere
   Rows rows_;
+  std::vector<std::vector<float>> panels_;  // by thread: an unpacked panel
 };
 
 }  // namespace twofold

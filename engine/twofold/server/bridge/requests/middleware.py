@@ -30,11 +30,14 @@ _OPEN: Final = frozenset(
 """Paths that never need a key."""
 _ADMIN: Final = frozenset(
     (
+        "/admin",
+        "/api/create",
         *(f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump")),
         *(f"{place}/{verb}_lora_adapter" for place in ("", "/v1") for verb in ("load", "unload")),
     )
 )
-"""Admin routes under SGLang's and vLLM's names."""
+"""Admin routes under their own names: SGLang's, vLLM's and Ollama's too."""
+_ADMIN_BEGINNINGS: Final = ("/admin/", "/api/blobs/")
 _ADMIN_POSTS: Final = frozenset(("/lora-adapters",))
 """Paths of which POST alone is an admin route."""
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"))
@@ -113,7 +116,7 @@ class RequestFrame:
         With a key set, `_OPEN` stays open to monitors.
         """
         config = self._state.config
-        is_admin = path == "/admin" or path.startswith("/admin/") or path in _ADMIN
+        is_admin = path.startswith(_ADMIN_BEGINNINGS) or path in _ADMIN
         is_admin = is_admin or (method == "POST" and path in _ADMIN_POSTS)
         if is_admin and config.admin_key:
             # The admin key opens only these routes, and only it opens them.
