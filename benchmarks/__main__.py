@@ -33,6 +33,7 @@ SCENARIOS: Final[Mapping[str, Entry]] = {
         "peers.compare", "Twofold, llama.cpp and ik_llama.cpp on the same random model of a real shape"
     ),
     "layer": Entry("peers.layer", "one MoE layer: Twofold's formats and kt-kernel's methods"),
+    "training": Entry("peers.training", "LoRA training beside PEFT on transformers' experts implementations"),
     "agreement": Entry("peers.agreement", "likeliest next tokens beside llama.cpp's, on the same GGUF files"),
     "targets": Entry("targets.all_checks", "the CPU half's targets and whether they are met"),
     "serving": Entry("servers.serving", "tokens per second and latencies over HTTP at 1 to 64 streams"),
