@@ -37,7 +37,10 @@ IMPLEMENTATIONS: Final = ("grouped_mm", "batched_mm", "eager")
 _SIZES: Final = ("hidden", "intermediate", "experts", "top_k", "heads", "kv_heads", "head_dim")
 FLAGS: Final[dict[str, Mapping[str, Any]]] = {
     **common("--shape", "--layers", "--rounds", "--threads", "--prompt-tokens", "--seed"),
-    "--format": {"action": "append", "help": f"of our experts; again for more (default: {' '.join(_FORMATS)})"},
+    "--format": {
+        "action": "append",
+        "help": f"of our experts; again for more (default: {' '.join(_FORMATS)})",
+    },
     "--implementation": {
         "action": "append",
         "choices": IMPLEMENTATIONS,
@@ -77,7 +80,9 @@ def measure(args: argparse.Namespace) -> Report:
         "steps": args.steps,
         "seed": args.seed,
     }
-    names = [f"{OURS} {each}" for each in args.format or _FORMATS] + (args.implementation or [*IMPLEMENTATIONS])
+    names = [f"{OURS} {each}" for each in args.format or _FORMATS] + (
+        args.implementation or [*IMPLEMENTATIONS]
+    )
     ways = {name: partial(turn, {"way": name} | sizes | settings) for name in dict.fromkeys(names)}
     rounds, left_out = take_turns(ways, args.rounds, "training", shown)
     if not rounds:
