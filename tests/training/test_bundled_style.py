@@ -24,7 +24,7 @@ __all__ = ["one_torch_thread"]  # a fixture
 peft = pytest.importorskip("peft")
 pytest.importorskip("accelerate")
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = "--rank 8 --learning-rate 1e-3 --max-steps 60 --eval-steps 30".split()
+SETTINGS = ["--rank", "8", "--learning-rate", "1e-3", "--max-steps", "60", "--eval-steps", "30"]
 
 
 @pytest.mark.slow

@@ -85,6 +85,10 @@ struct Avx2Integer {
     const I rows = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return to_float(_mm256_and_si256(_mm256_srli_epi32(rows, 8 * i), _mm256_set1_epi32(15)));
   }
+  static F pair_high(const uint8_t* p, int i) {
+    const I rows = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return to_float(_mm256_and_si256(_mm256_srli_epi32(rows, 8 * i + 4), _mm256_set1_epi32(15)));
+  }
   // The high nibbles of both, 16 bits each.
   static I high_pairs(const uint8_t* p) {
     return _mm256_srli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 4);

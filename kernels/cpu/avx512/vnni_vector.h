@@ -118,6 +118,11 @@ struct Avx512Vnni : Avx512Rows {
     return to_float(
         _mm512_and_si512(_mm512_srli_epi32(rows, static_cast<unsigned>(8 * i)), _mm512_set1_epi32(15)));
   }
+  static F pair_high(const uint8_t* p, int i) {
+    const I rows = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return to_float(
+        _mm512_and_si512(_mm512_srli_epi32(rows, static_cast<unsigned>(8 * i + 4)), _mm512_set1_epi32(15)));
+  }
   // The high nibbles of both, 16 bits each.
   static I high_pairs(const uint8_t* p) {
     return _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
