@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import Callable
+import time
 
 import pytest
 from twofold.api.types import Chunk
 from twofold.server.bridge.models.crossing import AnswerStream, Crossing
+from twofold.server.bridge.models.loop_signal import LoopSignal
 
 
 @pytest.fixture
-def wake_ups(monkeypatch) -> list[Callable[..., object]]:
+def wake_ups(monkeypatch) -> list[LoopSignal]:
     """Wake-ups of loops by other threads."""
-    woken: list[Callable[..., object]] = []
-    wake = asyncio.BaseEventLoop.call_soon_threadsafe
+    woken: list[LoopSignal] = []
+    wake = LoopSignal.set
 
-    def counted(self, callback, *arguments, **more):
-        woken.append(callback)
-        return wake(self, callback, *arguments, **more)
+    def counted(self: LoopSignal) -> None:
+        woken.append(self)
+        wake(self)
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", counted)
+    monkeypatch.setattr(LoopSignal, "set", counted)
     return woken
 
 
@@ -54,7 +56,7 @@ def test_a_step_wakes_the_loop_once_however_many_tokens_it_has(wake_ups) -> None
     found = asyncio.run(asyncio.wait_for(serve(), 60))
     expected = [[f"{number}-{index}" for number in range(steps)] for index in range(streams)]
     assert [[chunk.text for chunk in chunks] for chunks in found] == expected
-    assert [callback.__name__ for callback in wake_ups].count("_deliver") == steps
+    assert len(wake_ups) == steps
 
 
 def test_everything_crosses_in_order_and_what_waits_crosses_together(wake_ups) -> None:
@@ -78,6 +80,40 @@ def test_everything_crosses_in_order_and_what_waits_crosses_together(wake_ups) -
     asyncio.run(asyncio.wait_for(receive(), 60))
     assert arrived == list(range(n))
     assert len(wake_ups) < n / 2
+
+
+def test_a_wake_up_keeps_the_interpreters_lock() -> None:
+    """Another thread that waits for the lock gets it at the switch interval, not at a wake-up."""
+    ran_between = []
+
+    async def main() -> None:
+        signal = LoopSignal(asyncio.get_running_loop(), lambda: None)
+        ready = threading.Event()
+        counter = [0]
+
+        def spin() -> None:
+            ready.set()
+            while counter[0] >= 0:
+                counter[0] += 1
+
+        other = threading.Thread(target=spin)
+        interval = sys.getswitchinterval()
+        other.start()
+        ready.wait()
+        try:
+            sys.setswitchinterval(1.0)
+            time.sleep(0)  # begins a turn of this thread, of a second
+            before = counter[0]
+            for _ in range(1000):
+                signal.set()
+            ran_between.append(counter[0] - before)
+        finally:
+            sys.setswitchinterval(interval)
+            counter[0] = -1_000_000_000
+            other.join()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert ran_between == [0]
 
 
 def test_posting_to_a_loop_that_has_ended_does_nothing() -> None:

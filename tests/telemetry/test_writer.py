@@ -17,7 +17,7 @@ import pytest
 from twofold.api.errors import ConfigError
 from twofold.api.types import EmulatedParts, StepParts, StepRecord
 from twofold.telemetry import queries
-from twofold.telemetry.sink import UPLOAD_DTYPE, TelemetrySink
+from twofold.telemetry.sink import EVENT_DTYPES, UPLOAD_DTYPE, TelemetrySink
 from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
@@ -61,6 +61,22 @@ def test_an_overfull_queue_drops_and_counts_events(tmp_path: Path) -> None:
         queries.Dropped("token_layer", "queue", 4000)
     ]
     assert sink.stats().num_dropped == 4000
+
+
+def test_cache_events_make_room_for_other_rows(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sink = open_writer(path, max_queued_rows=1000)
+    sink.begin_run(run_info())
+    for _ in range(4):
+        sink.native_events("cache_event", np.zeros(250, EVENT_DTYPES["cache_event"]))
+    sink.native_events("token_layer", token_layers(400))
+    sink.native_events("cache_event", np.zeros(150, EVENT_DTYPES["cache_event"]))
+    sink.close()
+    assert scalar(path, "SELECT count(*) FROM token_layer") == 400
+    assert scalar(path, "SELECT count(*) FROM cache_event") == 600
+    dropped = queries.open_database(url_of(path))
+    (lost,) = queries.dropped(dropped, queries.runs(dropped)[0])
+    assert lost == queries.Dropped("cache_event", "queue", 550)
 
 
 def test_every_field_of_a_step_is_the_column_of_its_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ second ends at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import contextlib
 import logging
 import os
@@ -96,6 +97,10 @@ class ServerProcess:
             loaded = None if self._load is None else self._load()
             # Started before the first large body, which would otherwise wait for it.
             self.state.body_worker.start()
+            # A full collection of what loading leaves takes 300 ms, which every stream would wait for. It never becomes
+            # garbage while the process serves, and is not looked at again.
+            gc.collect()
+            gc.freeze()
         except BaseException as error:
             self._post(self._failed, error)
         else:

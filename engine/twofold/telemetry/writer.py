@@ -37,6 +37,8 @@ MAX_QUEUED_ROWS: Final = 262_144
 """About 45 MB of token_layer events: four seconds of a 48-layer model prefilling at 1,300 tokens/s."""
 _RESERVED_ROWS: Final = 8_192
 """Queue room that native events leave to requests and steps, without which they would mean little."""
+_SHED_FIRST: Final = "cache_event"
+"""Given up for other rows where the queue is full: placements and uploads tell most of it."""
 MAX_DATABASE_BYTES: Final = TelemetryConfig.telemetry_max_bytes
 _FLUSH_INTERVAL_S: Final = 0.1
 """From the begin of one write to the begin of the next, so that a slow write does not postpone the next one."""
@@ -160,6 +162,8 @@ class DatabaseSink(RunSink):
         with self._mutex:
             limit = self._max_queued_rows + (0 if kind in EVENT_DTYPES else _RESERVED_ROWS)
             room = 0 if self._closing else max(0, limit - self._queued_rows)
+            if num_rows > room and kind != _SHED_FIRST and not self._closing:
+                room += self._shed(num_rows - room)
             if num_rows > room:
                 self._count_lost(kind, "queue", num_rows - room)
                 num_rows = room
@@ -173,6 +177,22 @@ class DatabaseSink(RunSink):
             crowded = self._queued_rows >= self._budget.transaction_rows
         if crowded:
             self._wake.set()
+
+    def _shed(self, num_rows: int) -> int:
+        """Give up queued cache events, oldest first, until there is room for so many rows. Returns how many. Call with
+        the mutex held."""
+        shed = 0
+        kept: list[Item] = []
+        while self._items and shed < num_rows:
+            item = self._items.popleft()
+            if item.kind == _SHED_FIRST:
+                shed += item.num_rows
+                self._count_lost(item.kind, "queue", item.num_rows)
+            else:
+                kept.append(item)
+        self._items.extendleft(reversed(kept))
+        self._queued_rows -= shed
+        return shed
 
     def _count_lost(self, kind: str, place: LossPlace, count: int) -> None:
         """Call with the mutex held."""

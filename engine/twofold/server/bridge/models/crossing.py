@@ -17,6 +17,7 @@ from typing import Any
 from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.request_times import RequestTimes
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
+from twofold.server.bridge.models.loop_signal import LoopSignal
 from twofold.server.bridge.models.protocol import Prompt, ServingEngine
 from twofold.server.bridge.models.threads import Threads
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError, too_long
@@ -69,11 +70,11 @@ class RequestPlan:
 class Crossing:
     """Queue from the engine's thread to the event loop: all results of a step cross with one wake-up.
 
-    A wake-up is a system call on the engine's thread, and the loop then contends with it for the interpreter.
+    Create it on the loop.
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._signal = LoopSignal(asyncio.get_running_loop(), self._deliver)
         self._pending: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._woken = False
 
@@ -87,11 +88,7 @@ class Crossing:
         if self._woken or not self._pending:
             return
         self._woken = True
-        try:
-            self._loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:
-            # The loop is closed: the process is ending and there is no reader left.
-            self._pending.clear()
+        self._signal.set()
 
     def _deliver(self) -> None:
         self._woken = False

@@ -123,6 +123,7 @@ class OnDemandModel:
             engine = Engine.load(config, telemetry=sink, prefix_store=shared.store, replica=shared.replica)
             engine.start()
             on_error.pop_all()
+        gc.freeze()  # see `ServerProcess`; `_free_memory` looks at all again
         return LoadedOnDemand(engine, defaults, num_bytes, sink, engine)
 
     def known_weight_bytes(self) -> int | None:
@@ -190,6 +191,7 @@ def completed(limits: ModelsConfig, accelerator: str) -> ModelsConfig:
 
 def _free_memory() -> None:
     """Return the memory of a model that was unloaded to the system: objects in cycles, and the allocator's lists."""
+    gc.unfreeze()
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
