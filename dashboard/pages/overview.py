@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
@@ -9,12 +12,18 @@ from twofold.telemetry import queries
 from dashboard import formats, frame, parts
 from dashboard.figures import base, times
 from dashboard.parts import Shown
+from dashboard.verdict import verdict
 from dashboard.view import View
 
 
 def body(view: View) -> None:
     overview = view.overview()
+    if not overview.steps.num_steps and not view.query(queries.request_counts).total:
+        _hint(view)
+        return
     at_client = view.query(queries.client_times, view.span)
+    if text := _verdict(view, overview):
+        st.markdown(text)
     parts.metrics(*_client_times(view, overview, at_client), key="figures-felt")
     parts.metrics(*_experts(view, overview), *_requests(view, overview))
     changes = view.query(queries.control_events)
@@ -37,9 +46,53 @@ def body(view: View) -> None:
             alt="p50, p95 and p99 of the time to first token",
             advice="Rises with the queue: raise --max-num-seqs. With long prompts: see --max-itl-ms.",
         )
+    _latency_and_prefixes(at_client)
     _steps_and_placement(view, overview)
     _link_and_queue(view, overview)
     parts.devices(view, "overview-devices")
+
+
+def _latency_and_prefixes(at_client: queries.ClientTimes) -> None:
+    left, right = st.columns(2)
+    with parts.card(left, "overview-7", "Inter-token latency (ITL), ms"):
+        series = queries.percentile_series(at_client.finished_s, at_client.itl_s * 1e3, max_buckets=60)
+        parts.chart(
+            base.percentiles(series),
+            key="itl",
+            alt="p50, p95 and p99 of the mean inter-token latency of the requests that ended",
+            advice="Rises with the batch: that is its price. Rises without it: find the slow tokens on Requests.",
+        )
+    with parts.card(right, "overview-8", "Prompt tokens found in the prefix cache, %"):
+        starts, share = at_client.cached_share()
+        parts.chart(
+            base.area(starts, share * 100, name="cached", unit="%"),
+            key="cached",
+            alt="Share of the prompts' tokens that were in the prefix cache, by the requests' ends",
+            advice="Near 0 in long conversations: raise --max-total-tokens, or keep the prompt's beginning the same.",
+        )
+
+
+def _hint(view: View) -> None:
+    """What to do with a run that no request has reached."""
+    st.info("No request has come yet. Send one, and this page fills:", icon=":material/hourglass_empty:")
+    model = formats.last_part(view.run.model)
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    st.code(
+        "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(body)}",
+        language="sh",
+    )
+
+
+def _verdict(view: View, overview: queries.Overview) -> str:
+    seconds = {name: float(values.sum()) for name, values in overview.part_seconds.items()}
+    rate = _read_gbps(view, overview)
+    text = verdict(seconds, rate, queries.machine_facts(view.run).read_gb_per_s)
+    return (
+        f"{text} (The wall clock, on which this machine computes for the GPU.)"
+        if view.run.emulated and text
+        else text
+    )
 
 
 def _client_times(
@@ -97,16 +150,20 @@ def _experts(view: View, overview: queries.Overview) -> tuple[Shown, ...]:
 
 def _read_rate(view: View, overview: queries.Overview) -> Shown:
     """Rate at which the CPU's experts were read."""
-    seconds = float(overview.part_seconds.get("experts_cpu", np.zeros(1)).sum())
-    rate = overview.totals.num_cpu * view.run.expert_bytes / seconds if seconds else None
+    rate = _read_gbps(view, overview)
     ceiling = queries.machine_facts(view.run).read_gb_per_s
     return Shown(
         "Expert weights read",
-        formats.link_rate(rate),
+        formats.link_rate(None if rate is None else rate * 1e9),
         "Bytes of routed experts per second of the CPU's expert time. An expert that several tokens of a step share "
         "counts for each, so batches can exceed the ceiling.",
-        f"{rate / 1e9 / ceiling:.0%} of {ceiling:.1f} GB/s" if rate and ceiling else None,
+        f"{rate / ceiling:.0%} of {ceiling:.1f} GB/s" if rate and ceiling else None,
     )
+
+
+def _read_gbps(view: View, overview: queries.Overview) -> float | None:
+    seconds = float(overview.part_seconds.get("experts_cpu", np.zeros(1)).sum())
+    return overview.totals.num_cpu * view.run.expert_bytes / seconds / 1e9 if seconds else None
 
 
 def _requests(view: View, overview: queries.Overview) -> tuple[Shown, ...]:

@@ -15,6 +15,7 @@ from twofold.telemetry.writer import open_sink
 from dashboard import formats, palette
 from dashboard.pages import PAGES as REGISTERED
 from dashboard.placement_sweep import read_sweep
+from dashboard.verdict import verdict
 from tests.dashboard.app_pages import DASHBOARD, PAGES, answers, metrics, show, texts, write_database
 from tests.dashboard.synthetic_run import SyntheticRun, run_info
 from tests.e2e.waiting import wait_until
@@ -38,6 +39,34 @@ def test_the_registry_and_the_guide_list_every_page() -> None:
     assert {page.name for page in REGISTERED} == files
     guide = (DASHBOARD.parent / "docs/guides/telemetry.md").read_text(encoding="utf-8")
     assert [page.title for page in REGISTERED if f"\n| *{page.title}* |" not in guide] == []
+
+
+def test_an_idle_run_shows_how_to_send_a_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
+    sink.begin_run(run_info())
+    sink.close()
+    app = show(monkeypatch, tmp_path / "t.db")
+    assert "curl http://127.0.0.1:8000/v1/chat/completions" in app.code[0].value
+    assert not app.metric
+
+
+@pytest.mark.parametrize(
+    ("parts", "rates", "said"),
+    [
+        ({"experts_cpu": 6, "attention": 2, "rest": 2}, (21.0, 30.0), "memory bandwidth: 70% of 30.0 GB/s"),
+        ({"experts_cpu": 6, "attention": 2, "rest": 2}, (9.0, 30.0), "experts on the CPU: 60%"),
+        ({"experts_cpu": 4, "emit": 2, "rest": 4}, (21.0, 30.0), "Bound by Python: 60%"),
+        ({"experts_gpu": 5, "experts_cpu": 4, "rest": 1}, (21.0, 30.0), "Bound by the GPU"),
+        ({"attention": 9, "rest": 1}, (None, None), "attention: 90%"),
+        ({}, (None, None), ""),
+    ],
+)
+def test_the_verdict_names_what_bounds_the_steps(
+    parts: dict[str, float], rates: tuple[float | None, float | None], said: str
+) -> None:
+    text = verdict(parts, *rates)
+    assert said in text
+    assert bool(text) == bool(parts)
 
 
 def test_overview_shows_the_queries_results(

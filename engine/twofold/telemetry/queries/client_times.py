@@ -66,13 +66,27 @@ class ClientTimes:
     itl_s: F64
     """Mean of each answer."""
     e2e_s: F64
+    prompt_tokens: F64
+    cached_tokens: F64
+    """Of the prompt, found in the prefix cache."""
+
+    def cached_share(self, *, max_buckets: int = 60) -> tuple[F64, F64]:
+        """(starts, share of the prompts' tokens found in the prefix cache) of buckets; NaN where no request ended."""
+        if not len(self.finished_s):
+            return np.zeros(0), np.zeros(0)
+        first_s = self.finished_s.min()
+        bucket_s = max(1.0, float(np.ceil((self.finished_s.max() - first_s + 1e-9) / max_buckets)))
+        bucket = ((self.finished_s - first_s) // bucket_s).astype(np.int64)
+        cached, prompts = (np.bincount(bucket, tokens) for tokens in (self.cached_tokens, self.prompt_tokens))
+        with np.errstate(invalid="ignore"):
+            return first_s + bucket_s * np.arange(len(prompts)), cached / prompts
 
 
 def client_times(db: Database, run: Run, span: Window) -> ClientTimes:
     """Requests that finished within the window without an error: the latest MAX_REQUESTS."""
     columns = schema.request.c
     query = (
-        select(columns.finished_s, ttft_s(), itl_s(), e2e_s())
+        select(columns.finished_s, ttft_s(), itl_s(), e2e_s(), columns.prompt_tokens, columns.cached_tokens)
         .where(
             columns.run_id == run.run_id,
             columns.finished_s >= span.begin_s,
@@ -82,7 +96,7 @@ def client_times(db: Database, run: Run, span: Window) -> ClientTimes:
         .order_by(columns.finished_s.desc())
         .limit(MAX_REQUESTS)
     )
-    rows = np.array([tuple(row) for row in db.rows(query)][::-1], np.float64).reshape(-1, 4)
+    rows = np.array([tuple(row) for row in db.rows(query)][::-1], np.float64).reshape(-1, 6)
     return ClientTimes(*(np.ascontiguousarray(column) for column in rows.T))
 
 
