@@ -12,7 +12,7 @@ from twofold.telemetry import queries
 from dashboard import formats, frame, parts
 from dashboard.figures import base, times
 from dashboard.parts import Shown
-from dashboard.verdict import verdict
+from dashboard.verdict import read_gbps, verdict
 from dashboard.view import View
 
 
@@ -86,7 +86,7 @@ def _hint(view: View) -> None:
 
 def _verdict(view: View, overview: queries.Overview) -> str:
     seconds = {name: float(values.sum()) for name, values in overview.part_seconds.items()}
-    rate = _read_gbps(view, overview)
+    rate = read_gbps(view.run, overview)
     text = verdict(seconds, rate, queries.machine_facts(view.run).read_gb_per_s)
     return (
         f"{text} (The wall clock, on which this machine computes for the GPU.)"
@@ -150,7 +150,7 @@ def _experts(view: View, overview: queries.Overview) -> tuple[Shown, ...]:
 
 def _read_rate(view: View, overview: queries.Overview) -> Shown:
     """Rate at which the CPU's experts were read."""
-    rate = _read_gbps(view, overview)
+    rate = read_gbps(view.run, overview)
     ceiling = queries.machine_facts(view.run).read_gb_per_s
     return Shown(
         "Expert weights read",
@@ -159,11 +159,6 @@ def _read_rate(view: View, overview: queries.Overview) -> Shown:
         "counts for each, so batches can exceed the ceiling.",
         f"{rate / ceiling:.0%} of {ceiling:.1f} GB/s" if rate and ceiling else None,
     )
-
-
-def _read_gbps(view: View, overview: queries.Overview) -> float | None:
-    seconds = float(overview.part_seconds.get("experts_cpu", np.zeros(1)).sum())
-    return overview.totals.num_cpu * view.run.expert_bytes / seconds / 1e9 if seconds else None
 
 
 def _requests(view: View, overview: queries.Overview) -> tuple[Shown, ...]:

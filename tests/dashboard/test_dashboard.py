@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import tomllib
 from pathlib import Path
@@ -12,7 +13,7 @@ import streamlit
 from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 
-from dashboard import formats, palette
+from dashboard import formats, palette, report
 from dashboard.pages import PAGES as REGISTERED
 from dashboard.placement_sweep import read_sweep
 from dashboard.verdict import verdict
@@ -315,3 +316,20 @@ def test_no_other_host_is_contacted() -> None:
         colors = config["theme"][theme]
         assert palette.contrast(colors["textColor"], colors["backgroundColor"]) >= 7
         assert palette.contrast(colors["textColor"], colors["secondaryBackgroundColor"]) >= 7
+
+
+def test_a_report_is_one_file_that_asks_for_nothing(
+    emulated: tuple[Path, SyntheticRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, made = emulated
+    out = tmp_path / "run.html"
+    assert report.main([f"sqlite:///{path}", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    own = re.sub(r"<script>/\*\*.*?</script>", "", text, count=1, flags=re.DOTALL)  # without Plotly's
+    assert not re.findall(r"""(?:src|href)=["']""", own)
+    assert "<b>Emulated.</b>" in own
+    assert f"{made.next_number:,} finished" in own
+    assert own.count("Plotly.newPlot") == 7
+    assert report.main([f"sqlite:///{path}", str(tmp_path / "none.html"), "--run", "99"]) == 2
+    assert "holds no run 99" in capsys.readouterr().err
+    assert not (tmp_path / "none.html").exists()

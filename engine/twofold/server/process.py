@@ -8,8 +8,8 @@ second ends at once.
 from __future__ import annotations
 
 import asyncio
-import gc
 import contextlib
+import gc
 import logging
 import os
 import queue
