@@ -13,8 +13,8 @@ from dashboard.view import View
 from dashboard.window_rows import WindowRows, window_rows
 
 MODES = {
-    "Where it ran most": "place",
     "Share of hits": "hit share",
+    "Where it ran most": "place",
     "How often used": "uses",
 }
 # From so many experts per layer on, squares are too small for colours by place and counts at the pointer.
@@ -37,6 +37,7 @@ def body(view: View) -> None:
     _uses(view, grid, f"**{total:,} uses of experts** from {stretch}")
     if view.run.has_slots:
         _residency(view, grid, found)
+        _hottest(view, grid, found)
     else:
         cpu_only.explain(
             "Residency and placement charts do not apply: this run has no expert slots on a GPU."
@@ -104,6 +105,35 @@ def _residency(view: View, grid: queries.PlacementGrid, found: WindowRows) -> No
             note=f"After step {step:,} at {formats.moment(float(steps.started_s[at]))}: {int(layers.sum()):,} of "
             f"{view.run.num_slots:,} slots filled, {int(layers.min())} to {int(layers.max())} per layer"
             f"{_by_device(view, there)}.",
+        )
+
+
+def _hottest(view: View, grid: queries.PlacementGrid, found: WindowRows) -> None:
+    if view.run.telemetry_level != "expert" or not len(found.steps):
+        return
+    with parts.card(st, "placement-5", "The hottest experts"):
+        newest = int(found.steps.step[-1])
+        rows = queries.hottest(grid, found.copies, view.residents(newest, newest))
+        st.dataframe(
+            [
+                {
+                    "layer": each.layer,
+                    "expert": each.expert,
+                    "uses": each.uses,
+                    "hit rate, %": round(100 * each.hit_rate, 1),
+                    "uploads": each.uploads,
+                    "in a slot": each.resident,
+                    "since step": each.since_step,
+                }
+                for each in rows
+            ],
+            hide_index=True,
+            key="hottest",
+        )
+        st.html(
+            '<p class="tf-advice"><b aria-hidden="true">→</b> Many uses beside a low hit rate: the slots of its '
+            "layer are too few, or go to others. A click on a column's title sorts by it. No step: it was there "
+            "before the window.</p>"
         )
 
 

@@ -197,11 +197,29 @@ def test_placement_counts_experts_that_were_used(
 ) -> None:
     path, _ = emulated
     app = show(monkeypatch, path, "placement")
-    for mode in ("Share of hits", "How often used"):
+    for mode in ("Where it ran most", "How often used"):
         app = app.radio(key="colour").set_value(mode).run()
         assert not app.exception
     hits, routed = one(path, "SELECT sum(num_hits), sum(num_routed) FROM token_layer")
     assert metrics(app)["On GPU, hit"] == f"{hits / routed:.1%}"
+
+
+def test_the_hottest_experts_are_sqls(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, _ = emulated
+    table = show(monkeypatch, path, "placement").dataframe[0].value
+    assert (np.diff(table["uses"]) <= 0).all()
+    where = "WHERE layer = ? AND expert = ?"
+    for row in table.head(5).to_dict("records"):
+        key = (row["layer"], row["expert"])
+        with sqlite3.connect(path) as connection:
+            ((uses, hits),) = connection.execute(
+                f"SELECT count(*), sum(placement = 'hit') FROM token_expert {where}", key
+            ).fetchall()
+            ((uploads,),) = connection.execute(f"SELECT count(*) FROM upload {where}", key).fetchall()
+        assert (row["uses"], row["uploads"]) == (uses, uploads)
+        assert row["hit rate, %"] == round(100 * hits / uses, 1)
 
 
 def test_scheduler_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, cuda: Path) -> None:

@@ -38,6 +38,8 @@ from twofold.telemetry.queries.fleet import fleet as fleet
 from twofold.telemetry.queries.fleet import step_costs as step_costs
 from twofold.telemetry.queries.fleet import traced as traced
 from twofold.telemetry.queries.history import RunHistory as RunHistory
+from twofold.telemetry.queries.hottest import HotExpert as HotExpert
+from twofold.telemetry.queries.hottest import hottest as hottest
 from twofold.telemetry.queries.layer_rows import F64 as F64
 from twofold.telemetry.queries.layer_rows import LayerRows as LayerRows
 from twofold.telemetry.queries.layer_rows import StepLayers as StepLayers
