@@ -94,6 +94,7 @@ def commands(args: argparse.Namespace, telemetry_url: str) -> tuple[list[str], l
     serve += [os.path.expanduser(args.model)] if args.model else []
     serve += ["--host", HOST, "--port", args.port, "--accelerator", accelerator]
     serve += ["--telemetry-url", telemetry_url]
+    serve += ["--dashboard-url", f"http://{HOST}:{args.dashboard_port}"]
     serve += ["--gpu-experts-ratio", ratio] if ratio else []
     dashboard = [sys.executable, "-m", "twofold.tools.cli", "dashboard"]
     dashboard += ["--telemetry-url", telemetry_url, "--port", args.dashboard_port]
@@ -185,6 +186,7 @@ def greet(args: argparse.Namespace, telemetry_url: str) -> None:
     base = f"http://{HOST}:{args.port}"
     print(
         f"\n  OpenAI API   {base}/v1\n"
+        f"  Chat page    {base}\n"
         f"  Dashboard    http://{HOST}:{args.dashboard_port}\n"
         f"  Telemetry    {without_password(telemetry_url)}\n\n"
         f"  Try:  curl -N {base}/v1/chat/completions -H 'Content-Type: application/json' \\\n"

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from twofold.api.config import ServerConfig
 from twofold.server.app import app_of
 from twofold.server.bridge.models.state import ServerState
+from twofold.server.bridge.requests.middleware import CHAT_SCRIPTS
 from twofold.server.openai.fields import ENDPOINTS, FIELDS, State
 from twofold.telemetry import migrations, schema
 
@@ -21,7 +22,8 @@ ROUTES: Final = {
     "DELETE /v1/responses/{response_id}": "Forgets a stored response.",
     "GET /": "The chat page for a browser; other programs read that Ollama is running, and so detect a server.",
     "GET /chat.css": "The chat page's style.",
-    "GET /chat.js": "The chat page's program.",
+    **{f"GET /{name}.js": "A module of the chat page." for name in CHAT_SCRIPTS},
+    "GET /chat/about": "The dashboard's address and command, for the chat page.",
     "GET /chat/placement/{request_id}": "Where each answer token's experts ran; with `--telemetry-url`.",
     "GET /admin/cache": "Slots in use by layer, hits, uploads; pages, bytes and hits of the prefix cache.",
     "GET /admin/experts": "State of the recording of routed experts.",
@@ -51,6 +53,7 @@ ROUTES: Final = {
     "GET /v1/responses/{response_id}": "A stored response.",
     "GET /v1/responses/{response_id}/input_items": "The input items of a stored response.",
     "GET /version": "The server's version.",
+    "POST /chat/markdown": "Markdown as HTML by blocks, for the chat page; HTML in it stays text.",
     "POST /admin/cache/drop_prefixes": "Drops the prefixes that no running request uses.",
     "POST /admin/experts/dump": "Writes the recording to files.",
     "POST /admin/experts/start": 'Starts recording routed experts; body `{"mode": …}` or none.',

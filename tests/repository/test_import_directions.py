@@ -42,6 +42,7 @@ adapters: api weights
 blocks: _core api weights
 experts: _core api blocks weights
 text.schemas:
+text.markdown:
 text.chat: api text.schemas
 text.tokenizer: api weights
 text.conversation: api text.tokenizer
@@ -71,7 +72,7 @@ server.pooling: api server.bridge.models server.bridge.observe server.bridge.req
 server.llama_cpp: api server.bridge.models server.bridge.requests server.http server.openai
 server.ollama: __init__ api server.bridge.models server.bridge.requests server.http server.openai server.pooling
     text.chat weights
-server.web: api server.bridge.models server.http telemetry
+server.web: api server.bridge.models server.bridge.requests server.http telemetry text.markdown
 server.responses: api server.bridge.models server.bridge.requests server.http server.openai text.chat
     text.conversation
 server: __init__ api server.admin server.anthropic server.bridge.models server.bridge.requests server.http

@@ -267,6 +267,10 @@ class ServerConfig(Checked):
         "OpenTelemetry collector that takes a span per request by OTLP over HTTP, such as http://127.0.0.1:4318; "
         "spans hold sizes and times, no texts; needs twofold[otel] (default: off)",
     )
+    dashboard_url: str | None = setting(
+        None,
+        "address of the dashboard, which the chat page links to (default: http://127.0.0.1:8501 with --telemetry-url)",
+    )
     slots_show_prompts: bool = setting(False, "GET /slots shows the text of running prompts")
     log_requests: bool = setting(
         False,
@@ -293,6 +297,9 @@ class ServerConfig(Checked):
         if self.otlp_endpoint is not None:
             is_url = re.fullmatch(r"https?://[^/\s?#]+(/[^\s?#]*)?", self.otlp_endpoint) is not None
             check(is_url, "otlp_endpoint", self.otlp_endpoint, "an address such as http://127.0.0.1:4318")
+        if self.dashboard_url is not None:
+            is_url = re.fullmatch(r"https?://[^\s\"'<>]+", self.dashboard_url) is not None
+            check(is_url, "dashboard_url", self.dashboard_url, "an address such as http://127.0.0.1:8501")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             given = "--ssl-certfile" if self.ssl_certfile else "--ssl-keyfile"
             raise ConfigError(f"{given} was given alone; HTTPS needs --ssl-certfile and --ssl-keyfile")
@@ -319,6 +326,8 @@ def _check_key(field: str, key: str, remedy: str) -> None:
 
 DEFAULT_URL: Final = f"http://{ServerConfig.host}:{ServerConfig.port}"
 """URL of a server started without flags; the default for commands that talk to a server."""
+DASHBOARD_URL: Final = "http://127.0.0.1:8501"
+"""URL of a dashboard started without flags."""
 
 
 @dataclass(frozen=True)

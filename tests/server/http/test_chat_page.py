@@ -1,4 +1,4 @@
-"""The chat page: who gets it, that it asks this server only, and its placements beside SQL."""
+"""The chat page: who gets it, that it asks this server only, its Markdown, and its placements beside SQL."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from twofold.engine import Engine
 from twofold.server.app import create_app
 from twofold.server.web.routes import FILES
 from twofold.telemetry.writer import open_sink
+from twofold.text.markdown.parsing import MAX_CHARS
 
 from tests.e2e.waiting import wait_until
 
@@ -56,6 +57,7 @@ def test_placements_equal_the_database(tmp_path: Path) -> None:
             sink.close()
             placed = HTTP.get(f"{url}/chat/placement/{answer['id']}")
             missing = HTTP.get(f"{url}/chat/placement/cmpl-none")
+            about = HTTP.get(f"{url}/chat/about").json()
     finally:
         engine.close()
         sink.close()
@@ -69,6 +71,8 @@ def test_placements_equal_the_database(tmp_path: Path) -> None:
     assert len(got) == answer["usage"]["completion_tokens"]
     assert placed.json()["emulated"] is True
     assert missing.status_code == 404
+    assert about["dashboard"] == "http://127.0.0.1:8501"
+    assert about["dashboard_command"] == f"twofold dashboard --telemetry-url sqlite:///{tmp_path}/t.db"
 
 
 def test_without_telemetry_there_are_no_placements(engine: FakeEngine) -> None:
@@ -76,3 +80,20 @@ def test_without_telemetry_there_are_no_placements(engine: FakeEngine) -> None:
         refused = HTTP.get(f"{url}/chat/placement/cmpl-1")
     assert refused.status_code == 404
     assert "--telemetry-url" in refused.json()["error"]["message"]
+
+
+def test_markdown_is_rendered_without_a_model_and_with_the_key_only(engine: FakeEngine) -> None:
+    with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
+        key = {"authorization": "Bearer sesame"}
+        assert HTTP.post(f"{url}/chat/markdown", json={"text": "a"}).status_code == 401
+        found = HTTP.post(f"{url}/chat/markdown", json={"text": "one\n\n**two**"}, headers=key).json()[
+            "blocks"
+        ]
+        long = HTTP.post(f"{url}/chat/markdown", json={"text": "a" * (MAX_CHARS + 1)}, headers=key)
+        about = HTTP.get(f"{url}/chat/about", headers=key).json()
+    assert found == [
+        {"line": 0, "html": "<p>one</p>\n"},
+        {"line": 2, "html": "<p><strong>two</strong></p>\n"},
+    ]
+    assert long.status_code == 400
+    assert about == {"dashboard": None, "dashboard_command": None}

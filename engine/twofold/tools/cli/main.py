@@ -101,6 +101,7 @@ _EXTRA_OF: Final = {
     "httpx": "server",
     "peft": "training",
     "accelerate": "training",
+    "markdown_it": "server",
     "locust": "loadtest",
     "streamlit": "dashboard",
     "plotly": "dashboard",

@@ -21,8 +21,8 @@ _MOST_PER_S: Final = 50
 """Most refused requests that are logged in a second: a client can send them by the thousand."""
 _MAX_NAME: Final = 80
 _MAX_PROBLEM: Final = 500
-_PROBES: Final = frozenset(("/health", "/ready", "/metrics"))
-"""Paths that monitors ask every few seconds; their 503 is an answer, so they are logged only when refused."""
+_PROBES: Final = frozenset(("/health", "/ready", "/metrics", "/chat/markdown"))
+"""Paths that monitors and the chat page ask every second; a 503 is an answer, so they are logged only when refused."""
 
 
 class RequestLog:

@@ -24,8 +24,13 @@ from twofold.server.http.errors import ApiError
 from twofold.server.http.web_pages import cross_origin_error
 
 _logger = logging.getLogger("twofold.server")
+CHAT_SCRIPTS: Final = ("chat", "chat_answer", "chat_colours", "chat_store", "chat_view")
+"""Modules of the chat page."""
 _OPEN: Final = frozenset(
-    ("/", "/chat.js", "/chat.css", "/health", "/ready", "/metrics", "/version", "/openapi.json")
+    (
+        *("/", "/chat.css", "/health", "/ready", "/metrics", "/version", "/openapi.json"),
+        *(f"/{name}.js" for name in CHAT_SCRIPTS),
+    )
 )
 """Paths that never need a key."""
 _ADMIN: Final = frozenset(

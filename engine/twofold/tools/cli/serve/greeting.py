@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from twofold import __version__
 from twofold.api.addresses import is_loopback, without_password
-from twofold.api.config import EngineConfig, ServerConfig
+from twofold.api.config import DASHBOARD_URL, EngineConfig, ServerConfig
 from twofold.api.models_config import ModelsConfig
 from twofold.api.types import RunInfo
 from twofold.tools.cli.model_options import emulation_notice
@@ -135,7 +135,7 @@ def _rows_of(server: Server, name: str, *, can_chat: bool = True) -> list[Row]:
             f"none without a database: serve with --telemetry-url {_EXAMPLE_DATABASE}, then {dashboard}"
         )
     else:
-        dashboard += ", then http://127.0.0.1:8501"
+        dashboard += f", then {server.config.dashboard_url or DASHBOARD_URL}"
     return [
         ("API", addresses(server.url)),
         ("chat", f"{own_url.removesuffix('/v1')}/ in a browser"),
