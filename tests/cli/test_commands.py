@@ -169,6 +169,23 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(tiny, capsys, mo
     assert "Shorten the prompt" in reported
 
 
+def test_chat_in_a_terminal_reports_speed_and_hit_rate(tiny, capsys, monkeypatch):
+    typed = iter(["the fox", EOFError])
+
+    def next_message(prompt: str) -> str:
+        message = next(typed)
+        if isinstance(message, str):
+            return message
+        raise message
+
+    monkeypatch.setattr("sys.stdin", TerminalInput())
+    monkeypatch.setattr("builtins.input", next_message)
+    assert main(["chat", tiny, "--max-tokens", "8", "--temperature", "0", *EMULATED]) == 0
+    assert re.search(
+        r"\n\(\d tokens, [\d.]+ tokens/s \(emulated\), experts hit \d+%", capsys.readouterr().out
+    )
+
+
 class Terminal:
     """A `twofold chat` on a pseudo-terminal."""
 

@@ -82,8 +82,8 @@ text:
 tools:
 tools.loadgen: api
 tools.cli: __init__ adapters api blocks device engine experts fit hub models parallel quantise rules server
-    server.bridge.models server.fleet step telemetry text.chat text.conversation text.tokenizer tools.loadgen training
-    weights
+    server.bridge.models server.fleet step telemetry text.chat text.conversation text.markdown text.tokenizer
+    tools.loadgen training weights
 tools.lab: _core api blocks engine experts models quantise server.fleet step telemetry tools.loadgen weights
 """
 ROOMS_USED: Final = {

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
-from markdown_it.renderer import RendererHTML
+from markdown_it.renderer import RendererHTML, RendererProtocol
 from markdown_it.token import Token
 
 from twofold.text.markdown.parsing import blocks, parser
@@ -30,7 +30,7 @@ def html_blocks(text: str) -> list[HtmlBlock]:
 
 
 @cache
-def _renderer() -> RendererHTML:
+def _renderer() -> RendererProtocol:
     md = MarkdownIt("commonmark")
     for rule in (_fence, _code_block, _image, _link_open, _table_open, _table_close, _cell_open):
         name = rule.__name__.removeprefix("_")

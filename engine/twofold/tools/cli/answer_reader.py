@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 
 
 def read_answer(
-    engine: Engine, prompt: Sequence[int], sampling: SamplingParams, *, endpoint: str
+    engine: Engine,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    endpoint: str,
+    shown_tokens: frozenset[int] = frozenset(),
 ) -> Iterator[Chunk]:
-    """The answer's chunks as they are computed.
+    """The answer's chunks as they are computed. shown_tokens: special tokens that are part of the text.
 
     Closing the iterator early, or Ctrl-C while it waits, cancels the request and waits until it has ended.
 
@@ -30,7 +35,15 @@ def read_answer(
     scales = engine.adapters.scales
     adapter = engine.adapters.hold(scales) if scales else None
     engine.submit(
-        GenerationRequest(tuple(prompt), sampling, chunks.put, request_id, endpoint=endpoint, adapter=adapter)
+        GenerationRequest(
+            tuple(prompt),
+            sampling,
+            chunks.put,
+            request_id,
+            endpoint=endpoint,
+            adapter=adapter,
+            shown_tokens=shown_tokens,
+        )
     )
     if adapter is not None:
         engine.adapters.release(adapter)

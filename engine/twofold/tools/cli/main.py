@@ -63,6 +63,7 @@ COMMANDS: Final[dict[str, str]] = {
 
 _MODULES: Final = {
     "bench": "bench.model",
+    "chat": "chat.command",
     "ctl wake": "ctl.sleep",
     "dashboard": "apps.dashboard",
     "report": "apps.report",

@@ -8,7 +8,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twofold.api.config import EngineConfig, TelemetryConfig
 from twofold.api.errors import CapacityError, ConfigError
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from twofold.telemetry.sink import TelemetrySink
 
 
-_MAX_TOKENS: Final = Range(1, 2**31)
-_SAMPLING: Final = {
+MAX_TOKENS: Final = Range(1, 2**31)
+SAMPLING: Final[dict[str, tuple[Any, str]]] = {
     "temperature": (float, "sampling temperature; 0 is greedy"),
     "top_p": (float, "sample from the most likely tokens whose probabilities sum to this"),
     "top_k": (int, "sample from this many most likely tokens; 0: all"),
@@ -55,15 +55,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Sampling (default: the model's generation_config.json)")
-    for name, (parse, help_text) in _SAMPLING.items():
-        read = within(parse, SAMPLING_RANGES.get(name, _MAX_TOKENS))
+    for name, (parse, help_text) in SAMPLING.items():
+        read = within(parse, SAMPLING_RANGES.get(name, MAX_TOKENS))
         group.add_argument(flag_name(name), dest=name, type=read, help=help_text, metavar=name.upper())
     add_aliases(parser, GENERATION)
 
 
 def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """`defaults` with the values of the flags."""
-    given = {name: getattr(args, name) for name in _SAMPLING}
+    given = {name: getattr(args, name) for name in SAMPLING}
     return dataclasses.replace(
         defaults, **{name: value for name, value in given.items() if value is not None}
     )

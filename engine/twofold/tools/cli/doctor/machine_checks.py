@@ -24,8 +24,9 @@ _GIB: Final = 2**30
 _LEAST_DISK_BYTES: Final = 2 * _GIB
 
 _EXTRAS: Final = {
-    "server": ("fastapi", "uvicorn", "pydantic", "httpx"),
+    "server": ("fastapi", "uvicorn", "pydantic", "httpx", "markdown_it"),
     "telemetry": ("sqlalchemy",),
+    "chat": ("prompt_toolkit", "markdown_it"),
     "dashboard": ("streamlit", "plotly", "pandas"),
     "loadtest": ("locust",),
 }

@@ -1,0 +1,1 @@
+"""`twofold chat`: talk with a model in the terminal."""
