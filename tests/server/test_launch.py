@@ -47,7 +47,23 @@ elif name == "opencode":
     model = config["model"].removeprefix("twofold/")
     options = config["provider"]["twofold"]["options"]
     url, key = options["baseURL"], env[options["apiKey"][5:-1]]
+elif name == "cline":
+    folder = arguments[arguments.index("--data-dir") + 1] + "/settings/"
+    provider = json.load(open(folder + "providers.json"))["providers"]["openai-compatible"]["settings"]
+    url, key, model = provider["baseUrl"], env["OPENAI_API_KEY"], provider["model"]
+    assert json.load(open(folder + "models.json"))["providers"]["openai-compatible"]["models"][model]["contextWindow"]
+elif name == "cn":
+    (config,) = json.load(open(arguments[arguments.index("--config") + 1]))["models"]
+    url, model, key = config["apiBase"], config["model"], env[config["apiKey"].split()[1].removeprefix("secrets.")]
+elif name == "aider":
+    url, key, model = env["OPENAI_API_BASE"], env["OPENAI_API_KEY"], env["AIDER_MODEL"].removeprefix("openai/")
+    assert json.load(open(env["AIDER_MODEL_METADATA_FILE"]))[env["AIDER_MODEL"]]["max_input_tokens"]
+elif name == "crush":
+    config = json.load(open(env["CRUSH_GLOBAL_CONFIG"] + "/crush.json"))
+    provider = config["providers"][config["models"]["large"]["provider"]]
+    url, key, model = provider["base_url"], env[provider["api_key"][1:]], config["models"]["large"]["model"]
 else:
+    assert json.load(open(env["QWEN_CODE_SYSTEM_DEFAULTS_PATH"]))["model"]["generationConfig"]["contextWindowSize"]
     url, key, model = env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"], env["OPENAI_MODEL"]
 headers = {{"Authorization": "Bearer " + key, "Content-Type": "application/json"}}
 if path.startswith("/messages"):
@@ -74,14 +90,24 @@ sys.exit(7)
 """
 
 
+FILES = {
+    "opencode": ["config.json"],
+    "qwen": ["system-defaults.json"],
+    "cline": ["settings/models.json", "settings/providers.json"],
+    "continue": ["config.yaml"],
+    "aider": ["model-metadata.json"],
+    "crush": ["crush.json"],
+}
+
+
 @pytest.fixture
 def agents(tmp_path: Path) -> Path:
     """A folder for PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in AGENTS:
-        (folder / name).write_text(FAKE_AGENT)
-        (folder / name).chmod(0o755)
+    for agent in AGENTS.values():
+        (folder / agent.executable).write_text(FAKE_AGENT)
+        (folder / agent.executable).chmod(0o755)
     return folder
 
 
@@ -142,7 +168,8 @@ def test_an_agent_asks_the_server_that_runs(name, server, agents, home, monkeypa
     after = files_of(home)
     assert before.items() <= after.items()
     written = set(after) - set(before)
-    assert written == ({"state/twofold/launch/opencode/config.json"} if name == "opencode" else set())
+    assert written == {f"state/twofold/launch/{name}/{file}" for file in FILES.get(name, ())}
+    assert "warning: fake-tales is served with a context of 64 tokens" in err
     assert "sesame" not in "".join(after[file] for file in written)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     assert cli.main(["launch", name, "--restore"]) == 0
@@ -273,15 +300,48 @@ def test_its_own_server_lives_as_long_as_the_agent(agents, home, model):
 def test_qwen_code_which_ignores_no_proxy_gets_no_proxy_for_a_local_server():
     proxies = {"HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"}
     for url in ("http://127.0.0.1:10002", "http://localhost:10002", "http://[::1]:10002"):
-        assert set(AGENTS["qwen"].settings(Provider(url, "k", "m")).unset) == proxies
-    assert AGENTS["qwen"].settings(Provider("https://models.example", "k", "m")).unset == ()
-    assert proxies.isdisjoint(AGENTS["codex"].settings(Provider("http://localhost:1", "k", "m")).unset)
+        assert set(AGENTS["qwen"].settings(Provider(url, "k", "m"), FOLDER).unset) == proxies
+    assert AGENTS["qwen"].settings(Provider("https://models.example", "k", "m"), FOLDER).unset == ()
+    assert proxies.isdisjoint(
+        AGENTS["codex"].settings(Provider("http://localhost:1", "k", "m"), FOLDER).unset
+    )
 
 
 def test_limits_are_those_of_the_server():
     provider = Provider("http://h", "k", "a/b", 32_000)
-    opencode = json.loads(AGENTS["opencode"].settings(provider).config or "")
+    opencode = json.loads(AGENTS["opencode"].settings(provider, FOLDER).files["config.json"])
     assert opencode["provider"]["twofold"]["models"]["a/b"]["limit"] == {"context": 32_000, "output": 8000}
     # It does not count pings and times out after 300 s.
-    assert int(AGENTS["claude"].settings(provider).environment["CLAUDE_STREAM_IDLE_TIMEOUT_MS"]) >= 3_600_000
-    assert "model_context_window=32000" in AGENTS["codex"].settings(provider).arguments
+    claude = AGENTS["claude"].settings(provider, FOLDER)
+    assert int(claude.environment["CLAUDE_STREAM_IDLE_TIMEOUT_MS"]) >= 3_600_000
+    codex = AGENTS["codex"].settings(provider, FOLDER).arguments
+    assert {"model_context_window=32000", "model_auto_compact_token_limit=24000"} <= set(codex)
+
+
+@pytest.mark.parametrize(
+    ("length", "begins_at"),
+    [(32_768, 22_528), (65_536, 45_056), (131_072, 131_072 - 33_000), (1_000_000, 967_000)],
+)
+def test_claude_code_compacts_before_the_context_is_full(length, begins_at):
+    """By the arithmetic of its version 2.1.332."""
+    environment = AGENTS["claude"].settings(Provider("http://h", "k", "m", length), FOLDER).environment
+    assumed = int(environment.get("CLAUDE_CODE_MAX_CONTEXT_TOKENS", 200_000))
+    window = min(assumed, max(100_000, int(environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"])))
+    room = int(environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"])
+    left = window - min(room, 20_000)
+    share = int(environment.get("CLAUDE_AUTOCOMPACT_PCT_OVERRIDE", 100))
+    begins = min(left * share // 100, left - 13_000)
+    assert begins_at - 1000 < begins <= begins_at
+    assert begins + room <= length
+
+
+def test_aider_needs_no_tool_calls(agents, here, home, capfd):
+    here.setenv("PATH", str(agents))
+    engine = FakeEngine()
+    with serving(create_app(engine, ServerConfig(api_key=("sesame",)))) as url:
+        assert cli.main(["launch", "aider", "--base-url", url, "--dry-run"]) == 0
+    engine.close()
+    assert "AIDER_MODEL=openai/fake-tales" in capfd.readouterr().out
+
+
+FOLDER = Path("/state")

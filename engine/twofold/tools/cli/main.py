@@ -23,7 +23,7 @@ from twofold.tools.cli.parser import OneLineParser
 
 COMMANDS: Final[dict[str, str]] = {
     "serve": "serve a model to OpenAI clients over HTTP",
-    "launch": "run a coding agent on a model: claude, codex, opencode or qwen",
+    "launch": "run a coding agent on a model: claude, codex, opencode, qwen, cline, continue, aider or crush",
     "generate": "answer one prompt and exit",
     "chat": "talk with a model in the terminal",
     "bench": "measure prefill and decode speed, also against transformers",

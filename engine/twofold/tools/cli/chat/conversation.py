@@ -37,7 +37,7 @@ _NO_PICTURES: Final = "pictures are not read yet: Twofold takes text only"
 class Conversation:
     """The turns so far and the loop that adds to them."""
 
-    def __init__(self, source: Source, sampling: Mapping[str, float], system: str | None) -> None:
+    def __init__(self, source: Source, sampling: Mapping[str, Any], system: str | None) -> None:
         """sampling: the user's values by name; the model's own are used for the others."""
         self._source = source
         self._sampling = dict(sampling)

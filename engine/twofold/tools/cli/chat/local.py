@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twofold.api.errors import ConfigError
 from twofold.api.types import SamplingParams, Usage
@@ -53,7 +53,7 @@ class LocalModel:
                 f"this process has loaded {self.model} alone; with --base-url, chat changes between a server's models"
             )
 
-    def answer(self, turns: Turns, sampling: Mapping[str, float]) -> Answer:
+    def answer(self, turns: Turns, sampling: Mapping[str, Any]) -> Answer:
         prompt, text, num_dropped = self._prompt(list(turns))
         if num_dropped:
             yield Piece("note", f"the context is full: without the {num_dropped} oldest turns")

@@ -69,7 +69,7 @@ class ServedModel:
             raise ConfigError(f"{self.url} does not serve {model!r}; it serves {', '.join(names)}")
         self.model = model
 
-    def answer(self, turns: Turns, sampling: Mapping[str, float]) -> Answer:
+    def answer(self, turns: Turns, sampling: Mapping[str, Any]) -> Answer:
         body = {
             "model": self.model,
             "messages": [dict(turn) for turn in turns],

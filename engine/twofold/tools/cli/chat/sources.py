@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 Turns = Sequence[Mapping[str, str]]
 Answer = Generator["Piece | Summary", None, None]
@@ -55,6 +55,6 @@ class Source(Protocol):
         """Use another model from now on. ConfigError if there is none of this name."""
         ...
 
-    def answer(self, turns: Turns, sampling: Mapping[str, float]) -> Answer:
+    def answer(self, turns: Turns, sampling: Mapping[str, Any]) -> Answer:
         """The answer to a conversation. Closing the iterator stops it. RequestError, CapacityError, KernelError."""
         ...

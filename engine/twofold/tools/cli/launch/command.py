@@ -31,6 +31,7 @@ from twofold.tools.cli.launch.agent_models import check_model_to_serve, check_se
 from twofold.tools.cli.launch.agents import (
     AGENTS,
     KEY_NAME,
+    LEAST_CONTEXT,
     NO_KEY,
     Agent,
     Provider,
@@ -53,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="model to serve if no server answers; it must be able to call tools, which the bundled model cannot",
+        help="model to serve if no server answers; it must be able to call tools, which the bundled model cannot "
+        "(aider needs none)",
     )
     parser.add_argument(
         "--base-url",
@@ -89,20 +91,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     agent, folder = AGENTS[args.agent], _folder() / args.agent
     if args.restore:
-        return _restore(folder)
+        return _restore(agent, folder)
     executable = shutil.which(agent.executable)
     if executable is None and not args.dry_run:
         raise ConfigError(f"{agent.executable!r} was not found on PATH; install the agent, or try --dry-run")
     url = check_url(args.base_url, flag="--base-url", allow_remote=True)
     key = os.environ.get(KEY_NAME) or ""
-    server = _Server(url, key)
+    server = _Server(url, key, agent.calls_tools)
     runs = server.phase() is not None
     command: list[str] = []
     if not runs:
         check_url(url, flag="--base-url", allow_remote=False)  # no server can be started on another machine
-        server = _Server(url, key or secrets.token_urlsafe(24))
+        server = _Server(url, key or secrets.token_urlsafe(24), agent.calls_tools)
         arguments = _serve_arguments(args, url)
-        check_model_to_serve(arguments)
+        if agent.calls_tools:
+            check_model_to_serve(arguments)
         command = [sys.executable, "-m", "twofold.tools.cli", "serve", *arguments]
     if args.dry_run:
         provider = server.provider(args.model) if runs and server.phase() == "ready" else _guess(args, server)
@@ -111,7 +114,10 @@ def run(args: argparse.Namespace) -> int:
     assert executable is not None, "it was found above"
 
     def prepared() -> tuple[list[str], dict[str, str]]:
-        return _prepared(executable, agent.settings(server.provider(args.model)), folder, args.rest)
+        provider = server.provider(args.model)
+        if warning := _short_context(provider):
+            print(warning, file=sys.stderr)
+        return _prepared(executable, agent.settings(provider, folder), folder, args.rest)
 
     if runs:
         server.wait(args.start_timeout)
@@ -130,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
 class _Server:
     url: str
     key: str
+    needs_tools: bool
 
     def phase(self) -> str | None:
         """ready, loading or draining; None if no server answers."""
@@ -161,7 +168,8 @@ class _Server:
             if status in (401, 403):
                 raise ConfigError(f"the server at {self.url} requires a key; set {KEY_NAME}")
             card = body["data"][0]
-            check_served_model(card, body, self.url)
+            if self.needs_tools:
+                check_served_model(card, body, self.url)
             name, length = str(card["id"]), card.get("max_model_len")
         except (httpx.HTTPError, LookupError, TypeError, AttributeError) as error:
             raise CapacityError(f"{self.url}/v1/models does not list the served model: {error}") from None
@@ -230,25 +238,30 @@ def _name_of(model: str) -> str:
 def _prepared(
     executable: str, settings: Settings, folder: Path, rest: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The agent's command line and environment; writes its configuration file, if it reads one."""
+    """The agent's command line and environment; writes its configuration files, if it reads any."""
     environment = {name: value for name, value in os.environ.items() if name not in settings.unset}
-    environment |= _own_variables(settings, folder)
-    if settings.config is not None:
-        _private(folder)
+    environment |= _own_variables(settings)
+    for name, content in settings.files.items():
+        _private((folder / name).parent)
         # Only its owner can read it.
-        with whole_file(folder / _CONFIG, mode=0o600) as part:
-            part.write_text(settings.config, encoding="utf-8")
+        with whole_file(folder / name, mode=0o600) as part:
+            part.write_text(content, encoding="utf-8")
     return [executable, *settings.arguments, *rest], environment
 
 
-_CONFIG: Final = "config.json"
+def _own_variables(settings: Settings) -> dict[str, str]:
+    return dict(settings.environment) | local_proxy_settings(os.environ)
 
 
-def _own_variables(settings: Settings, folder: Path) -> dict[str, str]:
-    variables = dict(settings.environment) | local_proxy_settings(os.environ)
-    if settings.config is not None:
-        variables[settings.config_variable] = str(folder / _CONFIG)
-    return variables
+def _short_context(provider: Provider) -> str:
+    """The warning of a context that is too short for agents; else empty."""
+    length = provider.max_model_len
+    if length is None or length >= LEAST_CONTEXT:
+        return ""
+    return (
+        f"warning: {provider.model} is served with a context of {length} tokens; an agent's first request alone takes "
+        f"10,000 to 25,000, so serve with --max-model-len {LEAST_CONTEXT} or more"
+    )
 
 
 def _run_agent(executable: str, argv: list[str], environment: Mapping[str, str]) -> int:
@@ -278,12 +291,14 @@ def _private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def _restore(folder: Path) -> int:
-    file = folder / _CONFIG
-    if file.exists():
+def _restore(agent: Agent, folder: Path) -> int:
+    """Remove the files that this agent's settings have."""
+    names = agent.settings(Provider("http://127.0.0.1", NO_KEY, "any", LEAST_CONTEXT), folder).files
+    written = [folder / name for name in names if (folder / name).exists()]
+    for file in written:
         file.unlink()
         print(f"removed {file}")
-    else:
+    if not written:
         print("nothing to remove: no file was written for this agent")
     return 0
 
@@ -301,21 +316,22 @@ def _plan(
     rest: list[str],
 ) -> str:
     """The planned actions as text, with the key masked everywhere."""
-    settings, name = agent.settings(provider), agent.executable
+    settings, name = agent.settings(provider, folder), agent.executable
     own_key = f"{KEY_NAME}={_MASK} " if command else ""
     lines = [
         f"server  start: {own_key}{shlex.join(command)}"
         if command
         else f"server  runs at {provider.base_url}",
         f"model   {provider.model}",
+        *([warning] if (warning := _short_context(provider)) else []),
         f"agent   {executable or f'{name}: not found on PATH'}",
         *(f"unset   {variable}" for variable in settings.unset),
     ]
-    for variable, value in _own_variables(settings, folder).items():
+    for variable, value in _own_variables(settings).items():
         lines.append(f"set     {variable}={shlex.quote(value)}")
-    if settings.config is not None:
-        lines.append(f"write   {folder / _CONFIG}")
-        lines += [f"        {line}" for line in settings.config.splitlines()]
+    for file, content in settings.files.items():
+        lines.append(f"write   {folder / file}")
+        lines += [f"        {line}" for line in content.splitlines()]
     lines.append(f"run     {shlex.join([executable or name, *settings.arguments, *rest])}")
     text = "\n".join(lines)
     return text if provider.api_key == NO_KEY else text.replace(provider.api_key, _MASK)
