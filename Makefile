@@ -105,7 +105,7 @@ loadtest: ready-run  ## let USERS=10 chat for SECONDS_OF_LOAD=60 with a server t
 loadtest-ui: ready-run  ## the same with Locust's web page on 127.0.0.1:8089, where the load is chosen
 	@"$(BIN)"/twofold loadtest --ui --ui-port $(LOCUST_PORT) --host http://127.0.0.1:$(PORT)
 
-screenshots: ready-dev  ## renew the pictures of the dashboard in docs/images (needs Chromium)
+screenshots: ready-dev  ## renew the pictures of chat page and dashboard in docs/images (needs Chromium)
 	@"$(BIN)"/python -m scripts.renew_screenshots --seconds $(SECONDS_OF_LOAD)
 
 check-cuda: ready-dev  ## compile the CUDA kernels for every architecture; fails where one got worse (no GPU; WRITE=1 keeps it)

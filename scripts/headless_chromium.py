@@ -229,6 +229,16 @@ def photograph(
     _resize(tools, width, max(600, int(tools.evaluate(HEIGHT))))
     time.sleep(1.0)  # charts take an animation frame or two to resize
     wait_until_ready(tools, url, wait_for, timeout_s=timeout_s)
+    return _png(tools)
+
+
+def capture(tools: DevTools, width: int, height: int) -> bytes:
+    """A PNG of the window in this size, whatever the page shows."""
+    _resize(tools, width, height)
+    return _png(tools)
+
+
+def _png(tools: DevTools) -> bytes:
     return base64.b64decode(tools.call("Page.captureScreenshot", format="png")["data"])
 
 

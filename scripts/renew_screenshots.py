@@ -1,7 +1,8 @@
-"""Renews docs/images: serves the bundled model twice under load, then photographs every page of the dashboard.
+"""Renews docs/images: serves the bundled model twice under load, then photographs the chat page and the dashboard's.
 
     make screenshots                                  # SECONDS_OF_LOAD=60
     python -m scripts.renew_screenshots --seconds 20 --output /tmp/images
+    python -m scripts.renew_screenshots --only-chat
 
 The GPU is emulated, which each picture says. Everything runs on this machine, on free ports, and ends with the script.
 Exit code: 0, 1 when a page has faults (see screenshot_dashboard.py), 2 without Chromium.
@@ -22,12 +23,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dashboard.pages import PAGES
-from scripts.headless_chromium import browser, chromium, faults, open_page, photograph
+from scripts.headless_chromium import browser, capture, chromium, faults, open_page, photograph
 from scripts.screenshot_dashboard import shrink
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICIES = ("lru", "payback")
 START_TIMEOUT_S = 120.0
+CHAT_HEIGHT = 500
+CHAT_ASKS = """
+(() => {
+  const button = document.querySelector('.welcome button');
+  if (!button) return false;
+  const sampling = Object.entries({ temperature: 0, max_tokens: 120 });
+  sampling.forEach(([id, value]) => document.getElementById(id).value = value);
+  document.getElementById('colours').checked = true;
+  button.click();
+  return true;
+})()
+"""
+CHAT_IS_COLOURED = "document.querySelectorAll('.token').length > 0"
 
 
 def main() -> int:
@@ -43,12 +57,16 @@ def main() -> int:
     parser.add_argument(
         "--max-kb", type=int, default=200, help="fewer colours above this size (default: 200)"
     )
+    parser.add_argument("--only-chat", action="store_true", help="photograph the chat page alone")
     args = parser.parse_args()
     program = chromium()
     if program is None:
         print("no Chromium found; install it (apt-get install chromium)", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
+        photograph_chat(program, Path(folder) / "chat.db", args.output / "chat.png", max_kb=args.max_kb)
+        if args.only_chat:
+            return 0
         database = args.database or Path(folder) / "screenshots.db"
         if args.database is None:
             for policy in POLICIES:
@@ -56,14 +74,36 @@ def main() -> int:
         return photograph_pages(program, database.resolve(), args.output, max_kb=args.max_kb)
 
 
-def record(database: Path, policy: str, *, seconds: int, users: int) -> None:
-    """One run of the bundled model on an emulated GPU, with users that chat."""
+def photograph_chat(program: str, database: Path, output: Path, *, max_kb: int) -> None:
+    """A coloured answer on the chat page. TimeoutError if it does not come."""
+    with emulated_server(database, POLICIES[-1]) as url, browser(program) as tools:
+        open_page(tools, url, width=900)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        for expression in (CHAT_ASKS, CHAT_IS_COLOURED):
+            while not tools.evaluate(expression):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{url}: no coloured answer")
+                time.sleep(0.2)
+        picture = shrink(capture(tools, 900, CHAT_HEIGHT), max_kb * 1000)
+    output.write_bytes(picture)
+    print(f"{output}: {len(picture) / 1000:.0f} kB", flush=True)
+
+
+@contextmanager
+def emulated_server(database: Path, policy: str) -> Iterator[str]:
+    """The URL of the bundled model on an emulated GPU."""
     port = free_port()
     command = [sys.executable, "-m", "twofold.tools.cli.main", "serve", "--port", str(port)]
     command += ["--accelerator", "emulated:rtx4090-pcie4", "--gpu-experts-ratio", "0.25", "--policy", policy]
     command += ["--telemetry-url", f"sqlite:///{database}", "--telemetry-text", "--log-level", "warning"]
     url = f"http://127.0.0.1:{port}"
     with serving(command, f"{url}/health"):
+        yield url
+
+
+def record(database: Path, policy: str, *, seconds: int, users: int) -> None:
+    """One run of the bundled model on an emulated GPU, with users that chat."""
+    with emulated_server(database, policy) as url:
         subprocess.run(load_command(url, seconds=seconds, users=users), check=True, cwd=ROOT)
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
 PAGES = [
     ROOT / "README.md",
-    *sorted(GUIDES.glob("*.md")),
+    *sorted(GUIDES.rglob("*.md")),
     ROOT / "docs/quick-start.zh.md",
     ROOT / "docs/reference/serve-a-real-model.md",
     ROOT / "docs/adapters/serve-adapters.md",

@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.__main__ import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ROOT / "docs" / "guides"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -81,7 +82,7 @@ def test_programs_that_documents_name_exist() -> None:
 def test_files_that_documents_name_exist() -> None:
     """Paths in README, CONTRIBUTING and guides; NAME and FAMILY stand for what a reader chooses."""
     path = re.compile(r"`((?:engine|kernels|tests|dashboard|docs|scripts|benchmarks|loadtest)/[\w./-]+)`")
-    pages = [page for page in DOCUMENTS if page.parent.name == "guides" or page.parent == ROOT]
+    pages = [page for page in DOCUMENTS if GUIDES in page.parents or page.parent == ROOT]
     named = {(page.name, name) for page in pages for name in path.findall(page.read_text(encoding="utf-8"))}
     chosen = re.compile("NAME|FAMILY")
     missing = [each for each in named if not chosen.search(each[1]) and not (ROOT / each[1]).exists()]

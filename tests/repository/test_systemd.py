@@ -18,7 +18,7 @@ from twofold.tools.cli.main import build_parser
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/systemd"
 UNIT = FOLDER / "twofold-rank@.service"
-GUIDE = FOLDER.parents[1] / "docs/guides/scale-out.md"
+GUIDE = FOLDER.parents[1] / "docs/guides/scale-out/ranks.md"
 
 
 def settings(text: str) -> dict[str, str]:

@@ -142,7 +142,7 @@ def test_a_paste_of_several_lines_is_one_message(terminal: Terminal, served: tup
     assert texts(served[0]) == ["one\ntwo\n\nthree"]
 
 
-def test_the_arrow_brings_earlier_messages_back(terminal: Terminal, served: tuple[FakeEngine, str]) -> None:
+def test_the_up_key_recalls_earlier_messages(terminal: Terminal, served: tuple[FakeEngine, str]) -> None:
     terminal.say("remember this")
     terminal.wait("tokens")
     terminal.key("C-l")

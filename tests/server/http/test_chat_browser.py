@@ -288,7 +288,7 @@ def test_system_prompt_and_sampling_are_sent_and_kept(page: Page) -> None:
     assert (sampling.temperature, sampling.top_k) == (0.5, 7)
 
 
-def test_models_and_adapters_are_picked_and_the_footer_says_what_runs(
+def test_models_and_adapters_are_listed_and_the_footer_shows_the_accelerator(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fairy = SimpleNamespace(name="fairy", path="/adapters/fairy")

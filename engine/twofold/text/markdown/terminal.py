@@ -47,7 +47,7 @@ class _Writer:
         self._indents: list[str] = []
         """Before each line, by container."""
         self._mark = ""
-        """Of a list's item, before its first line."""
+        """Mark of a list item whose first line was not written yet."""
         self._numbers: list[int | None] = []
         self._style = ""
 

@@ -68,15 +68,15 @@ class Thinking:
     def __init__(self, *, shows: bool, styled: bool) -> None:
         self._shows, self._styled = shows, styled
         self._begun_s = time.monotonic()
-        self._told_s = -1
+        self._shown_s = -1
         self._any = False
 
     def add(self, text: str) -> None:
         if self._shows:
             text = harmless(text if self._any else text.lstrip())
             sys.stdout.write(f"\x1b[2m{text}\x1b[0m" if self._styled else text)
-        elif (passed := int(time.monotonic() - self._begun_s)) > self._told_s:
-            self._told_s = passed
+        elif (passed := int(time.monotonic() - self._begun_s)) > self._shown_s:
+            self._shown_s = passed
             sys.stdout.write(f"\r(thinking, {passed} s)")
         self._any = True
         sys.stdout.flush()
