@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from twofold.telemetry import queries
 
-from dashboard import formats
+from dashboard import causes, formats
 from dashboard.figures.times import PART_NAMES
 from dashboard.palette import AMOUNT, PLACEMENT_COLORS, faint, text_on
 
@@ -28,12 +28,18 @@ def sentences(
     uploads: Sequence[queries.Upload],
     *,
     emulated: bool,
-    counters: queries.StepCounters | None = None,
+    figures: tuple[queries.StepFigures, queries.StepFigures] | None = None,
 ) -> list[str]:
-    """Facts about token `chosen` (an index into `tokens`), most relevant first; `uploads` and `counters` are its
-    step's."""
+    """Facts about token `chosen` (an index into `tokens`), most relevant first.
+
+    Args:
+        uploads: its step's.
+        figures: those of its step, and the medians of the request's steps.
+    """
+    counters = None if figures is None else figures[0].counters
     return [
         _duration(tokens, chosen, emulated=emulated),
+        *([] if figures is None else causes.sentences(*figures)),
         _batch(tokens, chosen),
         _misses(tokens, chosen),
         _layer(tokens, chosen, None if emulated else counters),
@@ -145,28 +151,35 @@ def _estimate(tokens: queries.RequestTokens, chosen: int, *, emulated: bool) -> 
     )
 
 
-def step_time_bars(times: queries.StepTimes | None, queue_s: float | None) -> str:
+def step_time_bars(
+    figures: tuple[queries.StepFigures, queries.StepFigures] | None, queue_s: float | None
+) -> str:
     """HTML: the parts of a token's step as bars that sum to it, by the wall clock and, if any, the emulated clock.
 
     Args:
+        figures: those of its step, and the medians of the request's steps.
         queue_s: queue time of its request; None where this is not its first step.
     """
-    if times is None:
+    if figures is None:
         return "<p>The parts of its step are not stored (lost event, or deleted at the database's size limit).</p>"
     waited = (
         ""
         if queue_s is None
         else f"<p>Before this step the request waited {formats.seconds(queue_s)} in the queue.</p>"
     )
+    times, usual = figures[0].times, figures[1].times
     emulated = bool(times.emulated_parts_us)
     wall = "the wall clock of this machine, which emulates the GPU" if emulated else "the wall clock"
-    tables = [_part_table(wall, times.parts_us, times.wall_us)]
+    tables = [_part_table(wall, times.parts_us, usual.parts_us, times.wall_us)]
     if emulated:
-        tables.append(_part_table("the emulated clock", times.emulated_parts_us, times.emulated_us))
+        parts = times.emulated_parts_us, usual.emulated_parts_us
+        tables.append(_part_table("the emulated clock", *parts, times.emulated_us))
     return waited + "".join(tables)
 
 
-def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> str:
+def _part_table(
+    clock: str, parts_us: Mapping[str, float], usual_us: Mapping[str, float], whole_us: float
+) -> str:
     rows = []
     for name, us in sorted(parts_us.items(), key=lambda part: -part[1]):
         if us <= 0:
@@ -175,12 +188,13 @@ def _part_table(clock: str, parts_us: Mapping[str, float], whole_us: float) -> s
         bar = f'<div style="height:0.6em;width:{share:.1%};background:currentColor;opacity:0.35"></div>'
         rows.append(
             f'<tr><td class="tf-experts">{PART_NAMES[name]}</td><td class="tf-experts" style="width:45%">{bar}</td>'
-            f"<td>{us:,.0f}</td><td>{share:.1%}</td></tr>"
+            f"<td>{us:,.0f}</td><td>{share:.1%}</td><td>{usual_us.get(name, 0.0):,.0f}</td></tr>"
         )
     return (
         f'<table class="tf-layers"><thead><tr><th class="tf-experts">the step on {clock}</th><th></th>'
-        f"<th>µs</th><th>share</th></tr></thead><tbody>{''.join(rows)}"
-        f'<tr><td class="tf-experts"><b>whole step</b></td><td></td><td><b>{whole_us:,.0f}</b></td><td></td></tr>'
+        f"<th>µs</th><th>share</th><th>usual, µs</th></tr></thead><tbody>{''.join(rows)}"
+        f'<tr><td class="tf-experts"><b>whole step</b></td><td></td><td><b>{whole_us:,.0f}</b></td><td></td>'
+        "<td></td></tr>"
         "</tbody></table>"
     )
 

@@ -259,14 +259,12 @@ def _token(view: View, request: queries.Request, tokens: queries.RequestTokens, 
     with parts.card(
         st, "requests-3", f"Why the token at position {int(tokens.position[chosen])} took this long"
     ):
-        counters = view.query(queries.step_counters, (step,)).get(step)
-        reasons = explanation.sentences(
-            tokens, chosen, uploads, emulated=view.run.emulated, counters=counters
-        )
+        steps = tuple(np.unique(tokens.step).tolist())
+        of_step = view.query(queries.figures_of_steps, steps, step)
+        reasons = explanation.sentences(tokens, chosen, uploads, emulated=view.run.emulated, figures=of_step)
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
-        step_times = view.query(queries.step_times, step)
         first = int(tokens.position[chosen]) < request.prompt_tokens
-        bars = explanation.step_time_bars(step_times, request.queue_s if first else None)
+        bars = explanation.step_time_bars(of_step, request.queue_s if first else None)
         st.html(f'<div class="tf-wide">{bars}</div>')
         _layers_and_uploads(view, tokens, chosen, uploads)
         shared = int(tokens.batch_tokens[chosen])

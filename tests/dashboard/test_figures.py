@@ -12,6 +12,7 @@ from twofold.telemetry.queries.step_times import EMULATED_PARTS, STEP_PARTS
 from dashboard import explanation, formats, palette
 from dashboard.figures import base as figures
 from dashboard.figures import request as figures_request
+from tests.dashboard.test_causes import step_figures
 
 
 def grid(layers: int, experts: int, most: int = 9) -> queries.PlacementGrid:
@@ -140,22 +141,21 @@ def test_the_layer_table_shows_every_routed_expert() -> None:
 
 def test_the_parts_of_a_step_are_shown_with_their_clock_and_sum_to_it() -> None:
     parts = {"schedule": 10.0, "attention": 30.0, "experts_cpu": 50.0, "router": 0.0, "rest": 10.0}
-    times = queries.StepTimes(100.0, parts, 0.0, {})
-    shown = explanation.step_time_bars(times, None)
-    assert re.findall(r"<td>([\d.]+)%?</td><td>([\d.]+)%</td>", shown) == [
-        ("50", "50.0"),
-        ("30", "30.0"),
-        ("10", "10.0"),
-        ("10", "10.0"),
+    usual = step_figures(wall_us=80.0, parts_us=parts | {"experts_cpu": 30.0})
+    shown = explanation.step_time_bars((step_figures(wall_us=100.0, parts_us=parts), usual), None)
+    assert re.findall(r"<td>([\d.]+)%?</td><td>([\d.]+)%</td><td>(\d+)</td>", shown) == [
+        ("50", "50.0", "30"),
+        ("30", "30.0", "30"),
+        ("10", "10.0", "10"),
+        ("10", "10.0", "10"),
     ]
     assert "the step on the wall clock" in shown
     assert "<b>100</b>" in shown
     assert "routers" not in shown, "what took no time has no row"
     assert "emulated" not in shown
     assert "queue" not in shown
-    both = explanation.step_time_bars(
-        queries.StepTimes(100.0, parts, 8.0, {"dense": 2.0, "link": 6.0}), queue_s=0.25
-    )
+    emulated = step_figures(wall_us=100.0, parts_us=parts, emulated_us={"dense": 2.0, "link": 6.0})
+    both = explanation.step_time_bars((emulated, emulated), queue_s=0.25)
     assert "the step on the emulated clock" in both
     assert both.index("the wall clock of this machine, which emulates the GPU") < both.index(
         "waiting for the link"

@@ -29,6 +29,7 @@ from twofold.tools.cli.doctor.machine_checks import check_device_memory
 from twofold.tools.cli.main import main
 
 from tests.device.runner_runs import found_device
+from tests.telemetry.records import times_of_step
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=32, num_layers=3, num_experts=10)
@@ -248,7 +249,7 @@ def check_step_parts(url: str, num_steps: int) -> None:
     db = queries.open_database(url)
     (run,) = queries.runs(db)
     for step in range(num_steps):
-        times = queries.step_times(db, run, step)
+        times = times_of_step(db, run, step)
         assert times is not None
         assert times.emulated_parts_us == {}
         assert min(times.parts_us.values()) >= 0

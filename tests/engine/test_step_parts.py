@@ -14,6 +14,8 @@ from twofold.telemetry import queries
 from twofold.telemetry.queries.step_times import StepTimes
 from twofold.telemetry.writer import open_sink
 
+from tests.telemetry.records import times_of_step
+
 NATIVE = ("embed", "attention", "router", "experts_cpu", "head")
 
 
@@ -38,8 +40,8 @@ def steps_of(path: Path, accelerator: str) -> list[StepTimes]:
     sink.close()
     db = queries.open_database(url)
     (run,) = queries.runs(db)
-    found = [queries.step_times(db, run, step) for step in range(80)]
-    assert queries.step_times(db, run, 10_000) is None
+    found = [times_of_step(db, run, step) for step in range(80)]
+    assert times_of_step(db, run, 10_000) is None
     return [times for times in found if times is not None]
 
 
@@ -77,7 +79,7 @@ def test_a_step_has_the_kernels_counters(tmp_path: Path) -> None:
     assert len(counted) >= 80 // 16, "short steps are counted together"
     assert all(counters.involuntary_switches is not None for counters in counted)
     assert all(counters.major_faults is not None for counters in counted)
-    times = {step: queries.step_times(db, run, step) for step in found}
+    times = {step: times_of_step(db, run, step) for step in found}
     for step, each in times.items():
         assert each is not None
         # A long step has counts of its own; what recording the step before took is not part of it.

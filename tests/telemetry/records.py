@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from twofold.api.types import StepRecord
+from twofold.telemetry import queries
 from twofold.telemetry.sink import TOKEN_LAYER_DTYPE
 from twofold.telemetry.writer import DatabaseSink, open_sink
 
@@ -27,6 +28,12 @@ def token_layers(count: int, *, step: int = 0) -> np.ndarray:
     rows["layer"] = np.arange(count) % 6
     rows["experts"] = np.arange(16)
     return rows
+
+
+def times_of_step(db: queries.Database, run: queries.Run, step: int) -> queries.StepTimes | None:
+    """Times of one step; None if its row was lost."""
+    found = queries.figures_of_steps(db, run, (step,), step)
+    return None if found is None else found[0].times
 
 
 def step_record(step: int) -> StepRecord:

@@ -116,10 +116,11 @@ from twofold.telemetry.queries.runs import run_totals as run_totals
 from twofold.telemetry.queries.runs import runs as runs
 from twofold.telemetry.queries.runs import window as window
 from twofold.telemetry.queries.step_times import StepCounters as StepCounters
+from twofold.telemetry.queries.step_times import StepFigures as StepFigures
 from twofold.telemetry.queries.step_times import StepTimes as StepTimes
+from twofold.telemetry.queries.step_times import figures_of_steps as figures_of_steps
 from twofold.telemetry.queries.step_times import speculation as speculation
 from twofold.telemetry.queries.step_times import step_counters as step_counters
-from twofold.telemetry.queries.step_times import step_times as step_times
 from twofold.telemetry.sink import CacheEventKind as CacheEventKind
 from twofold.telemetry.sink import Placement as Placement
 from twofold.telemetry.sink import UploadReason as UploadReason

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from sqlalchemy import func, select
 
 from twofold.api.types import EmulatedParts, StepParts
@@ -29,22 +31,6 @@ class StepTimes:
     """Sum to emulated_us; empty in real time."""
 
 
-def step_times(db: Database, run: Run, step: int) -> StepTimes | None:
-    """Times of one step; None if its row was lost or removed by retention."""
-    table = schema.step
-    rows = db.rows(select(table).where(table.c.run_id == run.run_id, table.c.step == step))
-    if not rows:
-        return None
-    row = rows[0]._mapping
-    parts = {name: float(row[f"{name}_us"]) for name in STEP_PARTS}
-    # A device's own clock may count slightly more than the wall clock.
-    parts["rest"] = max(row["wall_us"] - sum(parts.values()), 0.0)
-    emulated: dict[str, float] = {}
-    if row["emulated_dense_us"] is not None:
-        emulated = {name: float(row[f"emulated_{name}_us"]) for name in EMULATED_PARTS}
-    return StepTimes(float(row["wall_us"]), parts, float(row["step_us"]) if emulated else 0.0, emulated)
-
-
 @dataclass(frozen=True)
 class StepCounters:
     """The kernel's counters of one step; None where the run did not record them."""
@@ -64,6 +50,74 @@ def step_counters(db: Database, run: Run, steps: tuple[int, ...]) -> dict[int, S
         table.run_id == run.run_id, table.step.in_(steps)
     )
     return {row[0]: StepCounters(*row[1:]) for row in db.rows(query)}
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What a step took and did. `usual_step` has the medians of several."""
+
+    times: StepTimes
+    counters: StepCounters
+    num_prefill_tokens: float
+
+
+def figures_of_steps(
+    db: Database, run: Run, steps: tuple[int, ...], chosen: int
+) -> tuple[StepFigures, StepFigures] | None:
+    """(step `chosen`, medians of `steps`); None if the row of `chosen` was lost or removed by retention.
+
+    steps: ascending, those that the chosen one is compared with.
+    """
+    columns = schema.step.c
+    query = select(schema.step).where(
+        columns.run_id == run.run_id, columns.step >= steps[0], columns.step <= steps[-1]
+    )
+    wanted = set(steps)
+    rows = [row for row in (each._mapping for each in db.rows(query)) if row["step"] in wanted]
+    table = {
+        name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
+        for name in _FIGURES
+    }
+    if chosen not in (found := [row["step"] for row in rows]):
+        return None
+    at = found.index(chosen)
+    return _figures({name: float(values[at]) for name, values in table.items()}), _figures(
+        {name: _median(values) for name, values in table.items()}
+    )
+
+
+_FIGURES: Final = (
+    "wall_us",
+    "step_us",
+    "num_prefill_tokens",
+    "involuntary_switches",
+    "major_faults",
+    "cpu_us",
+    *StepParts._fields,
+    *(f"emulated_{name}" for name in EmulatedParts._fields),
+)
+
+
+def _median(values: npt.NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def _figures(row: Mapping[str, float]) -> StepFigures:
+    def known(name: str) -> float | None:
+        return None if np.isnan(row[name]) else row[name]
+
+    def count(name: str) -> int | None:
+        return None if np.isnan(row[name]) else round(row[name])
+
+    parts = {name: row[f"{name}_us"] for name in STEP_PARTS}
+    parts["rest"] = max(row["wall_us"] - sum(parts.values()), 0.0)
+    emulated = {name: row[f"emulated_{name}_us"] for name in EMULATED_PARTS}
+    if any(np.isnan(us) for us in emulated.values()):
+        emulated = {}
+    times = StepTimes(row["wall_us"], parts, row["step_us"] if emulated else 0.0, emulated)
+    counters = StepCounters(count("involuntary_switches"), count("major_faults"), known("cpu_us"))
+    return StepFigures(times, counters, row["num_prefill_tokens"])
 
 
 def speculation(db: Database, run: Run) -> tuple[int, int]:
