@@ -21,6 +21,8 @@ ROUTES: Final = {
     "DELETE /admin/requests/{request_id}": "Cancels a request.",
     "DELETE /v1/responses/{response_id}": "Forgets a stored response.",
     "GET /": "The chat page for a browser; other programs read that Ollama is running, and so detect a server.",
+    "POST /api/blobs/{digest}": "Keeps a file of an adapter, as Ollama's clients send it.",
+    "POST /api/create": "Serves an adapter: FROM and ADAPTER of Ollama's Modelfile.",
     "GET /chat.css": "The chat page's style.",
     **{f"GET /{name}.js": "A module of the chat page." for name in CHAT_SCRIPTS},
     "GET /chat/about": "The dashboard's address and command, for the chat page.",

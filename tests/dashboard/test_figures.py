@@ -12,7 +12,7 @@ from twofold.telemetry.queries.step_times import EMULATED_PARTS, STEP_PARTS
 from dashboard import explanation, formats, palette
 from dashboard.figures import base as figures
 from dashboard.figures import request as figures_request
-from tests.dashboard.test_causes import step_figures
+from tests.dashboard.step_figures import step_figures
 
 
 def grid(layers: int, experts: int, most: int = 9) -> queries.PlacementGrid:

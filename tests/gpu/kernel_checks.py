@@ -22,7 +22,8 @@ from twofold.device.kernels import TorchKernels
 from twofold.experts.profiles import COST_FIGURES
 from twofold.training.device_experts import DeviceExperts, ExpertKind
 from twofold.training.device_lane import DeviceLane, training_cost
-from twofold.training.experts import ExpertLayer, Factors
+from twofold.training.experts import ExpertLayer
+from twofold.training.factors import Factors
 from twofold.weights.weight_format import FORMATS
 
 from benchmarks.gpu.machine import Machine, expect

@@ -25,7 +25,7 @@ from tests.device.fake_device import FakeDevice
 from tests.engine.model_runs import random_prompt
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
-from tests.training.test_expert_gradients import CASES, EXPERTS, Case, case_of, inputs
+from tests.training.expert_cases import CASES, EXPERTS, Case, case_of, inputs
 
 
 @pytest.fixture(scope="module")

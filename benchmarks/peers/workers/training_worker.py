@@ -88,15 +88,17 @@ def empty_model(task: dict[str, Any], implementation: str) -> Any:
 
 def hold_experts(model: Any, task: dict[str, Any], format: str) -> int:
     """Give the model's experts random weights in our store; their bytes. As `open_base` with files."""
-    from twofold import _core
     from twofold.blocks import ops
+    from twofold.experts.packing import make_store
+    from twofold.experts.slot_plan import MoeShape
     from twofold.training.base import expert_modules
     from twofold.training.experts import ExpertLayer
     from twofold.weights.weight_format import WeightMatrix, element_type
 
-    hidden, inner = task["hidden"], task["intermediate"]
+    hidden, inner, layers = task["hidden"], task["intermediate"], task["layers"]
     rng, pool = np.random.default_rng(task["seed"]), ops.ThreadPool(task["threads"])
-    store = _core.ExpertStore(task["experts"], hidden, inner, [(format,) * 3] * task["layers"])
+    shape = MoeShape(layers, task["experts"], task["top_k"], hidden, inner, ((format,) * 3,) * layers)
+    store = make_store(shape, pool)
 
     def matrix(rows: int, columns: int) -> WeightMatrix:
         data = random_rows(rng, FORMATS[format], rows, columns)

@@ -2,6 +2,8 @@
 // Exports only.
 #include <pybind11/stl.h>
 
+#include <tuple>
+
 #include "module.h"
 #include "twofold/cache_policy.h"
 #include "twofold/cost_model.h"
@@ -20,7 +22,8 @@ double at_home_us(const CostModel& cost, const DeviceWork& work, const std::vect
 
 // Which of a layer's experts to stream to the first device, in the order of their uploads, and the layer's time so and
 // with all experts on the CPU. Nothing is resident, and nothing stays.
-py::tuple plan_streams(const CostModel& cost, const std::vector<int>& tokens) {
+std::tuple<std::vector<int>, double, double> plan_streams(const CostModel& cost,
+                                                          const std::vector<int>& tokens) {
   std::vector<ExpertLoad> loads;
   std::vector<int> active;
   for (size_t e = 0; e < tokens.size(); ++e) {
@@ -31,7 +34,7 @@ py::tuple plan_streams(const CostModel& cost, const std::vector<int>& tokens) {
   const std::vector<DeviceState> devices(static_cast<size_t>(cost.num_devices()));
   const LanePlan plan = LanePlanner(cost).plan(loads, {devices}, false);
   const double on_cpu_us = cost.layer({std::vector<DeviceWork>(devices.size()), active}).layer_us;
-  return py::make_tuple(plan.devices.front().fetch, plan.times.layer_us, on_cpu_us);
+  return {plan.devices.front().fetch, plan.times.layer_us, on_cpu_us};
 }
 
 void bind_cost_model(py::module_& m) {

@@ -163,7 +163,10 @@ class DatabaseSink(RunSink):
             limit = self._max_queued_rows + (0 if kind in EVENT_DTYPES else _RESERVED_ROWS)
             room = 0 if self._closing else max(0, limit - self._queued_rows)
             if num_rows > room and kind != _SHED_FIRST and not self._closing:
-                room += self._shed(num_rows - room)
+                shed = _shed(self._items, num_rows - room)
+                self._queued_rows -= shed
+                room += shed
+                self._count_lost(_SHED_FIRST, "queue", shed)
             if num_rows > room:
                 self._count_lost(kind, "queue", num_rows - room)
                 num_rows = room
@@ -177,22 +180,6 @@ class DatabaseSink(RunSink):
             crowded = self._queued_rows >= self._budget.transaction_rows
         if crowded:
             self._wake.set()
-
-    def _shed(self, num_rows: int) -> int:
-        """Give up queued cache events, oldest first, until there is room for so many rows. Returns how many. Call with
-        the mutex held."""
-        shed = 0
-        kept: list[Item] = []
-        while self._items and shed < num_rows:
-            item = self._items.popleft()
-            if item.kind == _SHED_FIRST:
-                shed += item.num_rows
-                self._count_lost(item.kind, "queue", item.num_rows)
-            else:
-                kept.append(item)
-        self._items.extendleft(reversed(kept))
-        self._queued_rows -= shed
-        return shed
 
     def _count_lost(self, kind: str, place: LossPlace, count: int) -> None:
         """Call with the mutex held."""
@@ -440,6 +427,20 @@ class DatabaseSink(RunSink):
             self._queued_rows -= item.num_rows
             if item.num_rows:
                 self._count_lost(item.kind, "database", item.num_rows)
+
+
+def _shed(items: deque[Item], num_rows: int) -> int:
+    """Remove queued cache events, oldest first, until there is room for so many rows. Returns how many were removed."""
+    shed = 0
+    kept: list[Item] = []
+    while items and shed < num_rows:
+        item = items.popleft()
+        if item.kind == _SHED_FIRST:
+            shed += item.num_rows
+        else:
+            kept.append(item)
+    items.extendleft(reversed(kept))
+    return shed
 
 
 def open_sink(

@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from twofold import _core
 from twofold.device.device import Device
-from twofold.training.experts import Factors
+from twofold.training.factors import Factors
 
 COLUMNS: int = 16
 """Sizes that kernels unpack are multiples of it."""

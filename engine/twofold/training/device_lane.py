@@ -6,7 +6,6 @@ meanwhile. Layers are planned by `_core.CostModel.plan_streams` with figures of 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,13 +17,11 @@ from torch import Tensor
 
 from twofold import _core
 from twofold.training.device_experts import DeviceExperts, LayerInput, Pairs
-from twofold.training.experts import ExpertLayer, Factors
+from twofold.training.factors import Factors
 
 _PASSES: Final = 3
 """Products of an expert on a device: forward, forward again, gradients of its rows."""
 _UPLOADS: Final = 2
-_TIMED_TOKENS: Final = (1, 8, 32, 128)
-_TIMED_EXPERTS: Final = 8
 
 
 @dataclass
@@ -142,32 +139,6 @@ def training_cost(
     profile = _core.MachineProfile.from_fields("training", both)
     size = max(1, store.mean_expert_bytes)
     return _core.CostModel(profile, _UPLOADS * size, _PASSES * store.flops_per_token, curve)
-
-
-def cpu_curve(layer: ExpertLayer, factors: tuple[Factors, ...]) -> list[tuple[int, float]]:
-    """Measured (tokens of an expert, microseconds of it) of forward and backward with all threads.
-
-    factors: of gate, up and down, all three.
-    """
-    num_experts, _, hidden = factors[0].a.shape
-    of_layer, points = min(_TIMED_EXPERTS, num_experts), []
-    for tokens in _TIMED_TOKENS:
-        x = torch.ones(tokens * of_layer, hidden).requires_grad_()
-        ids = torch.arange(of_layer).repeat_interleave(tokens)[:, None]
-        weights = torch.ones(len(x), 1)
-        best = float("inf")
-        for _ in range(2):
-            begin = time.perf_counter()
-            layer(x, ids, weights, factors).sum().backward()
-            best = min(best, time.perf_counter() - begin)
-        points.append((tokens, best * 1e6 / of_layer))
-    return _rising(points)
-
-
-def _rising(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """More tokens never take less time: the cost model asks for it, a busy machine may measure otherwise."""
-    times = np.maximum.accumulate([us for _, us in points])
-    return [(tokens, float(us)) for (tokens, _), us in zip(points, times, strict=True)]
 
 
 def totals_line(totals: LaneTotals, device: str, *, is_virtual: bool) -> str:

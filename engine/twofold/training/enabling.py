@@ -15,7 +15,8 @@ from torch import Tensor
 
 from twofold.api.errors import ConfigError
 from twofold.training.base import IMPLEMENTATION
-from twofold.training.experts import ExpertLayer, Factors
+from twofold.training.experts import ExpertLayer
+from twofold.training.factors import Factors
 
 _OLDEST_PEFT: Final = (0, 19, 1)
 """Before it, PEFT took an expert's inputs for its outputs."""

@@ -6,7 +6,6 @@ The CPU computes them, and a device beside it those that a lane's plan gives it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,20 +14,10 @@ from torch import Tensor
 
 from twofold import _core
 from twofold.blocks import ops
+from twofold.training.factors import Factors
 
 if TYPE_CHECKING:
     from twofold.training.device_lane import DeviceLane
-
-
-@dataclass(frozen=True)
-class Factors:
-    """The trained factors of one matrix of all experts of a layer (LoRA, arXiv 2106.09685)."""
-
-    a: Tensor
-    """float32 [experts, rank, columns]."""
-    b: Tensor
-    """float32 [experts, rows, rank]."""
-    scale: float = 1.0
 
 
 class ExpertLayer:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import torch
 
 from twofold import _core
@@ -15,10 +17,13 @@ from twofold.experts.slot_plan import MoeShape
 from twofold.step.expert_loading import moe_shape
 from twofold.training.base import BaseModel, expert_modules
 from twofold.training.device_experts import COLUMNS, DeviceExperts, ExpertKind, LayerInput, Pairs
-from twofold.training.device_lane import DeviceLane, cpu_curve, training_cost
-from twofold.training.experts import ExpertLayer, Factors
+from twofold.training.device_lane import DeviceLane, training_cost
+from twofold.training.experts import ExpertLayer
+from twofold.training.factors import Factors
 
 _TIMED_UPLOADS: Final = 8
+_TIMED_TOKENS: Final = (1, 8, 32, 128)
+_TIMED_EXPERTS: Final = 8
 _FEW, _MANY = 16, 1024
 """Tokens of an expert whose times tell its fixed cost and its rate on a device."""
 
@@ -29,7 +34,7 @@ def emulate_device(base: BaseModel, profile: MachineProfile, *, rank: int) -> De
     rank: of the factors that are trained.
     """
     layers, shape = _layers(base), moe_shape(base.files)
-    curve = cpu_curve(layers[0], _factors(shape, rank))
+    curve = _cpu_curve(layers[0], _factors(shape, rank))
     return _attached(layers, training_cost(profile.cost_figures, base.store, curve), shape, None)
 
 
@@ -52,7 +57,7 @@ def use_device(base: BaseModel, device: Device, *, rank: int) -> DeviceLane:
     kinds = [ExpertKind(shape.activation, limit, shape.biases) for limit in _limits(shape)]
     experts = DeviceExperts(device, base.store, kinds, (shape.hidden, shape.intermediate), link)
     figures = _device_figures(device, experts, factors, base.store, upload_us)
-    curve = cpu_curve(layers[0], factors)
+    curve = _cpu_curve(layers[0], factors)
     return _attached(layers, training_cost(figures, base.store, curve), shape, experts)
 
 
@@ -134,3 +139,29 @@ def _expert_run(experts: DeviceExperts, factors: tuple[Factors, ...], tokens: in
 
     run()
     return run
+
+
+def _cpu_curve(layer: ExpertLayer, factors: tuple[Factors, ...]) -> list[tuple[int, float]]:
+    """Measured (tokens of an expert, microseconds of it) of forward and backward with all threads.
+
+    factors: of gate, up and down, all three.
+    """
+    num_experts, _, hidden = factors[0].a.shape
+    of_layer, points = min(_TIMED_EXPERTS, num_experts), []
+    for tokens in _TIMED_TOKENS:
+        x = torch.ones(tokens * of_layer, hidden).requires_grad_()
+        ids = torch.arange(of_layer).repeat_interleave(tokens)[:, None]
+        weights = torch.ones(len(x), 1)
+        best = float("inf")
+        for _ in range(2):
+            begin = time.perf_counter()
+            layer(x, ids, weights, factors).sum().backward()
+            best = min(best, time.perf_counter() - begin)
+        points.append((tokens, best * 1e6 / of_layer))
+    return _rising(points)
+
+
+def _rising(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """More tokens never take less time: the cost model asks for it, a busy machine may measure otherwise."""
+    times = np.maximum.accumulate([us for _, us in points])
+    return [(tokens, float(us)) for (tokens, _), us in zip(points, times, strict=True)]

@@ -8,7 +8,28 @@
 namespace twofold::kernels {
 namespace {
 
-struct Avx2Integer {
+// Both bytes of each of 8 rows: their nibbles.
+struct Avx2Pairs {
+  static __m256 pair_low(const uint8_t* p, int i) {
+    const __m256i rows = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(rows, 8 * i), _mm256_set1_epi32(15)));
+  }
+  static __m256 pair_high(const uint8_t* p, int i) {
+    const __m256i rows = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(rows, 8 * i + 4), _mm256_set1_epi32(15)));
+  }
+  // The high nibbles of both, 16 bits each.
+  static __m256i high_pairs(const uint8_t* p) {
+    return _mm256_srli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 4);
+  }
+  static __m256i low_pairs(const uint8_t* p) {
+    return _mm256_and_si256(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+                            _mm256_set1_epi16(15));
+  }
+  static __m256i pair_products(__m256i a, __m256i b) { return _mm256_madd_epi16(a, b); }
+};
+
+struct Avx2Integer : Avx2Pairs {
   using I = __m256i;
   using F = __m256;
   static constexpr int kLanes = 8;
@@ -81,23 +102,6 @@ struct Avx2Integer {
   static F signed_bytes(const uint8_t* p) {
     return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
-  static F pair_low(const uint8_t* p, int i) {
-    const I rows = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return to_float(_mm256_and_si256(_mm256_srli_epi32(rows, 8 * i), _mm256_set1_epi32(15)));
-  }
-  static F pair_high(const uint8_t* p, int i) {
-    const I rows = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return to_float(_mm256_and_si256(_mm256_srli_epi32(rows, 8 * i + 4), _mm256_set1_epi32(15)));
-  }
-  // The high nibbles of both, 16 bits each.
-  static I high_pairs(const uint8_t* p) {
-    return _mm256_srli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 4);
-  }
-  static I low_pairs(const uint8_t* p) {
-    return _mm256_and_si256(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
-                            _mm256_set1_epi16(15));
-  }
-  static I pair_products(I a, I b) { return _mm256_madd_epi16(a, b); }
   static I twice(F v) {
     const I whole = _mm256_cvtps_epi32(v);
     return _mm256_blend_epi16(whole, _mm256_slli_epi32(whole, 16), 0xaa);

@@ -12,7 +12,31 @@
 namespace twofold::kernels {
 namespace {
 
-struct Avx512Vnni : Avx512Rows {
+// Both bytes of each of 16 rows: their nibbles.
+struct Avx512Pairs {
+  static __m512 pair_low(const uint8_t* p, int i) {
+    const __m512i rows = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_cvtepi32_ps(
+        _mm512_and_si512(_mm512_srli_epi32(rows, static_cast<unsigned>(8 * i)), _mm512_set1_epi32(15)));
+  }
+  static __m512 pair_high(const uint8_t* p, int i) {
+    const __m512i rows = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_cvtepi32_ps(
+        _mm512_and_si512(_mm512_srli_epi32(rows, static_cast<unsigned>(8 * i + 4)), _mm512_set1_epi32(15)));
+  }
+  // The high nibbles of both, 16 bits each.
+  static __m512i high_pairs(const uint8_t* p) {
+    return _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+                             4);
+  }
+  static __m512i low_pairs(const uint8_t* p) {
+    return _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+                            _mm512_set1_epi16(15));
+  }
+  static __m512i pair_products(__m512i a, __m512i b) { return _mm512_madd_epi16(a, b); }
+};
+
+struct Avx512Vnni : Avx512Rows, Avx512Pairs {
   using I = __m512i;
   using F = __m512;
   static constexpr int kLanes = 16;
@@ -113,26 +137,6 @@ struct Avx512Vnni : Avx512Rows {
   static F signed_bytes(const uint8_t* p) {
     return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
-  static F pair_low(const uint8_t* p, int i) {
-    const I rows = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    return to_float(
-        _mm512_and_si512(_mm512_srli_epi32(rows, static_cast<unsigned>(8 * i)), _mm512_set1_epi32(15)));
-  }
-  static F pair_high(const uint8_t* p, int i) {
-    const I rows = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    return to_float(
-        _mm512_and_si512(_mm512_srli_epi32(rows, static_cast<unsigned>(8 * i + 4)), _mm512_set1_epi32(15)));
-  }
-  // The high nibbles of both, 16 bits each.
-  static I high_pairs(const uint8_t* p) {
-    return _mm512_srli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
-                             4);
-  }
-  static I low_pairs(const uint8_t* p) {
-    return _mm512_and_si512(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
-                            _mm512_set1_epi16(15));
-  }
-  static I pair_products(I a, I b) { return _mm512_madd_epi16(a, b); }
   // For folded_block.h: whole numbers twice in 16 bits each; in 16 bits the lower ones of u * factor + v; of -ab + c.
   static I twice(F v) {
     const I whole = _mm512_cvtps_epi32(v);

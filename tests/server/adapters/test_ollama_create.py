@@ -9,9 +9,12 @@ import ollama
 import pytest
 from live_server import HTTP
 
-from tests.server.adapters.test_served_adapters import ADMIN, PROMPT, Served, directory, started
+from tests.server.adapters.adapted_server import ADMIN, PROMPT, Served, started, write_all
 
-__all__ = ["directory"]  # a fixture
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("served"))
 
 
 def client_of(served: Served) -> ollama.Client:
