@@ -1,6 +1,6 @@
-// A panel's weights as rows of float32, for products that take those: as unpack_row(), a panel at a time. A slice's words
-// of all rows are put side by side first, so that loops over a row's columns are vectors. Minima are added with one
-// rounding where a level has that instruction. Anonymous namespace, as subblock_scales.h.
+// A panel's weights as rows of float32, as unpack_row() gives them. The words of a row's slices are gathered first, so that
+// the compiler vectorises the loops over a row's columns. Minima are added with one rounding where a level has that
+// instruction. Anonymous namespace, as subblock_scales.h.
 #pragma once
 #include <cstdint>
 

@@ -9,7 +9,7 @@ namespace twofold::cuda {
 namespace {
 
 constexpr int kUnpackThreads = 128;
-constexpr int kColumns = 16;  // of a thread
+constexpr int kColumns = 16;  // that a thread unpacks
 
 template <WeightFormat F>
 __global__ void __launch_bounds__(kUnpackThreads)

@@ -20,14 +20,16 @@ CAUSES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "step", "said"), CAUSES, ids=[name for name, *_ in CAUSES])
-def test_the_cause_of_a_slow_step_is_named(name: str, step: dict[str, Any], said: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("name", "step", "expected"), CAUSES, ids=[name for name, *_ in CAUSES])
+def test_the_cause_of_a_slow_step_is_named(
+    name: str, step: dict[str, Any], expected: tuple[str, ...]
+) -> None:
     found = causes.sentences(step_figures(**step), step_figures())
     text = " ".join(found).lower()
-    assert all(each in text for each in said), text
+    assert all(each in text for each in expected), text
     if name != "as usual":
         assert found[0].startswith("Most of the delay is **experts on the CPU**")
-    others = [each for other, _, all_said in CAUSES for each in all_said if other != name]
+    others = [each for other, _, phrases in CAUSES for each in phrases if other != name]
     assert not any(each in text for each in others)
 
 

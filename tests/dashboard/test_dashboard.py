@@ -52,7 +52,7 @@ def test_an_idle_run_shows_how_to_send_a_request(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("parts", "rates", "said"),
+    ("parts", "rates", "expected"),
     [
         ({"experts_cpu": 6, "attention": 2, "rest": 2}, (21.0, 30.0), "memory bandwidth: 70% of 30.0 GB/s"),
         ({"experts_cpu": 6, "attention": 2, "rest": 2}, (9.0, 30.0), "experts on the CPU: 60%"),
@@ -63,10 +63,10 @@ def test_an_idle_run_shows_how_to_send_a_request(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_the_verdict_names_what_bounds_the_steps(
-    parts: dict[str, float], rates: tuple[float | None, float | None], said: str
+    parts: dict[str, float], rates: tuple[float | None, float | None], expected: str
 ) -> None:
     text = verdict(parts, *rates)
-    assert said in text
+    assert expected in text
     assert bool(text) == bool(parts)
 
 

@@ -99,7 +99,7 @@ def test_bf16_rows_are_multiplied_in_bf16(fake: ModuleType) -> None:
         assert (one.float() - other).norm() / other.norm() < 2e-2
 
 
-def test_an_emulated_device_changes_no_bit_and_is_told_apart() -> None:
+def test_an_emulated_device_changes_no_bit_and_is_named_so() -> None:
     case = case_of(**CASES["q8_0"])
     lane = DeviceLane(cost_of([(1, 1.0), (80, 80.0), (160, 1e4)]), EXPERTS)
     for one, other in zip(run(case, lane), run(case, None), strict=True):

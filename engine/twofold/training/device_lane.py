@@ -34,7 +34,7 @@ class LaneTotals:
     experts: int = 0
     experts_on_device: int = 0
     planned_us: float = 0.0
-    """Of forward and backward, by the cost model."""
+    """Time of forward and backward by the cost model."""
     on_cpu_us: float = 0.0
     """The same with all experts on the CPU."""
 

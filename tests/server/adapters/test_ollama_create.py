@@ -64,10 +64,10 @@ REFUSED: list[tuple[dict[str, object], int, str]] = [
 
 def test_what_cannot_be_created_is_named(directory: Path, tmp_path: Path) -> None:
     with started(directory, lora_dir=str(tmp_path)) as served:
-        for changes, status, said in REFUSED:
+        for changes, status, expected in REFUSED:
             body = {"model": "style", "from": "tiny", "adapters": {"x.safetensors": "sha256:" + "1" * 64}}
             reply = served.post("/api/create", body | changes)
-            assert (reply.status_code, said in reply.json()["error"]) == (status, True), reply.text
+            assert (reply.status_code, expected in reply.json()["error"]) == (status, True), reply.text
 
 
 def test_a_blob_needs_the_admin_key_and_has_its_digest(directory: Path, tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ void ExpertTraining::open(const TrainedLayer& of) {
 
 void ExpertTraining::leave_out(std::span<const uint8_t> elsewhere) {
   if (elsewhere.size() != size_t(store_.num_experts()))
-    throw KernelFailure("experts elsewhere are told for each of the layer's");
+    throw KernelFailure("`elsewhere` has " + std::to_string(elsewhere.size()) +
+                        " entries; one for each expert is expected");
   ExpertGroups here;
   here.begin.push_back(0);
   for (int g = 0; g < groups_.size(); ++g) {

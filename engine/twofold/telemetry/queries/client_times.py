@@ -68,7 +68,7 @@ class ClientTimes:
     e2e_s: F64
     prompt_tokens: F64
     cached_tokens: F64
-    """Of the prompt, found in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
 
     def cached_share(self, *, max_buckets: int = 60) -> tuple[F64, F64]:
         """(starts, share of the prompts' tokens found in the prefix cache) of buckets; NaN where no request ended."""
