@@ -8,36 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from twofold.api.errors import ConfigError
 from twofold.training.base import IMPLEMENTATION
 from twofold.training.experts import ExpertLayer
 from twofold.training.factors import Factors
-
-_OLDEST_PEFT: Final = (0, 19, 1)
-"""Before it, PEFT took an expert's inputs for its outputs."""
+from twofold.training.loading import hook_from_pretrained
+from twofold.training.stacked_factors import halves
 
 
 def enable() -> None:
-    """Register our experts with transformers, and with PEFT if it is installed. Safe to call twice.
+    """Let `from_pretrained` load MoE models over our experts, and PEFT train these. Safe to call twice."""
+    from transformers import PreTrainedModel
 
-    Raises ConfigError for a PEFT whose adapters of experts have another layout.
-    """
+    register_experts()
+    hook_from_pretrained(PreTrainedModel, prepare=register_experts)
+
+
+def register_experts() -> None:
+    """Register our experts with transformers, and with PEFT if it is installed. Safe to call twice."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
     try:
-        import peft
         from peft.tuners.lora.layer import ParamWrapper
     except ImportError:
         return
-    version = tuple(int(part) for part in peft.__version__.split(".")[:3] if part.isdigit())
-    if version < _OLDEST_PEFT:
-        raise ConfigError(f"peft {peft.__version__} is installed; training experts takes 0.19.1 or newer")
     if not getattr(ParamWrapper._activate_lora, "hands_over", False):
         setattr(ParamWrapper, "_activate_lora", _handing_over(ParamWrapper._activate_lora))  # noqa: B010
 
@@ -49,16 +48,10 @@ def experts_forward(module: Any, hidden: Tensor, top_k_index: Tensor, top_k_weig
     """
     layer: ExpertLayer = module.twofold_layer
     given: dict[str, Factors] = getattr(module, "twofold_factors", {})
-    gate, up = _halves(module, given.get("gate_up_proj"))
+    # transformers before 5.10 does not say it; there the stacks that alternate are those of gpt-oss, with biases.
+    is_concatenated = getattr(module, "is_concatenated", not (module.is_transposed and module.has_bias))
+    gate, up = halves(given.get("gate_up_proj"), is_concatenated=is_concatenated)
     return layer(hidden, top_k_index, top_k_weights, (gate, up, given.get("down_proj")))
-
-
-def _halves(module: Any, both: Factors | None) -> tuple[Factors | None, Factors | None]:
-    """Factors of gate and of up, whose rows are halves of the fused ones', or alternate."""
-    if both is None:
-        return None, None
-    gate, up = both.b.chunk(2, dim=1) if module.is_concatenated else (both.b[:, 0::2], both.b[:, 1::2])
-    return Factors(both.a, gate, both.scale), Factors(both.a, up, both.scale)
 
 
 def _handing_over(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,14 +79,20 @@ def _handing_over(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _factors(wrapper: Any, adapter: str) -> Factors:
-    """One adapter's factors of a wrapped stack: PEFT has A [experts rank, in] and B [out, rank experts]."""
+    """One adapter's factors of a wrapped stack: PEFT has A [experts rank, in] and B [out, rank experts].
+
+    PEFT before 0.19.1 takes every stack for [experts, in, out]. Later versions swap both unless the module says that it
+    is transposed; Llama 4's is and does not say so.
+    """
     num_experts = wrapper.num_experts
     a, b = wrapper.lora_A[adapter].weight, wrapper.lora_B[adapter].weight
-    return Factors(
-        a.reshape(num_experts, -1, a.shape[-1]),
-        b.reshape(b.shape[0], -1, num_experts).permute(2, 0, 1),
-        float(wrapper.scaling[adapter]),
-    )
+    a = a.reshape(num_experts, -1, a.shape[-1])
+    b = b.reshape(b.shape[0], -1, num_experts).permute(2, 0, 1)
+    if getattr(wrapper, "_did_swap_in_out_features", False) == getattr(
+        wrapper.get_base_layer(), "is_transposed", True
+    ):
+        a, b = b.transpose(1, 2), a.transpose(1, 2)
+    return Factors(a, b, float(wrapper.scaling[adapter]))
 
 
 def _joined(active: list[Factors]) -> Factors:
