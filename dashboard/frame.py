@@ -89,11 +89,13 @@ def live_page(
     *,
     refresh: bool = True,
     subject: Callable[[View], View | None] = lambda chosen: chosen,
+    kind: queries.RunKind | None = "serving",
 ) -> None:
     """A page about `subject(view)`, refreshed while that run is live: every two seconds, more rarely if a refresh is
     costly (`pace`).
 
-    If the subject is None (unknown run), there is no header and `body` gets the chosen view.
+    If the subject is None (unknown run), there is no header and `body` gets the chosen view. kind: the runs that the
+    page is about, of servers or of training; None: both. Of others it says so.
     """
     st.html(_STYLE)
     st.title(title)
@@ -117,7 +119,8 @@ def live_page(
                 about = subject(current)
                 if about is not None:
                     parts.header(about)
-                body(about or current)
+                if _is_about(kind, (about or current).run):
+                    body(about or current)
         except ConfigError as error:
             st.warning(str(error), icon=":material/database_off:")
             return
@@ -129,6 +132,19 @@ def live_page(
     fragment()
     if wanted and shown is not None and not shown.live and st.session_state.get("run", NEWEST) == NEWEST:
         _await_newer_run(shown.db)
+
+
+def _is_about(kind: queries.RunKind | None, run: queries.Run) -> bool:
+    """Whether a page about runs of `kind` shows this one; if not, the page says where to look."""
+    if kind is None or run.kind == kind:
+        return True
+    if run.kind == "training":
+        parts.note(
+            "This is a training run: the page *Training* shows it. Choose a server's run in the sidebar."
+        )
+    else:
+        parts.note("This is a server's run. `twofold finetune --telemetry-url URL` records training.")
+    return False
 
 
 def _probe(subject: Callable[[View], View | None]) -> View | None:

@@ -133,7 +133,9 @@ def placement_key() -> None:
 def header(view: View) -> None:
     """The run's model and settings, whether it is live, lost events, and whether its times are emulated."""
     run = view.run
-    if run.emulated:
+    if run.emulated and run.kind == "training":
+        st.warning("**Emulated.** Planned for an emulated GPU. The CPU computes, and all times are measured.")
+    elif run.emulated:
         st.warning(
             f"**Emulated.** This machine emulates the GPU: `{run.accelerator}`. Uploads, evictions and answers are "
             "real, but the CPU computes them. GPU and PCIe times are predicted by a cost "

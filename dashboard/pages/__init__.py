@@ -28,5 +28,6 @@ PAGES: Final = (
     Page("lab", "Lab", "science", "Tests"),
     Page("loadtests", "Load tests", "groups", "Tests"),
     Page("compare", "Compare", "compare_arrows", "Tests"),
+    Page("training", "Training", "school", "Training"),
     Page("machine", "Machine", "memory", "Machine"),
 )

@@ -109,4 +109,5 @@ frame.live_page(
     "Machine",
     "What the run was made on: processor, memory, versions, ceilings, and the figures that plans are priced with.",
     body,
+    kind=None,
 )

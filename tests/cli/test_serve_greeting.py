@@ -65,6 +65,7 @@ def test_without_an_accelerator_all_experts_run_on_the_cpu():
 def test_adapters_are_named():
     reported = greeting(lora_modules=("a=/x", "b=/y"))
     assert row(reported, "adapters") == "a, b: requests choose by their model"
+    assert '"model": "a"' in row(reported, "try")
     assert row(greeting(lora_dir="/z"), "adapters") == "more from /z while it runs"
 
 

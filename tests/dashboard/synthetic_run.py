@@ -8,10 +8,12 @@ events.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 from twofold.api.request_record import RequestRecord
+from twofold.api.training_step import TrainingStep
 from twofold.api.types import EmulatedParts, RunInfo, StepParts, StepRecord
 from twofold.telemetry.sink import (
     CACHE_EVENT_DTYPE,
@@ -320,3 +322,34 @@ def hour_of_a_large_model(
         sink.step(StepRecord(second, clock.now_s, 0, tokens_per_s, 1, 0, 5_000.0, 6_000.0))
         clock.now_s += 1
     return info
+
+
+LOAD: Final = np.arange(12, dtype=np.uint32).reshape(2, 6)
+"""Tokens of each expert in each step of `training_history`."""
+
+
+def training_info() -> RunInfo:
+    """The run of `training_history`."""
+    return run_info("none", kind="training", num_layers=2, num_experts=6, top_k=2, num_slots=0)
+
+
+def training_history(sink: TelemetrySink, *, steps: int = 30) -> None:
+    """A fine-tuning run that is cut off after `steps` of 40, evaluated after every tenth."""
+    sink.begin_run(training_info())
+    for number in range(1, steps + 1):
+        record = TrainingStep(
+            step=number,
+            num_steps=40,
+            at_s=1_000_000.0 + 2 * number,
+            loss=2.0 + 3.0 / number,
+            learning_rate=2e-4 * number / 40,
+            grad_norm=1.0 / number,
+            num_tokens=512,
+            tokens_per_s=256.0 + number % 3,
+            remaining_s=2.0 * (40 - number),
+            memory_bytes=3 * 10**9,
+            expert_load=LOAD,
+        )
+        sink.training_step(record)
+        if number % 10 == 0:
+            sink.training_step(replace(record, eval_loss=2.5 + 2.0 / number))

@@ -25,7 +25,7 @@ from scripts.headless_chromium import (
 )
 from tests.dashboard.app_pages import write_database
 from tests.dashboard.served_dashboard import served
-from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info
+from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, training_history
 from tests.e2e.waiting import wait_until
 
 PROGRAM = chromium()
@@ -52,6 +52,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]
     folder = tmp_path_factory.mktemp("ended")
     for accelerator in ("none", "cuda:0", "emulated:rtx4090-pcie4"):
         write_database(folder / "t.db", accelerator)
+    sink = open_sink(f"sqlite:///{folder / 't.db'}")
+    training_history(sink)
+    sink.close()
     with served(folder / "t.db", folder) as url:
         yield url, folder / "t.db"
 
@@ -66,7 +69,7 @@ def test_a_page_of_an_ended_run_is_whole(
     tools: DevTools, ended: tuple[str, Path], name: str, look: str
 ) -> None:
     width, dark = LOOKS[look]
-    for run in (1, 3):
+    for run in (1, 4 if name == "training" else 3):
         address = f"{_address(ended[0], name)}?run={run}"
         open_page(tools, address, width=width, dark=dark)
         photograph(tools, address, width)

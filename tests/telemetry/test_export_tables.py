@@ -16,7 +16,17 @@ from twofold.telemetry.writer import open_sink
 from tests.dashboard.synthetic_run import ManualClock, synthetic_history
 
 TABLES = {
-    *("run", "request", "step", "control", "layer_second", "load_sample", "run_total", "dropped"),
+    *(
+        "run",
+        "request",
+        "step",
+        "training_step",
+        "control",
+        "layer_second",
+        "load_sample",
+        "run_total",
+        "dropped",
+    ),
     *("expert_second", "token_layer", "upload", "cache_event", "token_expert"),
 }
 

@@ -5,20 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sqlalchemy import text
 from twofold.adapters.reading import read_adapter
 from twofold.step.adapters import ModelAdapters
+from twofold.telemetry import queries
 from twofold.tools.cli.main import main
+from twofold.training import open_base
 from twofold.training.finetune import checkpoints, run
+from twofold.training.finetune.batches import packs_exactly
 
 from tests.engine.model_runs import load, random_prompt
 from tests.models.transformers_runs import one_torch_thread, reference, reference_logits
@@ -69,7 +76,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a run that nothing interrupted."""
     out = tmp_path_factory.mktemp("finished") / "tra-la"
-    assert main(["finetune", str(model), "--data", str(data), "--out", str(out), *ARGUMENTS]) == 0
+    recorded = ["--telemetry-url", f"sqlite:///{out.with_name('t.db')}"]
+    assert main(["finetune", str(model), "--data", str(data), "--out", str(out), *ARGUMENTS, *recorded]) == 0
     return out
 
 
@@ -107,8 +115,72 @@ def test_held_out_loss_falls_and_the_command_names_how_to_serve(
     assert min(losses) < 0.6 * before
     assert main(["finetune", str(model), "--data", str(data), "--out", str(finished), *ARGUMENTS]) == 0
     captured = capsys.readouterr()
-    assert captured.out == f"twofold serve {model} --lora-modules tra-la={finished}\n"
+    assert captured.out == f"twofold serve {model} --lora-modules tra-la={finished} --cpu-threads 1\n"
     assert "is complete already" in captured.err
+
+
+def test_the_run_is_recorded_step_by_step(finished: Path) -> None:
+    db = queries.open_database(f"sqlite:///{finished.with_name('t.db')}")
+    (run,) = queries.runs(db)
+    assert (run.kind, run.state(), run.num_layers, run.num_experts) == ("training", "ended", 2, 9)
+    steps, logged = queries.training_steps(db, run), curve(finished)
+    for name in ("loss", "learning_rate", "grad_norm", "eval_loss"):
+        expected = [entry[name] for entry in logged if name in entry]
+        values = getattr(steps, name)
+        assert values[~np.isnan(values)].tolist() == expected, name
+    assert steps.step[~np.isnan(steps.eval_loss)].tolist() == [4, 8, 12]
+    assert (steps.memory_bytes > 1e8).all()
+    progress = queries.training_progress(db, run)
+    assert progress is not None
+    assert (progress.step, progress.num_steps, progress.remaining_s) == (STEPS, STEPS, 0)
+    # Evaluations and the measured micro-steps before training are not counted.
+    tokens = db.rows(text("SELECT sum(num_tokens) FROM training_step"))[0][0]
+    assert queries.training_load(db, run).sum(axis=1).tolist() == [run.top_k * tokens] * run.num_layers
+
+
+def test_the_adapter_is_served_by_the_same_process(
+    model: Path,
+    data: Path,
+    finished: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, words: started.append(words))
+    command = ["finetune", str(model), "--data", str(data), "--out", str(finished), *ARGUMENTS, "--serve"]
+    assert main([*command, "--", "--port", "8123"]) == 0
+    words = [
+        "serve",
+        str(model),
+        "--lora-modules",
+        f"tra-la={finished}",
+        "--cpu-threads",
+        "1",
+        "--port",
+        "8123",
+    ]
+    assert started == [[sys.executable, "-m", "twofold.tools.cli", *words]]
+    assert capsys.readouterr().out == f"twofold {' '.join(words)}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(["--serve", "--", "--prot", "8"], "--port"), (["--", "--port", "8"], "give --serve")],
+)
+def test_flags_of_serve_are_checked_before_training(
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+    message: str,
+) -> None:
+    out = tmp_path / "out"
+    assert code_of(["finetune", str(model), "--data", str(data), "--out", str(out), *given]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
 
 
 def test_the_adapter_serves_as_in_peft(model: Path, finished: Path) -> None:
@@ -133,6 +205,14 @@ def test_activations_computed_again_give_the_same_bits(
     command = ["finetune", str(model), "--data", str(data), "--out", str(out), *ARGUMENTS]
     assert main([*command, "--activation-bytes", "0"]) == 0
     assert_same(out, finished)
+
+
+@pytest.mark.parametrize(("family", "packs"), [("qwen3_moe", True), ("lfm2_moe", False)])
+def test_sequences_are_packed_where_they_do_not_meet_also_in_bfloat16(
+    tmp_path: Path, family: str, packs: bool
+) -> None:
+    base = open_base(write_tiny_model(tmp_path, EXAMPLES[family]), dtype=torch.bfloat16)
+    assert packs_exactly(base.model, 300) == packs
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, where: str) -> None:

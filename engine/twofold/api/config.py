@@ -331,7 +331,7 @@ DASHBOARD_URL: Final = "http://127.0.0.1:8501"
 
 
 @dataclass(frozen=True)
-class TelemetryConfig(Checked):
+class DatabaseConfig(Checked):
     """Telemetry: where it is recorded."""
 
     telemetry_url: str | None = setting(
@@ -346,6 +346,17 @@ class TelemetryConfig(Checked):
         "nothing. Lower it to save disk space or CPU time",
         choices=("off", "step", "layer", "expert"),
     )
+    telemetry_max_bytes: int = setting(
+        2 * 1024**3,
+        "largest size of the database with its log; beyond it the oldest rows are removed",
+        low=16 * 1024**2,
+    )
+
+
+@dataclass(frozen=True)
+class TelemetryConfig(DatabaseConfig):
+    """Telemetry of answers."""
+
     telemetry_text: bool = setting(
         False,
         "also record the text of every answer, so that the dashboard colours it by misses. The database then holds "
@@ -353,9 +364,4 @@ class TelemetryConfig(Checked):
     )
     record_routing: str | None = setting(
         None, ".npz file for the routed experts and gate weights of every answer token; written at exit"
-    )
-    telemetry_max_bytes: int = setting(
-        2 * 1024**3,
-        "largest size of the database with its log; beyond it the oldest rows are removed",
-        low=16 * 1024**2,
     )

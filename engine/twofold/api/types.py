@@ -19,6 +19,7 @@ from twofold.api.request_times import RequestTimes
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Clock = Literal["wall", "virtual"]
+RunKind = Literal["serving", "training"]
 
 
 @dataclass(frozen=True)
@@ -400,6 +401,7 @@ class RunInfo:
     config_json: str
     host: Annotated[str, "name of the machine"] = ""
     replica: Annotated[str, "id of the replica in its fleet; empty without --ray"] = ""
+    kind: Annotated[RunKind, "serving, or training: its steps are in table training_step"] = "serving"
     machine_json: Annotated[str, "processor, memory, versions, figures of the cost model"] = "{}"
     output_changes: tuple[str, ...] = ()
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""

@@ -1,9 +1,9 @@
 """Keeps the database, including its write-ahead log, within a size by removing the oldest rows.
 
-A busy server records tens of megabytes a minute. Details (blocks of events, steps) go first, an equal
-share of each table at a time. layer_second, which sums them, is trimmed where it alone takes half of the room. Requests
-and load samples go only when nothing else is left. Totals of runs stay. `make_room` is called before each transaction
-and leaves room for it, so that the file need not grow: SQLite reuses freed pages.
+A busy server records tens of megabytes a minute. Details (blocks of events, steps) go first, an equal share of each
+table at a time. layer_second, which sums them, is trimmed where it alone takes half of the room. Requests, load samples
+and steps of training go only when nothing else is left. Totals of runs stay. `make_room` is called before each
+transaction and leaves room for it, so that the file need not grow: SQLite reuses freed pages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUSY_TIMEOUT_S: Final = 1.0
 
 DETAILS: Final = ("token_layer_block", "cache_event_block", "upload_block", "step")
 SUMS: Final = "layer_second"
-LAST: Final = ("request", "load_sample")
+LAST: Final = ("request", "load_sample", "training_step")
 
 _ROW_BYTES: Final = 400
 """Upper bound for a queued event or record with its indices and its part of layer_second (measured: 60 to 250)."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from twofold.api.machine_sample import MachineSample
 from twofold.api.request_record import RequestRecord
+from twofold.api.training_step import TrainingStep
 from twofold.api.types import ControlRecord, EmulatedParts, RunInfo, StepRecord
 from twofold.api.valid_text import valid_text
 from twofold.telemetry import schema
@@ -35,6 +36,7 @@ _PARTS: Final = StepRecord._fields.index("parts")
 _CONTROL: Final = schema.column_names(schema.control)
 _REQUEST: Final = schema.column_names(schema.request)
 _MACHINE_SAMPLE: Final = schema.column_names(schema.machine_sample)
+_TRAINING_STEP: Final = schema.column_names(schema.training_step)
 _LOAD_SAMPLE: Final = schema.column_names(schema.load_sample)
 
 
@@ -72,6 +74,12 @@ def request_row(run_id: int, record: RequestRecord) -> Row:
 
 def machine_sample_row(run_id: int, sample: MachineSample) -> Row:
     return _row(_MACHINE_SAMPLE, sample, run_id=run_id)
+
+
+def training_step_row(run_id: int, record: TrainingStep, *, with_load: bool) -> Row:
+    load = record.expert_load
+    blob = b"" if load is None or not with_load else zlib.compress(load.astype("<u4").tobytes(), 1)
+    return _row(_TRAINING_STEP, record, run_id=run_id, expert_load=blob)
 
 
 def load_sample_row(run_id: int | None, sample: LoadSample) -> Row:

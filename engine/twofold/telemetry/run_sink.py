@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from twofold.api.request_record import RequestRecord
+from twofold.api.training_step import TrainingStep
 from twofold.api.types import ControlRecord, RunInfo, StepRecord
 from twofold.telemetry.sink import LoadSample, SinkStats, TelemetrySink
 
@@ -47,6 +48,9 @@ class RunSink(TelemetrySink):
 
     def control(self, record: ControlRecord) -> None:
         self._queue.put("control", record, self._run)
+
+    def training_step(self, record: TrainingStep) -> None:
+        self._queue.put("training_step", record, self._run)
 
     def load_samples(self, rows: list[LoadSample]) -> None:
         self._queue.put("load_sample", rows, self._run)

@@ -185,6 +185,10 @@ class RunWriter:
         statements.replace(connection, schema.request, requests)
         changes = [rows.control_row(run_id, item.payload) for item in batch if item.kind == "control"]
         statements.insert(connection, schema.control, changes)
+        trained = [item.payload for item in batch if item.kind == "training_step"]
+        with_load = self._level != "step"
+        trained_rows = [rows.training_step_row(run_id, each, with_load=with_load) for each in trained]
+        statements.replace(connection, schema.training_step, trained_rows)
         steps = [step for item in batch if item.kind == "step" for step in item.payload]
         statements.replace(connection, schema.step, rows.step_rows(run_id, steps))
         self._seconds.add(steps)

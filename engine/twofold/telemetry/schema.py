@@ -43,6 +43,7 @@ from sqlalchemy.types import TypeEngine
 from twofold.api.errors import ConfigError
 from twofold.api.machine_sample import MachineSample
 from twofold.api.request_record import RequestFacts
+from twofold.api.training_step import TrainingStep
 from twofold.api.types import ControlRecord, EmulatedParts, RunInfo, StepParts, StepRecord
 from twofold.telemetry import migrations
 from twofold.telemetry.blocks import KEYS, blob_dtypes
@@ -150,6 +151,21 @@ step = Table(
     Index("step_by_time", "run_id", "started_s"),
 )
 
+
+training_step = Table(
+    "training_step",
+    metadata,
+    _primary_run_id(),
+    *columns_of(TrainingStep, key="step"),
+    Column(
+        "expert_load",
+        LargeBinary,
+        nullable=False,
+        server_default="",
+        comment="zlib of uint32[MoE layers, experts]: tokens routed to each expert; may be empty",
+    ),
+)
+"""Optimiser steps of a fine-tuning run."""
 
 control = Table(
     "control", metadata, _run_id(), *columns_of(ControlRecord), Index("control_by_time", "run_id", "at_s")

@@ -20,6 +20,7 @@ from twofold._core import Placement as Placement
 from twofold._core import UploadReason as UploadReason
 from twofold.api.errors import RequestError
 from twofold.api.request_record import RequestRecord
+from twofold.api.training_step import TrainingStep
 from twofold.api.types import ControlRecord, RunInfo, StepRecord
 
 LossPlace = Literal["ring", "queue", "database"]
@@ -128,6 +129,9 @@ class TelemetrySink:
     def control(self, record: ControlRecord) -> None:
         """Record that memory was split differently, freed or allocated again."""
 
+    def training_step(self, record: TrainingStep) -> None:
+        """Record a step of fine-tuning; the last record of a number wins."""
+
     def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
         """Record a structured array drained from a native ring (see EVENT_DTYPES); copied, so the caller may reuse
         it."""
@@ -170,6 +174,10 @@ class TeeSink(TelemetrySink):
     def control(self, record: ControlRecord) -> None:
         for sink in self._sinks:
             sink.control(record)
+
+    def training_step(self, record: TrainingStep) -> None:
+        for sink in self._sinks:
+            sink.training_step(record)
 
     def native_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:
         for sink in self._sinks:

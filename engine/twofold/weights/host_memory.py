@@ -1,4 +1,4 @@
-"""Available host memory, as the kernel reports it; reserves nothing."""
+"""Host memory as the kernel reports it: available, and of this process; reserves nothing."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def available_memory_bytes(root: str = "") -> int:
                 freed = sum(int(row.split()[1]) for row in rows if row.startswith(cached))
                 available = min(available, most - (_number(Path(folder, used)) or 0) + freed)
     return max(0, available)
+
+
+def resident_bytes() -> int:
+    """Memory of this process in RAM, pages of mapped files included."""
+    rows = _lines(Path("/proc/self/statm"))
+    return int(rows[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if rows else 0
 
 
 def _number(path: Path) -> int | None:

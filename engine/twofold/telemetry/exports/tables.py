@@ -41,6 +41,7 @@ _KEYS: Final = {
     "run": "run_id",
     "request": "number",
     "step": "step",
+    "training_step": "step",
     "control": "at_s",
     "layer_second": "at_s",
     "load_sample": "finished_s",
@@ -48,6 +49,13 @@ _KEYS: Final = {
     "dropped": "kind",
 }
 """Exported tables that hold plain rows, and the column by which they are read in parts."""
+_TIMES: Final = {
+    "layer_second": "at_s",
+    "training_step": "at_s",
+    "control": "at_s",
+    "load_sample": "finished_s",
+}
+"""Columns of tables whose rows belong to a moment."""
 _TOKEN_EXPERT: Final = {
     "run_id": int,
     "step": int,
@@ -97,7 +105,7 @@ def _selection(window: ExportWindow, table: Table) -> ColumnElement[bool]:
     if table.name == "request":
         ended = or_(column.finished_s.is_(None), column.finished_s >= window.begin_s)
         return and_(of_run, column.submitted_s < window.end_s, ended)
-    time = {"layer_second": "at_s", "control": "at_s", "load_sample": "finished_s"}.get(table.name)
+    time = _TIMES.get(table.name)
     # Times of load samples are their client's, whose clock may differ.
     if time is None or window.is_whole:
         return of_run

@@ -5,6 +5,7 @@ and rates "per clock second" are on the run's clock: emulated where `Run.emulate
 """
 
 from twofold.api.types import ControlRecord as ControlRecord
+from twofold.api.types import RunKind as RunKind
 from twofold.telemetry.queries.client_times import ClientTimes as ClientTimes
 from twofold.telemetry.queries.client_times import Part as Part
 from twofold.telemetry.queries.client_times import client_times as client_times
@@ -121,6 +122,11 @@ from twofold.telemetry.queries.step_times import StepTimes as StepTimes
 from twofold.telemetry.queries.step_times import figures_of_steps as figures_of_steps
 from twofold.telemetry.queries.step_times import speculation as speculation
 from twofold.telemetry.queries.step_times import step_counters as step_counters
+from twofold.telemetry.queries.training import TrainingProgress as TrainingProgress
+from twofold.telemetry.queries.training import TrainingSteps as TrainingSteps
+from twofold.telemetry.queries.training import training_load as training_load
+from twofold.telemetry.queries.training import training_progress as training_progress
+from twofold.telemetry.queries.training import training_steps as training_steps
 from twofold.telemetry.sink import CacheEventKind as CacheEventKind
 from twofold.telemetry.sink import Placement as Placement
 from twofold.telemetry.sink import UploadReason as UploadReason

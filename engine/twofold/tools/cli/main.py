@@ -47,6 +47,7 @@ COMMANDS: Final[dict[str, str]] = {
     "quantize": "convert a model to a smaller weight format, and measure the loss",
     "finetune": "train a LoRA adapter for a model on your data, to be served beside it",
     "merge": "write a model with a LoRA adapter merged into it, in any format",
+    "convert": "write a LoRA adapter of any layout as PEFT or llama.cpp reads it",
     "pack": "save a model in its in-memory layout, so that it is memory-mapped instead of loaded",
     "rules explain": "show which rule places each module of a model",
     "pull": "download a model from a Hugging Face hub, or update it",
@@ -68,6 +69,7 @@ _MODULES: Final = {
     "dashboard": "apps.dashboard",
     "report": "apps.report",
     "doctor": "doctor.command",
+    "finetune": "finetune.command",
     "fit": "doctor.fit",
     "launch": "launch.command",
     "list": "hub.list",
@@ -91,8 +93,8 @@ GROUPS: Final[dict[str, str]] = {
 }
 """First words of two-word commands; alone they show help. `telemetry` and `lab` declare their actions themselves."""
 
-_PASSES_ARGUMENTS: Final = frozenset(("launch",))
-"""Commands that pass the arguments after -- to another program, as `args.rest`."""
+_PASSES_ARGUMENTS: Final = frozenset(("finetune", "launch"))
+"""Commands that pass the arguments after -- to another program or command, as `args.rest`."""
 
 _DEBUG_HELP: Final = "show tracebacks and debug messages"
 

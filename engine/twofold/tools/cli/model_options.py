@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from twofold.api.config import EngineConfig, TelemetryConfig
+from twofold.api.config import DatabaseConfig, EngineConfig, TelemetryConfig
 from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.sampling_ranges import SAMPLING_RANGES, Range
 from twofold.api.settings import add_arguments, flag_name, from_namespace, given_fields
@@ -141,18 +141,24 @@ def open_telemetry(args: argparse.Namespace) -> TelemetrySink | None:
         from twofold.telemetry.routing import RoutingRecorder
 
         sinks.append(RoutingRecorder(config.record_routing))
-    if config.telemetry_url and config.telemetry != "off":
-        from twofold.telemetry.sink import LEVELS
-        from twofold.telemetry.writer import open_sink
-
-        level = next(each for each in LEVELS if each == config.telemetry)
-        max_bytes, text = config.telemetry_max_bytes, config.telemetry_text
-        sinks.append(open_sink(config.telemetry_url, level=level, max_bytes=max_bytes, text=text))
+    if (database := open_telemetry_database(config, text=config.telemetry_text)) is not None:
+        sinks.append(database)
     if len(sinks) > 1:
         from twofold.telemetry.sink import TeeSink
 
         return TeeSink(*sinks)
     return sinks[0] if sinks else None
+
+
+def open_telemetry_database(config: DatabaseConfig, *, text: bool = False) -> TelemetrySink | None:
+    """The sink of the database; None if disabled. ConfigError if it cannot be written."""
+    if not config.telemetry_url or config.telemetry == "off":
+        return None
+    from twofold.telemetry.sink import LEVELS
+    from twofold.telemetry.writer import open_sink
+
+    level = next(each for each in LEVELS if each == config.telemetry)
+    return open_sink(config.telemetry_url, level=level, max_bytes=config.telemetry_max_bytes, text=text)
 
 
 def load_engine(

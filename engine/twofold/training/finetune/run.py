@@ -16,19 +16,20 @@ from torch import Tensor
 
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.api.regular_file import read_regular_text
+from twofold.api.training_step import TrainingStep
 from twofold.api.whole_file import whole_file
 from twofold.device.finding import choose_accelerator, device_memories
 from twofold.models.model_files import ModelFiles, open_model_files
-from twofold.training.base import IMPLEMENTATION, BaseModel, expert_modules, open_base
+from twofold.training.base import BaseModel, expert_modules, open_base, shape_alone
 from twofold.training.device_lane import DeviceLane, totals_line
-from twofold.training.enabling import enable
+from twofold.training.enabling import register_experts
 from twofold.training.finetune.answers import AnswerTokens, Example
 from twofold.training.finetune.batches import micro_batches, packs_exactly
 from twofold.training.finetune.checkpoints import Checkpoints, write_adapter
 from twofold.training.finetune.data import TrainingData, read_data
 from twofold.training.finetune.forecast import MemoryForecast, forecast_memory
 from twofold.training.finetune.targets import GROUPS, find_targets
-from twofold.training.finetune.trainer import AdapterTrainer, Progress, Schedule
+from twofold.training.finetune.trainer import AdapterTrainer, Schedule
 from twofold.training.placing import emulate_device, use_device
 from twofold.weights.host_memory import available_memory_bytes
 
@@ -84,7 +85,7 @@ class Report:
     """Where a run tells what it does."""
 
     line: Callable[[str], None]
-    progress: Callable[[Progress], None]
+    progress: Callable[[TrainingStep], None]
 
 
 class FinetuneRun:
@@ -92,7 +93,7 @@ class FinetuneRun:
 
     def __init__(self, config: FinetuneConfig, report: Report) -> None:
         """Raises ConfigError and ModelLoadError for settings, data and models that cannot be used."""
-        enable()
+        register_experts()
         _be_quiet()
         self.choice, devices = choose_accelerator(config.accelerator)
         self.device = devices[0] if devices else None
@@ -298,11 +299,7 @@ def _meta_model(config: FinetuneConfig) -> Any:
     """transformers' model without memory. Raises ModelLoadError for one that it does not have."""
     try:
         settings = transformers.AutoConfig.from_pretrained(config.model)
-        kind: Any = transformers.AutoModelForCausalLM
-        with torch.device("meta"):
-            return kind.from_config(
-                settings, dtype=getattr(torch, config.dtype), experts_implementation=IMPLEMENTATION
-            )
+        return shape_alone(settings, dtype=getattr(torch, config.dtype))
     except (ValueError, KeyError, OSError) as error:
         raise ModelLoadError(
             f"{config.model}: transformers {transformers.__version__} has no text model for it, so it cannot be "

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch import nn
 
 from twofold.api.errors import ConfigError
-from twofold.training.base import expert_modules
+from twofold.training.base import expert_modules, text_names
 
 _ATTENTION: Final = (
     "q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "in_proj_qkv",
@@ -56,7 +56,10 @@ def find_targets(model: nn.Module, wanted: Sequence[str] = GROUPS) -> Targets:
 
     The model may lie on torch's meta device. Raises ConfigError for a name that no module has.
     """
-    linears = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    is_of_text = text_names(model)
+    linears = {
+        name: each for name, each in model.named_modules() if isinstance(each, nn.Linear) and is_of_text(name)
+    }
     stacks = _stacks(model)
     chosen: dict[str, int] = {}
     for word in wanted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +14,11 @@ import transformers
 from torch import Tensor
 
 from twofold.api.errors import TwofoldError
+from twofold.api.training_step import TrainingStep
 from twofold.training.finetune.batches import IGNORED
 from twofold.training.finetune.checkpoints import Checkpoints
+from twofold.training.finetune.expert_load import ExpertLoad
+from twofold.weights.host_memory import resident_bytes
 
 EVAL_LOSS: Final = "eval_loss"
 
@@ -76,21 +79,6 @@ class Schedule:
         )
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Figures of one optimiser step."""
-
-    step: int
-    num_steps: int
-    loss: float
-    learning_rate: float
-    tokens_per_s: float
-    """Over this run so far, evaluations and checkpoints left out."""
-    seconds_left: float
-    eval_loss: float | None = None
-    """Only after an evaluation; then the other figures are those of the last step."""
-
-
 class AdapterTrainer(transformers.Trainer):
     """Trains the factors of a PEFT model. Evaluates at the end of every `eval_steps` and of the run."""
 
@@ -102,13 +90,18 @@ class AdapterTrainer(transformers.Trainer):
         schedule: Schedule,
         checkpoints: Checkpoints,
         batches: tuple[Sequence[dict[str, Tensor]], Sequence[dict[str, Tensor]]],
-        report: Callable[[Progress], None],
+        report: Callable[[TrainingStep], None],
     ) -> None:
-        """batches: for training, and held out. report: is called after each step and evaluation."""
+        """
+        Args:
+            batches: for training, and held out.
+            report: called after each step, and with `eval_loss` again after an evaluation.
+        """
         self.checkpoints, self.schedule = checkpoints, schedule
         self.held_out = batches[1]
-        self._report, self._meter = report, _Meter()
+        self._report, self._meter, self._load = report, _Meter(), ExpertLoad(model)
         self._folder: Path | None = None
+        self._last: TrainingStep | None = None
         super().__init__(
             model=model,
             args=schedule.arguments(checkpoints.directory, len(batches[0]), model.device),
@@ -141,6 +134,7 @@ class AdapterTrainer(transformers.Trainer):
         loss.item()  # waits for a device
         seconds = time.perf_counter() - begin
         self.model.zero_grad(set_to_none=True)
+        self._load.taken()
         torch.random.set_rng_state(state)
         return seconds
 
@@ -194,18 +188,22 @@ class AdapterTrainer(transformers.Trainer):
                 f"the loss is {entry['loss']} at step {state.global_step}; lower --learning-rate, and give "
                 "another --out"
             )
-        tokens_per_s, step_s = self._meter.speeds(state.global_step)
-        self._report(
-            Progress(
-                state.global_step,
-                state.max_steps,
-                entry["loss"],
-                entry["learning_rate"],
-                tokens_per_s,
-                step_s * (state.max_steps - state.global_step),
-                logs.get(EVAL_LOSS),
+        if self._last is None or self._last.step != state.global_step:
+            num_tokens, seconds, mean_s = self._meter.end_step(state.global_step)
+            self._last = TrainingStep(
+                step=state.global_step,
+                num_steps=state.max_steps,
+                at_s=time.time(),
+                loss=entry["loss"],
+                learning_rate=entry["learning_rate"],
+                grad_norm=float(entry.get("grad_norm", math.nan)),
+                num_tokens=num_tokens,
+                tokens_per_s=num_tokens / seconds,
+                remaining_s=mean_s * (state.max_steps - state.global_step),
+                memory_bytes=resident_bytes(),
+                expert_load=self._load.taken(),
             )
-        )
+        self._report(replace(self._last, eval_loss=logs.get(EVAL_LOSS)))
 
 
 class _Batches(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -220,10 +218,11 @@ class _Batches(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 class _Meter:
-    """Speed of micro-steps."""
+    """Time of micro-steps, forward and backward alone."""
 
     def __init__(self) -> None:
         self._num_tokens, self._seconds, self._begin = 0, 0.0, 0.0
+        self._all_seconds = 0.0
         self._first_step: int | None = None
 
     def measuring(self, num_tokens: int) -> _Meter:
@@ -236,12 +235,14 @@ class _Meter:
     def __exit__(self, *_: object) -> None:
         self._seconds += time.perf_counter() - self._begin
 
-    def speeds(self, step: int) -> tuple[float, float]:
-        """(tokens per second, seconds per step), where `step` steps are done."""
+    def end_step(self, step: int) -> tuple[int, float, float]:
+        """(tokens and seconds of this step, mean seconds of a step so far); the next step begins."""
         if self._first_step is None:
             self._first_step = step - 1
-        seconds = max(self._seconds, 1e-9)
-        return self._num_tokens / seconds, seconds / max(1, step - self._first_step)
+        found = self._num_tokens, max(self._seconds, 1e-9)
+        self._all_seconds += self._seconds
+        self._num_tokens, self._seconds = 0, 0.0
+        return *found, self._all_seconds / max(1, step - self._first_step)
 
 
 class _Control(transformers.TrainerCallback):

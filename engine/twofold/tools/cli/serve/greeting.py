@@ -58,7 +58,7 @@ def greeting(info: RunInfo, name: str, server: Server, engine: EngineConfig, *, 
         ("CPU", f"{info.cpu_isa}, {info.cpu_threads} threads"),
         ("speculation", speculation(engine)),
         *(("adapters", text) for text in adapters(engine)),
-        *_rows_of(server, name, can_chat=can_chat),
+        *_rows_of(server, next(iter(engine.adapters), name), can_chat=can_chat),
     ]
     return "\n".join([*_lines(rows), *_notes(server, info.accelerator)])
 

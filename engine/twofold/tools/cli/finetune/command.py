@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from twofold.api.config import DatabaseConfig, EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.settings import add_arguments as add_config_arguments
+from twofold.api.settings import flag_name, from_namespace, given_fields
+from twofold.api.training_step import TrainingStep
 from twofold.tools.cli.hub.model_path import MODEL_NAME_HELP, model_path, served_name
 from twofold.tools.cli.number_options import add_options, cpu_threads_option, number, whole
 
 if TYPE_CHECKING:
+    from twofold.telemetry.sink import TelemetrySink
     from twofold.training.finetune.run import FinetuneConfig, Result
-    from twofold.training.finetune.trainer import Progress
 
 _MOST_BAD_LINES: Final = 50
 _MOST: Final = 2**31 - 1
@@ -32,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_adapter_arguments(parser.add_argument_group("adapter"))
     _add_schedule_arguments(parser.add_argument_group("schedule"))
     _add_machine_arguments(parser.add_argument_group("machine and output"))
+    add_config_arguments(parser, DatabaseConfig)
 
 
 def _add_data_arguments(data: Any) -> None:
@@ -147,13 +153,20 @@ def _add_machine_arguments(machine: Any) -> None:
             cpu_threads_option(),
         ],
     )
+    machine.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve base and adapter afterwards; flags of `twofold serve` follow --, as in: --serve -- --port 8000",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    from twofold.tools.cli.finetune.recording import recording
     from twofold.training.finetune.data import BadLinesError
     from twofold.training.finetune.run import FinetuneRun, Report
 
-    config = _config(args)
+    config, database = _config(args), from_namespace(DatabaseConfig, args)
+    command = _serve_command(args, config)
     progress = _ProgressLine()
     try:
         job = FinetuneRun(config, Report(_say, progress.show))
@@ -170,12 +183,35 @@ def run(args: argparse.Namespace) -> int:
             _say(f"{job.data.num_truncated} lines were cut to {job.config.max_length} tokens")
         _say(f"forecast: {job.memory.num_parameters:,} trained parameters; memory {job.memory}")
         begin = time.monotonic()
-        result = job.train()
+        with recording(database, job) as sink:
+            progress.sink = sink
+            result = job.train()
         progress.end()
         print(_summary(config, result, time.monotonic() - begin))
-    module = f"{config.out.resolve().name}={config.out}"
-    print(shlex.join(["twofold", "serve", *([args.model] if args.model else []), "--lora-modules", module]))
+    print(shlex.join(["twofold", *command]), flush=True)
+    if args.serve:
+        # A new program in this process: the memory of training is free, and Ctrl-C reaches the server.
+        os.execv(sys.executable, [sys.executable, "-m", "twofold.tools.cli", *command])  # noqa: S606
     return 0
+
+
+def _serve_command(args: argparse.Namespace, config: FinetuneConfig) -> list[str]:
+    """Arguments that serve base and adapter; the parser has accepted them."""
+    from twofold.tools.cli.main import build_parser
+
+    if args.rest and not args.serve:
+        raise ConfigError(f"{args.rest[0]!r} after -- is for `twofold serve`; give --serve, too")
+    command = ["serve", *([args.model] if args.model else [])]
+    command += ["--lora-modules", f"{config.out.resolve().name}={config.out}"]
+    if config.rank > EngineConfig.max_lora_rank:
+        command += ["--max-lora-rank", str(config.rank)]
+    for name in sorted(given_fields(DatabaseConfig, args, {})):
+        command += [flag_name(name), str(getattr(args, name))]
+    if config.cpu_threads:
+        command += ["--cpu-threads", str(config.cpu_threads)]
+    command += args.rest
+    build_parser("serve").parse_args(command)
+    return command
 
 
 def _config(args: argparse.Namespace) -> FinetuneConfig:
@@ -240,10 +276,14 @@ class _ProgressLine:
 
     def __init__(self) -> None:
         self._rewrites = sys.stderr.isatty()
+        self.sink: TelemetrySink | None = None
+        """Also gets each step."""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: TrainingStep) -> None:
         from twofold.training.finetune.run import duration
 
+        if self.sink is not None:
+            self.sink.training_step(progress)
         step, last = progress.step, progress.num_steps
         if progress.eval_loss is not None:
             self.end()
@@ -251,7 +291,7 @@ class _ProgressLine:
             return
         line = (
             f"step {step}/{last}  loss {progress.loss:.4f}  learning rate {progress.learning_rate:.2e}  "
-            f"{progress.tokens_per_s:,.0f} tokens/s  {duration(progress.seconds_left)} left"
+            f"{progress.tokens_per_s:,.0f} tokens/s  {duration(progress.remaining_s)} left"
         )
         if self._rewrites:
             print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)

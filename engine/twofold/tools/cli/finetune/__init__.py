@@ -1,0 +1,1 @@
+"""`twofold finetune`."""
